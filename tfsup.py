@@ -42,7 +42,7 @@ def supervisorctl() -> None:
 
 def supervisord() -> None:
     """`tfsup-supervisord`."""
-    _run("supervisor.control.main")
+    _run("supervisor.main")
 
 
 def agent() -> None:

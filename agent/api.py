@@ -8,12 +8,12 @@ import re
 from collections.abc import AsyncGenerator
 from pathlib import Path
 
-from agent import output
-from agent.logs import AttemptFiles
+from agent.logs import reading
+from agent.logs.task_logs import AttemptFiles
 from agent.operate import Operator
 from supervisor.contract.errors import NotFound, UserError
 from supervisor.contract.ids import AttemptId, TaskId
-from supervisor.contract.views import (
+from supervisor.contract.views.jobs import (
     Accepted,
     ExecChunk,
     ExecRequest,
@@ -97,11 +97,11 @@ class NodeApi:
         return self._operator.run(request)
 
 
-def _piece(directory: Path, request: ReadRequest) -> output.Piece:
+def _piece(directory: Path, request: ReadRequest) -> reading.Piece:
     after = request.after
     if after.file:
-        return output.read_after(directory, output.Place(after.file, after.offset, after.mark))
-    return output.read_end(directory, request.last_bytes)
+        return reading.read_after(directory, reading.Place(after.file, after.offset, after.mark))
+    return reading.read_end(directory, request.last_bytes)
 
 
 def _checked(job_uuid: str) -> str:

@@ -24,13 +24,13 @@ from agent.core.instructions import (
     Recipe,
     Stage,
 )
-from agent.core.record import AgentRecord, Saved
+from agent.core.saved.record import AgentRecord, Saved
 from agent.inside import protocol
+from agent.retry_log import Tell, raise_it
 from agent.secrets import TaskSecrets
-from agent.trouble import Tell, raise_it
 from supervisor.contract.boundaries import CheckpointStore, Clock, Coordination, ModifiedAt, Sink
 from supervisor.contract.ids import AttemptId, TaskId
-from supervisor.contract.job import CodeRef, ContainerSpec
+from supervisor.contract.job.spec import CodeRef, ContainerSpec
 from supervisor.contract.observed import Beat, Notice, SaverBeat, Saves, TaskBeat
 from supervisor.contract.promise import PromiseRequest
 from supervisor.contract.secret import SecretsAnswer, SecretsRequest

@@ -15,7 +15,6 @@ from functools import partial
 from typing import NoReturn, TypeVar
 
 from agent.boundaries import Outside, Process
-from agent.core import adopt, gpus
 from agent.core.events import (
     Broken,
     Event,
@@ -28,17 +27,19 @@ from agent.core.events import (
     Outcast,
     Tick,
 )
+from agent.core.gpus import report
 from agent.core.pool import ready_spares
-from agent.core.record import AgentRecord, Saved
+from agent.core.saved import adopt
+from agent.core.saved.record import AgentRecord, Saved
 from agent.core.state import AgentState
 from agent.core.step import step
-from agent.distrust import strange_lives
 from agent.effects import Effects
 from agent.inside import protocol
 from agent.membership import Former, Membership
 from agent.settings import AgentSettings
-from supervisor.adapters.mirror import Mirror, MirrorUpdate
-from supervisor.adapters.timeline import newest
+from agent.state_file_check import strange_lives
+from supervisor.adapters.etcd.mirror import Mirror, MirrorUpdate
+from supervisor.adapters.etcd.timeline import newest
 from supervisor.contract import codec, keys
 from supervisor.contract.boundaries import KeyValue
 from supervisor.contract.containment import contained, told
@@ -359,7 +360,7 @@ class AgentDaemon:
         ended = {str(each.id) for each in self.state.attempts.values() if each.end is not None}
         tasks = tuple(
             replace(each, ended=True) if each.attempt in ended else each
-            for each in self._out.files.progress(now_ms, gpus.utilisation(self.state), self._broken)
+            for each in self._out.files.progress(now_ms, report.utilisation(self.state), self._broken)
         )
         if me is not None:
             self._seq += 1
@@ -373,7 +374,7 @@ class AgentDaemon:
                     tasks,
                     savers,
                     ready_spares(self.state),
-                    gpus.beats(self.state),
+                    report.beats(self.state),
                     self.state.promises.asked,
                     self.state.promises.released,
                     now_ms - self.state.read_ms,

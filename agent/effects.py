@@ -10,7 +10,7 @@ from functools import partial
 from typing import NoReturn
 
 from agent.boundaries import Outside, Post, Process
-from agent.core import aside
+from agent.core import set_aside
 from agent.core.compose import start_message
 from agent.core.events import (
     BroughtIn,
@@ -60,12 +60,12 @@ from agent.core.instructions import (
     Write,
 )
 from agent.core.state import AgentState
+from agent.host.oom import with_oom
 from agent.inside import protocol
 from agent.membership import Membership
-from agent.oom import with_oom
 from agent.settings import AgentSettings
-from recovery.decide.logs import last_words
 from recovery.mount.layout import MOUNTED, SIGN
+from recovery.policy.logs import last_words
 from supervisor.adapters.failpoints import effect
 from supervisor.contract import codec, keys
 from supervisor.contract.boundaries import Get, KeyValue, Put, as_read
@@ -138,7 +138,7 @@ class Effects:
     def _broken(self, instruction: Instruction, error: Exception) -> None:
         what, why = type(instruction).__name__, told(error)
         self._out.sink.error("an unexpected error; what it is about is set aside", what=what, error=why)
-        event = aside.answer_of(instruction, why)
+        event = set_aside.answer_of(instruction, why)
         if event is not None:
             self._post(event)
 

@@ -17,9 +17,9 @@ from pathlib import Path
 
 from agent.boundaries import Post, Process
 from agent.core.events import LauncherLeft, LauncherSaid
-from agent.host_pids import PidSpace, peer
+from agent.host.host_pids import PidSpace, peer
+from agent.host.task_users import TaskUsers
 from agent.inside import protocol
-from agent.task_users import TaskUsers
 from supervisor.adapters.failpoints import effect
 from supervisor.contract.boundaries import Sink
 from supervisor.contract.errors import Conflict, Refused, TfSupervisorError, UserError

@@ -20,45 +20,45 @@ from pathlib import Path
 import click
 import psutil
 
-from agent import firewall
 from agent.api import NodeApi
 from agent.boundaries import Disk, Firewall, NoFirewall, Outside, Runtime, UnlimitedDisk
-from agent.checkpoints import NodeCheckpoints
-from agent.code_store import NodeCode
-from agent.copies import LocalDisk
-from agent.core.wants import DOCKER
+from agent.checkpoints.allowed import Places
+from agent.checkpoints.keeper import NodeCheckpoints
+from agent.checkpoints.local_copies import LocalDisk
+from agent.checkpoints.mounts import NodeMounts
+from agent.code.store import NodeCode
+from agent.core.desired import DOCKER
 from agent.daemon import AgentDaemon
-from agent.disk import DiskWatch
+from agent.gpus.nvml_probe import NvmlGpus
+from agent.host import firewall
+from agent.host.disk import DiskWatch
+from agent.host.kill_times import RehearsedKills
+from agent.host.ownership import TaskDirectories
+from agent.host.task_users import TaskUsers, UserRange, users_of
 from agent.inside import priority
-from agent.kill_times import RehearsedKills
 from agent.launchers import SocketLaunchers
 from agent.link import GrpcLinks
-from agent.logs import AttemptFiles
-from agent.mounts import NodeMounts
-from agent.nvml_probe import NvmlGpus
+from agent.logs.task_logs import AttemptFiles
 from agent.operate import Operator
-from agent.output_files import OutputFiles
-from agent.outputs import NodeOutputs, quiet_threads
-from agent.ownership import TaskDirectories
-from agent.places import Places
+from agent.outputs.directories import OutputFiles
+from agent.outputs.leftover_work import NodeWork
+from agent.outputs.sender import NodeOutputs, quiet_threads
 from agent.runtimes.docker_node import Allowed, DockerNode, check_allowed, container_name
 from agent.runtimes.local import SOCKET
 from agent.runtimes.marks import Marks, load_key, owner
 from agent.runtimes.process import ProcessRuntime
 from agent.settings import AgentSettings, GpuSettings
 from agent.state_file import LockedStateFile
-from agent.task_users import TaskUsers, UserRange, users_of
-from agent.work import NodeWork
 from recovery.stores.allowed import AllowedStores, entries_or_default
 from recovery.stores.open import Stores
 from supervisor.adapters import service
 from supervisor.adapters.audit import open_audit
-from supervisor.adapters.certificate_watch import CertificateWatch, own_certificates
+from supervisor.adapters.certificates.watch import CertificateWatch, own_certificates
 from supervisor.adapters.clock import BootClock
-from supervisor.adapters.config import AgentConfig, load_agent
+from supervisor.adapters.files.config import AgentConfig, load_agent
 from supervisor.contract.boundaries import Sink
 from supervisor.contract.errors import Refused, UserError
-from supervisor.contract.job import Mount
+from supervisor.contract.job.spec import Mount
 from supervisor.contract.observed import NodeResources
 from supervisor.wire.audit import Auditor
 from supervisor.wire.gate import Policy

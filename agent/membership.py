@@ -14,8 +14,8 @@ from typing import NoReturn
 from agent.boundaries import Outside, Post
 from agent.core.events import BeatSeen, Joined, Outcast, TermsSeen
 from agent.settings import AgentSettings
+from supervisor.adapters.etcd.timeline import still_holds
 from supervisor.adapters.failpoints import effect
-from supervisor.adapters.timeline import still_holds
 from supervisor.contract import codec, keys
 from supervisor.contract.boundaries import Absent, Compare, Get, KeyValue, ModifiedAt, Op, Put, Seen, as_read
 from supervisor.contract.desired import ClusterRecord, LostMark

@@ -16,18 +16,18 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from agent.core.state import AgentState, Attempt
-from agent.host_pids import pids_of
+from agent.host.host_pids import pids_of
+from agent.host.ownership import credentials
+from agent.host.regular_files import read_start
 from agent.inside import environ, fence
 from agent.inside.mask import Masker
-from agent.logs import AttemptFiles
-from agent.ownership import credentials
-from agent.regular import read_start
+from agent.logs.task_logs import AttemptFiles
 from agent.secrets import TaskSecrets
 from supervisor.adapters.failpoints import effect
 from supervisor.contract.boundaries import Clock, Sink
 from supervisor.contract.errors import NotFound, Refused, UserError
 from supervisor.contract.ids import TaskId
-from supervisor.contract.views import Accepted, ExecChunk, ExecRequest, SignalRequest
+from supervisor.contract.views.jobs import Accepted, ExecChunk, ExecRequest, SignalRequest
 
 INSIDE = Path(__file__).resolve().parent / "inside"
 ROOT = Path(__file__).resolve().parents[1]

@@ -8,7 +8,7 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
-from agent.core.record import AgentRecord, Saved
+from agent.core.saved.record import AgentRecord, Saved
 from supervisor.adapters.failpoints import effect
 from supervisor.contract import codec
 from supervisor.contract.errors import Conflict, IncompatibleRecord, Refused, UserError

@@ -21,7 +21,7 @@ from statistics import median
 
 from benchmarks.figures import figures
 from benchmarks.transfers import Ours
-from recovery.outbox import TakenCheckpoint, generation_directory
+from recovery.commit.outbox import TakenCheckpoint, generation_directory
 from recovery.stores.open import Stores
 from supervisor.contract.checkpoint import Verify
 from supervisor.contract.errors import StoreUnreachable

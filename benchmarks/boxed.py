@@ -29,8 +29,8 @@ from examples.demo.steplog import StepLog
 from examples.demo.watch import Watch, beside
 from supervisor.cli.local.cluster import LocalCluster
 from supervisor.contract.errors import TfSupervisorError
-from supervisor.contract.job import JobSpec
-from supervisor.contract.views import SubmitRequest
+from supervisor.contract.job.spec import JobSpec
+from supervisor.contract.views.jobs import SubmitRequest
 
 STATE = Path("var/bench/boxed")
 KILLED = {"worker": "worker:1", "ps": "ps:0"}

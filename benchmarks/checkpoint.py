@@ -27,10 +27,10 @@ from benchmarks.blocking import Blocking, measure_blocking
 from benchmarks.figures import Goal, machine
 from benchmarks.transfers import Cost, Files, Library, Mount, Ours, Shell, timed
 from chaos.hdfs import HdfsCluster
-from recovery.outbox import TakenCheckpoint
+from recovery.commit.outbox import TakenCheckpoint
+from recovery.commit.verify import verify_bundle
 from recovery.stores.open import Stores
-from recovery.verify import verify_bundle
-from supervisor.adapters.hadoop import HadoopSettings, read_conf
+from supervisor.adapters.files.hadoop import HadoopSettings, read_conf
 from supervisor.contract.checkpoint import CommitRecord, Verify
 from supervisor.contract.errors import TfSupervisorError
 

@@ -29,14 +29,14 @@ from examples.demo.job import Training, digits_job
 from examples.demo.kernel import ProcessRef
 from examples.demo.steplog import StepLog
 from examples.demo.watch import TRAINERS, PromiseBroken, Watch, beside
-from supervisor.adapters.etcd import EtcdCoordination
+from supervisor.adapters.etcd.client import EtcdCoordination
 from supervisor.cli.local.cluster import LocalCluster
 from supervisor.contract import codec, keys
 from supervisor.contract.boundaries import KeyDeleted
 from supervisor.contract.desired import Assignment, LeaderRecord
 from supervisor.contract.errors import TfSupervisorError
 from supervisor.contract.timing import PROFILES, Timing
-from supervisor.contract.views import SubmitRequest
+from supervisor.contract.views.jobs import SubmitRequest
 
 STATE = Path("var/bench/failover")
 ENDLESS = 100_000_000

@@ -30,8 +30,8 @@ from examples.demo.watch import TRAINERS, Watch, beside
 from supervisor.cli.local.cluster import LocalCluster
 from supervisor.contract.errors import TfSupervisorError
 from supervisor.contract.incident import Cause
-from supervisor.contract.job import Scope
-from supervisor.contract.views import IncidentView, SubmitRequest
+from supervisor.contract.job.spec import Scope
+from supervisor.contract.views.jobs import IncidentView, SubmitRequest
 
 STATE = Path("var/bench/goodput")
 ENDLESS = 100_000_000

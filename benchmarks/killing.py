@@ -36,9 +36,10 @@ from unittest.mock import patch
 from agent.boundaries import Runtime
 from agent.core.events import Event, LauncherSaid
 from agent.core.instructions import Recipe
+from agent.host.ownership import TaskDirectories
+from agent.host.task_users import OneUser
 from agent.inside import priority, protocol
 from agent.launchers import SocketLaunchers
-from agent.ownership import TaskDirectories
 from agent.runtimes import docker, docker_mounts, process
 from agent.runtimes.docker import DockerRuntime
 from agent.runtimes.docker_engine import Engine
@@ -46,11 +47,10 @@ from agent.runtimes.docker_node import Allowed, DockerNode
 from agent.runtimes.local import write_config
 from agent.runtimes.marks import Marks, owner
 from agent.runtimes.process import ProcessRuntime
-from agent.task_users import OneUser
 from benchmarks.figures import Goal, figures, machine
 from chaos.container_image import IMAGE, USER_ID, site_packages
 from chaos.dockerd import Dockerd
-from supervisor.contract.job import ContainerSpec
+from supervisor.contract.job.spec import ContainerSpec
 from supervisor.contract.timing import FAST
 
 RUNTIMES = ("process", "process_user", "docker")

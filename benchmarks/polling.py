@@ -34,8 +34,8 @@ from examples.demo.watch import Watch, beside
 from supervisor.cli.local.cluster import LocalCluster
 from supervisor.contract.errors import TfSupervisorError
 from supervisor.contract.incident import Cause
-from supervisor.contract.job import JobSpec, Scope
-from supervisor.contract.views import SubmitRequest
+from supervisor.contract.job.spec import JobSpec, Scope
+from supervisor.contract.views.jobs import SubmitRequest
 
 STATE = Path("var/bench/polling")
 ENDLESS = 100_000_000

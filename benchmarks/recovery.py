@@ -27,7 +27,7 @@ from examples.demo.steplog import StepLog
 from examples.demo.watch import Watch, beside
 from supervisor.cli.local.cluster import LocalCluster
 from supervisor.contract.errors import TfSupervisorError
-from supervisor.contract.views import SubmitRequest
+from supervisor.contract.views.jobs import SubmitRequest
 
 STATE = Path("var/bench/recovery")
 ENDLESS = 100_000_000

@@ -26,11 +26,11 @@ from examples.demo.job import Training, digits_job
 from examples.demo.steplog import StepLog
 from examples.demo.watch import Watch, beside
 from recovery.stores.open import Stores
-from supervisor.adapters.hadoop import HadoopSettings
+from supervisor.adapters.files.hadoop import HadoopSettings
 from supervisor.cli.local.cluster import LocalCluster
 from supervisor.contract.errors import TfSupervisorError
-from supervisor.contract.job import JobSpec
-from supervisor.contract.views import SubmitRequest
+from supervisor.contract.job.spec import JobSpec
+from supervisor.contract.views.jobs import SubmitRequest
 
 STATE = Path("var/bench/stores")
 PROGRAM = Path(__file__).with_name("weighty.py")

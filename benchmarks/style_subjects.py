@@ -18,17 +18,17 @@ from benchmarks.outputs import Outputs
 from benchmarks.subjects import free_addresses
 from examples.demo import kernel
 from examples.demo.watch import PromiseBroken
-from recovery.decide.scope import scope_of
-from supervisor.adapters.jobfile import load_job_file
+from recovery.policy.scope import scope_of
+from supervisor.adapters.files.jobfile import load_job_file
 from supervisor.api.client import ControlClient
 from supervisor.cli.local.layout import Layout
 from supervisor.contract.desired import ClusterSpec, JobPhase, RoleAddresses
 from supervisor.contract.ids import TaskId
 from supervisor.contract.incident import Cause, Outcome
-from supervisor.contract.job import JobSpec, Scope
-from supervisor.contract.placeholders import fill
-from supervisor.contract.tf_config import placeholder_values, tf_config
-from supervisor.contract.views import IncidentView, JobView, SubmitRequest
+from supervisor.contract.job.placeholders import fill
+from supervisor.contract.job.spec import JobSpec, Scope
+from supervisor.contract.job.tf_config import placeholder_values, tf_config
+from supervisor.contract.views.jobs import IncidentView, JobView, SubmitRequest
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
 ENDLESS = "100000000"

@@ -30,7 +30,7 @@ from examples.demo.job import PROGRAM, Training
 from examples.demo.steplog import StepLog
 from examples.demo.watch import TRAINERS, PromiseBroken, Watch
 from supervisor.contract.incident import Cause, Outcome
-from supervisor.contract.views import IncidentView
+from supervisor.contract.views.jobs import IncidentView
 
 POLL_S = 0.03
 READY_S = 120.0

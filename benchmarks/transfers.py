@@ -21,19 +21,19 @@ from pathlib import Path
 from hdfs_native import Client, WriteOptions
 
 from chaos.hdfs import HdfsCluster
-from recovery.bundle_outbox import CheckpointWatcher
-from recovery.checkpoints.commit_rule import CommitIdentity, Committed
-from recovery.commit import Committer
+from recovery.commit.bundle_outbox import CheckpointWatcher
+from recovery.commit.commit import Committer
+from recovery.commit.outbox import SavingJob, TakenCheckpoint, generation_directory
+from recovery.commit.stage import Stager
+from recovery.families.commit_rule import CommitIdentity, Committed
 from recovery.mount.control import mounted
 from recovery.mount.layout import live_path
 from recovery.mount.live import LiveDirectory
 from recovery.mount.open import open_backend
 from recovery.mount.record import MountWish
-from recovery.outbox import SavingJob, TakenCheckpoint, generation_directory
-from recovery.stage import Stager
 from recovery.stores.open import Stores
 from supervisor.adapters.clock import BootClock
-from supervisor.adapters.memory import MemoryCoordination, MemoryStore
+from supervisor.adapters.etcd.memory import MemoryCoordination, MemoryStore
 from supervisor.contract import codec, keys
 from supervisor.contract.boundaries import CreatedAt, Put
 from supervisor.contract.checkpoint import CommitRecord, Verify

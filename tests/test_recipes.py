@@ -7,7 +7,7 @@ from typing import get_args
 
 import pytest
 
-from supervisor.adapters.jobfile_model import JobModel
+from supervisor.adapters.files.jobfile_model import JobModel
 from supervisor.cli.main import VERBS
 
 ROOT = Path(__file__).resolve().parents[1]

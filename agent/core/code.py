@@ -7,13 +7,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 from agent.core import pool
+from agent.core.desired import DOCKER, Wants, recipe_of
 from agent.core.events import BroughtIn
 from agent.core.instructions import BringIn, KeepCode
 from agent.core.state import CodeStanding
-from agent.core.wants import DOCKER, Wants, recipe_of
-from agent.core.work import Work
+from agent.core.step_context import Work
 from supervisor.contract.desired import Assignment
-from supervisor.contract.job import Pull
+from supervisor.contract.job.spec import Pull
 
 AGAIN_MS = 1_000
 

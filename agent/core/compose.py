@@ -8,8 +8,8 @@ from types import MappingProxyType
 from agent.core.instructions import NOWHERE, Launch, OutputDirs
 from agent.inside import protocol
 from supervisor.contract.desired import Assignment, ClusterSpec
-from supervisor.contract.placeholders import fill, fill_earlier
-from supervisor.contract.tf_config import placeholder_values, tf_config
+from supervisor.contract.job.placeholders import fill, fill_earlier
+from supervisor.contract.job.tf_config import placeholder_values, tf_config
 
 NO_DEVICE = "-1"
 """For CUDA: no such device, and none after it. Some programs take an empty list for no list at all."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-from agent.core.gpu_health import Sight
+from agent.core.gpus.health import Sight
 from agent.core.instructions import Opening, Reach
 from agent.inside import protocol
 from supervisor.contract.boundaries import Seen

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from agent.core.desired import Wants
 from agent.core.events import FirewallSet
 from agent.core.instructions import Opening, SetFirewall
-from agent.core.record import PlanAddresses
+from agent.core.saved.record import PlanAddresses
 from agent.core.state import AgentState, Attempt
-from agent.core.wants import Wants
-from agent.core.work import Work
+from agent.core.step_context import Work
 from supervisor.contract.desired import ClusterSpec
 
 AGAIN_MS = 1_000

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from supervisor.contract.checkpoint import CheckpointRef, Verify
 from supervisor.contract.desired import Assignment, ClusterSpec
 from supervisor.contract.ids import AttemptId, TaskId
-from supervisor.contract.job import CodeRef, ContainerSpec, Resources
+from supervisor.contract.job.spec import CodeRef, ContainerSpec, Resources
 from supervisor.contract.observed import AttemptReport, GpuReport, Prepared, Staged
 
 

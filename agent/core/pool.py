@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from agent.core.desired import Wants
 from agent.core.instructions import Recipe, Spawn
 from agent.core.state import AgentState, Launcher
-from agent.core.wants import Wants
-from agent.core.work import Work
+from agent.core.step_context import Work
 from agent.inside import protocol
 
 HELLO_MS = 30_000

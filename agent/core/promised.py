@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from agent.core.events import Promised, TermsSeen
 from agent.core.instructions import AskPromises
-from agent.core.work import Work
+from agent.core.step_context import Work
 
 PATIENCE_SHARE = 10
 

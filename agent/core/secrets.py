@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from agent.core.desired import Wants
 from agent.core.events import SecretsFetched
 from agent.core.instructions import FetchSecrets
 from agent.core.state import SecretStanding
-from agent.core.wants import Wants
-from agent.core.work import Work
+from agent.core.step_context import Work
 from supervisor.contract.desired import Assignment
 
 AGAIN_MS = 1_000

@@ -8,10 +8,10 @@ from enum import Enum, IntEnum
 from operator import attrgetter
 
 from agent.core.events import Observed
-from agent.core.gpu_health import GpuBook
+from agent.core.gpus.health import GpuBook
 from agent.core.instructions import Follow, Opening, Reach, Recipe
 from agent.core.promise_book import PromiseBook
-from agent.core.record import End, PlanAddresses
+from agent.core.saved.record import End, PlanAddresses
 from agent.settings import AgentSettings
 from supervisor.contract.boundaries import Seen
 from supervisor.contract.checkpoint import CheckpointRef
@@ -305,7 +305,7 @@ class AgentState:
         delays: of tasks that are prepared or wanted here, by reservation.
         gpus: this node's, as far as they are known; gpus_told: the report that etcd has; gpus_telling: one is
             being written; gpus_awaited: since when an attempt waits for the memory of its GPUs.
-        aside: why plans ask for nothing here any more, by plan id (`agent.core.aside`).
+        aside: why plans ask for nothing here any more, by plan id (`agent.core.set_aside`).
         outputs, secrets: attempts that are about to start, and whether their output directories and secrets
             are there.
         addresses: of the plans whose attempts are here, where there is a firewall.

@@ -11,19 +11,19 @@ from __future__ import annotations
 from dataclasses import replace
 
 from agent.core import (
-    answers,
-    aside,
     code,
-    duties,
     firewall,
-    gpus,
-    hear,
+    launcher_events,
     pool,
+    prepared,
     promised,
+    reporting,
     secrets,
+    set_aside,
     tasks,
     warmth,
 )
+from agent.core.desired import Wants, wants
 from agent.core.events import (
     BeatSeen,
     Broken,
@@ -58,10 +58,10 @@ from agent.core.events import (
     Unstaged,
     Written,
 )
+from agent.core.gpus import report
 from agent.core.instructions import Cleared, Instruction, Unfollow
 from agent.core.state import ROOM_AGAIN_MS, AgentState, Full, Told
-from agent.core.wants import Wants, wants
-from agent.core.work import Work
+from agent.core.step_context import Work
 from agent.inside import protocol
 from supervisor.contract.containment import contained, place_of, told
 from supervisor.contract.errors import InvalidTransition
@@ -76,30 +76,30 @@ def step(state: AgentState, event: Event, now_ms: int) -> tuple[AgentState, tupl
     What an unexpected error is about is set aside, and the step is made again without it. Raises an error
     that is about nothing of the kind or, at one place, about all jobs that are here; and InvalidTransition.
     """
-    known: list[tuple[aside.Subject, str]] = []
+    known: list[tuple[set_aside.Subject, str]] = []
     met: dict[str, set[str]] = {}
     while True:
         errors: list[Exception] = []
         with contained(errors.append):
             return _step(state, event, now_ms, known)
-        found = aside.subject_of(state, errors[0], event, [each for each, _ in known])
+        found = set_aside.subject_of(state, errors[0], event, [each for each, _ in known])
         if found is None or isinstance(errors[0], InvalidTransition):
             raise errors[0]
         jobs = met.setdefault(place_of(errors[0]), set())
         jobs.add(found.job)
-        if len(jobs) > 1 and jobs >= aside.jobs_here(state):
+        if len(jobs) > 1 and jobs >= set_aside.jobs_here(state):
             raise errors[0]  # it is not about any one of them
         known = [each for each in known if each[0].job != found.job] + [(found, told(errors[0]))]
 
 
 def _step(
-    state: AgentState, event: Event, now_ms: int, known: list[tuple[aside.Subject, str]]
+    state: AgentState, event: Event, now_ms: int, known: list[tuple[set_aside.Subject, str]]
 ) -> tuple[AgentState, tuple[Instruction, ...]]:
     work = Work(state, now_ms)
-    if not any(aside.is_about(state, event, subject) for subject, _ in known):
+    if not any(set_aside.is_about(state, event, subject) for subject, _ in known):
         _take(work, event)
     for subject, why in known:
-        aside.set_aside(work, subject, why)
+        set_aside.set_aside(work, subject, why)
     if known or not _is_sign_of_life(state, event, work):
         taken = len(work.out)
         _apply_rules(work)
@@ -130,7 +130,7 @@ def _apply_rules(work: Work) -> None:
     if work.state.outcast:
         _clear_out(work)
     elif work.state.me is not None:
-        hear.welcome(work)
+        launcher_events.welcome(work)
         _reconcile(work)
 
 
@@ -139,7 +139,7 @@ def _take(work: Work, event: Event) -> None:
         case Tick() | MemoryFree() | KillRehearsed() | OverDisk():
             _on_machine(work, event)
         case LauncherSaid():
-            hear.on_said(work, event)
+            launcher_events.on_said(work, event)
         case Joined() | Outcast() | BeatSeen() | Observed() | Heard():
             _on_membership(work, event)
         case TermsSeen():
@@ -153,11 +153,11 @@ def _take(work: Work, event: Event) -> None:
         case SpecRead() | StageDone() | OutputsReady() | Drained() | Written() | Reported() | FirewallSet():
             _on_answer(work, event)
         case Broken():
-            aside.on_broken(work, event)
+            set_aside.on_broken(work, event)
         case BroughtIn() | SecretsFetched():
             _on_brought(work, event)
         case GpusSeen() | GpusTold():
-            gpus.on_event(work, event)
+            report.on_event(work, event)
 
 
 def _on_brought(work: Work, event: BroughtIn | SecretsFetched) -> None:
@@ -171,15 +171,15 @@ def _on_brought(work: Work, event: BroughtIn | SecretsFetched) -> None:
 def _on_launcher(work: Work, event: Spawned | SpawnFailed | LauncherGone | LauncherLeft | Fenced) -> None:
     match event:
         case Spawned():
-            hear.on_spawned(work, event)
+            launcher_events.on_spawned(work, event)
         case SpawnFailed():
-            hear.on_spawn_failed(work, event)
+            launcher_events.on_spawn_failed(work, event)
         case LauncherGone():
-            hear.on_gone(work, event)
+            launcher_events.on_gone(work, event)
         case LauncherLeft():
-            hear.on_left(work, event)
+            launcher_events.on_left(work, event)
         case Fenced():
-            hear.on_fenced(work, event)
+            launcher_events.on_fenced(work, event)
 
 
 def _on_machine(work: Work, event: Tick | MemoryFree | KillRehearsed | OverDisk) -> None:
@@ -220,7 +220,7 @@ def _on_membership(work: Work, event: Joined | Outcast | BeatSeen | Observed | H
             work.note("outcast", "warning", reason=event.reason)
             fresh = state.promises.anew()
             work.state = replace(state, outcast=True, me=None, deadline_ms=None, promises=fresh)
-            duties.leave_checkpoints(work)
+            reporting.leave_checkpoints(work)
         case BeatSeen():
             work.state = state = state.but(read_ms=event.sent_ms)
             # A watch that is silent for D counts as etcd lost, whatever the reads say (rule 3).
@@ -306,12 +306,12 @@ def _on_staged(work: Work, event: StageDone) -> None:
     if staging is not None and staging.base == event.base and not staging.done:
         over = event.failure in {None, Unstaged.BAD}
         told = event.failure in _TOLD
-        again_ms = -1 if over else work.now_ms + duties.STAGE_AGAIN_MS
+        again_ms = -1 if over else work.now_ms + reporting.STAGE_AGAIN_MS
         work.state.staging[event.plan_id] = replace(staging, done=True, answered=not told, again_ms=again_ms)
         found = _wants(work).stage.get(event.plan_id)
         # Told of the others the leader would take the store for unreadable, and maybe an older base.
         if found is not None and told:
-            duties.staged(work, staging, found[0], _TOLD[event.failure], event.detail)
+            reporting.staged(work, staging, found[0], _TOLD[event.failure], event.detail)
 
 
 def _on_written(work: Work, event: Written) -> None:
@@ -358,29 +358,29 @@ def _reconcile(work: Work) -> None:
     expired = not work.state.may_start(work.now_ms)
     if expired:
         tasks.stop_all(work, "etcd has not vouched for this node in time")
-    aside.tend(work)
-    duties.report(work)
-    gpus.tell(work)
+    set_aside.tend(work)
+    reporting.report(work)
+    report.tell(work)
     if work.state.view is None:
         return
     wanted = _wants(work)
     tasks.stop_unwanted(work, wanted)
     code.bring_in(work, wanted)
     tasks.hold_ports(work, wanted)
-    answers.answer_plans(work, wanted)
-    answers.tell_delays(work, wanted)
+    prepared.answer_plans(work, wanted)
+    prepared.tell_delays(work, wanted)
     if not expired:
         tasks.start_wanted(work, wanted)
     firewall.tend(work, wanted)
-    duties.stage_bases(work, wanted)
-    duties.commit_and_drain(work, wanted)
-    duties.follow_commits(work, wanted)
-    duties.report(work)
+    reporting.stage_bases(work, wanted)
+    reporting.commit_and_drain(work, wanted)
+    reporting.follow_commits(work, wanted)
+    reporting.report(work)
     tasks.forget(work, wanted)
     secrets.forget(work, wanted)
     warmth.forget(work, wanted)
     pool.tend(work, wanted)
-    duties.clean(work, wanted)
+    reporting.clean(work, wanted)
     code.keep_used(work)
 
 

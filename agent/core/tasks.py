@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from agent.core import code, firewall, gpus, pool, secrets, warmth
-from agent.core.answers import address_of
+from agent.core import code, firewall, pool, secrets, warmth
+from agent.core.desired import Wants, name_of, recipe_of
 from agent.core.events import OverDisk
+from agent.core.gpus import report
 from agent.core.instructions import Dump, Launch, PrepareOutputs, Reach, ReadSpec, Recipe
-from agent.core.record import End
+from agent.core.prepared import address_of
+from agent.core.saved.record import End
 from agent.core.state import Attempt, Hold, HoldState, Launcher, Told
-from agent.core.wants import Wants, name_of, recipe_of
-from agent.core.work import Work
+from agent.core.step_context import Work
 from agent.inside import protocol
 from supervisor.contract.desired import Assignment, ClusterSpec, JobPhase, JobSwitch
 from supervisor.contract.observed import CANNOT_GO_ON, ExitReason
@@ -272,7 +273,7 @@ def _start(work: Work, wants: Wants, assignment: Assignment) -> None:
             End(ExitReason.LAUNCHER_LOST, None, None, work.now_ms, True, detail, address_lost=True),
         )
         return
-    if any(True for _ in work.live_on(launcher.launcher_id)) or not gpus.memory_free(work, assignment):
+    if any(True for _ in work.live_on(launcher.launcher_id)) or not report.memory_free(work, assignment):
         return
     if not has_all or not _knows_how(work, assignment, launcher):
         return

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from agent.core.desired import Wants
 from agent.core.events import Reported
-from agent.core.record import End
+from agent.core.saved.record import End
 from agent.core.state import Attempt
-from agent.core.wants import Wants
-from agent.core.work import Work
+from agent.core.step_context import Work
 from supervisor.contract.desired import Assignment, JobSwitch
 from supervisor.contract.ids import AttemptId
 from supervisor.contract.observed import ExitReason

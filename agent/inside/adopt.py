@@ -83,7 +83,7 @@ def _is_same(path: str, checkpoint_dir: str) -> bool:
 
 
 def _note(path: str, checkpoint_dir: str) -> None:
-    """For `agent.adopted`. Where this task may not write it, as in a container, the path ends with it.
+    """For `agent.checkpoints.adopted`. Where this task may not write it, as in a container, the path ends with it.
 
     `made`: the directories that are not there yet; `was`: mode and owner of an empty one, if it is there.
     """

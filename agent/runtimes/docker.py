@@ -13,10 +13,10 @@ from collections.abc import Set as AbstractSet
 from agent.boundaries import Post, Process
 from agent.core.events import Event, LauncherGone
 from agent.core.instructions import Reach, Recipe
-from agent.host_pids import peer, pids_of
+from agent.host.host_pids import peer, pids_of
+from agent.host.ownership import TaskDirectories, give
+from agent.host.regular_files import read_end
 from agent.inside import protocol
-from agent.ownership import TaskDirectories, give
-from agent.regular import read_end
 from agent.runtimes.docker_container import check, check_joined, container, environment, interpreter
 from agent.runtimes.docker_engine import Engine
 from agent.runtimes.docker_images import Images
@@ -26,7 +26,7 @@ from agent.runtimes.weights import Weights
 from supervisor.adapters.failpoints import effect
 from supervisor.contract.boundaries import Sink
 from supervisor.contract.errors import NotFound, Refused, TfSupervisorError, UserError
-from supervisor.contract.job import ContainerSpec
+from supervisor.contract.job.spec import ContainerSpec
 from supervisor.contract.timing import Timing
 
 LOG = "launcher.log"

@@ -27,9 +27,13 @@ from agent.runtimes.docker_node import (
     DockerNode,
     spec_of,
 )
-from supervisor.contract.container import container_objections, environment_objections, resource_objections
 from supervisor.contract.errors import UserError
-from supervisor.contract.job import ContainerSpec
+from supervisor.contract.job.container import (
+    container_objections,
+    environment_objections,
+    resource_objections,
+)
+from supervisor.contract.job.spec import ContainerSpec
 
 DEFAULT_PYTHON = "python3"
 _UUID = re.compile(r"[0-9A-Za-z-]{1,64}")

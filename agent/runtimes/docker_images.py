@@ -16,7 +16,7 @@ from agent.runtimes.docker_node import DockerNode
 from supervisor.adapters.dockerd import architecture
 from supervisor.contract.boundaries import Sink
 from supervisor.contract.errors import NotFound, Refused, Unreachable, UserError
-from supervisor.contract.job import ContainerSpec, Pull
+from supervisor.contract.job.spec import ContainerSpec, Pull
 
 TOLD_EVERY_S = 5.0
 SAID_S = 30.0

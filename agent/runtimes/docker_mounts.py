@@ -9,11 +9,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from agent.core.instructions import Recipe
+from agent.host.task_users import TaskUsers
 from agent.runtimes.docker_node import HOME, INSIDE_AT, DockerNode, is_within, spec_of
-from agent.task_users import TaskUsers
-from supervisor.contract.container import mount_objection
 from supervisor.contract.errors import Refused, UserError
-from supervisor.contract.job import Mount
+from supervisor.contract.job.container import mount_objection
+from supervisor.contract.job.spec import Mount
 
 INSIDE = Path(__file__).resolve().parents[1] / "inside"
 IN_MEMORY = "rw,nosuid,nodev,mode=1777"

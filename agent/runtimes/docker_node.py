@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from agent.core.instructions import Recipe
+from agent.host.task_users import TaskUsers
 from agent.runtimes import marks
-from agent.task_users import TaskUsers
-from supervisor.contract.container import check_image
 from supervisor.contract.errors import UserError
-from supervisor.contract.job import ContainerSpec
+from supervisor.contract.job.container import check_image
+from supervisor.contract.job.spec import ContainerSpec
 
 INSIDE_AT = "/opt/tf-supervisor/inside"
 HOME = "/tmp"

@@ -11,15 +11,15 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
-from agent import memory, regular
 from agent.boundaries import Beside, Post, Process
 from agent.core.events import LauncherGone
 from agent.core.instructions import Reach
+from agent.host import memory, regular_files
+from agent.host.oom import OomLog, OomNearby
+from agent.host.task_users import TaskUsers
 from agent.inside import clock, exits, fence, protocol
-from agent.oom import OomLog, OomNearby
 from agent.runtimes.marks import Marks, living
-from agent.task_users import TaskUsers
-from recovery.trees import remove_tree
+from recovery.io.trees import remove_tree
 from supervisor.adapters.failpoints import effect
 
 FENCE_MS = 2_000
@@ -126,7 +126,7 @@ class LocalLaunchers:
         for attempt in attempts:
             # Without a record, or with nonsense in its place, all that is known is that the launcher is gone.
             with suppress(OSError, ValueError, RecursionError, protocol.ProtocolError):
-                raw = regular.read_start(Path(exits.record_path(str(directory), attempt)), RECORD_BYTES)
+                raw = regular_files.read_start(Path(exits.record_path(str(directory), attempt)), RECORD_BYTES)
                 exited = protocol.from_plain(protocol.Exited, json.loads(raw))
                 if exited.attempt == attempt:
                     found.append(exited)

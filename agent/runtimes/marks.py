@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from agent.boundaries import Process
-from agent.host_pids import peer
+from agent.host.host_pids import peer
 from agent.inside import fence
 from supervisor.adapters.failpoints import effect
 from supervisor.contract.errors import Refused

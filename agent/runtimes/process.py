@@ -12,16 +12,16 @@ from pathlib import Path
 
 from agent.boundaries import Process
 from agent.core.instructions import Recipe
+from agent.host.ownership import TaskDirectories, credentials, give
 from agent.inside import fence, program, protocol, warm
-from agent.ownership import TaskDirectories, credentials, give
 from agent.runtimes.local import FENCE_MS, LocalLaunchers, write_config
 from agent.runtimes.marks import Marks, owner
 from agent.runtimes.strays import kill_strays
 from supervisor.adapters import failpoints
 from supervisor.adapters.failpoints import effect
 from supervisor.contract.errors import Refused, UserError
-from supervisor.contract.job import ContainerSpec
-from supervisor.contract.job_bounds import workdir_objection
+from supervisor.contract.job.bounds import workdir_objection
+from supervisor.contract.job.spec import ContainerSpec
 from supervisor.contract.timing import Timing
 
 INSIDE = Path(__file__).resolve().parents[1] / "inside"

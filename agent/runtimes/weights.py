@@ -10,8 +10,8 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
+from agent.host.memory import CGROUPS, PROC
 from agent.inside import protocol
-from agent.memory import CGROUPS, PROC
 
 SHARES = 1024
 WEIGHT = 100

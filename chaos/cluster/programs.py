@@ -162,7 +162,7 @@ class Programs:
             own["promise_for"] = f"{self.shape.promise_s}s"
             own["supervisors"] = [each.name for each in self._kind("sup")]
         config = self._write_daemon(place, SUPERVISOR_PORT, own)
-        return Program("supervisor", self._python("supervisor.control.main", config), self._env(place))
+        return Program("supervisor", self._python("supervisor.main", config), self._env(place))
 
     def _agent(self, place: Place) -> Program:
         disk = self.disks[place.name]

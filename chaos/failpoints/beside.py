@@ -16,7 +16,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from types import MappingProxyType
 
-from agent.code_store import KEPT_UNUSED
+from agent.code.store import KEPT_UNUSED
 from chaos import little_images
 from chaos.cluster import CommandFailed
 from chaos.cluster.cluster import PREFIX
@@ -32,7 +32,7 @@ from chaos.programs import FILES, REPOSITORY, STEPS
 from chaos.runner.submit import job_document, job_of
 from supervisor.contract import keys
 from supervisor.contract.desired import JobPhase
-from supervisor.contract.views import TaskView
+from supervisor.contract.views.jobs import TaskView
 
 DONE_S = 40.0
 ENOUGH_TO_ROTATE = 80 << 20

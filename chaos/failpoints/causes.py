@@ -23,9 +23,9 @@ from chaos.faults.scene import Scene, send
 from chaos.faults.store import STRUCK_S, commits, flip, spoilt
 from chaos.faults.supervisor import leader
 from chaos.faults.task import hangs, slow
-from recovery.checkpoints.paths import STAGING, TRASH
-from recovery.outbox import OUTBOX, TAKING_PREFIX
-from recovery.stage import BUILD_PREFIX, LEFTOVER_AGE_S
+from recovery.commit.outbox import OUTBOX, TAKING_PREFIX
+from recovery.commit.stage import BUILD_PREFIX, LEFTOVER_AGE_S
+from recovery.formats.paths import STAGING, TRASH
 from supervisor.contract.desired import JobPhase
 
 FROZEN_S = 5.0

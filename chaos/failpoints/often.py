@@ -10,7 +10,7 @@ from chaos.cluster import CommandFailed
 from chaos.failpoints import beside
 from chaos.faults.operator import Operator
 from chaos.faults.scene import Scene
-from supervisor.control.incidents import KEPT_EVENTS, KEPT_INCIDENTS
+from supervisor.control.decide.jobs.incidents import KEPT_EVENTS, KEPT_INCIDENTS
 
 MOST_S = 400.0
 

@@ -22,7 +22,11 @@ CHANGES = (
         "    save_grace_ms: int = 0\n",
         '    save_grace_ms: int = 0\n    priority: str = "usual"\n',
     ),
-    ("agent/core/record.py", '    member: str = ""\n', '    member: str = ""\n    colour: str = "blue"\n'),
+    (
+        "agent/core/saved/record.py",
+        '    member: str = ""\n',
+        '    member: str = ""\n    colour: str = "blue"\n',
+    ),
 )
 """In records of agents and leader in etcd, and in the agent's own file: what an older release must bear."""
 

@@ -16,7 +16,7 @@ from chaos.faults.kernel import Life
 from chaos.faults.operator import Operator
 from supervisor.contract import codec
 from supervisor.contract.errors import TfSupervisorError
-from supervisor.contract.views import ClusterStatus, Explanation, JobView, TaskView
+from supervisor.contract.views.jobs import ClusterStatus, Explanation, JobView, TaskView
 
 T = TypeVar("T")
 TRAINERS = ("chief", "worker")

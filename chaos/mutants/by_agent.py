@@ -64,7 +64,7 @@ MUTANTS = (
                 "now_ms < until_ms",
             ),
             Edit(
-                "agent/core/hear.py",
+                "agent/core/launcher_events.py",
                 "min(until_ms - work.now_ms, state.d_ms) - state.reserve_ms",
                 "min(until_ms - work.now_ms, state.d_ms)",
             ),
@@ -123,7 +123,7 @@ MUTANTS = (
         (OUTLIVES,),
         (
             Edit(
-                "agent/core/hear.py",
+                "agent/core/launcher_events.py",
                 "min(until_ms - work.now_ms, state.d_ms) - state.reserve_ms",
                 "state.d_ms",
             ),
@@ -184,7 +184,7 @@ MUTANTS = (
         ("nothing starts before its flip",),
         (
             Edit(
-                "agent/core/wants.py",
+                "agent/core/desired.py",
                 "            result.prepare[name_of(assignment)] = assignment\n",
                 "            result.prepare[name_of(assignment)] = assignment\n"
                 "            result.run.setdefault(assignment.task, assignment)\n",
@@ -226,7 +226,7 @@ MUTANTS = (
         ("only its own processes are killed",),
         (
             Edit(
-                "agent/core/adopt.py",
+                "agent/core/saved/adopt.py",
                 "    rebooted = record.boot_id != boot_id\n",
                 "    rebooted = not record.boot_id\n",
             ),
@@ -239,7 +239,7 @@ MUTANTS = (
         ("what cannot be seen is left alone",),
         (
             Edit(
-                "agent/core/gpu_health.py",
+                "agent/core/gpus/health.py",
                 "{uuid: replace(each, unknown=sight.problem) for uuid, each in known.items()}",
                 "{uuid: _missed(each, 0, now_ms) for uuid, each in known.items()}",
             ),
@@ -252,7 +252,7 @@ MUTANTS = (
         ("liveness",),
         (
             Edit(
-                "supervisor/adapters/mirror.py",
+                "supervisor/adapters/etcd/mirror.py",
                 "                if isinstance(error, Compacted):\n                    self._listed = "
                 "False\n",
                 "                if isinstance(error, Compacted):\n                    self._listed = True\n",
@@ -266,7 +266,7 @@ MUTANTS = (
         ("liveness", ENDS, LEFT),
         (
             Edit(
-                "supervisor/adapters/mirror.py",
+                "supervisor/adapters/etcd/mirror.py",
                 "self._coordination.watch(self._prefix, self._revision + 1)",
                 "self._coordination.watch(self._prefix, self._revision + 2)",
             ),

@@ -134,7 +134,7 @@ MUTANTS = (
         ("an appeal is heard",),
         (
             Edit(
-                "supervisor/control/standing.py",
+                "supervisor/control/decide/facts/standing.py",
                 "    if appeal is None or mark.value.final or appeal.mod_revision < mark.create_revision:\n",
                 "    if appeal is None or mark.value.final or appeal.mod_revision > mark.create_revision:\n",
             ),
@@ -194,7 +194,7 @@ MUTANTS = (
         (
             known("Nothing is decided on an etcd of which an old snapshot was restored."),
             Edit(
-                "supervisor/control/high_water.py",
+                "supervisor/control/loop/etcd_identity.py",
                 "before.seen if before is not None and before.cluster == cluster else None",
                 "before.seen if before is not None and before.cluster != cluster else None",
             ),
@@ -214,12 +214,12 @@ MUTANTS = (
         ADDRESSES,
         (
             Edit(
-                "supervisor/control/prepare.py",
+                "supervisor/control/decide/jobs/prepare.py",
                 "        if held.value.plan_id in unconfirmed or held.value.exit is None\n",
                 "        if held.value.plan_id in unconfirmed and held.value.exit is None\n",
             ),
             Edit(
-                "supervisor/control/prepare.py",
+                "supervisor/control/decide/jobs/prepare.py",
                 "        if plan_id in unconfirmed\n",
                 "        if plan_id == job.switch.value.plan_id\n",
             ),
@@ -239,7 +239,7 @@ MUTANTS = (
         ("nothing is left behind", "liveness"),
         (
             Edit(
-                "supervisor/control/generation.py",
+                "supervisor/control/decide/jobs/generation.py",
                 "for plan_id in sorted(over | orphaned)",
                 "for plan_id in sorted(over & orphaned)",
             ),
@@ -252,12 +252,12 @@ MUTANTS = (
         ("success comes after the last commit",),
         (
             Edit(
-                "supervisor/control/lifecycle.py",
+                "supervisor/control/decide/jobs/lifecycle.py",
                 "    return held.value.drained and (held.value.saver or expected)\n",
                 "    return held.value.confirmed_dead\n",
             ),
             Edit(
-                "supervisor/control/lifecycle.py",
+                "supervisor/control/decide/jobs/lifecycle.py",
                 "    left = saving.uncommitted(snap, job)\n",
                 '    left = ""\n',
             ),
@@ -281,7 +281,7 @@ MUTANTS = (
         ("generations only grow", "an attempt is started once"),
         (
             Edit(
-                "supervisor/control/entry.py",
+                "supervisor/control/decide/jobs/admission.py",
                 "    floor = max(seen, switch.generation)\n",
                 "    floor = seen\n",
             ),
@@ -300,7 +300,7 @@ MUTANTS = (
         (BASE,),
         (
             Edit(
-                "recovery/checkpoints/select.py",
+                "recovery/formats/selection.py",
                 "        return Chosen(usable[0])\n",
                 "        return Chosen(usable[-1])\n",
             ),
@@ -327,7 +327,7 @@ MUTANTS = (
         (STAYS,),
         (
             Edit(
-                "supervisor/control/collecting.py",
+                "supervisor/control/decide/checkpoints/collecting.py",
                 "    return [*decisions, *(_mark(job, record) for record in going[:1])]\n",
                 "    uri = job.record.value.spec.checkpoint.uri\n"
                 "    for held in (job.commits[record.ref] for record in going[:1]):\n"
@@ -349,7 +349,7 @@ MUTANTS = (
         (NEWEST_TWO,),
         (
             Edit(
-                "recovery/checkpoints/retention.py",
+                "recovery/formats/retention.py",
                 "    newest = healthy[: max(policy.keep, ALWAYS_KEPT)]\n"
                 "    verified = [record for record in healthy if record.verified is "
                 "Verify.READBACK][:ALWAYS_KEPT]\n",
@@ -405,7 +405,7 @@ MUTANTS = (
         (OWN_FAULTS,),
         (
             Edit(
-                "recovery/decide/budget.py",
+                "recovery/policy/budget.py",
                 "    if not cause.program_fault:\n",
                 "    if cause.program_fault:\n",
             ),
@@ -418,7 +418,7 @@ MUTANTS = (
         (ECHO,),
         (
             Edit(
-                "supervisor/control/failures.py",
+                "supervisor/control/decide/assess/failures.py",
                 "if member.cause is not None and member.cause is not Cause.PEER_LOST]",
                 "if member.cause is not None]",
             ),
@@ -431,7 +431,7 @@ MUTANTS = (
         (ONE_INCIDENT, CLOSED, CHARGED),
         (
             Edit(
-                "supervisor/control/failures.py",
+                "supervisor/control/decide/assess/failures.py",
                 'incident_id(job, f"g{report.generation}-{member.task.member}-a{report.number}")',
                 'f"g{report.generation}-{member.task.member}"',
             ),
@@ -451,7 +451,7 @@ MUTANTS = (
         ("who steps does not hang", ONE_CHARGE, "a job ends for a reason"),
         (
             Edit(
-                "supervisor/control/snapshot.py",
+                "supervisor/control/decide/snapshot.py",
                 "        return picture.beat.tasks.get(str(attempt))\n",
                 "        old = [name for name in sorted(picture.beat.tasks) if "
                 "name.startswith(str(attempt.task))]\n"
@@ -469,7 +469,7 @@ MUTANTS = (
                 "No healthy program is failed for a hang: where the budget is used up, it is left running."
             ),
             Edit(
-                "supervisor/control/hanging.py",
+                "supervisor/control/decide/assess/hanging.py",
                 "    return need if _is_users_wish(job) else None\n",
                 "    return need\n",
             ),
@@ -489,7 +489,7 @@ MUTANTS = (
         ("training goes on from the base",),
         (
             Edit(
-                "recovery/decide/scope.py",
+                "recovery/policy/scope.py",
                 "    saves = of_role is Scope.TASK and not outside and task == (saver or spec.saver)\n",
                 "    saves = of_role is Scope.TASK and outside and task == (saver or spec.saver)\n",
             ),
@@ -502,7 +502,7 @@ MUTANTS = (
         ("nothing is left behind",),
         (
             Edit(
-                "supervisor/control/spares.py",
+                "supervisor/control/decide/jobs/spares.py",
                 "if _over(job, held.value, snap.nodes.get(node))",
                 "if job.name not in snap.jobs and _over(job, held.value, snap.nodes.get(node))",
             ),
@@ -554,7 +554,7 @@ MUTANTS = (
         ("an error parks that job alone",),
         (
             Edit(
-                "supervisor/control/parking.py",
+                "supervisor/control/decide/parking.py",
                 "            job = snap.jobs[subject.name]\n",
                 "            job = next(iter(snap.jobs.values()))\n",
             ),

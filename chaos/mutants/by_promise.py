@@ -13,7 +13,7 @@ IN_TIME = "what must end by D is killed in time"
 DEAD = "a lost node's tasks are dead before the flip"
 CALM = "training goes on without etcd"
 BOOK = "agent/core/promised.py"
-WORD = "supervisor/control/promises.py"
+WORD = "supervisor/control/decide/facts/promises.py"
 OUTAGE = Simulated(story="outage")
 
 # Etcd goes, promises are given, a node is cut off, and etcd is back while they hold.
@@ -119,7 +119,7 @@ MUTANTS = (
         (DEAD,),
         (
             Edit(
-                "supervisor/control/promiser.py",
+                "supervisor/control/loop/promise_log.py",
                 "            await self._save()\n        except Refused as error:\n"
                 "            return promises.refusal(",
                 "            if promises.life_of(request.node, request.incarnation) not in before.promises:\n"

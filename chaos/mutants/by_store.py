@@ -25,7 +25,7 @@ MUTANTS = (
         ("no late commit",),
         (
             Edit(
-                "recovery/checkpoints/commit_rule.py",
+                "recovery/families/commit_rule.py",
                 "    if switch.closing is not None:\n",
                 "    if switch.closing is not None and switch.generation < 0:\n",
             ),
@@ -45,7 +45,7 @@ MUTANTS = (
         (BASE, COMPARED),
         (
             Edit(
-                "recovery/checkpoints/commit_rule.py",
+                "recovery/families/commit_rule.py",
                 "puts=(Put(record_key, encode(record)), Put(head_key, encode(CommitHead(old.serial + "
                 "1, newest)))),",
                 "puts=(Put(record_key, encode(record)),)[: old.serial + len([newest])],",
@@ -58,9 +58,9 @@ MUTANTS = (
         7,
         (RESTORABLE,),
         (
-            Edit("recovery/commit.py", PUBLISH, ""),
+            Edit("recovery/commit/commit.py", PUBLISH, ""),
             Edit(
-                "recovery/commit.py",
+                "recovery/commit/commit.py",
                 "                if result.succeeded:\n",
                 "                if result.succeeded:\n    "
                 + PUBLISH.replace("            await", "                await"),
@@ -73,9 +73,9 @@ MUTANTS = (
         7,
         (STAYS, "the base can be restored"),
         (
-            Edit("recovery/commit.py", PUBLISH, ""),
+            Edit("recovery/commit/commit.py", PUBLISH, ""),
             Edit(
-                "recovery/commit.py",
+                "recovery/commit/commit.py",
                 "                if result.succeeded:\n",
                 "                if result.succeeded:\n    "
                 + PUBLISH.replace("            await", "                await"),
@@ -95,7 +95,7 @@ MUTANTS = (
         ("a manifest comes after its data",),
         (
             Edit(
-                "recovery/commit.py",
+                "recovery/commit/commit.py",
                 "                await self._publisher.publish(taken, staging, self._motion)\n"
                 "            await self._describe(taken, staging)\n"
                 '            with effect("commit.rename", StoreUnreachable):\n'
@@ -113,7 +113,7 @@ MUTANTS = (
         (RESTORABLE,),
         (
             Edit(
-                "recovery/stage.py",
+                "recovery/commit/stage.py",
                 "                        await self._build(build, record, manifest, motion)\n"
                 '                    with effect("stage.rename", StoreUnreachable):\n'
                 "                        await self._run(lambda: _move_in(build, directory))\n",
@@ -133,7 +133,7 @@ MUTANTS = (
         "unknown is final",
         8,
         ("liveness",),
-        (Edit("agent/core/duties.py", "STAGE_AGAIN_MS = 1_000\n", "STAGE_AGAIN_MS = 1_000_000_000\n"),),
+        (Edit("agent/core/reporting.py", "STAGE_AGAIN_MS = 1_000\n", "STAGE_AGAIN_MS = 1_000_000_000\n"),),
         Simulated((BAD_STORE, *(Fault(0.5 + n, "operator_restart", 0, 0.1) for n in range(5)))),
     ),
     Mutant(

@@ -14,7 +14,7 @@ from chaos.runner.steps import StepLog
 from supervisor.contract.checkpoint import CheckpointRef
 from supervisor.contract.desired import JobPhase
 from supervisor.contract.incident import Outcome
-from supervisor.contract.views import JobView
+from supervisor.contract.views.jobs import JobView
 
 ENOUGH_STEPS = 3
 GONE, STOPPED, RUNS = "does not run", "stands still", "runs"

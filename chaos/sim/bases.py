@@ -14,7 +14,7 @@ from chaos.sim.saves import files_below
 from supervisor.contract import codec, keys
 from supervisor.contract.checkpoint import CheckpointRef, CommitRecord, CommitState
 from supervisor.contract.desired import JobPhase, JobSwitch
-from supervisor.control.collecting import ADOPTED
+from supervisor.control.decide.checkpoints.collecting import ADOPTED
 
 CLOCKS_S = 0.1
 """By how much ages may be told apart."""

@@ -13,7 +13,7 @@ from supervisor.contract.boundaries import Absent, ModifiedAt
 from supervisor.contract.checkpoint import CommitRecord, CommitState
 from supervisor.contract.desired import JobSwitch, LostMark, Placement, Plan
 from supervisor.contract.observed import Incarnation
-from supervisor.control.collecting import ADOPTED
+from supervisor.control.decide.checkpoints.collecting import ADOPTED
 
 PROMISE = "a decision compares what it relies on"
 

@@ -8,7 +8,7 @@ from agent.inside.waiting import NEVER_READY
 from chaos.sim.evidence import Evidence, Zombie, executes
 from chaos.sim.programs import Program
 from supervisor.contract import keys
-from supervisor.contract.job import Scope
+from supervisor.contract.job.spec import Scope
 
 POLL_S = 0.25
 THAW_KILL_S = 0.2

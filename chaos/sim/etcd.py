@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from chaos.sim.loop import SimProcess, VirtualLoop
-from supervisor.adapters.memory import Fault, MemoryCoordination
-from supervisor.adapters.memory_store import Change, MemoryStore, Stream
-from supervisor.adapters.txn_rules import check_txn
+from supervisor.adapters.etcd.memory import Fault, MemoryCoordination
+from supervisor.adapters.etcd.memory_store import Change, MemoryStore, Stream
+from supervisor.adapters.etcd.txn_rules import check_txn
 from supervisor.contract.boundaries import (
     Compare,
     Delete,

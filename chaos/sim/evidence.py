@@ -9,11 +9,11 @@ from chaos.sim.etcd import Effect
 from chaos.sim.programs import Program
 from chaos.sim.truth import Picture
 from chaos.sim.world import World
-from supervisor.adapters.memory_store import Backup
+from supervisor.adapters.etcd.memory_store import Backup
 from supervisor.contract import keys
 from supervisor.contract.checkpoint import CheckpointRef, CommitRecord, CommitState
 from supervisor.contract.desired import JobSwitch
-from supervisor.control.collecting import ADOPTED
+from supervisor.control.decide.checkpoints.collecting import ADOPTED
 
 
 @dataclass(slots=True)

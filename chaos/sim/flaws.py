@@ -21,7 +21,7 @@ import agent.core
 import supervisor.control
 from agent.core.state import Attempt, Hold, Launcher
 from supervisor.contract.desired import Assignment
-from supervisor.control.snapshot import JobPicture
+from supervisor.control.decide.snapshot import JobPicture
 
 NAMES_IN = ("supervisor.control.", "supervisor.api.", "agent.core.")
 SPARED = frozenset({"parking", "snapshot", "desk", "vault", "entry", "adoption", "deletion"})

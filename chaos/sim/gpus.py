@@ -19,7 +19,7 @@ from chaos.sim.story import READY_S, SETTLE_S, Toothless
 from chaos.sim.swarm import Length
 from chaos.sim.world import Layout, World
 from supervisor.contract.errors import TfSupervisorError
-from supervisor.contract.job import (
+from supervisor.contract.job.spec import (
     CheckpointSpec,
     JobSpec,
     Packing,
@@ -28,10 +28,10 @@ from supervisor.contract.job import (
     RoleSpec,
     Strategy,
 )
-from supervisor.contract.node_views import CordonRequest, UncordonRequest
-from supervisor.contract.views import SubmitRequest
-from supervisor.control.desk import Desk
-from supervisor.control.snapshot import Snapshot
+from supervisor.contract.views.jobs import SubmitRequest
+from supervisor.contract.views.nodes import CordonRequest, UncordonRequest
+from supervisor.control.decide.snapshot import Snapshot
+from supervisor.control.services.jobs import Desk
 
 JOBS = ("digits", "letters")
 NODES = 4

@@ -9,10 +9,10 @@ from pathlib import Path
 from chaos.sim.promises import Promises
 from chaos.sim.saves import files_of
 from chaos.sim.world import World
-from recovery.checkpoints.tf_files import render_state
-from recovery.exchange import bring, describe, find_candidate
+from recovery.commit.exchange import bring, describe, find_candidate
+from recovery.formats.tf_files import render_state
 from supervisor.contract.boundaries import unwatched
-from supervisor.contract.checkpoint_views import ImportPlace
+from supervisor.contract.views.checkpoints import ImportPlace
 
 STEPS = (1, 50, 10_000)
 """Of what is imported: early, in the middle, and beyond what any run comes to."""

@@ -8,7 +8,7 @@ from dataclasses import replace
 from chaos.sim.programs import TRAINING, Temper
 from chaos.sim.swarm import ROOMY_NODES, Shape
 from chaos.sim.traits import Draft, varied
-from supervisor.contract.job import (
+from supervisor.contract.job.spec import (
     CheckpointSpec,
     JobSpec,
     Limits,

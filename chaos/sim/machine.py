@@ -12,8 +12,8 @@ from enum import Enum
 from itertools import count
 from pathlib import Path
 
-from agent.core.gpu_health import GpuSight, Sight
-from agent.core.record import AgentRecord, Saved
+from agent.core.gpus.health import GpuSight, Sight
+from agent.core.saved.record import AgentRecord, Saved
 from chaos.sim.loop import Life, SimProcess, VirtualLoop
 from recovery.stores.memory import REAL_FILES, LocalSide
 from supervisor.contract.boundaries import Clock

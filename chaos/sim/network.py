@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from chaos.sim.loop import PROCESS, VirtualLoop
 from chaos.sim.seat import Seat, Weather
 from recovery.stores.memory import Moment
-from supervisor.adapters.memory import Fault
+from supervisor.adapters.etcd.memory import Fault
 from supervisor.contract.errors import StoreUnreachable
 from supervisor.contract.observed import Beat
 

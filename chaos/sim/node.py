@@ -11,10 +11,10 @@ from itertools import pairwise
 
 from agent.boundaries import Beside, Post, Process
 from agent.core.events import GpusSeen, LauncherGone, LauncherLeft, LauncherSaid
-from agent.core.gpu_health import Sight
+from agent.core.gpus.health import Sight
 from agent.core.instructions import Follow, Reach, Recipe
 from agent.inside import protocol
-from agent.trouble import Tell, raise_it
+from agent.retry_log import Tell, raise_it
 from chaos.sim.launcher import SimLauncher
 from chaos.sim.loop import PROCESS, SimProcess
 from chaos.sim.machine import Addresses, Machine, MachineProcess, Trouble
@@ -22,7 +22,7 @@ from chaos.sim.node_socket import Connection, Socket
 from chaos.sim.programs import Program, Training
 from supervisor.contract.errors import Refused, Unreachable
 from supervisor.contract.ids import AttemptId, TaskId
-from supervisor.contract.job import CodeRef, ContainerSpec
+from supervisor.contract.job.spec import CodeRef, ContainerSpec
 from supervisor.contract.observed import Beat, Saves, Sign, TaskBeat
 from supervisor.contract.promise import PromiseRequest
 from supervisor.contract.secret import SecretsAnswer, SecretsRequest

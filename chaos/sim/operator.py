@@ -14,21 +14,21 @@ from chaos.sim.flaws import Flawed
 from chaos.sim.imports import STEPS, ended, put_into_store
 from chaos.sim.promises import Promises
 from chaos.sim.world import World
-from supervisor.contract.checkpoint_views import (
+from supervisor.contract.code import CodePart
+from supervisor.contract.errors import NotFound, TfSupervisorError
+from supervisor.contract.job.spec import CodeRef, JobSpec
+from supervisor.contract.views.checkpoints import (
     AdoptRequest,
     CollectRequest,
     ImportPlace,
     ImportRequest,
     VerifyRequest,
 )
-from supervisor.contract.code import CodePart
-from supervisor.contract.errors import NotFound, TfSupervisorError
-from supervisor.contract.job import CodeRef, JobSpec
-from supervisor.contract.node_views import CordonRequest, UncordonRequest
-from supervisor.contract.views import JobRequest, SubmitMode, SubmitRequest
-from supervisor.control.desk import Desk
-from supervisor.control.history import records_are_lost
-from supervisor.control.snapshot import Snapshot
+from supervisor.contract.views.jobs import JobRequest, SubmitMode, SubmitRequest
+from supervisor.contract.views.nodes import CordonRequest, UncordonRequest
+from supervisor.control.decide.facts.history import records_are_lost
+from supervisor.control.decide.snapshot import Snapshot
+from supervisor.control.services.jobs import Desk
 
 Request = Callable[[Desk], Coroutine[object, object, object]]
 

@@ -19,8 +19,8 @@ from chaos.sim.seat import Seat
 from chaos.sim.story import READY_S, SETTLE_S, Toothless
 from chaos.sim.world import Layout, World
 from supervisor.contract.errors import TfSupervisorError
-from supervisor.contract.job import CheckpointSpec, JobSpec, RestartPolicy, RoleSpec, Strategy
-from supervisor.contract.views import SubmitRequest
+from supervisor.contract.job.spec import CheckpointSpec, JobSpec, RestartPolicy, RoleSpec, Strategy
+from supervisor.contract.views.jobs import SubmitRequest
 
 JOB = "digits"
 CALM = 4

@@ -25,7 +25,7 @@ from supervisor.contract.checkpoint import CheckpointRef
 from supervisor.contract.desired import JobPhase, JobSwitch
 from supervisor.contract.ids import TaskId
 from supervisor.contract.incident import Incident, Outcome
-from supervisor.contract.job import Rule, Wanted
+from supervisor.contract.job.spec import Rule, Wanted
 
 STEPPING_S = 1.5
 COMMITTED_S = 3.0

@@ -16,7 +16,7 @@ from supervisor.contract.checkpoint import CheckpointRef, CommitRecord, CommitSt
 from supervisor.contract.desired import Assignment, Cordon, GpuQuarantine, JobPhase, JobSwitch, LostMark
 from supervisor.contract.ids import AttemptId, TaskId
 from supervisor.contract.incident import Cause, Incident, Outcome
-from supervisor.contract.job import Rule
+from supervisor.contract.job.spec import Rule
 from supervisor.contract.observed import AttemptReport, Incarnation
 
 RECORDED = "a restart has a record and is charged"

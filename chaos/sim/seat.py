@@ -11,7 +11,7 @@ from chaos.sim.loop import SimProcess
 from chaos.sim.machine import Machine, NodeClock
 from chaos.sim.node import LauncherTable, SimLaunchers
 from supervisor.contract.boundaries import Sink
-from supervisor.control.daemon import ControlDaemon
+from supervisor.control.loop.daemon import ControlDaemon
 
 
 class SimSink(Sink):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 
-from agent.core.record import AgentRecord, Saved
+from agent.core.saved.record import AgentRecord, Saved
 from chaos.sim.loop import PROCESS
 from chaos.sim.machine import Machine
 from supervisor.contract.errors import Refused

@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import partial
 from signal import SIGSEGV
 
-from agent.core.gpu_health import Sight, Xid
+from agent.core.gpus.health import Sight, Xid
 from chaos.sim.fault import SCRIPTED, Fault, every, later
 from chaos.sim.loop import SimProcess
 from chaos.sim.machine import PLENTY, Machine, MachineProcess, Trouble

@@ -11,10 +11,10 @@ from chaos.sim.saves import files_below
 from chaos.sim.seat import Seat
 from chaos.sim.strikes import leading
 from chaos.sim.world import World
-from supervisor.adapters.memory_store import Backup
+from supervisor.adapters.etcd.memory_store import Backup
 from supervisor.contract import codec
 from supervisor.contract.checkpoint import CommitRecord, CommitState
-from supervisor.control.collecting import ADOPTED
+from supervisor.control.decide.checkpoints.collecting import ADOPTED
 
 FLAP_S = 0.7
 SLOW_S = 0.23

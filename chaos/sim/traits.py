@@ -11,7 +11,7 @@ from chaos.sim.saves import OVERWRITTEN, PLAIN_FILES
 from chaos.sim.swarm import Length, Shape
 from chaos.sim.world import NETWORK
 from supervisor.contract.incident import Cause
-from supervisor.contract.job import ContainerSpec, JobSpec, Pull, RestartPolicy, Rule, Scope
+from supervisor.contract.job.spec import ContainerSpec, JobSpec, Pull, RestartPolicy, Rule, Scope
 
 STARTUP_S, WALL_TIME_S, FALLBACK_S, GRACE_S, KEPT_S = (3.0, 6.0), (6.0, 20.0), (1.0, 5.0), (0.5, 3.0), 4.0
 ELSEWHERE = (Cause.KILLED, Cause.LAUNCHER_LOST, Cause.PROGRAM_EXIT, Cause.DEADLINE, Cause.START_FAILED)

@@ -10,7 +10,7 @@ from supervisor.contract.boundaries import Absent, Compare, CreatedAt, KeyValue,
 from supervisor.contract.checkpoint import CheckpointRef, CommitRecord, CommitState
 from supervisor.contract.desired import Assignment, JobSwitch, Plan
 from supervisor.contract.ids import TaskId
-from supervisor.contract.job import JobIntent, JobRecord, JobSpec
+from supervisor.contract.job.spec import JobIntent, JobRecord, JobSpec
 
 
 class Picture:

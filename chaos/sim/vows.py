@@ -16,7 +16,7 @@ from chaos.sim.loop import SimProcess, VirtualLoop
 from chaos.sim.machine import NodeClock
 from chaos.sim.seat import Seat, Weather
 from supervisor.contract.promise import PromiseRequest, Word
-from supervisor.control.high_water import Mark
+from supervisor.control.loop.etcd_identity import Mark
 
 
 @dataclass(slots=True, eq=False)

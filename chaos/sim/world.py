@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from agent.boundaries import NoGpus, Outside
-from agent.checkpoints import NodeCheckpoints
+from agent.checkpoints.keeper import NodeCheckpoints
 from agent.daemon import AgentDaemon
 from agent.settings import AgentSettings
 from chaos.sim.aimed import Aim
@@ -40,12 +40,12 @@ from chaos.sim.state_file import SimStateFile
 from chaos.sim.vows import SimMarkFile, SimWordFile, Vows
 from recovery.stores.memory import REAL_FILES, LocalSide, MemoryCheckpointStore, MemoryDisk
 from supervisor.adapters import failpoints
-from supervisor.adapters.memory_store import Backup
+from supervisor.adapters.etcd.memory_store import Backup
 from supervisor.contract.boundaries import CheckpointStore
 from supervisor.contract.observed import NodeResources
 from supervisor.contract.timing import FAST, Timing
-from supervisor.control.daemon import ControlDaemon, ControlSettings, StateFiles
-from supervisor.control.promiser import Terms
+from supervisor.control.loop.daemon import ControlDaemon, ControlSettings, StateFiles
+from supervisor.control.loop.promise_log import Terms
 
 T = TypeVar("T")
 

@@ -23,7 +23,7 @@ from typing import NoReturn
 import psutil
 from rich.console import Console
 
-from agent.kill_times import rehearse
+from agent.host.kill_times import rehearse
 from chaos.hdfs import HdfsCluster
 from examples.demo import kernel
 from examples.demo.acts import Acts, Kill, logs_of
@@ -38,7 +38,7 @@ from supervisor.contract.desired import JobPhase
 from supervisor.contract.errors import Conflict, NotFound, Refused, TfSupervisorError
 from supervisor.contract.incident import Cause
 from supervisor.contract.timing import FAST, PROFILES, Timing
-from supervisor.contract.views import IncidentView, SubmitRequest
+from supervisor.contract.views.jobs import IncidentView, SubmitRequest
 
 STATE = Path("var/demo")
 OUTPUTS = "outputs"

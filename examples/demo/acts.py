@@ -17,7 +17,7 @@ from examples.demo.screen import Screen
 from examples.demo.watch import TRAINERS, PromiseBroken, Watch
 from supervisor.cli.local.cluster import LocalCluster
 from supervisor.contract.incident import PHASES, Outcome
-from supervisor.contract.views import IncidentView
+from supervisor.contract.views.jobs import IncidentView
 
 HEALTHY_S = 30.0
 RECOVERED_S = 30.0

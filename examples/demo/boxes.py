@@ -15,7 +15,7 @@ from chaos.dockerd import Dockerd
 from examples.demo.job import PROGRAM
 from supervisor.cli.local.layout import LocalDocker, LocalMount
 from supervisor.contract.errors import UserError
-from supervisor.contract.job import JobSpec
+from supervisor.contract.job.spec import JobSpec
 
 SHARES = 512
 """Of the processors, for all tasks together: half of what each daemon has, which needs little, at once."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from supervisor.adapters.jobfile import load_job_file
-from supervisor.contract.job import JobSpec
+from supervisor.adapters.files.jobfile import load_job_file
+from supervisor.contract.job.spec import JobSpec
 
 JOB_FILE = Path(__file__).resolve().parents[1] / "digits_async" / "job.yaml"
 PROGRAM = JOB_FILE.parent / "train.py"

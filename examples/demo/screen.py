@@ -17,7 +17,7 @@ from rich.text import Text
 from examples.demo.watch import Watch
 from supervisor.cli.terminal import one_line
 from supervisor.contract.incident import PHASES, Cause
-from supervisor.contract.views import EventView, IncidentView, TaskView
+from supervisor.contract.views.jobs import EventView, IncidentView, TaskView
 
 REFRESH_PER_S = 8
 PLAIN_EVERY_S = 3.0

@@ -21,8 +21,7 @@ from supervisor.api.client import ControlClient
 from supervisor.contract.desired import JobPhase
 from supervisor.contract.errors import NotFound, TfSupervisorError, Unreachable
 from supervisor.contract.incident import Outcome
-from supervisor.contract.node_views import NodeView
-from supervisor.contract.views import (
+from supervisor.contract.views.jobs import (
     ClusterStatus,
     EventsRequest,
     EventView,
@@ -31,6 +30,7 @@ from supervisor.contract.views import (
     TailRequest,
     TaskView,
 )
+from supervisor.contract.views.nodes import NodeView
 
 STATUS_EVERY_S = 0.15
 STEPS_EVERY_S = 0.03

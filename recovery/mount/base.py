@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from zlib import crc32
 
-from recovery.checkpoints.manifest import Manifest, ManifestFile, hex_crc32c
-from recovery.checkpoints.tf_files import STATE_FILE
+from recovery.commit.stage import read_manifest
+from recovery.formats.manifest import Manifest, ManifestFile, hex_crc32c
+from recovery.formats.tf_files import STATE_FILE
+from recovery.io.parallel import in_parallel
 from recovery.mount.layout import Place, verified_path
 from recovery.mount.live import LiveDirectory
-from recovery.parallel import in_parallel
-from recovery.stage import read_manifest
 from supervisor.adapters.failpoints import effect
 from supervisor.contract.boundaries import CheckpointStore
 from supervisor.contract.checkpoint import CommitRecord

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import posixpath
 
-from recovery.checkpoints.commit_rule import CommitIdentity, CommitRefused, Committed
-from recovery.checkpoints.manifest import MANIFEST_FILE
-from recovery.checkpoints.tf_files import STATE_FILE
-from recovery.commit import Committer
-from recovery.mount.backend import Backend, write_small
+from recovery.commit.commit import Committer
+from recovery.commit.outbox import TakenCheckpoint
+from recovery.families.commit_rule import CommitIdentity, CommitRefused, Committed
+from recovery.formats.manifest import MANIFEST_FILE
+from recovery.formats.tf_files import STATE_FILE
+from recovery.mount.backends.backend import Backend, write_small
 from recovery.mount.take import place_of
-from recovery.outbox import TakenCheckpoint
 from supervisor.adapters.failpoints import effect
 from supervisor.contract.boundaries import CheckpointStore, Clock, Coordination
 from supervisor.contract.checkpoint import Verify

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from recovery.mount.backend import Entry
+from recovery.mount.backends.backend import Entry
 from recovery.mount.layout import SIGN
 from recovery.mount.live import Found, LiveDirectory
 from recovery.mount.reading import ChunkedReader

@@ -18,7 +18,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from recovery.checkpoints.paths import STAGING, stored_path, stored_ref
+from recovery.formats.paths import STAGING, stored_path, stored_ref
 from supervisor.contract.checkpoint import CheckpointRef
 
 MOUNTED = "mounted"

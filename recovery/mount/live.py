@@ -11,7 +11,8 @@ import secrets
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from recovery.mount.backend import Backend, Entry, read_small, write_small
+from recovery.io.parallel import in_parallel
+from recovery.mount.backends.backend import Backend, Entry, read_small, write_small
 from recovery.mount.layout import (
     HIDDEN,
     Place,
@@ -22,7 +23,6 @@ from recovery.mount.layout import (
     parts_path,
     place_shown,
 )
-from recovery.parallel import in_parallel
 from supervisor.adapters.failpoints import effect
 from supervisor.contract.errors import Conflict, NotFound, StoreUnreachable, UserError
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import importlib
 from pathlib import Path
 
-from recovery.mount.backend import Backend
-from recovery.mount.local_backend import LocalBackend
+from recovery.mount.backends.backend import Backend
+from recovery.mount.backends.local import LocalBackend
 from recovery.stores.open import Stores
-from recovery.stores.uri import Scheme, parse_uri
-from supervisor.adapters.hadoop import HadoopSettings, read_conf
+from supervisor.adapters.files.hadoop import HadoopSettings, read_conf
+from supervisor.adapters.files.store_uri import Scheme, parse_uri
 
 
 def open_backend(uri: str, stores: Stores) -> Backend:
@@ -17,7 +17,7 @@ def open_backend(uri: str, stores: Stores) -> Backend:
     place = stores.place(uri)
     if place.scheme is Scheme.FILE:
         return LocalBackend(Path(place.path))
-    backend: Backend = importlib.import_module("recovery.mount.hdfs_backend").HdfsBackend(
+    backend: Backend = importlib.import_module("recovery.mount.backends.hdfs").HdfsBackend(
         stores.client(place), place.path
     )
     return backend
@@ -31,5 +31,5 @@ def open_own_backend(uri: str, hadoop: HadoopSettings, call_ms: int) -> Backend:
     authority = place.known_to(read_conf(hadoop.directory())).authority
     patience = importlib.import_module("recovery.stores.hdfs_files").Patience(call_ms=call_ms)
     client = importlib.import_module("recovery.stores.hdfs_client").HdfsClient(authority, hadoop, patience)
-    backend: Backend = importlib.import_module("recovery.mount.hdfs_backend").HdfsBackend(client, place.path)
+    backend: Backend = importlib.import_module("recovery.mount.backends.hdfs").HdfsBackend(client, place.path)
     return backend

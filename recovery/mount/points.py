@@ -10,7 +10,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
-from recovery.files import mapped_errors
+from recovery.io.files import mapped_errors
 from supervisor.adapters.failpoints import effect
 from supervisor.contract.errors import Refused, StoreUnreachable
 

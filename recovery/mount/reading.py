@@ -6,7 +6,7 @@ import asyncio
 import threading
 from collections import OrderedDict
 
-from recovery.mount.backend import Reader
+from recovery.mount.backends.backend import Reader
 
 CHUNK_BYTES = 4 << 20
 AHEAD = 3

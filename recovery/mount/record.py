@@ -20,9 +20,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from recovery.files import mapped_errors, read_small
+from recovery.io.files import mapped_errors, read_small
 from supervisor.adapters.failpoints import effect
-from supervisor.adapters.hadoop import HadoopSettings
+from supervisor.adapters.files.hadoop import HadoopSettings
 from supervisor.contract import codec
 from supervisor.contract.errors import IncompatibleRecord, NotFound
 

@@ -12,7 +12,7 @@ import threading
 from pathlib import Path
 from typing import NoReturn
 
-from recovery.mount.backend import Backend
+from recovery.mount.backends.backend import Backend
 from recovery.mount.filesystem import MountedFiles
 from recovery.mount.kernel import MountOptions, Operations, mount
 from recovery.mount.live import LiveDirectory

@@ -9,17 +9,17 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from recovery.checkpoints.families import Sight, StateFile, bundle_of, is_temporary, prefix_below
-from recovery.checkpoints.manifest import check_file_name
-from recovery.checkpoints.tf_files import MAX_STATE_BYTES, is_state_file, parse_state
-from recovery.checkpoints.watch_rule import FileMark
-from recovery.mount.backend import Entry, read_small
+from recovery.commit.sight import KERAS_ENDINGS, MAX_ENTRIES, SAVED_MODEL
+from recovery.families.families import Sight, StateFile, bundle_of, is_temporary, prefix_below
+from recovery.families.watch_rule import FileMark
+from recovery.formats.manifest import check_file_name
+from recovery.formats.tf_files import MAX_STATE_BYTES, is_state_file, parse_state
+from recovery.io.parallel import in_parallel
+from recovery.mount.backends.backend import Entry, read_small
 from recovery.mount.layout import MAX_LINK_BYTES, Place, link_name
 from recovery.mount.live import LiveDirectory
-from recovery.parallel import in_parallel
-from recovery.sight import KERAS_ENDINGS, MAX_ENTRIES, SAVED_MODEL
 from supervisor.contract.errors import NotFound, StoreUnreachable, UserError
-from supervisor.contract.file_pattern import MAX_DEPTH
+from supervisor.contract.job.file_pattern import MAX_DEPTH
 
 MAX_DIRECTORIES = 500
 """So many directories are looked into: each is a call of the store, again and again."""

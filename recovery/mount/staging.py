@@ -11,13 +11,13 @@ from collections.abc import Collection, Mapping
 
 import google_crc32c
 
-from recovery.checkpoints.families import Save
-from recovery.checkpoints.manifest import ManifestFile, hex_crc32c
-from recovery.mount.backend import once, read_small, write_small
+from recovery.families.families import Save
+from recovery.formats.manifest import ManifestFile, hex_crc32c
+from recovery.io.parallel import in_parallel
+from recovery.mount.backends.backend import once, read_small, write_small
 from recovery.mount.layout import Place
 from recovery.mount.live import LiveDirectory
 from recovery.mount.sight import LiveEyes
-from recovery.parallel import in_parallel
 from supervisor.adapters.failpoints import effect
 from supervisor.contract.boundaries import Moved
 from supervisor.contract.errors import NotFound, StoreUnreachable

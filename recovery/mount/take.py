@@ -14,11 +14,16 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from recovery.bundle_outbox import ENTRIES_A_LOOK
-from recovery.checkpoints.bundle import MAX_INDEX_BYTES, read_index
-from recovery.checkpoints.families import Family, Save, Sight
-from recovery.checkpoints.family_saves import FamilySaves, Ready
-from recovery.checkpoints.manifest import (
+from recovery.commit.bundle_outbox import ENTRIES_A_LOOK
+from recovery.commit.outbox import SavingJob, Seen, TakenCheckpoint, manifest_of
+from recovery.commit.sight import names_of
+from recovery.commit.verify import Verified, verify_files
+from recovery.families.families import Family, Save, Sight
+from recovery.families.notes import Notes
+from recovery.families.saves import FamilySaves, Ready
+from recovery.families.watch_rule import IDLE, Idle, Unfinished
+from recovery.formats.bundle import MAX_INDEX_BYTES, read_index
+from recovery.formats.manifest import (
     MANIFEST_FILE,
     MAX_MANIFEST_BYTES,
     Manifest,
@@ -26,21 +31,16 @@ from recovery.checkpoints.manifest import (
     encode_manifest,
     parse_manifest,
 )
-from recovery.checkpoints.notes import Notes
-from recovery.checkpoints.paths import stored_ref
-from recovery.checkpoints.steps import step_of_save
-from recovery.checkpoints.tf_files import complete_set, number_of
-from recovery.checkpoints.watch_rule import IDLE, Idle, Unfinished
-from recovery.deadline import Motion
-from recovery.files import mapped_errors
-from recovery.mount.backend import read_small
+from recovery.formats.paths import stored_ref
+from recovery.formats.steps import step_of_save
+from recovery.formats.tf_files import complete_set, number_of
+from recovery.io.deadline import Motion
+from recovery.io.files import mapped_errors
+from recovery.mount.backends.backend import read_small
 from recovery.mount.layout import PLACES, Place, parse_place, staging_place
 from recovery.mount.live import LiveDirectory
 from recovery.mount.sight import LiveEyes
 from recovery.mount.staging import Staging
-from recovery.outbox import SavingJob, Seen, TakenCheckpoint, manifest_of
-from recovery.sight import names_of
-from recovery.verify import Verified, verify_files
 from supervisor.contract.boundaries import Clock
 from supervisor.contract.checkpoint import CheckpointRef
 from supervisor.contract.errors import BadCheckpoint, IncompatibleRecord, NotFound, StoreUnreachable

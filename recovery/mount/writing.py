@@ -16,8 +16,8 @@ import time
 from functools import partial
 from pathlib import Path
 
-from recovery.files import mapped_errors, write_all
-from recovery.mount.backend import Reader, once
+from recovery.io.files import mapped_errors, write_all
+from recovery.mount.backends.backend import Reader, once
 from recovery.mount.live import LiveDirectory
 from recovery.stores.hdfs_files import PIECE_BYTES, DataLost
 from supervisor.adapters.backoff import Backoff

@@ -12,8 +12,8 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from recovery.deadline import Motion
-from recovery.files import beneath, mapped_errors
+from recovery.io.deadline import Motion
+from recovery.io.files import beneath, mapped_errors
 from recovery.outputs.index import OutputFile, OutputIndex, crc_of_pieces, directory_of
 from recovery.outputs.note import OutputState, Sent
 from recovery.outputs.reading import Changed, Unreadable, crc_of, edges_of

@@ -12,7 +12,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from recovery.checkpoints.crc32c import joined
+from recovery.formats.crc32c import joined
 from supervisor.contract import codec
 from supervisor.contract.errors import IncompatibleRecord
 

@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from recovery import files
+from recovery.io import files
 from recovery.outputs.index import OutputFile, directory_of
 from recovery.outputs.scan import Seen
 from supervisor.adapters.failpoints import effect

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import google_crc32c
 
-from recovery import files
-from recovery.files import GoOn, beneath, never_stop, open_to_read
+from recovery.io import files
+from recovery.io.files import GoOn, beneath, never_stop, open_to_read
 from recovery.outputs.note import Sent
 from recovery.outputs.scan import Seen
 from supervisor.contract.boundaries import Moved, unwatched

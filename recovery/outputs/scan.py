@@ -8,7 +8,7 @@ from collections.abc import Callable, Container
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from recovery.checkpoints.paths import PART_PREFIX
+from recovery.formats.paths import PART_PREFIX
 from recovery.outputs.index import MAX_DEPTH, MAX_FILES, path_objection
 
 MAX_ENTRIES = 50_000

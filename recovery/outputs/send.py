@@ -19,8 +19,8 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from recovery.deadline import Motion, while_moving
-from recovery.files import mapped_errors
+from recovery.io.deadline import Motion, while_moving
+from recovery.io.files import mapped_errors
 from recovery.outputs.index import (
     INDEX,
     MAX_FILES,

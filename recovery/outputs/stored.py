@@ -15,9 +15,9 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from recovery import files
-from recovery.checkpoints.paths import PART_PREFIX
-from recovery.files import beneath, mapped_errors
+from recovery.formats.paths import PART_PREFIX
+from recovery.io import files
+from recovery.io.files import beneath, mapped_errors
 from recovery.outputs.index import (
     INDEX,
     MAX_INDEX_BYTES,

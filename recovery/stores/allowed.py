@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
 
-from recovery.stores.uri import Scheme, StoreUri, parse_uri
+from supervisor.adapters.files.store_uri import Scheme, StoreUri, parse_uri
 from supervisor.contract.access import Kind
 from supervisor.contract.errors import UserError
 

@@ -11,10 +11,10 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
-from recovery.checkpoints.crc32c import joined
-from recovery.checkpoints.paths import MARKER, PART_PREFIX, split_directory, split_path
-from recovery.files import mapped_errors
-from recovery.parallel import in_parallel
+from recovery.formats.crc32c import joined
+from recovery.formats.paths import MARKER, PART_PREFIX, split_directory, split_path
+from recovery.io.files import mapped_errors
+from recovery.io.parallel import in_parallel
 from recovery.stores.hdfs_client import FileInfo, HdfsClient
 from recovery.stores.hdfs_files import DataLost, HdfsReader, NotJoined
 from recovery.stores.hdfs_sending import PARTED_BYTES, Sender

@@ -25,7 +25,7 @@ from recovery.stores.hdfs_errors import Failure, Meaning, read_failure
 from recovery.stores.hdfs_files import DataLost, HdfsReader, HdfsWriter, Patience, Place
 from recovery.stores.hdfs_joining import Joiner
 from recovery.stores.hdfs_threads import Threads
-from supervisor.adapters.hadoop import (
+from supervisor.adapters.files.hadoop import (
     CONF_DIR_VARIABLE,
     TICKET_CACHE_VARIABLE,
     USER_VARIABLE,

@@ -14,7 +14,7 @@ from recovery.stores.hdfs_errors import Failure, Meaning
 from recovery.stores.hdfs_files import NotJoined, Patience
 from recovery.stores.hdfs_threads import Threads
 from recovery.stores.hdfs_web import WebFailed, WebNameNode
-from supervisor.adapters.hadoop import USER_VARIABLE
+from supervisor.adapters.files.hadoop import USER_VARIABLE
 from supervisor.contract.boundaries import Sink
 
 if TYPE_CHECKING:

@@ -11,8 +11,8 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from functools import partial
 
-from recovery.checkpoints.crc32c import joined
-from recovery.parallel import in_parallel
+from recovery.formats.crc32c import joined
+from recovery.io.parallel import in_parallel
 from recovery.stores.hdfs_client import HdfsClient
 from recovery.stores.hdfs_files import PIECE_BYTES, DataLost, HdfsWriter
 from recovery.stores.local_side import Source, Steps

@@ -13,9 +13,9 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import TypeVar
 
-from recovery import files, trees
-from recovery.checkpoints.paths import MARKER, PART_PREFIX, split_directory, split_path
-from recovery.files import GoOn, mapped_errors
+from recovery.formats.paths import MARKER, PART_PREFIX, split_directory, split_path
+from recovery.io import files, trees
+from recovery.io.files import GoOn, mapped_errors
 from supervisor.adapters.failpoints import effect
 from supervisor.contract.boundaries import Moved, StoredDirectory, StoredFile, unwatched
 from supervisor.contract.errors import Conflict, NotFound, StoreUnreachable, UserError

@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from recovery import files
+from recovery.io import files
 from supervisor.contract.errors import StoreUnreachable
 
 T = TypeVar("T")

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import google_crc32c
 
-from recovery.checkpoints.paths import split_directory, split_path
-from recovery.files import mapped_errors
+from recovery.formats.paths import split_directory, split_path
+from recovery.io.files import mapped_errors
 from supervisor.contract.boundaries import Moved, StoredDirectory, StoredFile, unwatched
 from supervisor.contract.errors import Conflict, NotFound, StoreUnreachable, UserError
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 from recovery.stores.allowed import ANYWHERE, AllowedStores
 from recovery.stores.local import LocalStore
-from recovery.stores.uri import Scheme, StoreUri, parse_uri
-from supervisor.adapters.hadoop import HadoopSettings, read_conf
+from supervisor.adapters.files.hadoop import HadoopSettings, read_conf
+from supervisor.adapters.files.store_uri import Scheme, StoreUri, parse_uri
 from supervisor.contract.boundaries import CheckpointStore, Sink
 
 if TYPE_CHECKING:

@@ -13,8 +13,8 @@ from typing import TypeVar
 import click
 
 from supervisor.adapters import failpoints
-from supervisor.adapters.config import DaemonConfig
-from supervisor.adapters.etcd import EtcdCoordination
+from supervisor.adapters.etcd.client import EtcdCoordination
+from supervisor.adapters.files.config import DaemonConfig
 from supervisor.adapters.systemd import Keeper, keeper_of
 from supervisor.adapters.telemetry import configure_logging, get_logger
 from supervisor.contract.boundaries import Sink

@@ -12,7 +12,7 @@ import grpc
 from supervisor.contract import codec
 from supervisor.contract.errors import NotFound, Unreachable
 from supervisor.contract.ids import TaskId
-from supervisor.control.snapshot import JobPicture, Snapshot
+from supervisor.control.decide.snapshot import JobPicture, Snapshot
 from supervisor.wire.failures import from_failure, read_failure
 from supervisor.wire.rpc import Guard
 from supervisor.wire.tfsup_pb2 import Record

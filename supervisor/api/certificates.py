@@ -8,7 +8,7 @@ from typing import Protocol
 from supervisor.contract.boundaries import Sink
 from supervisor.contract.errors import TfSupervisorError
 from supervisor.contract.observed import Beat
-from supervisor.control.snapshot import Snapshot
+from supervisor.control.decide.snapshot import Snapshot
 
 KIND = "certificate"
 LONGEST = 200

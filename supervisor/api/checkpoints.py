@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from typing import Protocol, TypeVar
 
-from supervisor.contract.checkpoint_views import (
+from supervisor.contract.views.checkpoints import (
     AdoptRequest,
     CheckProgress,
     CollectReport,
@@ -17,7 +17,7 @@ from supervisor.contract.checkpoint_views import (
     ImportRequest,
     VerifyRequest,
 )
-from supervisor.contract.views import JobRequest
+from supervisor.contract.views.jobs import JobRequest
 from supervisor.wire import rpc
 
 T = TypeVar("T")

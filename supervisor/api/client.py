@@ -12,7 +12,10 @@ import grpc
 
 from supervisor.contract import codec
 from supervisor.contract.checkpoint import CheckpointRef
-from supervisor.contract.checkpoint_views import (
+from supervisor.contract.code import CodePart, CodeState
+from supervisor.contract.errors import Unreachable
+from supervisor.contract.job.spec import CodeRef
+from supervisor.contract.views.checkpoints import (
     AdoptRequest,
     CheckProgress,
     CollectReport,
@@ -23,18 +26,7 @@ from supervisor.contract.checkpoint_views import (
     ImportRequest,
     VerifyRequest,
 )
-from supervisor.contract.code import CodePart, CodeState
-from supervisor.contract.errors import Unreachable
-from supervisor.contract.job import CodeRef
-from supervisor.contract.node_views import (
-    CordonRequest,
-    GpuList,
-    GpusRequest,
-    NodeAnswer,
-    NodeList,
-    UncordonRequest,
-)
-from supervisor.contract.views import (
+from supervisor.contract.views.jobs import (
     Accepted,
     CheckpointList,
     ClusterStatus,
@@ -51,6 +43,14 @@ from supervisor.contract.views import (
     SubmitRequest,
     TailChunk,
     TailRequest,
+)
+from supervisor.contract.views.nodes import (
+    CordonRequest,
+    GpuList,
+    GpusRequest,
+    NodeAnswer,
+    NodeList,
+    UncordonRequest,
 )
 from supervisor.wire.failures import from_failure, read_failure
 from supervisor.wire.rpc import Guard

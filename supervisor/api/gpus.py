@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from supervisor.contract.errors import NotFound
-from supervisor.contract.node_views import GpuList, GpuNodeView, GpuView
 from supervisor.contract.observed import Gpu
-from supervisor.control.aside import Claim
-from supervisor.control.claims import all_claims, by_gpu
-from supervisor.control.devices import QUARANTINED, quarantined, reported
-from supervisor.control.snapshot import NodePicture, Snapshot
+from supervisor.contract.views.nodes import GpuList, GpuNodeView, GpuView
+from supervisor.control.decide.facts.claims import all_claims, by_gpu
+from supervisor.control.decide.facts.devices import QUARANTINED, quarantined, reported
+from supervisor.control.decide.set_aside import Claim
+from supervisor.control.decide.snapshot import NodePicture, Snapshot
 
 NOT_TOLD = "its agent has not told of its GPUs"
 

@@ -7,7 +7,8 @@ from typing import Protocol
 
 from supervisor.api.gpus import gpu_list
 from supervisor.contract.desired import LostMark
-from supervisor.contract.node_views import (
+from supervisor.contract.views.jobs import JobRequest
+from supervisor.contract.views.nodes import (
     CordonRequest,
     GpuList,
     GpusRequest,
@@ -16,11 +17,10 @@ from supervisor.contract.node_views import (
     NodeView,
     UncordonRequest,
 )
-from supervisor.contract.views import JobRequest
-from supervisor.control import promises
-from supervisor.control.claims import all_claims, may_live
-from supervisor.control.devices import quarantines_of, reported
-from supervisor.control.snapshot import Held, NodePicture, Snapshot
+from supervisor.control.decide.facts import promises
+from supervisor.control.decide.facts.claims import all_claims, may_live
+from supervisor.control.decide.facts.devices import quarantines_of, reported
+from supervisor.control.decide.snapshot import Held, NodePicture, Snapshot
 from supervisor.wire import rpc
 
 

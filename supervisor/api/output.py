@@ -10,7 +10,7 @@ from supervisor.api import views
 from supervisor.api.agents import Agents, address_of, check_task
 from supervisor.contract.errors import NotFound, TfSupervisorError, Unreachable
 from supervisor.contract.ids import AttemptId, TaskId
-from supervisor.contract.views import (
+from supervisor.contract.views.jobs import (
     OutputList,
     OutputPlace,
     OutputsRequest,
@@ -18,7 +18,7 @@ from supervisor.contract.views import (
     TailChunk,
     TailRequest,
 )
-from supervisor.control.snapshot import JobPicture, Snapshot
+from supervisor.control.decide.snapshot import JobPicture, Snapshot
 
 ALL_BYTES = 1 << 40
 LIST_S = 2.0

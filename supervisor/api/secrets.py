@@ -11,7 +11,7 @@ from supervisor.contract.errors import IncompatibleRecord, NotFound
 from supervisor.contract.ids import TaskId
 from supervisor.contract.observed import LINK_PROTOCOL
 from supervisor.contract.secret import SecretsAnswer, SecretsRequest, secrets_of
-from supervisor.control.snapshot import Snapshot
+from supervisor.control.decide.snapshot import Snapshot
 
 
 async def deliver(request: SecretsRequest, snap: Snapshot, sources: SecretSources) -> SecretsAnswer:

@@ -11,7 +11,7 @@ from typing import Protocol, TypeVar
 
 from supervisor.adapters.audit import AuditLog
 from supervisor.adapters.caller import CALLER
-from supervisor.adapters.config import SupervisorConfig
+from supervisor.adapters.files.config import SupervisorConfig
 from supervisor.adapters.secret_sources import SecretSources
 from supervisor.api import views
 from supervisor.api.agents import Agents, address_of, node_of
@@ -26,11 +26,11 @@ from supervisor.contract.code import CodePart, CodeState
 from supervisor.contract.desired import LeaderRecord
 from supervisor.contract.errors import IncompatibleRecord
 from supervisor.contract.ids import TaskId
-from supervisor.contract.job import CodeRef
+from supervisor.contract.job.spec import CodeRef
 from supervisor.contract.observed import LINK_PROTOCOL, Beat, BeatAck
 from supervisor.contract.promise import PromiseAnswer, PromiseRequest
 from supervisor.contract.secret import SecretsAnswer, SecretsRequest, Source
-from supervisor.contract.views import (
+from supervisor.contract.views.jobs import (
     Accepted,
     CheckpointList,
     ClusterStatus,
@@ -48,8 +48,8 @@ from supervisor.contract.views import (
     TailChunk,
     TailRequest,
 )
-from supervisor.control.hanging import to_dump
-from supervisor.control.snapshot import Snapshot
+from supervisor.control.decide.assess.hanging import to_dump
+from supervisor.control.decide.snapshot import Snapshot
 from supervisor.wire import rpc
 from supervisor.wire.audit import Auditor
 from supervisor.wire.failures import NotLeading

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 
-from supervisor.adapters.code_archive import CodeArchive
+from supervisor.adapters.files.code_archive import CodeArchive
 from supervisor.api.client import ControlClient
 from supervisor.contract.code import CHUNK_BYTES, CodePart, chunk_count
 from supervisor.contract.errors import Unreachable

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from recovery.checkpoints.lineage import on_lineage
+from recovery.formats.lineage import on_lineage
 from supervisor.contract import keys
 from supervisor.contract.containment import contained, told
 from supervisor.contract.desired import JobPhase, LeaderRecord, Placement, Plan
 from supervisor.contract.errors import Conflict, NotFound
 from supervisor.contract.ids import TaskId
 from supervisor.contract.incident import Incident
-from supervisor.contract.job import JobRecord
+from supervisor.contract.job.spec import JobRecord
 from supervisor.contract.observed import AttemptReport, Exit, TaskBeat
-from supervisor.contract.views import (
+from supervisor.contract.views.jobs import (
     BudgetView,
     CheckpointList,
     CheckpointView,
@@ -25,17 +25,17 @@ from supervisor.contract.views import (
     SupervisorView,
     TaskView,
 )
-from supervisor.control import saving
-from supervisor.control.advice import advice
-from supervisor.control.failing import is_held
-from supervisor.control.hanging import suspected
-from supervisor.control.history import job_step, newest_commit
-from supervisor.control.notices import notices_of
-from supervisor.control.reconcile import waiting_for
-from supervisor.control.snapshot import Held, JobPicture, Snapshot
-from supervisor.control.standing import Standing, standing
-from supervisor.control.verdicts import standing_of
-from supervisor.control.watch import slow_tasks
+from supervisor.control.decide.assess.hanging import suspected
+from supervisor.control.decide.assess.progress import slow_tasks
+from supervisor.control.decide.assess.verdicts import standing_of
+from supervisor.control.decide.checkpoints import saving
+from supervisor.control.decide.checkpoints.advice import advice
+from supervisor.control.decide.checkpoints.notices import notices_of
+from supervisor.control.decide.facts.history import job_step, newest_commit
+from supervisor.control.decide.facts.standing import Standing, standing
+from supervisor.control.decide.jobs.failing import is_held
+from supervisor.control.decide.reconcile import waiting_for
+from supervisor.control.decide.snapshot import Held, JobPicture, Snapshot
 
 TENSORBOARD = "tensorboard"
 

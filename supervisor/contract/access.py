@@ -11,19 +11,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from supervisor.contract.checkpoint_views import (
+from supervisor.contract.errors import Refused
+from supervisor.contract.ids import TaskId
+from supervisor.contract.observed import Beat
+from supervisor.contract.promise import PromiseRequest
+from supervisor.contract.secret import SecretsRequest
+from supervisor.contract.views.checkpoints import (
     AdoptRequest,
     CollectRequest,
     FindRequest,
     ImportRequest,
     VerifyRequest,
 )
-from supervisor.contract.errors import Refused
-from supervisor.contract.ids import TaskId
-from supervisor.contract.observed import Beat
-from supervisor.contract.promise import PromiseRequest
-from supervisor.contract.secret import SecretsRequest
-from supervisor.contract.views import (
+from supervisor.contract.views.jobs import (
     ExecRequest,
     JobRequest,
     PinRequest,

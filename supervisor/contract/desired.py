@@ -8,7 +8,7 @@ from enum import Enum
 from supervisor.contract.boundaries import CreatedAt
 from supervisor.contract.checkpoint import CheckpointRef, Verify
 from supervisor.contract.ids import AttemptId, TaskId, attempt_id, task_id
-from supervisor.contract.job import CodeRef, ContainerSpec, Resources
+from supervisor.contract.job.spec import CodeRef, ContainerSpec, Resources
 from supervisor.contract.observed import GpuAction
 
 

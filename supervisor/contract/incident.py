@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from supervisor.contract.checkpoint import CheckpointRef
-from supervisor.contract.job import Scope
+from supervisor.contract.job.spec import Scope
 
 
 class Cause(Enum):
@@ -88,7 +88,7 @@ class Incident:
     """One failure and its recovery.
 
     Attributes:
-        rule: the rule that chose the scope, in words of `recovery.decide`.
+        rule: the rule that chose the scope, in words of `recovery.policy`.
         from_step: the job's step when it failed; -1 if it has made none, or none is known.
         to_step: the step that training went on from; -1 until known.
         phases_ms: duration of each phase of PHASES that is over; they add up to `total_ms`.

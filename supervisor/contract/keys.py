@@ -11,10 +11,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-from supervisor.contract import checkpoint, code, desired, incident, job, observed
+from supervisor.contract import checkpoint, code, desired, incident, observed
 from supervisor.contract.boundaries import BULK
 from supervisor.contract.checkpoint import CheckpointRef
 from supervisor.contract.ids import AttemptId, TaskId
+from supervisor.contract.job import spec
 
 
 class Writer(Enum):
@@ -77,8 +78,8 @@ FAMILIES = (
     Family("quarantines/", desired.GpuQuarantine, Writer.LEADER, 4096, Removed.BOOT, "node/gpu"),
     Family(CLAIMS, desired.Claims, Writer.LEADER, 1024, Removed.NEVER),
     Family(TIME, desired.ClusterTime, Writer.LEADER, 32 * 1024, Removed.NEVER),
-    Family("jobs/", job.JobRecord, Writer.LEADER, 128 * 1024, Removed.JOB, "job"),
-    Family("intents/", job.JobIntent, Writer.LEADER, 1024, Removed.JOB, "job"),
+    Family("jobs/", spec.JobRecord, Writer.LEADER, 128 * 1024, Removed.JOB, "job"),
+    Family("intents/", spec.JobIntent, Writer.LEADER, 1024, Removed.JOB, "job"),
     Family("deleted/", desired.DeletedJob, Writer.LEADER, 1024, Removed.NAME, "job"),
     Family("switches/", desired.JobSwitch, Writer.LEADER, 64 * 1024, Removed.JOB, "job"),
     Family("plans/", desired.Plan, Writer.LEADER, 256 * 1024, Removed.PLAN, "job/plan"),
@@ -285,8 +286,8 @@ def is_well_formed(key: str) -> bool:
 def subject_of(key: str) -> tuple[str, str]:
     """The job that a well-formed key is about, or the node; as (job, ""), ("", node) or ("", "")."""
     named = dict(zip(family(key).shape.split("/"), parse(key), strict=False))
-    job = named.get("job", "")
-    return job, "" if job else named.get("node", "")
+    spec = named.get("job", "")
+    return spec, "" if spec else named.get("node", "")
 
 
 def parse(key: str) -> tuple[str, ...]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from supervisor.contract.job import JobSpec, RoleSpec
+from supervisor.contract.job.spec import JobSpec, RoleSpec
 
 LEAST_BYTES = 8
 LEAST_DIFFERENT = 4

@@ -21,7 +21,7 @@ from types import TracebackType
 from supervisor.adapters.audit import AuditLog
 from supervisor.contract.access import BETWEEN_DAEMONS, READS, TABLE, Caller, Kind, Right
 from supervisor.contract.errors import Refused, TfSupervisorError
-from supervisor.contract.views import ExecRequest, SubmitRequest
+from supervisor.contract.views.jobs import ExecRequest, SubmitRequest
 
 LONGEST = 200
 """Characters of one value."""

@@ -9,7 +9,7 @@ import grpc
 
 from supervisor.contract import codec, errors
 from supervisor.contract.errors import IncompatibleRecord, TfSupervisorError, Unreachable
-from supervisor.contract.views import API_PROTOCOL, Failure
+from supervisor.contract.views.jobs import API_PROTOCOL, Failure
 
 FAILURE_KEY = "tfsup-failure-bin"
 PROTOCOL_KEY = "tfsup-protocol"

@@ -13,8 +13,8 @@ from typing import TypeAlias
 import grpc
 
 from supervisor.adapters.caller import CALLER
-from supervisor.adapters.certificates import Certificates
-from supervisor.adapters.x509 import issuer, subjects, uris
+from supervisor.adapters.certificates.reload import Certificates
+from supervisor.adapters.certificates.x509 import issuer, subjects, uris
 from supervisor.contract.access import (
     EVERY_USER,
     Caller,

@@ -20,11 +20,11 @@ from typing import NoReturn, TypeAlias, TypeVar
 
 import grpc
 
-from supervisor.adapters.certificates import Certificates
-from supervisor.adapters.tls import TlsFiles, check_open_door
+from supervisor.adapters.certificates.reload import Certificates
+from supervisor.adapters.certificates.tls import TlsFiles, check_open_door
 from supervisor.contract import codec
 from supervisor.contract.errors import Conflict, Refused, TfSupervisorError, UserError
-from supervisor.contract.views import API_PROTOCOL
+from supervisor.contract.views.jobs import API_PROTOCOL
 from supervisor.wire.audit import Auditor, Entry
 from supervisor.wire.failures import (
     FAILURE_KEY,

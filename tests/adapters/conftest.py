@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from supervisor.adapters.etcd import EtcdCoordination
-from supervisor.adapters.memory import MemoryCoordination, MemoryStore
-from supervisor.adapters.memory_store import Backup
+from supervisor.adapters.etcd.client import EtcdCoordination
+from supervisor.adapters.etcd.memory import MemoryCoordination, MemoryStore
+from supervisor.adapters.etcd.memory_store import Backup
 from supervisor.contract.boundaries import Coordination
 from tests.support.etcd_server import EtcdServer, etcd_binaries
 

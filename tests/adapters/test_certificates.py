@@ -18,10 +18,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from chaos.cluster.certificates import Authority
-from supervisor.adapters.certificate_watch import CertificateWatch
-from supervisor.adapters.certificates import Certificates
-from supervisor.adapters.tls import TlsFiles
-from supervisor.adapters.x509 import uris, validity
+from supervisor.adapters.certificates.reload import Certificates
+from supervisor.adapters.certificates.tls import TlsFiles
+from supervisor.adapters.certificates.watch import CertificateWatch
+from supervisor.adapters.certificates.x509 import uris, validity
 from supervisor.contract.errors import UserError
 from tests.support.sinks import ListSink
 

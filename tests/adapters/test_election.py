@@ -7,8 +7,8 @@ import time
 from collections.abc import Callable
 
 from supervisor.adapters.clock import BootClock
-from supervisor.adapters.election import Election
-from supervisor.adapters.memory import Fault, MemoryCoordination, MemoryStore
+from supervisor.adapters.etcd.election import Election
+from supervisor.adapters.etcd.memory import Fault, MemoryCoordination, MemoryStore
 from supervisor.contract.boundaries import Coordination, Delete, Put
 from tests.adapters.conftest import Backend
 from tests.support.sinks import ListSink

@@ -14,9 +14,9 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from supervisor.adapters.endpoints import Endpoint
-from supervisor.adapters.etcd import EtcdCoordination
-from supervisor.adapters.tls import TlsFiles
+from supervisor.adapters.certificates.tls import TlsFiles
+from supervisor.adapters.etcd.client import EtcdCoordination
+from supervisor.adapters.etcd.endpoints import Endpoint
 from supervisor.contract.boundaries import Coordination, Delete, Put, WatchBatch
 from supervisor.contract.errors import (
     CoordinationFull,

@@ -13,8 +13,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 from chaos.cluster.certificates import Authority
-from supervisor.adapters.etcd import EtcdCoordination
-from supervisor.adapters.tls import TlsFiles
+from supervisor.adapters.certificates.tls import TlsFiles
+from supervisor.adapters.etcd.client import EtcdCoordination
 from supervisor.cli.main import cli
 from supervisor.contract import keys
 from supervisor.contract.boundaries import BULK, Coordination, Get, Op, Put, WatchBatch

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from supervisor.adapters.config import load_supervisor
-from supervisor.adapters.hadoop import (
+from supervisor.adapters.files.config import load_supervisor
+from supervisor.adapters.files.hadoop import (
     HadoopConf,
     HadoopSettings,
     Kerberos,

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from supervisor.adapters.memory import Fault, MemoryCoordination, MemoryStore
+from supervisor.adapters.etcd.memory import Fault, MemoryCoordination, MemoryStore
 from supervisor.contract.boundaries import Coordination, Put
 from supervisor.contract.errors import CoordinationFull, CoordinationUnreachable
 from tests.support.virtual import in_virtual_time

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from supervisor.adapters.clock import BootClock
-from supervisor.adapters.memory import MemoryCoordination, MemoryStore
-from supervisor.adapters.mirror import Mirror, MirrorUpdate
+from supervisor.adapters.etcd.memory import MemoryCoordination, MemoryStore
+from supervisor.adapters.etcd.mirror import Mirror, MirrorUpdate
 from supervisor.contract.boundaries import Coordination, Delete, KeyDeleted, KeyValue, Put
 from supervisor.contract.errors import CoordinationUnreachable
 from tests.adapters.conftest import SILENCE_MS, Backend, etcd_client

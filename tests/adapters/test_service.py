@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from supervisor.adapters import service
-from supervisor.adapters.config import SupervisorConfig, load_supervisor
+from supervisor.adapters.files.config import SupervisorConfig, load_supervisor
 from tests.support.sinks import ListSink
 
 

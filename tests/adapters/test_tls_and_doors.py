@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from supervisor.adapters.tls import TlsFiles, check_open_door
+from supervisor.adapters.certificates.tls import TlsFiles, check_open_door
 from supervisor.contract.errors import UserError
 
 CERTIFICATE = "-----BEGIN CERTIFICATE-----\nx\n-----END CERTIFICATE-----\n"

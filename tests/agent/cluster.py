@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from agent.inside import fence
-from supervisor.adapters.etcd import EtcdCoordination
+from supervisor.adapters.etcd.client import EtcdCoordination
 from supervisor.contract import codec, keys
 from supervisor.contract.boundaries import Op, Put
 from supervisor.contract.checkpoint import CheckpointRef

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from agent.core.compose import start_message
+from agent.core.desired import recipe_of
 from agent.core.instructions import Launch
-from agent.core.wants import recipe_of
 from supervisor.contract.desired import Assignment, ClusterSpec, RoleAddresses
 
 SPEC = ClusterSpec(

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from agent.core.adopt import record_of, restore
 from agent.core.code import AGAIN_MS
+from agent.core.desired import recipe_of
 from agent.core.events import (
     BeatSeen,
     BroughtIn,
@@ -30,21 +30,21 @@ from agent.core.events import (
     Tick,
     Written,
 )
-from agent.core.hear import PATIENCE_MS
 from agent.core.instructions import BringIn, Instruction, Launch, Reach, Report, Say, Spawn, Write
+from agent.core.launcher_events import PATIENCE_MS
+from agent.core.saved.adopt import record_of, restore
 from agent.core.state import AgentState
 from agent.core.step import step
-from agent.core.wants import recipe_of
-from agent.host_pids import PidSpace, peer, pids_of
+from agent.host.host_pids import PidSpace, peer, pids_of
+from agent.host.task_users import OneUser
 from agent.inside import protocol
 from agent.runtimes import docker
 from agent.runtimes.docker_engine import Engine
 from agent.runtimes.docker_node import DockerNode
 from agent.runtimes.weights import Weights
 from agent.settings import AgentSettings
-from agent.task_users import OneUser
 from supervisor.contract.desired import Assignment, ClusterSpec, JobPhase, JobSwitch, RoleAddresses
-from supervisor.contract.job import CodeRef, ContainerSpec, Pull, Resources
+from supervisor.contract.job.spec import CodeRef, ContainerSpec, Pull, Resources
 from supervisor.contract.observed import Exit, Incarnation, NodeResources, Prepared
 from supervisor.contract.timing import FAST
 from tests.support.sinks import ListSink

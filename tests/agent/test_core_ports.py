@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from agent.core.adopt import record_of, restore
 from agent.core.events import Fenced, Joined, LauncherGone, LauncherSaid, Spawned, SpecRead, Written
 from agent.core.instructions import Instruction, Launch, Say, Write
+from agent.core.saved.adopt import record_of, restore
 from agent.core.tasks import MOST_TRIES
 from agent.inside import protocol
 from supervisor.contract.desired import ClusterSpec, RoleAddresses

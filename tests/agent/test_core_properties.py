@@ -10,7 +10,6 @@ from hypothesis import event, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from agent.core import adopt
 from agent.core.events import (
     BeatSeen,
     Drained,
@@ -44,6 +43,7 @@ from agent.core.instructions import (
     Write,
 )
 from agent.core.pool import SPARE_BYTES
+from agent.core.saved import adopt
 from agent.core.state import AgentState, Told
 from agent.core.step import step
 from agent.inside import protocol

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from agent.counts import Count, Counts, Kind, count_of
+from agent.logs.counts import Count, Counts, Kind, count_of
 
 PLACE, STEP, GLOBAL = Kind.PLACE, Kind.STEP, Kind.GLOBAL
 LINES = [

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from agent.core.events import DumpAsked
 from agent.core.instructions import Dump
-from agent.core.record import End
+from agent.core.saved.record import End
 from agent.core.state import AgentState, Attempt
 from agent.core.step import step
 from agent.settings import AgentSettings

@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import pytest
 
+from agent.core.desired import recipe_of
 from agent.core.events import Event, Joined, LauncherGone, LauncherSaid, Observed, Tick
 from agent.core.instructions import FollowCommits, Instruction, Say, StopFollowing
 from agent.core.state import AgentState, Attempt, Launcher
 from agent.core.step import step
-from agent.core.wants import recipe_of
-from agent.core.work import KILL_AGAIN_MS, KILL_TIMES
+from agent.core.step_context import KILL_AGAIN_MS, KILL_TIMES
 from agent.inside import protocol
 from agent.settings import AgentSettings
 from supervisor.contract.desired import Assignment, JobPhase, JobSwitch

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from agent.core import adopt
 from agent.core.instructions import Follow, Recipe
-from agent.core.record import AgentRecord, AttemptRecord, LauncherRecord, Saved
-from agent.logs import AttemptFiles, make_room, read_tail
+from agent.core.saved import adopt
+from agent.core.saved.record import AgentRecord, AttemptRecord, LauncherRecord, Saved
+from agent.logs.task_logs import AttemptFiles, make_room, read_tail
 from agent.settings import AgentSettings
 from agent.state_file import SAVED, STATE, LockedStateFile
 from supervisor.contract.errors import Conflict, Refused, UserError

@@ -16,13 +16,13 @@ from pathlib import Path
 
 import pytest
 
-from agent.core.adopt import record_of, restore
 from agent.core.events import Fenced, FirewallSet, Joined, LauncherGone, SpecRead
 from agent.core.instructions import Launch, Note, SetFirewall
-from agent.firewall import NftFirewall, Rule, table_name
+from agent.core.saved.adopt import record_of, restore
+from agent.host.firewall import NftFirewall, Rule, table_name
+from agent.host.task_users import UserRange
 from agent.inside import fence
-from agent.task_users import UserRange
-from supervisor.adapters.config import load_agent
+from supervisor.adapters.files.config import load_agent
 from supervisor.contract.errors import UserError
 from supervisor.contract.timing import FAST
 from tests.agent.cluster import Job, Node

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.core.record import AgentRecord
+from agent.core.saved.record import AgentRecord
 from agent.state_file import ROOM_BYTES, STATE, LockedStateFile
 from supervisor.contract import codec
 from supervisor.contract.errors import Refused

@@ -10,13 +10,13 @@ from random import Random
 
 import pytest
 
+from agent.host.processes import Usage
 from agent.inside.saves import SAVING
-from agent.patterns import Matcher
-from agent.processes import Usage
-from agent.steps import MEASURE_MS, SAVING_MS, Followed
-from recovery.decide.hangs import IDLE_MS, LEAST_WORK_MS, Judgement, Running, bounds_of, judge
+from agent.logs.patterns import Matcher
+from agent.logs.steps import MEASURE_MS, SAVING_MS, Followed
+from recovery.policy.hangs import IDLE_MS, LEAST_WORK_MS, Judgement, Running, bounds_of, judge
 from supervisor.contract.ids import AttemptId, TaskId
-from supervisor.contract.job import DEFAULT_STEP_PATTERNS, ProgressSpec
+from supervisor.contract.job.spec import DEFAULT_STEP_PATTERNS, ProgressSpec
 from tests.support.shapes import HANGS, SHAPES, Piece
 from tests.support.sinks import ListSink
 from tests.support.tapes import Tape

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from agent.core.instructions import Follow
-from agent.logs import HELD, AttemptFiles
+from agent.logs.task_logs import HELD, AttemptFiles
 from supervisor.contract.ids import AttemptId, TaskId
 from tests.support.sinks import ListSink
 

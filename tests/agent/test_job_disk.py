@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from agent import disk
 from agent.core.events import Event, OverDisk
-from agent.disk import DiskWatch
-from recovery.trees import TooMany, space_below
+from agent.host import disk
+from agent.host.disk import DiskWatch
+from recovery.io.trees import TooMany, space_below
 from supervisor.contract.observed import ExitReason
-from tests.agent.test_aside import OTHER, Two
+from tests.agent.test_set_aside import OTHER, Two
 from tests.guarantees.test_agent_rules import ORDER, RUNNING, WAITING
 
 MIB = 1 << 20

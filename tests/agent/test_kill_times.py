@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from agent import kill_times
 from agent.core.events import BeatSeen, Event, Heard, KillRehearsed
 from agent.core.instructions import Note
-from agent.kill_times import RehearsedKills, rehearse
+from agent.host import kill_times
+from agent.host.kill_times import RehearsedKills, rehearse
 from supervisor.contract.errors import Refused
 from supervisor.contract.timing import DEFAULT, FAST, Timing
 from tests.guarantees.test_agent_rules import Core, only

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from agent.boundaries import Process
-from agent.core import adopt
 from agent.core.instructions import Recipe
-from agent.core.record import AgentRecord, AttemptRecord, End, LauncherRecord
-from agent.distrust import to_kill
+from agent.core.saved import adopt
+from agent.core.saved.record import AgentRecord, AttemptRecord, End, LauncherRecord
 from agent.inside import fence
+from agent.state_file_check import to_kill
 from supervisor.contract.observed import AttemptReport, ExitReason
 from tests.agent.cluster import Job, Node, is_alive
 from tests.support.etcd_server import EtcdServer

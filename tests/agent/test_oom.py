@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from agent.boundaries import Beside
-from agent.memory import Cgroup, free_bytes
-from agent.oom import KMSG, OomLog, OomNearby, with_oom
-from recovery.decide.causes import classify
+from agent.host.memory import Cgroup, free_bytes
+from agent.host.oom import KMSG, OomLog, OomNearby, with_oom
+from recovery.policy.causes import classify
 from supervisor.contract.desired import JobPhase
 from supervisor.contract.incident import Cause
 from tests.support.builders import ended, job_spec, report

@@ -17,7 +17,7 @@ import pytest
 from agent import operate
 from agent.core.state import AgentState, Attempt
 from agent.inside import environ, fence
-from agent.logs import AttemptFiles
+from agent.logs.task_logs import AttemptFiles
 from agent.operate import MOST_COMMANDS, Operator
 from agent.settings import AgentSettings
 from supervisor.adapters.clock import BootClock
@@ -25,7 +25,7 @@ from supervisor.contract.errors import NotFound, Refused, UserError
 from supervisor.contract.ids import AttemptId, TaskId
 from supervisor.contract.observed import NodeResources
 from supervisor.contract.timing import FAST
-from supervisor.contract.views import ExecChunk, ExecRequest
+from supervisor.contract.views.jobs import ExecChunk, ExecRequest
 from tests.support.sinks import ListSink
 
 RUNS = AttemptId(TaskId("job", "worker", 0), 1, 1)

@@ -6,16 +6,16 @@ from dataclasses import replace
 
 import pytest
 
-from agent.core.adopt import record_of, restore
 from agent.core.compose import device_env
-from agent.core.duties import report
+from agent.core.desired import name_of, recipe_of
 from agent.core.events import Joined, Observed, Tick
 from agent.core.instructions import Instruction, Launch, Report
-from agent.core.record import End
+from agent.core.reporting import report
+from agent.core.saved.adopt import record_of, restore
+from agent.core.saved.record import End
 from agent.core.state import AgentState, Attempt, Hold, HoldState, Launcher
 from agent.core.step import step
-from agent.core.wants import name_of, recipe_of
-from agent.core.work import Work
+from agent.core.step_context import Work
 from supervisor.contract.desired import Assignment, ClusterSpec, JobPhase, JobSwitch, RoleAddresses
 from supervisor.contract.observed import ExitReason
 from supervisor.contract.timing import FAST

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from agent import ownership
+from agent.host import ownership
 
 
 def test_a_link_put_in_the_way_gives_nothing_else_away(

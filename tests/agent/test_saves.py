@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from agent.checkpoints.saves import SavesReader, parse
 from agent.inside.saves import FILE
-from agent.saves import SavesReader, parse
 from supervisor.contract import codec
 from supervisor.contract.observed import Saves, TaskBeat
 

@@ -16,7 +16,7 @@ from agent.core.instructions import Fence, FetchSecrets, Instruction, Launch, Re
 from agent.core.state import AgentState, Attempt
 from agent.effects import Effects
 from agent.inside import environ, fence, protocol
-from agent.logs import AttemptFiles
+from agent.logs.task_logs import AttemptFiles
 from agent.operate import Operator
 from agent.secrets import TaskSecrets
 from supervisor.adapters.clock import BootClock
@@ -25,7 +25,7 @@ from supervisor.contract.errors import NotFound
 from supervisor.contract.observed import ExitReason, Prepared
 from supervisor.contract.secret import SecretsAnswer, SecretsRequest
 from supervisor.contract.timing import FAST
-from supervisor.contract.views import ExecRequest
+from supervisor.contract.views.jobs import ExecRequest
 from tests.guarantees.test_agent_rules import ORDER, RUNNING, SETTINGS, SPEC, Core, only
 from tests.guarantees.test_daemons import Agent, Silence, registered
 from tests.support.sinks import ListSink

@@ -10,17 +10,17 @@ from pathlib import Path
 
 import pytest
 
-from agent.core import gpus
-from agent.core.gpu_health import GpuBook, GpuSight, KnownGpu
+from agent.core.gpus import report
+from agent.core.gpus.health import GpuBook, GpuSight, KnownGpu
 from agent.core.state import AgentState
+from agent.host.processes import Usage, usage_of
 from agent.inside import fence
 from agent.inside.saves import SAVING
-from agent.patterns import Matcher
-from agent.processes import Usage, usage_of
-from agent.signs import GAUGE_LEAST, Gauge, Novelty, Pulse
-from agent.steps import FILES_PER_S, SAVING_MS, Followed, StepReader
+from agent.logs.patterns import Matcher
+from agent.logs.signs import GAUGE_LEAST, Gauge, Novelty, Pulse
+from agent.logs.steps import FILES_PER_S, SAVING_MS, Followed, StepReader
 from supervisor.contract.ids import AttemptId, TaskId
-from supervisor.contract.job import DEFAULT_STEP_PATTERNS
+from supervisor.contract.job.spec import DEFAULT_STEP_PATTERNS
 from supervisor.contract.observed import Gpu, Sign
 from tests.agent.test_own_gpus import NEW, OLD, attempt
 from tests.agent.test_own_gpus import state as agent_state
@@ -233,8 +233,8 @@ def gpu_state(*sights: GpuSight) -> AgentState:
 
 def test_the_gpus_of_an_attempt_are_taken_together() -> None:
     sights = [GpuSight("GPU-a", 0, "x", utilisation=30), GpuSight("GPU-b", 1, "x", utilisation=50)]
-    assert gpus.utilisation(gpu_state(*sights)) == {OLD.attempt_id: 80.0}
-    assert gpus.utilisation(gpu_state(sights[0])) == {}
+    assert report.utilisation(gpu_state(*sights)) == {OLD.attempt_id: 80.0}
+    assert report.utilisation(gpu_state(sights[0])) == {}
     made = gpu_state(*sights)
     made.attempts[OLD.attempt_id] = replace(attempt(OLD), gpus_shared=True)
-    assert gpus.utilisation(made) == {}
+    assert report.utilisation(made) == {}

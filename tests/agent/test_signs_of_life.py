@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from agent.core import adopt
 from agent.core.events import BeatSeen, Event, Heard, LauncherSaid, MemoryFree, SpecRead, TermsSeen, Tick
 from agent.core.instructions import AskPromises, Fence, Launch
 from agent.core.pool import SPARE_BYTES, STALL_TICKS, silence_ms
+from agent.core.saved import adopt
 from agent.inside import protocol
 from supervisor.contract.timing import FAST
 from tests.guarantees.test_agent_rules import ORDER, RUNNING, SPEC, Core, only

@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import pytest
 
+from agent.core.desired import recipe_of
 from agent.core.events import BeatSeen, Heard, Joined, LauncherSaid, Observed
 from agent.core.instructions import Fence, Instruction
 from agent.core.pool import silence_ms
 from agent.core.state import AgentState, Attempt, Launcher
 from agent.core.step import step
-from agent.core.wants import recipe_of
 from agent.inside import protocol
 from agent.settings import AgentSettings
 from supervisor.contract.desired import Assignment, JobPhase, JobSwitch

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from agent.core.duties import STAGE_AGAIN_MS
 from agent.core.events import Joined, Observed, StageDone, Unstaged
 from agent.core.instructions import Instruction, Stage, Write
+from agent.core.reporting import STAGE_AGAIN_MS
 from agent.core.state import ROOM_AGAIN_MS, AgentState
 from agent.core.step import step
 from agent.settings import AgentSettings

@@ -12,13 +12,13 @@ from types import SimpleNamespace
 
 import pytest
 
-from agent import patterns, steps
 from agent.core.instructions import Follow
 from agent.inside import fence
-from agent.logs import AttemptFiles
-from agent.patterns import Matcher
+from agent.logs import patterns, steps
+from agent.logs.patterns import Matcher
+from agent.logs.task_logs import AttemptFiles
 from supervisor.contract.ids import AttemptId, TaskId
-from supervisor.contract.job import DEFAULT_STEP_PATTERNS
+from supervisor.contract.job.spec import DEFAULT_STEP_PATTERNS
 from supervisor.contract.observed import TaskBeat
 from tests.support.sinks import ListSink
 

@@ -19,23 +19,23 @@ from pathlib import Path
 import pytest
 
 from agent import launchers as launchers_module
-from agent import regular, task_users
 from agent.core.events import Event, LauncherSaid
 from agent.core.state import AgentState, Attempt
+from agent.host import regular_files, task_users
+from agent.host.ownership import TaskDirectories
+from agent.host.task_users import OneUser, UserRange
 from agent.inside import environ, fence, protocol
 from agent.launchers import MOST_SILENT, SocketLaunchers
-from agent.logs import AttemptFiles
+from agent.logs.task_logs import AttemptFiles
 from agent.operate import Operator
-from agent.ownership import TaskDirectories
 from agent.runtimes.process import ProcessRuntime
 from agent.runtimes.strays import kill_strays
-from agent.task_users import OneUser, UserRange
 from supervisor.adapters.clock import BootClock
-from supervisor.adapters.config import load_agent
+from supervisor.adapters.files.config import load_agent
 from supervisor.contract.errors import NoRoom, UserError
 from supervisor.contract.ids import AttemptId, TaskId
 from supervisor.contract.timing import FAST
-from supervisor.contract.views import ExecRequest
+from supervisor.contract.views.jobs import ExecRequest
 from tests.agent.test_task_user import open_python
 from tests.cli.agent_config import write_config
 from tests.guarantees.test_agent_rules import SETTINGS
@@ -305,13 +305,13 @@ def test_a_file_of_another_name_is_neither_read_nor_written(tmp_path: Path, name
     (tmp_path / "signalled").hardlink_to(secret)
     (tmp_path / "other").touch()
     if name == "other":
-        regular.replace(tmp_path / "other", "new")
-        assert regular.read_start(tmp_path / "other", 9) == b"new"
+        regular_files.replace(tmp_path / "other", "new")
+        assert regular_files.read_start(tmp_path / "other", 9) == b"new"
         return
     with pytest.raises(OSError, match="with one name"):
-        regular.replace(tmp_path / "signalled", "15 1")
+        regular_files.replace(tmp_path / "signalled", "15 1")
     with pytest.raises(OSError, match="with one name"):
-        regular.read_start(tmp_path / "signalled", 9)
+        regular_files.read_start(tmp_path / "signalled", 9)
     assert secret.read_text() == "of somebody else"
 
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from agent.core.desired import recipe_of
 from agent.core.events import Drained, Event, Joined, LauncherSaid, Observed, Reported
 from agent.core.instructions import Drain, Instruction, Report, Unfollow
 from agent.core.state import AgentState, Attempt, Launcher, Told
 from agent.core.step import step
-from agent.core.wants import recipe_of
 from agent.inside import protocol
 from agent.settings import AgentSettings
 from supervisor.contract.desired import Assignment, JobPhase, JobSwitch

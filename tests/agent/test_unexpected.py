@@ -13,9 +13,9 @@ import pytest
 
 from agent.boundaries import Process
 from agent.core.instructions import Follow, Recipe
-from agent.logs import AttemptFiles
-from agent.steps import Followed
-from agent.trouble import Tell, raise_it
+from agent.logs.steps import Followed
+from agent.logs.task_logs import AttemptFiles
+from agent.retry_log import Tell, raise_it
 from supervisor.contract import codec, keys
 from supervisor.contract.ids import AttemptId, TaskId
 from supervisor.contract.observed import Prepared, TaskBeat

@@ -7,11 +7,11 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
+from agent.core.desired import recipe_of
 from agent.core.events import Event, Joined, LauncherSaid, Observed, Reported, SpecRead
 from agent.core.instructions import Instruction, Launch, Say
 from agent.core.state import AgentState, Launcher, Told
 from agent.core.step import step
-from agent.core.wants import recipe_of
 from agent.core.warmth import EARLY_MS
 from agent.effects import _lost_a_peer
 from agent.inside import protocol

@@ -15,13 +15,13 @@ import pytest
 from agent.api import NodeApi
 from agent.core.state import AgentState
 from agent.link import open_beats
-from agent.logs import AttemptFiles
+from agent.logs.task_logs import AttemptFiles
 from agent.operate import Operator
 from agent.settings import AgentSettings
 from chaos.cluster.certificates import Authority
 from supervisor.adapters.audit import AuditLog
+from supervisor.adapters.certificates.tls import TlsFiles
 from supervisor.adapters.clock import BootClock
-from supervisor.adapters.tls import TlsFiles
 from supervisor.api.server import policy_of, serve_api
 from supervisor.contract import codec, keys
 from supervisor.contract.access import (
@@ -38,23 +38,22 @@ from supervisor.contract.access import (
     identify,
 )
 from supervisor.contract.checkpoint import CheckpointRef
-from supervisor.contract.checkpoint_views import (
+from supervisor.contract.code import CodePart
+from supervisor.contract.desired import DeletedJob, LeaderRecord
+from supervisor.contract.errors import Refused
+from supervisor.contract.job.spec import CodeRef
+from supervisor.contract.observed import LINK_PROTOCOL, Beat, NodeResources
+from supervisor.contract.promise import PromiseAnswer, PromiseRequest
+from supervisor.contract.secret import SecretsRequest
+from supervisor.contract.timing import FAST
+from supervisor.contract.views.checkpoints import (
     AdoptRequest,
     CollectRequest,
     FindRequest,
     ImportRequest,
     VerifyRequest,
 )
-from supervisor.contract.code import CodePart
-from supervisor.contract.desired import DeletedJob, LeaderRecord
-from supervisor.contract.errors import Refused
-from supervisor.contract.job import CodeRef
-from supervisor.contract.node_views import CordonRequest, GpusRequest, UncordonRequest
-from supervisor.contract.observed import LINK_PROTOCOL, Beat, NodeResources
-from supervisor.contract.promise import PromiseAnswer, PromiseRequest
-from supervisor.contract.secret import SecretsRequest
-from supervisor.contract.timing import FAST
-from supervisor.contract.views import (
+from supervisor.contract.views.jobs import (
     EventsRequest,
     ExecRequest,
     JobRequest,
@@ -68,9 +67,10 @@ from supervisor.contract.views import (
     SubmitRequest,
     TailRequest,
 )
-from supervisor.control.aside import Aside
-from supervisor.control.plan import put
-from supervisor.control.snapshot import Held
+from supervisor.contract.views.nodes import CordonRequest, GpusRequest, UncordonRequest
+from supervisor.control.decide.plan import put
+from supervisor.control.decide.set_aside import Aside
+from supervisor.control.decide.snapshot import Held
 from supervisor.wire.audit import Auditor
 from supervisor.wire.failures import read_failure
 from supervisor.wire.gate import Policy

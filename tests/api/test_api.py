@@ -14,19 +14,12 @@ from typing import NoReturn
 import grpc
 import pytest
 
-from supervisor.adapters.config import SupervisorConfig, load_supervisor
+from supervisor.adapters.files.config import SupervisorConfig, load_supervisor
 from supervisor.api import client as client_module
 from supervisor.api.client import ControlClient
 from supervisor.api.server import serve_api
 from supervisor.contract import codec, keys
 from supervisor.contract.checkpoint import CheckpointRef
-from supervisor.contract.checkpoint_views import (
-    AdoptRequest,
-    CollectRequest,
-    FindRequest,
-    ImportRequest,
-    VerifyRequest,
-)
 from supervisor.contract.code import CodePart, CodeState
 from supervisor.contract.desired import LeaderRecord
 from supervisor.contract.errors import (
@@ -39,16 +32,23 @@ from supervisor.contract.errors import (
     UserError,
 )
 from supervisor.contract.incident import Event
-from supervisor.contract.job import CodeRef
-from supervisor.contract.node_views import CordonRequest, NodeAnswer, UncordonRequest
+from supervisor.contract.job.spec import CodeRef
 from supervisor.contract.observed import LINK_PROTOCOL, Beat, BeatAck
-from supervisor.contract.views import (
+from supervisor.contract.views.checkpoints import (
+    AdoptRequest,
+    CollectRequest,
+    FindRequest,
+    ImportRequest,
+    VerifyRequest,
+)
+from supervisor.contract.views.jobs import (
     Accepted,
     EventsRequest,
     JobRequest,
     SubmitRequest,
 )
-from supervisor.control.snapshot import Held, Snapshot
+from supervisor.contract.views.nodes import CordonRequest, NodeAnswer, UncordonRequest
+from supervisor.control.decide.snapshot import Held, Snapshot
 from supervisor.wire.rpc import Guard, Server, unary
 from supervisor.wire.tfsup_pb2 import Record
 from tests.control.world import World

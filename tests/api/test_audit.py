@@ -18,10 +18,10 @@ import pytest
 
 from supervisor.adapters import audit
 from supervisor.adapters.audit import AuditLog, FileLines, JournalLines, open_audit
-from supervisor.adapters.config import AuditConfig
+from supervisor.adapters.files.config import AuditConfig
 from supervisor.contract.errors import UserError
 from supervisor.contract.observed import LINK_PROTOCOL, Beat
-from supervisor.contract.views import ExecRequest, SignalRequest, SubmitRequest
+from supervisor.contract.views.jobs import ExecRequest, SignalRequest, SubmitRequest
 from supervisor.wire.audit import Auditor
 from tests.api.test_access import JOB, NO_TASK, REQUESTS, Doors, ask
 from tests.support.builders import job_spec

@@ -12,7 +12,7 @@ import pytest
 from supervisor.api.agents import Agents
 from supervisor.api.client import ControlClient
 from supervisor.contract import codec
-from supervisor.contract.views import ClusterStatus, EventBatch, EventsRequest
+from supervisor.contract.views.jobs import ClusterStatus, EventBatch, EventsRequest
 from supervisor.wire.rpc import Guard
 from supervisor.wire.tfsup_pb2 import Record
 

@@ -17,12 +17,12 @@ import pytest
 from agent.api import NodeApi
 from agent.core.instructions import Follow
 from agent.core.state import AgentState
-from agent.logs import AttemptFiles
+from agent.logs.reading import Place, read_after, read_end
+from agent.logs.task_logs import AttemptFiles
 from agent.operate import Operator
-from agent.output import Place, read_after, read_end
 from agent.settings import AgentSettings
 from supervisor.adapters.clock import BootClock
-from supervisor.adapters.config import load_supervisor
+from supervisor.adapters.files.config import load_supervisor
 from supervisor.api import output as api_output
 from supervisor.api.client import ControlClient
 from supervisor.api.server import serve_api
@@ -33,9 +33,9 @@ from supervisor.contract.errors import NotFound, Unreachable
 from supervisor.contract.ids import AttemptId, TaskId
 from supervisor.contract.observed import AttemptReport, NodeResources
 from supervisor.contract.timing import FAST
-from supervisor.contract.views import OutputPlace, TailChunk, TailRequest
-from supervisor.control.plan import put
-from supervisor.control.snapshot import Snapshot
+from supervisor.contract.views.jobs import OutputPlace, TailChunk, TailRequest
+from supervisor.control.decide.plan import put
+from supervisor.control.decide.snapshot import Snapshot
 from supervisor.wire.rpc import Guard
 from tests.api.test_api import FakeDesk
 from tests.control.world import World

@@ -10,10 +10,10 @@ from supervisor.contract import keys
 from supervisor.contract.boundaries import Delete
 from supervisor.contract.errors import Conflict, UserError
 from supervisor.contract.incident import Cause
-from supervisor.contract.job import ContainerSpec, JobSpec, Mount, RestartPolicy, Rule, Strategy, Ulimit
-from supervisor.contract.views import SubmitRequest
+from supervisor.contract.job.spec import ContainerSpec, JobSpec, Mount, RestartPolicy, Rule, Strategy, Ulimit
+from supervisor.contract.views.jobs import SubmitRequest
 from supervisor.wire.failures import from_failure, to_failure
-from tests.guarantees.test_desk import Office, other
+from tests.guarantees.test_job_service import Office, other
 from tests.support.builders import job_spec, resources, role
 
 

@@ -14,8 +14,8 @@ import pytest
 
 from agent.link import GrpcLinks
 from chaos.cluster.certificates import Authority
-from supervisor.adapters.etcd import EtcdCoordination
-from supervisor.adapters.tls import TlsFiles
+from supervisor.adapters.certificates.tls import TlsFiles
+from supervisor.adapters.etcd.client import EtcdCoordination
 from supervisor.api.certificates import CertificateEvents
 from supervisor.api.client import ControlClient
 from supervisor.api.server import serve_api
@@ -23,7 +23,7 @@ from supervisor.contract.desired import LeaderRecord
 from supervisor.contract.errors import TfSupervisorError
 from supervisor.contract.incident import Event
 from supervisor.contract.observed import LINK_PROTOCOL, Beat
-from supervisor.control.snapshot import Held
+from supervisor.control.decide.snapshot import Held
 from supervisor.wire.rpc import Guard
 from tests.api.test_api import FakeDesk, Place
 from tests.control.world import World

@@ -13,16 +13,16 @@ import pytest
 from agent.link import GrpcLinks
 from chaos.cluster.certificates import Authority
 from supervisor.adapters.audit import AuditLog, open_audit
-from supervisor.adapters.config import AuditConfig
+from supervisor.adapters.certificates.tls import TlsFiles
+from supervisor.adapters.files.config import AuditConfig
 from supervisor.adapters.secret_sources import SecretSources
-from supervisor.adapters.tls import TlsFiles
 from supervisor.api.server import serve_api, sources_of
 from supervisor.contract import keys
 from supervisor.contract.desired import LeaderRecord
 from supervisor.contract.errors import NotFound, Refused, Unreachable
 from supervisor.contract.observed import LINK_PROTOCOL
 from supervisor.contract.secret import SecretsAnswer, SecretsRequest
-from supervisor.control.plan import put
+from supervisor.control.decide.plan import put
 from supervisor.wire.rpc import Guard
 from tests.api.test_api import FakeDesk, Place
 from tests.control.world import World

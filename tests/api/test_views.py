@@ -14,10 +14,10 @@ from supervisor.contract.desired import JobPhase, LeaderRecord
 from supervisor.contract.errors import NotFound
 from supervisor.contract.ids import AttemptId
 from supervisor.contract.incident import Event
-from supervisor.contract.job import Strategy
+from supervisor.contract.job.spec import Strategy
 from supervisor.contract.observed import TaskBeat
-from supervisor.contract.views import TaskView
-from supervisor.control.snapshot import Held
+from supervisor.contract.views.jobs import TaskView
+from supervisor.control.decide.snapshot import Held
 from tests.control.world import World
 from tests.support.builders import job_spec
 

@@ -19,19 +19,18 @@ from pathlib import Path
 
 import grpc
 
-from supervisor.adapters.config import load_client
-from supervisor.adapters.etcd import EtcdCoordination
+from supervisor.adapters.etcd.client import EtcdCoordination
+from supervisor.adapters.files.config import load_client
 from supervisor.contract import codec, keys
 from supervisor.contract.boundaries import Delete, Put
 from supervisor.contract.checkpoint import CheckpointRef
-from supervisor.contract.checkpoint_views import AdoptRequest, CollectRequest, ImportRequest, VerifyRequest
 from supervisor.contract.code import CHUNK_BYTES, CodePart
 from supervisor.contract.errors import TfSupervisorError
-from supervisor.contract.job import CheckpointSpec, JobSpec, RoleSpec, Strategy
-from supervisor.contract.node_views import CordonRequest, UncordonRequest
+from supervisor.contract.job.spec import CheckpointSpec, JobSpec, RoleSpec, Strategy
 from supervisor.contract.observed import Beat
 from supervisor.contract.promise import PromiseRequest
-from supervisor.contract.views import (
+from supervisor.contract.views.checkpoints import AdoptRequest, CollectRequest, ImportRequest, VerifyRequest
+from supervisor.contract.views.jobs import (
     EventsRequest,
     ExecRequest,
     JobRequest,
@@ -46,6 +45,7 @@ from supervisor.contract.views import (
     SubmitRequest,
     TailRequest,
 )
+from supervisor.contract.views.nodes import CordonRequest, UncordonRequest
 from supervisor.wire.rpc import Guard
 from supervisor.wire.tfsup_pb2 import Record
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from chaos.cluster import Cluster
 from chaos.cluster.program import REPOSITORY
 from supervisor.contract import codec
-from supervisor.contract.views import ClusterStatus, JobView
+from supervisor.contract.views.jobs import ClusterStatus, JobView
 
 
 class AttackFailed(AssertionError):

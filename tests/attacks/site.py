@@ -21,7 +21,7 @@ from chaos.cluster.cluster import temporary
 from chaos.cluster.docker import socket_of
 from chaos.cluster.shape import AGENT_PORT
 from supervisor.contract.desired import JobPhase
-from supervisor.contract.views import JobView
+from supervisor.contract.views.jobs import JobView
 from tests.attacks.attack import Where
 from tests.attacks.picture import Picture, entries, is_bug, look
 from tests.attacks.shell import AttackFailed, Shell

@@ -16,7 +16,7 @@ from chaos.history.lines import append, read
 from chaos.history.past import State, moments
 from chaos.history.wal import LogCut, transactions
 from chaos.promises import check_history
-from supervisor.adapters.etcd import EtcdCoordination
+from supervisor.adapters.etcd.client import EtcdCoordination
 from supervisor.contract.boundaries import Absent, CreatedAt, Delete, DeletePrefix, ModifiedAt, Op, Put
 from tests.support.etcd_server import EtcdCluster, EtcdServer, etcd_binaries
 

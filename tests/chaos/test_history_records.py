@@ -13,9 +13,10 @@ from chaos.history import lines, records
 from chaos.history.formats import EtcdLine, StoreLine
 from chaos.history.past import State, lineage, moments
 from chaos.promises.generations import KILL_TIME_MS
-from recovery.checkpoints.lineage import on_lineage
-from supervisor.contract import codec, desired, incident, job, keys, observed
+from recovery.formats.lineage import on_lineage
+from supervisor.contract import codec, desired, incident, keys, observed
 from supervisor.contract.checkpoint import CheckpointRef, CommitRecord, CommitState
+from supervisor.contract.job import spec
 from supervisor.contract.keys import Writer
 from supervisor.contract.timing import PROFILES
 from tests.support.records import records as any_record
@@ -25,7 +26,7 @@ PAIRS = {
     records.Incarnation: observed.Incarnation,
     records.Mark: desired.LostMark,
     records.Switch: desired.JobSwitch,
-    records.Intent: job.JobIntent,
+    records.Intent: spec.JobIntent,
     records.Plan: desired.Plan,
     records.Assignment: desired.Assignment,
     records.Report: observed.AttemptReport,

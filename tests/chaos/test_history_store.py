@@ -14,10 +14,10 @@ import pytest
 from chaos.history.formats import ABSENT, BROKEN, STORE, WHOLE, StoreLine
 from chaos.history.lines import read
 from chaos.history.store_recorder import CHECKPOINT, MANIFEST, NOTHING, StoreRecorder, examine
-from recovery.checkpoints.commit_rule import Committed
+from recovery.families.commit_rule import Committed
 from recovery.stores.local import LocalStore
-from supervisor.adapters.memory import MemoryCoordination
-from supervisor.adapters.memory_store import MemoryStore
+from supervisor.adapters.etcd.memory import MemoryCoordination
+from supervisor.adapters.etcd.memory_store import MemoryStore
 from supervisor.contract.checkpoint import CheckpointRef, CommitRecord
 from tests.checkpoints.world import QUIET_MS, World
 

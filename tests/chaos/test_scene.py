@@ -13,7 +13,7 @@ from chaos.faults import scene as faults_scene
 from chaos.faults.operator import Operator
 from chaos.faults.scene import DidNotBite, Job, Scene
 from supervisor.contract.desired import JobPhase
-from supervisor.contract.views import JobView, TaskView
+from supervisor.contract.views.jobs import JobView, TaskView
 
 
 def view(*states: str) -> JobView:

@@ -8,8 +8,8 @@ import pytest
 
 from recovery.stores.local import LocalStore
 from recovery.stores.memory import MemoryCheckpointStore
-from supervisor.adapters.etcd import EtcdCoordination
-from supervisor.adapters.memory import MemoryCoordination, MemoryStore
+from supervisor.adapters.etcd.client import EtcdCoordination
+from supervisor.adapters.etcd.memory import MemoryCoordination, MemoryStore
 from supervisor.contract.boundaries import CheckpointStore, Coordination
 from tests.checkpoints.world import InlineExecutor, World
 from tests.support.etcd_server import EtcdServer

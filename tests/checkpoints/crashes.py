@@ -16,10 +16,10 @@ from enum import Enum
 from pathlib import Path
 from typing import TypeVar
 
-from recovery import files
-from recovery.checkpoints.paths import PART_PREFIX, split_path
+from recovery.formats.paths import PART_PREFIX, split_path
+from recovery.io import files
 from recovery.stores.memory import MemoryCheckpointStore, MemoryDisk, Moment
-from supervisor.adapters.memory import MemoryCoordination, MemoryStore
+from supervisor.adapters.etcd.memory import MemoryCoordination, MemoryStore
 from supervisor.contract.boundaries import Compare, Listing, Op, StoredDirectory, TxnResult
 from supervisor.contract.errors import Conflict, CoordinationUnreachable, StoreUnreachable
 from tests.checkpoints.world import Crash

@@ -7,18 +7,18 @@ from pathlib import Path
 
 import pytest
 
-from agent.places import Places
+from agent.checkpoints.allowed import Places
 from recovery.mount.open import open_backend
 from recovery.stores.allowed import EVERYWHERE, AllowedStores, entries_or_default
 from recovery.stores.open import Stores
-from recovery.stores.uri import parse_uri
-from supervisor.adapters.hadoop import HadoopSettings
-from supervisor.adapters.memory import MemoryCoordination
-from supervisor.adapters.memory_store import MemoryStore
+from supervisor.adapters.etcd.memory import MemoryCoordination
+from supervisor.adapters.etcd.memory_store import MemoryStore
+from supervisor.adapters.files.hadoop import HadoopSettings
+from supervisor.adapters.files.store_uri import parse_uri
 from supervisor.contract import codec, keys
 from supervisor.contract.boundaries import Put
 from supervisor.contract.errors import StoreUnreachable, UserError
-from supervisor.contract.job import JobRecord
+from supervisor.contract.job.spec import JobRecord
 from tests.support.builders import job_spec
 
 CONF = """<configuration>

@@ -32,11 +32,11 @@ from chaos.bundles import (
     variants,
     varint,
 )
-from recovery.checkpoints.bundle import MAX_RANK, Padding, Piece, Tensor, read_index, regions
-from recovery.checkpoints.bundle_values import read_lengths
-from recovery.checkpoints.protobuf import Message, read_varint
-from recovery.checkpoints.slice_keys import WHOLE, slice_key
-from recovery.checkpoints.sstable import MAX_KEY_BYTES, MAX_KEYS_BYTES, MAX_TABLE_BYTES, read_table
+from recovery.formats.bundle import MAX_RANK, Padding, Piece, Tensor, read_index, regions
+from recovery.formats.bundle_values import read_lengths
+from recovery.formats.protobuf import Message, read_varint
+from recovery.formats.slice_keys import WHOLE, slice_key
+from recovery.formats.sstable import MAX_KEY_BYTES, MAX_KEYS_BYTES, MAX_TABLE_BYTES, read_table
 from supervisor.contract.errors import BadCheckpoint
 
 HEADER: Row = (b"", header(1))
@@ -372,7 +372,7 @@ def test_shared_prefixes_cannot_fill_the_memory() -> None:
 
 
 def test_more_tensors_than_are_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("recovery.checkpoints.bundle.MAX_TENSORS", 100)
+    monkeypatch.setattr("recovery.formats.bundle.MAX_TENSORS", 100)
     rows = [(b"%03d" % each, of(4, [0], 0)) for each in range(101)]
     assert len(read_index(index_of(*rows[:-1])).tensors) == 100
     with pytest.raises(BadCheckpoint, match="more than 100"):

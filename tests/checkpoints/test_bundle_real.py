@@ -17,10 +17,10 @@ import google_crc32c
 import pytest
 
 from chaos.bundles import Value, bundle, mask, plain, strings, variants
-from recovery.checkpoints.bundle import STRING, VARIANT, read_index
-from recovery.checkpoints.manifest import ManifestFile, hex_crc32c
-from recovery.files import crc32c_of_file
-from recovery.verify import verify_bundle, verify_files
+from recovery.commit.verify import verify_bundle, verify_files
+from recovery.formats.bundle import STRING, VARIANT, read_index
+from recovery.formats.manifest import ManifestFile, hex_crc32c
+from recovery.io.files import crc32c_of_file
 from supervisor.contract.errors import BadCheckpoint
 
 SCRIPT = Path(__file__).with_name("real_checkpoints.py")

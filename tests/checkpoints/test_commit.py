@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from recovery.checkpoints.commit_rule import CommitRefused, Committed, RefusalReason
-from recovery.checkpoints.paths import STAGING, TRASH, staging_path
-from recovery.collect import scan_store
-from recovery.commit import Committer
-from recovery.outbox import TakenCheckpoint, drop_copy, prune_outbox
+from recovery.commit.commit import Committer
+from recovery.commit.outbox import TakenCheckpoint, drop_copy, prune_outbox
+from recovery.families.commit_rule import CommitRefused, Committed, RefusalReason
+from recovery.formats.paths import STAGING, TRASH, staging_path
+from recovery.retention.collect import scan_store
 from recovery.stores.memory import MemoryCheckpointStore
-from supervisor.adapters.memory import Fault, MemoryCoordination, MemoryStore
+from supervisor.adapters.etcd.memory import Fault, MemoryCoordination, MemoryStore
 from supervisor.contract import keys
 from supervisor.contract.boundaries import (
     Compare,

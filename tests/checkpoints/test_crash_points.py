@@ -15,17 +15,23 @@ from pathlib import Path
 
 import pytest
 
-from recovery.checkpoints.commit_rule import CommitIdentity, Committed
-from recovery.checkpoints.manifest import MANIFEST_FILE
-from recovery.checkpoints.tf_files import STATE_FILE
-from recovery.collect import clean_store, delete_checkpoint, delete_uncommitted, read_staging, scan_store
-from recovery.follow import Follower
-from recovery.outbox import SavingJob, TakenCheckpoint, generation_directory
-from recovery.plain_outbox import PlainWatcher
-from recovery.stage import clean_parent
+from recovery.commit.follow import Follower
+from recovery.commit.outbox import SavingJob, TakenCheckpoint, generation_directory
+from recovery.commit.plain_outbox import PlainWatcher
+from recovery.commit.stage import clean_parent
+from recovery.families.commit_rule import CommitIdentity, Committed
+from recovery.formats.manifest import MANIFEST_FILE
+from recovery.formats.tf_files import STATE_FILE
+from recovery.retention.collect import (
+    clean_store,
+    delete_checkpoint,
+    delete_uncommitted,
+    read_staging,
+    scan_store,
+)
 from recovery.stores.local import LocalStore
 from recovery.stores.memory import MemoryDisk
-from supervisor.adapters.memory import MemoryCoordination, MemoryStore
+from supervisor.adapters.etcd.memory import MemoryCoordination, MemoryStore
 from supervisor.contract import keys
 from supervisor.contract.boundaries import CheckpointStore, Delete, Put
 from supervisor.contract.checkpoint import CheckpointRef, CommitHead, CommitRecord, CommitState

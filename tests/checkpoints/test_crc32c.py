@@ -6,7 +6,7 @@ import google_crc32c
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recovery.checkpoints.crc32c import joined
+from recovery.formats.crc32c import joined
 
 
 def crc_of_zeros(size: int) -> int:

@@ -10,11 +10,7 @@ from pathlib import Path
 import pytest
 
 from chaos.bundles import bundle, plain
-from recovery.audit import audit, audit_files
-from recovery.checkpoints.manifest import MANIFEST_FILE, Manifest, crc32c_of_bytes, encode_manifest
-from recovery.checkpoints.paths import STAGING
-from recovery.checkpoints.tf_files import render_state
-from recovery.exchange import (
+from recovery.commit.exchange import (
     IMPORTED,
     Candidate,
     bring,
@@ -24,12 +20,16 @@ from recovery.exchange import (
     find_candidate,
     restore_to,
 )
+from recovery.formats.manifest import MANIFEST_FILE, Manifest, crc32c_of_bytes, encode_manifest
+from recovery.formats.paths import STAGING
+from recovery.formats.tf_files import render_state
+from recovery.retention.audit import audit, audit_files
 from recovery.stores.local import LocalStore
 from supervisor.adapters.clock import BootClock
 from supervisor.contract.boundaries import CheckpointStore, Moved, StoredFile, unwatched
 from supervisor.contract.checkpoint import CheckpointRef, CommitRecord
-from supervisor.contract.checkpoint_views import ImportPlace
 from supervisor.contract.errors import BadCheckpoint, Conflict, Refused, StoreUnreachable, UserError
+from supervisor.contract.views.checkpoints import ImportPlace
 from tests.checkpoints.world import InlineExecutor, PointedStore
 
 REF = CheckpointRef(3, 400)

@@ -11,17 +11,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from chaos.bundles import bundle, plain
-from recovery import bundle_outbox
-from recovery.bundle_outbox import CheckpointWatcher
-from recovery.checkpoints import family_saves, manifest
-from recovery.checkpoints.commit_rule import Committed
-from recovery.checkpoints.families import Family, family_of, prefix_below
-from recovery.checkpoints.steps import step_of_save
-from recovery.checkpoints.tf_files import number_of, render_state
-from recovery.checkpoints.watch_rule import Idle, Unfinished, Unusable
-from recovery.follow import KEPT, Follower
-from recovery.outbox import OUTBOX, SavingJob, TakenCheckpoint, generation_directory
-from recovery.sight import Eyes
+from recovery.commit import bundle_outbox
+from recovery.commit.bundle_outbox import CheckpointWatcher
+from recovery.commit.follow import KEPT, Follower
+from recovery.commit.outbox import OUTBOX, SavingJob, TakenCheckpoint, generation_directory
+from recovery.commit.sight import Eyes
+from recovery.families import saves
+from recovery.families.commit_rule import Committed
+from recovery.families.families import Family, family_of, prefix_below
+from recovery.families.watch_rule import Idle, Unfinished, Unusable
+from recovery.formats import manifest
+from recovery.formats.steps import step_of_save
+from recovery.formats.tf_files import number_of, render_state
 from supervisor.contract.checkpoint import CheckpointRef
 from tests.checkpoints.world import JOB, NODE, QUIET_MS, UINT8, UUID, World
 
@@ -349,7 +350,7 @@ async def test_what_cannot_be_used_is_named_with_the_reason(
         (directory / "export" / name).write_bytes(b"")
     put(directory, "/".join(["deep"] * 8) + "/ckpt-1", "w")
     (directory / "ckpt-9.index").write_bytes(b"")
-    monkeypatch.setattr(family_saves, "MAX_FAMILIES", 2)
+    monkeypatch.setattr(saves, "MAX_FAMILIES", 2)
     for n in range(3):
         put(directory, f"m{n}", "w", state=False)
     watcher = world.watcher(1)
@@ -369,7 +370,7 @@ async def test_a_family_too_many_is_told_and_not_looked_at_again_and_again(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     directory = generation_directory(world.parent, 1)
-    monkeypatch.setattr(family_saves, "MAX_FAMILIES", 1)
+    monkeypatch.setattr(saves, "MAX_FAMILIES", 1)
     put(directory, "old", "w", state=False)
     put(directory, "new", "w", state=False)
     watcher = world.watcher(1)

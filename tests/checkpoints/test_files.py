@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from recovery import files
+from recovery.io import files
 from recovery.stores.local_side import NewFile
 
 

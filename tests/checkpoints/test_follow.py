@@ -10,23 +10,23 @@ from pathlib import Path
 
 import pytest
 
-from agent.checkpoints import NodeCheckpoints
+from agent.checkpoints.keeper import NodeCheckpoints
 from agent.core.instructions import FollowCommits
-from agent.task_users import OneUser
-from recovery.checkpoints.manifest import (
+from agent.host.task_users import OneUser
+from recovery.commit.follow import KEPT, Follower, mark_saver, saved_here, unmark_saver
+from recovery.commit.outbox import generation_directory
+from recovery.commit.stage import Stager
+from recovery.formats.manifest import (
     MANIFEST_FILE,
     Manifest,
     ManifestFile,
     crc32c_of_bytes,
     encode_manifest,
 )
-from recovery.checkpoints.tf_files import STATE_FILE
-from recovery.follow import KEPT, Follower, mark_saver, saved_here, unmark_saver
-from recovery.outbox import generation_directory
-from recovery.stage import Stager
+from recovery.formats.tf_files import STATE_FILE
 from recovery.stores.memory import MemoryCheckpointStore
 from supervisor.adapters.clock import BootClock
-from supervisor.adapters.memory import MemoryCoordination, MemoryStore
+from supervisor.adapters.etcd.memory import MemoryCoordination, MemoryStore
 from supervisor.contract import codec, keys
 from supervisor.contract.boundaries import Put
 from supervisor.contract.checkpoint import CheckpointRef, CommitRecord, CommitState

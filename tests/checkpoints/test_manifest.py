@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recovery.checkpoints.manifest import (
+from recovery.formats.manifest import (
     MAX_FILES,
     MAX_MANIFEST_BYTES,
     Manifest,

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from agent.checkpoints import NodeCheckpoints
+from agent.checkpoints.keeper import NodeCheckpoints
 from agent.core.instructions import Commit, Stage
-from recovery.checkpoints.commit_rule import Committed
-from recovery.outbox import outbox_directory
+from recovery.commit.outbox import outbox_directory
+from recovery.families.commit_rule import Committed
 from recovery.stores.memory import MemoryCheckpointStore, Moment
 from supervisor.contract import keys
 from supervisor.contract.boundaries import ModifiedAt, Put

@@ -13,9 +13,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recovery import sight as sights
-from recovery.bundle_outbox import CheckpointWatcher
-from recovery.checkpoints.families import (
+from recovery.commit import sight as sights
+from recovery.commit.bundle_outbox import CheckpointWatcher
+from recovery.commit.outbox import SavingJob, TakenCheckpoint, generation_directory
+from recovery.families.families import (
     MORE_REMEMBERED,
     Family,
     FirstSeen,
@@ -25,9 +26,8 @@ from recovery.checkpoints.families import (
     is_newer,
     saves_in,
 )
-from recovery.checkpoints.tf_files import MAX_STEP, FileSet, render_state
-from recovery.checkpoints.watch_rule import FileMark, Idle, Unfinished, Unusable
-from recovery.outbox import SavingJob, TakenCheckpoint, generation_directory
+from recovery.families.watch_rule import FileMark, Idle, Unfinished, Unusable
+from recovery.formats.tf_files import MAX_STEP, FileSet, render_state
 from supervisor.contract.checkpoint import CheckpointRef
 from tests.checkpoints.test_families import committed_and_staged, put, taken
 from tests.checkpoints.world import JOB, NODE, UUID, World

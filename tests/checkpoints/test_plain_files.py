@@ -15,20 +15,20 @@ from pathlib import Path
 import pytest
 
 from chaos.bundles import bundle, plain
-from recovery import files
-from recovery.checkpoints.commit_rule import Committed
-from recovery.checkpoints.manifest import Manifest, ManifestFile, encode_manifest, parse_manifest
-from recovery.checkpoints.plain_files import Save, gather
-from recovery.checkpoints.soundness import HEAD_BYTES, TAIL_BYTES, is_whole
-from recovery.checkpoints.tf_files import render_state
-from recovery.checkpoints.watch_rule import FileMark, Idle, Unfinished, Unusable
-from recovery.outbox import SavingJob, TakenCheckpoint, generation_directory
-from recovery.plain_outbox import PlainWatcher, is_being_written, take_plain
-from recovery.sight import mark_by
+from recovery.commit.outbox import SavingJob, TakenCheckpoint, generation_directory
+from recovery.commit.plain_outbox import PlainWatcher, is_being_written, take_plain
+from recovery.commit.sight import mark_by
+from recovery.families.commit_rule import Committed
+from recovery.families.plain_files import Save, gather
+from recovery.families.watch_rule import FileMark, Idle, Unfinished, Unusable
+from recovery.formats.manifest import Manifest, ManifestFile, encode_manifest, parse_manifest
+from recovery.formats.soundness import HEAD_BYTES, TAIL_BYTES, is_whole
+from recovery.formats.tf_files import render_state
+from recovery.io import files
 from supervisor.contract.boundaries import Moved
 from supervisor.contract.checkpoint import CheckpointRef
 from supervisor.contract.errors import BadCheckpoint, UserError
-from supervisor.contract.file_pattern import compile_pattern
+from supervisor.contract.job.file_pattern import compile_pattern
 from tests.checkpoints.world import JOB, NODE, QUIET_MS, UUID, World
 
 BACKUP = ("backup/model.bin", "backup/meta.json")

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recovery.checkpoints.lineage import on_lineage
-from recovery.checkpoints.paths import staging_path, stored_path, stored_ref
-from recovery.checkpoints.retention import DAY_MS, Age, RetentionPolicy, collectable
-from recovery.checkpoints.select import Chosen, FromScratch, NoneLeft, candidates, select_base
-from recovery.checkpoints.tf_files import (
+from recovery.formats.lineage import on_lineage
+from recovery.formats.paths import staging_path, stored_path, stored_ref
+from recovery.formats.retention import DAY_MS, Age, RetentionPolicy, collectable
+from recovery.formats.selection import Chosen, FromScratch, NoneLeft, candidates, select_base
+from recovery.formats.tf_files import (
     complete_set,
     number_of,
     parse_state,

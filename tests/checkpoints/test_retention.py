@@ -7,8 +7,8 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recovery.checkpoints.lineage import on_lineage
-from recovery.checkpoints.retention import (
+from recovery.formats.lineage import on_lineage
+from recovery.formats.retention import (
     DAY_MS,
     Age,
     Collect,
@@ -18,7 +18,7 @@ from recovery.checkpoints.retention import (
     collectable,
     fates,
 )
-from recovery.checkpoints.select import Chosen, candidates, select_base
+from recovery.formats.selection import Chosen, candidates, select_base
 from supervisor.contract.checkpoint import CheckpointRef, CommitRecord, CommitState, Verify
 from supervisor.contract.desired import Closing, JobPhase, JobSwitch
 

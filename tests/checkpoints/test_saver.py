@@ -12,14 +12,14 @@ from typing import ParamSpec, TypeVar
 
 import pytest
 
-from agent.copies import LocalCopies
+from agent.checkpoints.local_copies import LocalCopies
+from agent.checkpoints.saver import Saver, SaverSite, Watcher
 from agent.core.instructions import Commit
-from agent.saver import Saver, SaverSite, Watcher
-from recovery.bundle_outbox import CheckpointWatcher
-from recovery.checkpoints.watch_rule import Idle, Unfinished, Unusable
-from recovery.outbox import OUTBOX, SavingJob, TakenCheckpoint, generation_directory, outbox_directory
-from recovery.plain_outbox import PlainWatcher
-from recovery.stage import BASES
+from recovery.commit.bundle_outbox import CheckpointWatcher
+from recovery.commit.outbox import OUTBOX, SavingJob, TakenCheckpoint, generation_directory, outbox_directory
+from recovery.commit.plain_outbox import PlainWatcher
+from recovery.commit.stage import BASES
+from recovery.families.watch_rule import Idle, Unfinished, Unusable
 from recovery.stores.memory import MemoryCheckpointStore, Moment
 from supervisor.contract.boundaries import ModifiedAt
 from supervisor.contract.checkpoint import CheckpointRef

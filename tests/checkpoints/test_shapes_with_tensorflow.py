@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from recovery.bundle_outbox import CheckpointWatcher
-from recovery.checkpoints.commit_rule import Committed
-from recovery.outbox import SavingJob, TakenCheckpoint, generation_directory
+from recovery.commit.bundle_outbox import CheckpointWatcher
+from recovery.commit.outbox import SavingJob, TakenCheckpoint, generation_directory
+from recovery.families.commit_rule import Committed
 from tests.checkpoints.world import JOB, NODE, QUIET_MS, UUID, World
 
 SCRIPT = Path(__file__).with_name("tf_shapes.py")

@@ -15,18 +15,18 @@ from pathlib import Path
 import pytest
 
 from chaos.bundles import bundle, plain
-from recovery import archives
-from recovery.checkpoints.bundle import MAX_INDEX_BYTES
-from recovery.checkpoints.meta_graph import HEAD_BYTES as META_HEAD_BYTES
-from recovery.checkpoints.meta_graph import tf_version
-from recovery.checkpoints.soundness import (
+from recovery.commit import archives
+from recovery.commit.verify import Verified, verify_files
+from recovery.formats.bundle import MAX_INDEX_BYTES
+from recovery.formats.meta_graph import HEAD_BYTES as META_HEAD_BYTES
+from recovery.formats.meta_graph import tf_version
+from recovery.formats.soundness import (
     HEAD_BYTES,
     MAX_DIRECTORY_BYTES,
     TAIL_BYTES,
     directory_of,
     is_whole,
 )
-from recovery.verify import Verified, verify_files
 from supervisor.contract.errors import BadCheckpoint
 
 HDF5 = """

@@ -14,15 +14,21 @@ from pathlib import Path
 import google_crc32c
 import pytest
 
-from recovery.checkpoints.commit_rule import Committed
-from recovery.checkpoints.manifest import MANIFEST_FILE, crc32c_of_bytes
-from recovery.checkpoints.paths import staging_path, stored_path
-from recovery.checkpoints.tf_files import STATE_FILE
-from recovery.collect import clean_store, delete_checkpoint, delete_uncommitted, read_staging, scan_store
-from recovery.files import mapped_errors
+from recovery.commit.outbox import TakenCheckpoint, generation_directory, outbox_directory
+from recovery.commit.stage import Stager, clean_parent, move_away, read_base
+from recovery.families.commit_rule import Committed
+from recovery.formats.manifest import MANIFEST_FILE, crc32c_of_bytes
+from recovery.formats.paths import staging_path, stored_path
+from recovery.formats.tf_files import STATE_FILE
+from recovery.io.files import mapped_errors
 from recovery.mount.layout import Place, links_path, live_path
-from recovery.outbox import TakenCheckpoint, generation_directory, outbox_directory
-from recovery.stage import Stager, clean_parent, move_away, read_base
+from recovery.retention.collect import (
+    clean_store,
+    delete_checkpoint,
+    delete_uncommitted,
+    read_staging,
+    scan_store,
+)
 from recovery.stores.local import LocalStore
 from recovery.stores.memory import MemoryCheckpointStore, MemoryDisk, Moment
 from supervisor.contract.boundaries import CheckpointStore, Moved, StoredFile, unwatched

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from agent.checkpoints import NodeCheckpoints
+from agent.checkpoints.keeper import NodeCheckpoints
 from agent.core.instructions import Stage
 from recovery.stores.memory import MemoryCheckpointStore
 from supervisor.adapters.clock import BootClock
-from supervisor.adapters.memory import MemoryCoordination, MemoryStore
+from supervisor.adapters.etcd.memory import MemoryCoordination, MemoryStore
 from supervisor.contract import codec, keys
 from supervisor.contract.boundaries import Put
 from supervisor.contract.desired import JobPhase, JobSwitch

@@ -15,15 +15,15 @@ from pathlib import Path
 import google_crc32c
 import pytest
 
-from recovery import files
-from recovery.checkpoints.paths import MARKER, PART_PREFIX
+from recovery.formats.paths import MARKER, PART_PREFIX
+from recovery.io import files
 from recovery.stores.hdfs import HdfsStore
 from recovery.stores.hdfs_client import HdfsClient
 from recovery.stores.local import LocalStore
 from recovery.stores.memory import MemoryCheckpointStore, MemoryDisk, Moment
 from recovery.stores.open import Stores
-from recovery.stores.uri import parse_uri
-from supervisor.adapters.hadoop import HadoopSettings
+from supervisor.adapters.files.hadoop import HadoopSettings
+from supervisor.adapters.files.store_uri import parse_uri
 from supervisor.contract.boundaries import CheckpointStore, StoredDirectory, StoredFile
 from supervisor.contract.errors import (
     Conflict,

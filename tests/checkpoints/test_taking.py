@@ -8,15 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from recovery import files
-from recovery.bundle_outbox import CheckpointWatcher
-from recovery.checkpoints.commit_rule import Committed
-from recovery.checkpoints.families import Family, saves_in
-from recovery.checkpoints.tf_files import MAX_STATE_BYTES, render_state
-from recovery.checkpoints.watch_rule import META_PATIENCE_LOOKS, Idle, Unfinished, Unusable
-from recovery.outbox import SavingJob, TakenCheckpoint, generation_directory, read_taken
-from recovery.parts import take_files
-from recovery.sight import Eyes
+from recovery.commit.bundle_outbox import CheckpointWatcher
+from recovery.commit.outbox import SavingJob, TakenCheckpoint, generation_directory, read_taken
+from recovery.commit.parts import take_files
+from recovery.commit.sight import Eyes
+from recovery.families.commit_rule import Committed
+from recovery.families.families import Family, saves_in
+from recovery.families.watch_rule import META_PATIENCE_LOOKS, Idle, Unfinished, Unusable
+from recovery.formats.tf_files import MAX_STATE_BYTES, render_state
+from recovery.io import files
 from supervisor.contract.checkpoint import CheckpointRef, Verify
 from tests.checkpoints.world import (
     JOB,

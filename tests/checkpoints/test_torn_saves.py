@@ -11,11 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from chaos.bundles import bundle, plain
-from recovery.bundle_outbox import CheckpointWatcher
-from recovery.checkpoints.tf_files import render_state
-from recovery.checkpoints.watch_rule import Idle, Unfinished
-from recovery.outbox import SavingJob, TakenCheckpoint, generation_directory
-from recovery.verify import verify_files
+from recovery.commit.bundle_outbox import CheckpointWatcher
+from recovery.commit.outbox import SavingJob, TakenCheckpoint, generation_directory
+from recovery.commit.verify import verify_files
+from recovery.families.watch_rule import Idle, Unfinished
+from recovery.formats.tf_files import render_state
 from supervisor.adapters.clock import BootClock
 from tests.checkpoints.world import JOB, NODE, UINT8, UUID, InlineExecutor
 

@@ -16,8 +16,8 @@ from pathlib import Path
 
 import pytest
 
-from agent.ownership import give_tree
-from recovery import trees
+from agent.host.ownership import give_tree
+from recovery.io import trees
 
 ROOT = os.geteuid() == 0
 NOBODY = 65534

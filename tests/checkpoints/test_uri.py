@@ -11,7 +11,7 @@ import pytest
 
 from recovery.stores.local import LocalStore
 from recovery.stores.open import Stores, normal_uri
-from supervisor.adapters.hadoop import HadoopSettings
+from supervisor.adapters.files.hadoop import HadoopSettings
 from supervisor.contract.errors import UserError
 
 HDFS_SITE = """<?xml version="1.0"?>
@@ -122,7 +122,7 @@ def test_a_configuration_directory_that_is_absent(tmp_path: Path) -> None:
         Stores(HadoopSettings(conf_dir=str(tmp_path / "none"))).open("hdfs://ns1/jobs/x")
 
 
-@pytest.mark.parametrize("program", ["agent.main", "supervisor.control.main", "supervisor.cli.main"])
+@pytest.mark.parametrize("program", ["agent.main", "supervisor.main", "supervisor.cli.main"])
 def test_a_cluster_without_hdfs_does_not_load_its_client(program: str) -> None:
     code = (
         "import importlib, sys\n"
@@ -139,7 +139,7 @@ def test_a_daemon_loads_its_client_before_it_serves_where_hadoop_is_configured(c
     code = (
         "import sys\n"
         "from recovery.stores.open import Stores\n"
-        "from supervisor.adapters.hadoop import HadoopSettings\n"
+        "from supervisor.adapters.files.hadoop import HadoopSettings\n"
         f"Stores(HadoopSettings(conf_dir={conf_dir!r})).preload()\n"
         f"sys.exit(('hdfs_native' in sys.modules) != {bool(conf_dir)})\n"
     )

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from recovery.bundle_outbox import CheckpointWatcher
-from recovery.checkpoints.commit_rule import CommitIdentity, Committed
-from recovery.checkpoints.watch_rule import Idle, Unusable
-from recovery.commit import Committer
-from recovery.outbox import SavingJob, TakenCheckpoint, generation_directory
+from recovery.commit.bundle_outbox import CheckpointWatcher
+from recovery.commit.commit import Committer
+from recovery.commit.outbox import SavingJob, TakenCheckpoint, generation_directory
+from recovery.families.commit_rule import CommitIdentity, Committed
+from recovery.families.watch_rule import Idle, Unusable
 from tests.checkpoints.world import JOB, NODE, QUIET_MS, UUID, World
 
 SCRIPT = Path(__file__).with_name("tf1_saver.py")

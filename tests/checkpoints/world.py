@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import ParamSpec, TypeVar
 
 from chaos.bundles import bundle, plain
-from recovery.bundle_outbox import CheckpointWatcher
-from recovery.checkpoints.commit_rule import CommitIdentity, CommitRefused, Committed
-from recovery.checkpoints.manifest import Manifest
-from recovery.checkpoints.tf_files import render_state
-from recovery.commit import Committer
-from recovery.outbox import SavingJob, TakenCheckpoint, generation_directory
-from recovery.stage import Stager
+from recovery.commit.bundle_outbox import CheckpointWatcher
+from recovery.commit.commit import Committer
+from recovery.commit.outbox import SavingJob, TakenCheckpoint, generation_directory
+from recovery.commit.stage import Stager
+from recovery.families.commit_rule import CommitIdentity, CommitRefused, Committed
+from recovery.formats.manifest import Manifest
+from recovery.formats.tf_files import render_state
 from supervisor.adapters.clock import BootClock
 from supervisor.contract import keys
 from supervisor.contract.boundaries import (

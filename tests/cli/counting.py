@@ -13,7 +13,7 @@ from pathlib import Path
 
 from supervisor.cli.local.cluster import LocalCluster
 from supervisor.contract.codec import from_plain
-from supervisor.contract.views import CheckpointList, CheckpointView
+from supervisor.contract.views.jobs import CheckpointList, CheckpointView
 
 ROOT = Path(__file__).resolve().parents[2]
 DEADLINE_S = 60.0

@@ -11,13 +11,13 @@ from typing import Self, cast
 
 import pytest
 
-from supervisor.cli.look import _events
+from supervisor.cli.jobs.look import _events
+from supervisor.cli.jobs.tail import _Printer, _tail
 from supervisor.cli.options import Globals
 from supervisor.cli.outage import Asking
-from supervisor.cli.tail import _Printer, _tail
 from supervisor.cli.target import Target
 from supervisor.contract.errors import Unreachable
-from supervisor.contract.views import (
+from supervisor.contract.views.jobs import (
     EventBatch,
     EventsRequest,
     EventView,

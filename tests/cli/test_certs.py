@@ -11,7 +11,7 @@ from click.testing import CliRunner, Result
 from cryptography import x509
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from supervisor.cli.certs import certs
+from supervisor.cli.cluster.certs import certs
 from supervisor.contract.access import Kind, identify
 from supervisor.contract.errors import Conflict, Refused, UserError
 

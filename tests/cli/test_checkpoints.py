@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from chaos.bundles import bundle, plain
-from supervisor.cli.checkpoints import _options_first
+from supervisor.cli.checkpoints.list import _options_first
 from supervisor.cli.local.cluster import LocalCluster
 from tests.cli.counting import Shell
 

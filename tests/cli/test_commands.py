@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from supervisor.cli.control import print_accepted
-from supervisor.cli.follow import ENDED_OTHERWISE, JOB_FAILED, JOB_STOPPED, Goal
+from supervisor.cli.jobs.control import print_accepted
+from supervisor.cli.jobs.follow import ENDED_OTHERWISE, JOB_FAILED, JOB_STOPPED, Goal
 from supervisor.cli.options import Globals
 from supervisor.contract import codec
 from supervisor.contract.desired import JobPhase
 from supervisor.contract.errors import UserError
-from supervisor.contract.views import Accepted, JobView, TaskView
+from supervisor.contract.views.jobs import Accepted, JobView, TaskView
 
 JOB = "name: a\nstrategy: plain\ncommand: [./x]\nroles: {worker: {count: 1}}\n"
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from supervisor.adapters.config import load_agent, load_client, load_supervisor
+from supervisor.adapters.files.config import load_agent, load_client, load_supervisor
 from supervisor.contract.access import Role, Standing
 from supervisor.contract.errors import UserError
 from supervisor.contract.secret import Source

@@ -21,12 +21,12 @@ from chaos.container_image import IMAGE
 from chaos.dockerd import Dockerd
 from chaos.little_images import load
 from chaos.nvml import FakeNvml
-from supervisor.adapters.config import AgentConfig, load_agent
-from supervisor.adapters.x509 import validity
+from supervisor.adapters.certificates.x509 import validity
+from supervisor.adapters.files.config import AgentConfig, load_agent
 from supervisor.cli.checks import cluster, containers, durations, gpus, machine, model
-from supervisor.cli.doctor import checks
-from supervisor.cli.engine import EngineInfo, mapping_of
-from supervisor.cli.findings import Finding, State
+from supervisor.cli.cluster.doctor import checks
+from supervisor.cli.cluster.engine import EngineInfo, mapping_of
+from supervisor.cli.cluster.findings import Finding, State
 from supervisor.contract.errors import Refused, UserError
 from tests.cli.agent_config import write_config
 from tests.support.etcd_server import EtcdServer

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from supervisor.cli.look import show_incident
+from supervisor.cli.jobs.look import show_incident
 from supervisor.contract.checkpoint import CheckpointRef
 from supervisor.contract.incident import Outcome
-from supervisor.contract.views import IncidentView
+from supervisor.contract.views.jobs import IncidentView
 
 LOST = IncidentView(
     id="g2-node-n1",

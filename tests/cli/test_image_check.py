@@ -15,9 +15,9 @@ import pytest
 from chaos.container_image import IMAGE, rootfs, site_packages
 from chaos.dockerd import Dockerd
 from chaos.little_images import layer, load, registry
-from supervisor.cli import image_check
-from supervisor.cli.engine import Box, CannotStart, Engine, Outcome
-from supervisor.cli.findings import State
+from supervisor.cli.cluster import image_check
+from supervisor.cli.cluster.engine import Box, CannotStart, Engine, Outcome
+from supervisor.cli.cluster.findings import State
 from supervisor.contract.errors import Unreachable
 from tests.cli.agent_config import write_config
 
@@ -192,7 +192,7 @@ def test_a_dockerd_that_is_not_there_or_frozen(
 ) -> None:
     with pytest.raises(Unreachable, match="No such file or directory"):
         Engine(f"unix://{tmp_path}/docker.sock")
-    monkeypatch.setattr("supervisor.cli.engine.CALL_S", 1)
+    monkeypatch.setattr("supervisor.cli.cluster.engine.CALL_S", 1)
     with dockerd_of_my_own.frozen(), pytest.raises(Unreachable, match="timed out"):
         Engine(dockerd_of_my_own.url)
 

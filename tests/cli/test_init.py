@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from supervisor.adapters.jobfile import load_job_file
-from supervisor.cli.draft import Draft, draft, text_of
-from supervisor.cli.program_facts import PlaceKind, facts_of, modules_imported
-from supervisor.contract.job import JobSpec
-from supervisor.contract.placeholders import fill
+from supervisor.adapters.files.jobfile import load_job_file
+from supervisor.cli.jobs.draft import Draft, draft, text_of
+from supervisor.cli.jobs.program_facts import PlaceKind, facts_of, modules_imported
+from supervisor.contract.job.placeholders import fill
+from supervisor.contract.job.spec import JobSpec
 from tests.cli.test_commands import ctl
 
 TF1 = """

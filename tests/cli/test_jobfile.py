@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from supervisor.adapters.jobfile import load_job_file
-from supervisor.adapters.yaml_file import MAX_BYTES
+from supervisor.adapters.files.jobfile import load_job_file
+from supervisor.adapters.files.yaml_file import MAX_BYTES
 from supervisor.contract.checkpoint import Verify
 from supervisor.contract.errors import NotFound, TfSupervisorError, UserError
 from supervisor.contract.ids import TaskId
-from supervisor.contract.job import CheckpointSpec, JobSpec, Scope, Strategy
+from supervisor.contract.job.spec import CheckpointSpec, JobSpec, Scope, Strategy
 
 BASE = "file:///state/checkpoints"
 GOOD = """\

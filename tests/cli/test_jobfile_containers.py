@@ -15,12 +15,18 @@ from docker.types import Mount as SdkMount
 from hypothesis import given
 from hypothesis import strategies as st
 
-from supervisor.adapters.jobfile import load_job_file
-from supervisor.adapters.jobfile_model import ContainerModel, JobModel, MountModel, ResourcesModel, RoleModel
-from supervisor.adapters.yaml_file import Strict
-from supervisor.contract.container import objections
+from supervisor.adapters.files.jobfile import load_job_file
+from supervisor.adapters.files.jobfile_model import (
+    ContainerModel,
+    JobModel,
+    MountModel,
+    ResourcesModel,
+    RoleModel,
+)
+from supervisor.adapters.files.yaml_file import Strict
 from supervisor.contract.errors import TfSupervisorError, UserError
-from supervisor.contract.job import ContainerSpec, JobSpec, Mount, Packing, Pull, Resources, Ulimit
+from supervisor.contract.job.container import objections
+from supervisor.contract.job.spec import ContainerSpec, JobSpec, Mount, Packing, Pull, Resources, Ulimit
 from tests.cli.test_commands import ctl
 
 HEAD = "name: a\nstrategy: plain\ncommand: [python, x.py]\n"

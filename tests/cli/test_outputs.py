@@ -15,7 +15,7 @@ from recovery.outputs.note import OutputState
 from recovery.outputs.send import OutputSender
 from recovery.stores.local import LocalStore
 from supervisor.adapters.clock import BootClock
-from supervisor.cli import outputs
+from supervisor.cli.jobs import outputs
 from supervisor.cli.main import cli
 from supervisor.contract.errors import Conflict, IncompatibleRecord, NotFound
 

@@ -17,15 +17,15 @@ from typing import TypeVar
 
 import pytest
 
-from agent.host_pids import pids_of
+from agent.host.host_pids import pids_of
 from chaos.container_image import IMAGE
 from chaos.dockerd import Dockerd
-from supervisor.adapters.jobfile import load_job_file
+from supervisor.adapters.files.jobfile import load_job_file
 from supervisor.api.client import ControlClient
 from supervisor.cli.local.cluster import LocalCluster
 from supervisor.cli.local.layout import Layout, LocalDocker, LocalMount
 from supervisor.contract.errors import TfSupervisorError
-from supervisor.contract.views import ExecChunk, ExecRequest, SubmitRequest, TailChunk, TailRequest
+from supervisor.contract.views.jobs import ExecChunk, ExecRequest, SubmitRequest, TailChunk, TailRequest
 from tests.cli.test_control import Shell, until
 
 T = TypeVar("T")

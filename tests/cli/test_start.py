@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from supervisor.cli.checkpoints import VERBS as CHECKPOINT_VERBS
+from supervisor.cli.checkpoints.list import VERBS as CHECKPOINT_VERBS
 from supervisor.cli.local.layout import Layout, LocalSettings
 from supervisor.cli.main import VERBS
 from supervisor.cli.options import Globals

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from supervisor.adapters import code_archive
-from supervisor.adapters.code_archive import CodeArchive, pack
-from supervisor.adapters.jobfile import CodeSource, load_job_file
+from supervisor.adapters.files import code_archive
+from supervisor.adapters.files.code_archive import CodeArchive, pack
+from supervisor.adapters.files.jobfile import CodeSource, load_job_file
 from supervisor.contract.errors import UserError
 
 WHERE = "job.yaml:7: code"

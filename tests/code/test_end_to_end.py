@@ -18,13 +18,13 @@ from typing import TypeVar
 
 import pytest
 
-from supervisor.adapters.code_archive import pack
-from supervisor.adapters.jobfile import load_job_file
+from supervisor.adapters.files.code_archive import pack
+from supervisor.adapters.files.jobfile import load_job_file
 from supervisor.cli.local.cluster import LocalCluster
 from supervisor.cli.main import cli
 from supervisor.contract.code import CHUNK_BYTES
 from supervisor.contract.errors import Conflict
-from supervisor.contract.views import JobView, TaskView
+from supervisor.contract.views.jobs import JobView, TaskView
 
 T = TypeVar("T")
 DEADLINE_S = 90.0

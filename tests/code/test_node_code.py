@@ -16,17 +16,17 @@ from pathlib import Path
 
 import pytest
 
-from agent import unpack
-from agent.code_store import KEPT_UNUSED, NodeCode
-from supervisor.adapters.code_archive import pack
-from supervisor.adapters.jobfile import CodeSource
-from supervisor.adapters.memory import MemoryCoordination, MemoryStore
+from agent.code import unpack
+from agent.code.store import KEPT_UNUSED, NodeCode
+from supervisor.adapters.etcd.memory import MemoryCoordination, MemoryStore
+from supervisor.adapters.files.code_archive import pack
+from supervisor.adapters.files.jobfile import CodeSource
 from supervisor.contract import keys
 from supervisor.contract.boundaries import Delete, KeyValue
 from supervisor.contract.code import CHUNK_BYTES, CodeChunk
 from supervisor.contract.errors import NotFound, Refused, Unreachable, UserError
-from supervisor.contract.job import CodeRef
-from supervisor.control.plan import put
+from supervisor.contract.job.spec import CodeRef
+from supervisor.control.decide.plan import put
 from tests.support.sinks import ListSink
 
 
@@ -240,7 +240,7 @@ async def test_a_slow_etcd_is_asked_again_and_not_for_ever(
         await site.coordination.asked_twice.wait()
     site.coordination.reconnect()
     assert Path(await asking).is_dir()
-    monkeypatch.setattr("agent.code_store.FETCH_S", 0.1)
+    monkeypatch.setattr("agent.code.store.FETCH_S", 0.1)
     site.coordination.disconnect()
     other = site.ship("other")
     with pytest.raises(Unreachable, match=r"0 of \d+ bytes of code came from etcd in 0\.1 s"):

@@ -27,12 +27,12 @@ from agent.inside import protocol
 from agent.settings import AgentSettings
 from supervisor.contract.desired import Assignment, JobPhase, JobSwitch, Spare
 from supervisor.contract.errors import Conflict
-from supervisor.contract.job import CodeRef
+from supervisor.contract.job.spec import CodeRef
 from supervisor.contract.observed import Incarnation, NodeResources, Prepared
 from supervisor.contract.timing import FAST
-from supervisor.contract.views import SubmitRequest
-from tests.code.test_shelf import archive
-from tests.guarantees.test_desk import Office, other
+from supervisor.contract.views.jobs import SubmitRequest
+from tests.code.test_code_uploads import archive
+from tests.guarantees.test_job_service import Office, other
 
 SETTINGS = AgentSettings("n1", "h", "h:1", 20000, 20100, "/locks", FAST, NodeResources(1.0, 1))
 ME = Incarnation("n1", "life1", "boot", FAST.d_ms, "h", "h:1", 20000, 20100, 1, NodeResources(1.0, 1))

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from supervisor.contract.adopted_path import check_adopted
 from supervisor.contract.errors import UserError
+from supervisor.contract.job.adopted_path import check_adopted
 
 
 @pytest.mark.parametrize(

@@ -13,12 +13,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from supervisor.adapters.jobfile import load_job_file
+from supervisor.adapters.files.jobfile import load_job_file
 from supervisor.contract import bounds, codec
 from supervisor.contract.checkpoint import CheckpointRef
 from supervisor.contract.errors import IncompatibleRecord, UserError
-from supervisor.contract.file_pattern import compile_pattern
-from supervisor.contract.job import (
+from supervisor.contract.job.bounds import NUMBERS, Number, filled_bytes, objections
+from supervisor.contract.job.file_pattern import compile_pattern
+from supervisor.contract.job.placeholders import fill, fill_earlier
+from supervisor.contract.job.spec import (
     CheckpointSpec,
     CodeRef,
     JobRecord,
@@ -27,11 +29,9 @@ from supervisor.contract.job import (
     ProgressSpec,
     RoleSpec,
 )
-from supervisor.contract.job_bounds import NUMBERS, Number, filled_bytes, objections
+from supervisor.contract.job.step_pattern import check_step_pattern, compile_step_pattern
 from supervisor.contract.observed import Beat, TaskBeat
-from supervisor.contract.placeholders import fill, fill_earlier
-from supervisor.contract.step_pattern import check_step_pattern, compile_step_pattern
-from supervisor.control.entry import check_spec
+from supervisor.control.decide.jobs.admission import check_spec
 from tests.support.builders import job_spec
 
 HUGE = 10**400
@@ -198,7 +198,7 @@ def test_a_caller_that_takes_the_first_objection_does_not_wait_for_the_others(
     def no_pattern(_pattern: str) -> str:
         raise AssertionError("a pattern is looked at")
 
-    monkeypatch.setattr("supervisor.contract.job_bounds.check_step_pattern", no_pattern)
+    monkeypatch.setattr("supervisor.contract.job.bounds.check_step_pattern", no_pattern)
     with pytest.raises(UserError, match="out of bounds"):
         check_spec(replace(job_spec(), limits=Limits(startup_ms=-1)))
 

@@ -14,7 +14,7 @@ from supervisor.contract.checkpoint import CheckpointRef
 from supervisor.contract.codec import VERSION, decode, encode
 from supervisor.contract.desired import Closing, JobPhase, JobSwitch, Ledger
 from supervisor.contract.errors import IncompatibleRecord
-from supervisor.contract.job import JobIntent, JobRecord, Wanted
+from supervisor.contract.job.spec import JobIntent, JobRecord, Wanted
 from supervisor.contract.observed import AttemptReport, Beat, BeatAck, Prepared, TaskBeat
 from tests.support.records import records
 

@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from supervisor.contract.container import (
+from supervisor.contract.errors import UserError
+from supervisor.contract.job.container import (
     ULIMITS,
     cautions,
     check_cpuset,
@@ -20,8 +21,7 @@ from supervisor.contract.container import (
     mount_objection,
     objections,
 )
-from supervisor.contract.errors import UserError
-from supervisor.contract.job import ContainerSpec, JobSpec, Mount, Resources, Ulimit
+from supervisor.contract.job.spec import ContainerSpec, JobSpec, Mount, Resources, Ulimit
 from tests.support.builders import GIB, job_spec, role
 
 GOOD = ContainerSpec(

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from supervisor.contract.placeholders import (
+from supervisor.contract.job.placeholders import (
     fill,
     fill_earlier,
     known_words,

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from supervisor.contract import codec, secret
-from supervisor.contract.job import JobSpec
-from supervisor.contract.job_bounds import objections
+from supervisor.contract.job.bounds import objections
+from supervisor.contract.job.spec import JobSpec
 from supervisor.contract.secret import (
     SecretsAnswer,
     Source,

@@ -8,8 +8,8 @@ import pytest
 
 from supervisor.contract.desired import ClusterSpec, RoleAddresses
 from supervisor.contract.ids import TaskId
-from supervisor.contract.placeholders import fill, known_words
-from supervisor.contract.tf_config import placeholder_values, tf_config
+from supervisor.contract.job.placeholders import fill, known_words
+from supervisor.contract.job.tf_config import placeholder_values, tf_config
 
 SPEC = ClusterSpec(
     job="digits",

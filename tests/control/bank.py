@@ -5,29 +5,29 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator
 from dataclasses import replace
 
-from recovery.checkpoints.manifest import (
+from recovery.formats.manifest import (
     MANIFEST_FILE,
     Manifest,
     ManifestFile,
     crc32c_of_bytes,
     encode_manifest,
 )
-from recovery.checkpoints.paths import stored_path
+from recovery.formats.paths import stored_path
 from recovery.stores.memory import MemoryCheckpointStore
 from supervisor.adapters.clock import BootClock
-from supervisor.adapters.memory import MemoryCoordination
+from supervisor.adapters.etcd.memory import MemoryCoordination
 from supervisor.contract import keys
 from supervisor.contract.boundaries import Delete, DeletePrefix
 from supervisor.contract.checkpoint import CheckpointRef, CommitRecord, Verify
-from supervisor.contract.checkpoint_views import (
+from supervisor.contract.desired import JobPhase
+from supervisor.contract.views.checkpoints import (
     CheckProgress,
     CheckView,
     CollectReport,
     Thing,
 )
-from supervisor.contract.desired import JobPhase
-from supervisor.control.desk import Desk
-from supervisor.control.plan import put
+from supervisor.control.decide.plan import put
+from supervisor.control.services.jobs import Desk
 from tests.control.world import World, check
 
 FILE = "weights.bin"

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 from supervisor.contract.desired import JobPhase
-from supervisor.contract.job import ContainerSpec, JobSpec
+from supervisor.contract.job.spec import ContainerSpec, JobSpec
 from supervisor.contract.observed import Exit, ExitReason
-from supervisor.control.delays import DELAYED
-from supervisor.control.placement import Before, place
-from supervisor.control.reconcile import waiting_for
+from supervisor.control.decide.facts.delays import DELAYED
+from supervisor.control.decide.nodes.placement import Before, place
+from supervisor.control.decide.reconcile import waiting_for
 from tests.control.world import Telling, World
 from tests.support.builders import job_spec, offer
 

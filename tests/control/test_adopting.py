@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from recovery.checkpoints.commit_rule import (
+from recovery.families.commit_rule import (
     CommitIdentity,
     CommitRefused,
     Committed,
@@ -17,18 +17,21 @@ from recovery.checkpoints.commit_rule import (
     reads,
     view_of,
 )
-from recovery.checkpoints.manifest import (
+from recovery.formats.manifest import (
     MANIFEST_FILE,
     Manifest,
     ManifestFile,
 )
-from recovery.checkpoints.paths import stored_path
-from recovery.pins import is_marked
+from recovery.formats.paths import stored_path
+from recovery.retention.pins import is_marked
 from recovery.stores.memory import Moment
 from supervisor.contract import keys
 from supervisor.contract.boundaries import Delete, DeletePrefix, ModifiedAt
 from supervisor.contract.checkpoint import CheckpointRef, CommitState, Verify
-from supervisor.contract.checkpoint_views import (
+from supervisor.contract.desired import JobPhase
+from supervisor.contract.errors import BadCheckpoint, Conflict, NotFound, StoreUnreachable, UserError
+from supervisor.contract.timing import FAST
+from supervisor.contract.views.checkpoints import (
     AdoptRequest,
     CollectRequest,
     Finding,
@@ -36,12 +39,9 @@ from supervisor.contract.checkpoint_views import (
     Thing,
     VerifyRequest,
 )
-from supervisor.contract.desired import JobPhase
-from supervisor.contract.errors import BadCheckpoint, Conflict, NotFound, StoreUnreachable, UserError
-from supervisor.contract.timing import FAST
-from supervisor.contract.views import JobRequest, SubmitMode, SubmitRequest
-from supervisor.control.entry import FORGOTTEN
-from supervisor.control.plan import Action, put
+from supervisor.contract.views.jobs import JobRequest, SubmitMode, SubmitRequest
+from supervisor.control.decide.jobs.admission import FORGOTTEN
+from supervisor.control.decide.plan import Action, put
 from tests.control.bank import FILE, Bank, items, last, open_bank, views
 from tests.control.world import check
 

@@ -7,16 +7,22 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recovery.checkpoints.lineage import on_lineage
-from recovery.checkpoints.manifest import Manifest, ManifestFile
-from recovery.checkpoints.select import Chosen, FromScratch, select_base
+from recovery.formats.lineage import on_lineage
+from recovery.formats.manifest import Manifest, ManifestFile
+from recovery.formats.selection import Chosen, FromScratch, select_base
 from supervisor.contract import keys
 from supervisor.contract.boundaries import Delete
 from supervisor.contract.checkpoint import CheckpointRef, CommitRecord, CommitState, Verify
 from supervisor.contract.desired import JobPhase
-from supervisor.control.adoption import Read, newest_base, next_generation, rebuild, record_of
-from supervisor.control.history import records_are_lost
-from supervisor.control.plan import put
+from supervisor.control.decide.checkpoints.adoption import (
+    Read,
+    newest_base,
+    next_generation,
+    rebuild,
+    record_of,
+)
+from supervisor.control.decide.facts.history import records_are_lost
+from supervisor.control.decide.plan import put
 from tests.control.world import World, check
 
 

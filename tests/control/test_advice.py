@@ -11,7 +11,7 @@ from supervisor.contract import codec, keys
 from supervisor.contract.desired import JobPhase
 from supervisor.contract.incident import Event
 from supervisor.contract.observed import Saves
-from supervisor.control.plan import put
+from supervisor.control.decide.plan import put
 from tests.control.world import Telling, World
 from tests.support.builders import job_spec
 

@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from recovery.checkpoints.retention import DAY_MS
+from recovery.formats.retention import DAY_MS
 from supervisor.contract.checkpoint import CommitState
 from supervisor.contract.desired import JobPhase
 from supervisor.contract.observed import StageFailure
-from supervisor.control.reconcile import waiting_for
+from supervisor.control.decide.reconcile import waiting_for
 from tests.control.world import World
 from tests.support.builders import job_spec
 

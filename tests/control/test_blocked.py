@@ -5,10 +5,10 @@ from __future__ import annotations
 from supervisor.contract import keys
 from supervisor.contract.desired import Cordon, JobPhase
 from supervisor.contract.incident import Cause, Incident
-from supervisor.contract.job import Scope
+from supervisor.contract.job.spec import Scope
 from supervisor.contract.observed import Exit, ExitReason
-from supervisor.control.plan import put
-from supervisor.control.reconcile import waiting_for
+from supervisor.control.decide.plan import put
+from supervisor.control.decide.reconcile import waiting_for
 from tests.control.world import World
 
 FULL = "no space left on device"

@@ -15,21 +15,21 @@ from supervisor.contract.access import Caller, Kind, Role, Standing
 from supervisor.contract.boundaries import Op
 from supervisor.contract.desired import JobPhase
 from supervisor.contract.errors import UserError
-from supervisor.contract.job import JobRecord, JobSpec
-from supervisor.contract.node_views import CordonRequest
+from supervisor.contract.job.spec import JobRecord, JobSpec
 from supervisor.contract.observed import LINK_PROTOCOL, Beat, TaskBeat
 from supervisor.contract.promise import Promise, PromiseRequest, Word
 from supervisor.contract.secret import Source
-from supervisor.contract.views import SubmitMode, SubmitRequest
-from supervisor.control import promises
-from supervisor.control.history import job_step
-from supervisor.control.plan import Action, put
-from supervisor.control.promiser import MAX_NODES
-from supervisor.control.promises import MOST_LIVES
-from supervisor.control.snapshot import MAX_BEATS, MAX_LIVES, BeatSeen
+from supervisor.contract.views.jobs import SubmitMode, SubmitRequest
+from supervisor.contract.views.nodes import CordonRequest
+from supervisor.control.decide.facts import promises
+from supervisor.control.decide.facts.history import job_step
+from supervisor.control.decide.facts.promises import MOST_LIVES
+from supervisor.control.decide.plan import Action, put
+from supervisor.control.decide.snapshot import MAX_BEATS, MAX_LIVES, BeatSeen
+from supervisor.control.loop.promise_log import MAX_NODES
 from tests.control.world import World
 from tests.guarantees.test_daemons import Supervisor
-from tests.guarantees.test_desk import Office, other
+from tests.guarantees.test_job_service import Office, other
 
 ALICE = Caller(Kind.USER, "alice", Standing(Role.SUBMITTER, "vision"))
 OLGA = Caller(Kind.USER, "olga", Standing(Role.OPERATOR))

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from recovery.checkpoints.retention import DAY_MS
+from recovery.formats.retention import DAY_MS
 from supervisor.contract.checkpoint import Verify
-from supervisor.contract.job import CheckpointSpec
-from supervisor.control.collecting import fates_of
+from supervisor.contract.job.spec import CheckpointSpec
+from supervisor.control.decide.checkpoints.collecting import fates_of
 from tests.control.world import World
 from tests.support.builders import job_spec
 

@@ -10,17 +10,17 @@ from hypothesis import strategies as st
 
 from recovery.stores.memory import MemoryCheckpointStore
 from supervisor.adapters.clock import BootClock
-from supervisor.adapters.memory import MemoryCoordination
+from supervisor.adapters.etcd.memory import MemoryCoordination
 from supervisor.contract import codec, keys
 from supervisor.contract.boundaries import Compare, Delete, Op, Put, TxnResult
 from supervisor.contract.desired import Claims, Cordon, JobPhase, JobSwitch, Placement, Plan
 from supervisor.contract.errors import Unreachable
-from supervisor.contract.job import JobIntent, JobRecord, JobSpec, Resources, Wanted
+from supervisor.contract.job.spec import JobIntent, JobRecord, JobSpec, Resources, Wanted
 from supervisor.contract.observed import Exit, ExitReason, Incarnation
-from supervisor.control.apply import Applied, Applier
-from supervisor.control.plan import Action, put
-from supervisor.control.reconcile import reconcile, waiting_for
-from supervisor.control.snapshot import Snapshot
+from supervisor.control.decide.plan import Action, put
+from supervisor.control.decide.reconcile import reconcile, waiting_for
+from supervisor.control.decide.snapshot import Snapshot
+from supervisor.control.loop.apply import Applied, Applier
 from tests.control.world import World
 from tests.support.builders import GIB, job_spec, resources, role
 from tests.support.sinks import ListSink

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from supervisor.contract.desired import RoleAddresses
 from supervisor.contract.errors import InvariantBroken
 from supervisor.contract.observed import Prepared
-from supervisor.control.cluster_spec import build
+from supervisor.control.decide.facts.cluster_spec import build
 from tests.support.builders import job_spec, plan_for, prepared_for
 
 SPEC = job_spec({"worker": 2, "evaluator": 1, "ps": 1})

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from supervisor.contract.job import Strategy
+from supervisor.contract.job.spec import Strategy
 from supervisor.contract.observed import Exit, ExitReason
-from supervisor.control.completion import Completion, CompletionState, completion
+from supervisor.control.decide.assess.completion import Completion, CompletionState, completion
 from tests.support.builders import ended, job_spec, report, reports, role
 
 OK = ended(code=0)

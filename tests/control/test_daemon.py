@@ -10,20 +10,20 @@ import pytest
 
 from recovery.stores.memory import MemoryCheckpointStore
 from supervisor.adapters.clock import BootClock
-from supervisor.adapters.memory import Fault, MemoryCoordination, MemoryStore
+from supervisor.adapters.etcd.memory import Fault, MemoryCoordination, MemoryStore
 from supervisor.contract import codec, keys
 from supervisor.contract.boundaries import Compare, Op, Put, TxnResult
 from supervisor.contract.checkpoint import CheckpointRef, CommitRecord
 from supervisor.contract.desired import Cordon, JobPhase, JobSwitch, LeaderToken
 from supervisor.contract.errors import Refused
 from supervisor.contract.incident import Event
-from supervisor.contract.job import JobIntent, JobRecord, Wanted
+from supervisor.contract.job.spec import JobIntent, JobRecord, Wanted
 from supervisor.contract.observed import LINK_PROTOCOL, Beat, Incarnation, NodeResources
 from supervisor.contract.timing import FAST
-from supervisor.control.apply import Applier
-from supervisor.control.daemon import ControlDaemon, ControlSettings
-from supervisor.control.plan import DeleteFiles
-from supervisor.control.snapshot import Snapshot
+from supervisor.control.decide.plan import DeleteFiles
+from supervisor.control.decide.snapshot import Snapshot
+from supervisor.control.loop.apply import Applier
+from supervisor.control.loop.daemon import ControlDaemon, ControlSettings
 from tests.support.builders import job_spec
 from tests.support.sinks import ListSink
 
@@ -267,7 +267,7 @@ async def test_records_and_keys_that_cannot_be_read_end_no_supervisor() -> None:
 
 
 async def test_of_each_life_one_beat_waits_the_newest(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("supervisor.control.daemon.MAX_BEATS", 2)
+    monkeypatch.setattr("supervisor.control.loop.daemon.MAX_BEATS", 2)
     sink = ListSink()
     daemon = ControlDaemon(
         ControlSettings("s0", "c", "unix:/s0", 1, FAST),

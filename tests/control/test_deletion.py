@@ -10,12 +10,13 @@ from supervisor.contract import keys
 from supervisor.contract.boundaries import Delete
 from supervisor.contract.desired import DeletedJob, JobPhase
 from supervisor.contract.errors import Conflict, NotFound
-from supervisor.contract.job import Wanted
+from supervisor.contract.job.spec import Wanted
 from supervisor.contract.timing import FAST
-from supervisor.contract.views import SubmitMode, SubmitRequest
-from supervisor.control import deletion, parking
-from supervisor.control.plan import put
-from supervisor.control.reconcile import waiting_for
+from supervisor.contract.views.jobs import SubmitMode, SubmitRequest
+from supervisor.control.decide import parking
+from supervisor.control.decide.jobs import deletion
+from supervisor.control.decide.plan import put
+from supervisor.control.decide.reconcile import waiting_for
 from tests.control.bank import open_bank
 from tests.control.world import World
 

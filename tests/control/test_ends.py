@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from supervisor.contract.desired import JobPhase
 from supervisor.contract.incident import Cause, Outcome
-from supervisor.contract.job import Wanted
+from supervisor.contract.job.spec import Wanted
 from supervisor.contract.observed import StageFailure
 from supervisor.contract.timing import FAST
 from tests.control.world import World

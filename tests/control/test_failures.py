@@ -7,19 +7,19 @@ from dataclasses import replace
 
 import pytest
 
-from recovery.decide.blame import NOTICE_LAG_MS
-from recovery.decide.suspects import BaseVerdict
+from recovery.policy.blame import NOTICE_LAG_MS
+from recovery.policy.suspects import BaseVerdict
 from supervisor.contract.checkpoint import CommitState
 from supervisor.contract.desired import JobPhase
 from supervisor.contract.incident import Cause, Incident, Outcome
-from supervisor.contract.job import JobSpec, RestartPolicy, Rule, Scope, Strategy
+from supervisor.contract.job.spec import JobSpec, RestartPolicy, Rule, Scope, Strategy
 from supervisor.contract.observed import Exit, ExitReason
 from supervisor.contract.timing import FAST
-from supervisor.control import cordons
-from supervisor.control.cordons import COOLDOWN_MS
-from supervisor.control.plan import Action, put
-from supervisor.control.quarantine import with_acquittal
-from supervisor.control.reconcile import waiting_for
+from supervisor.control.decide.checkpoints.quarantine import with_acquittal
+from supervisor.control.decide.nodes import cordons
+from supervisor.control.decide.nodes.cordons import COOLDOWN_MS
+from supervisor.control.decide.plan import Action, put
+from supervisor.control.decide.reconcile import waiting_for
 from tests.control.world import STEP_MS, World
 from tests.support.builders import job_spec, resources, role
 

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from recovery.decide.scope import scope_of
+from recovery.policy.scope import scope_of
 from supervisor.contract.desired import JobPhase
 from supervisor.contract.ids import TaskId
 from supervisor.contract.incident import Cause, Incident, Outcome
-from supervisor.contract.job import JobSpec, RestartPolicy, Scope, Strategy
+from supervisor.contract.job.spec import JobSpec, RestartPolicy, Scope, Strategy
 from supervisor.contract.observed import Exit, ExitReason
 from tests.control.world import World
 from tests.support.builders import job_spec

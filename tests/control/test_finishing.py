@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from supervisor.contract.desired import JobPhase
-from supervisor.contract.job import Limits
+from supervisor.contract.job.spec import Limits
 from supervisor.contract.timing import FAST
 from tests.control.world import World
 from tests.support.builders import job_spec, role

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from supervisor.contract.checkpoint import CheckpointRef
 from supervisor.contract.desired import JobPhase
 from supervisor.contract.incident import PHASES, Cause, Outcome
-from supervisor.contract.job import RestartPolicy, Scope
+from supervisor.contract.job.spec import RestartPolicy, Scope
 from supervisor.contract.observed import ExitReason
-from supervisor.control.plan import Action
-from supervisor.control.reconcile import reconcile, waiting_for
+from supervisor.control.decide.plan import Action
+from supervisor.control.decide.reconcile import reconcile, waiting_for
 from tests.control.world import World
 from tests.support.builders import job_spec, resources, role
 

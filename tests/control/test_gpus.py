@@ -20,7 +20,7 @@ from supervisor.contract.desired import (
 )
 from supervisor.contract.errors import InvariantBroken
 from supervisor.contract.incident import Cause, Event, Outcome
-from supervisor.contract.job import (
+from supervisor.contract.job.spec import (
     ContainerSpec,
     JobIntent,
     JobRecord,
@@ -41,11 +41,11 @@ from supervisor.contract.observed import (
     Incarnation,
 )
 from supervisor.contract.timing import FAST
-from supervisor.control import invariants
-from supervisor.control.plan import Action, put
-from supervisor.control.prepare import find_places
-from supervisor.control.reconcile import reconcile, waiting_for
-from supervisor.control.standing import ENDED_AFTER
+from supervisor.control.decide import invariants
+from supervisor.control.decide.facts.standing import ENDED_AFTER
+from supervisor.control.decide.jobs.prepare import find_places
+from supervisor.control.decide.plan import Action, put
+from supervisor.control.decide.reconcile import reconcile, waiting_for
 from tests.control.world import World
 from tests.support.builders import GIB, job_spec, report, role
 

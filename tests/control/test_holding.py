@@ -9,13 +9,13 @@ import pytest
 from supervisor.api.views import job_view
 from supervisor.contract import keys
 from supervisor.contract.desired import JobPhase
-from supervisor.contract.job import JobSpec, Limits, ProgressSpec, RestartPolicy, Rule
+from supervisor.contract.job.spec import JobSpec, Limits, ProgressSpec, RestartPolicy, Rule
 from supervisor.contract.observed import Exit, ExitReason
 from supervisor.contract.timing import FAST
-from supervisor.control.claims import Asking
-from supervisor.control.plan import Action, put
-from supervisor.control.prepare import offers
-from supervisor.control.reconcile import reconcile
+from supervisor.control.decide.facts.claims import Asking
+from supervisor.control.decide.jobs.prepare import offers
+from supervisor.control.decide.plan import Action, put
+from supervisor.control.decide.reconcile import reconcile
 from tests.control.world import World
 from tests.support.builders import job_spec, resources, role
 

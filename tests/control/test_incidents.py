@@ -6,10 +6,10 @@ from dataclasses import replace
 
 from supervisor.contract import keys
 from supervisor.contract.incident import Cause, Event, Outcome
-from supervisor.contract.job import Scope
-from supervisor.control.history import incident_id
-from supervisor.control.incidents import KEPT_EVENTS
-from supervisor.control.plan import put
+from supervisor.contract.job.spec import Scope
+from supervisor.control.decide.facts.history import incident_id
+from supervisor.control.decide.jobs.incidents import KEPT_EVENTS
+from supervisor.control.decide.plan import put
 from tests.control.world import STEP_MS, World
 
 UNAVAILABLE = "tensorflow.python.framework.errors_impl.UnavailableError: Socket closed"

@@ -8,10 +8,10 @@ from dataclasses import replace
 from supervisor.contract import keys
 from supervisor.contract.incident import Event
 from supervisor.contract.timing import FAST
-from supervisor.control.incidents import KEPT_EVENTS
-from supervisor.control.plan import put
-from supervisor.control.reconcile import reconcile
-from supervisor.control.snapshot import Held, JobPicture
+from supervisor.control.decide.jobs.incidents import KEPT_EVENTS
+from supervisor.control.decide.plan import put
+from supervisor.control.decide.reconcile import reconcile
+from supervisor.control.decide.snapshot import Held, JobPicture
 from tests.control.world import STEP_MS, World
 
 FEW = 3

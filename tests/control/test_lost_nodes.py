@@ -8,10 +8,10 @@ from supervisor.contract import keys
 from supervisor.contract.boundaries import Delete
 from supervisor.contract.desired import Cordon, JobPhase, LostMark
 from supervisor.contract.incident import Cause
-from supervisor.contract.job import RestartPolicy, Strategy
+from supervisor.contract.job.spec import RestartPolicy, Strategy
 from supervisor.contract.timing import FAST
-from supervisor.control.plan import Action, put
-from supervisor.control.reconcile import reconcile
+from supervisor.control.decide.plan import Action, put
+from supervisor.control.decide.reconcile import reconcile
 from tests.control.world import World
 from tests.support.builders import job_spec
 

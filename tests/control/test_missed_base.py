@@ -8,7 +8,7 @@ import pytest
 
 from supervisor.contract.checkpoint import CheckpointRef, CommitState
 from supervisor.contract.incident import Cause, Incident
-from supervisor.contract.job import JobSpec, RestartPolicy, Rule, Scope
+from supervisor.contract.job.spec import JobSpec, RestartPolicy, Rule, Scope
 from tests.control.world import World
 from tests.support.builders import job_spec
 

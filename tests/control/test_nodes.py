@@ -9,10 +9,10 @@ import pytest
 from supervisor.contract import keys
 from supervisor.contract.desired import Cordon, JobPhase
 from supervisor.contract.incident import Event
-from supervisor.contract.job import JobSpec, RestartPolicy, Strategy, Wanted
+from supervisor.contract.job.spec import JobSpec, RestartPolicy, Strategy, Wanted
 from supervisor.contract.timing import FAST
-from supervisor.control.plan import Action, put
-from supervisor.control.reconcile import reconcile, waiting_for
+from supervisor.control.decide.plan import Action, put
+from supervisor.control.decide.reconcile import reconcile, waiting_for
 from tests.control.world import World
 from tests.support.builders import job_spec, resources, role
 

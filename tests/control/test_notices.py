@@ -10,7 +10,7 @@ from supervisor.api.views import job_view
 from supervisor.contract import codec
 from supervisor.contract.incident import Event
 from supervisor.contract.observed import NOTICES, WORK_KEPT, Notice
-from supervisor.control.notices import MOST_TOLD
+from supervisor.control.decide.checkpoints.notices import MOST_TOLD
 from tests.control.world import Telling, World
 from tests.support.builders import job_spec
 

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from recovery.checkpoints.retention import DAY_MS, RetentionPolicy, collectable
+from recovery.formats.retention import DAY_MS, RetentionPolicy, collectable
 from supervisor.contract import keys
 from supervisor.contract.checkpoint import CheckpointRef, CommitState
 from supervisor.contract.desired import JobPhase
 from supervisor.contract.incident import Outcome
-from supervisor.contract.job import Wanted
+from supervisor.contract.job.spec import Wanted
 from supervisor.contract.observed import ExitReason, StageFailure
 from supervisor.contract.timing import FAST
-from supervisor.control.plan import put
+from supervisor.control.decide.plan import put
 from tests.control.world import World
 
 

@@ -14,11 +14,11 @@ from typing import TypeVar
 
 import pytest
 
-from supervisor.adapters.jobfile import load_job_file
+from supervisor.adapters.files.jobfile import load_job_file
 from supervisor.cli.local.cluster import LocalCluster
 from supervisor.contract.errors import Unreachable
 from supervisor.contract.timing import DEFAULT
-from supervisor.contract.views import JobView, SubmitRequest
+from supervisor.contract.views.jobs import JobView, SubmitRequest
 
 T = TypeVar("T")
 DEADLINE_S = 120.0

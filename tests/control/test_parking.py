@@ -16,15 +16,18 @@ from supervisor.contract.containment import contained, described, place_of
 from supervisor.contract.desired import JobPhase, JobSwitch
 from supervisor.contract.errors import IncompatibleRecord, NewerRelease
 from supervisor.contract.incident import Event
-from supervisor.contract.job import JobIntent, JobRecord, Resources
+from supervisor.contract.job.spec import JobIntent, JobRecord, Resources
 from supervisor.contract.timing import FAST
-from supervisor.control import node_loss, notices, parking, standing
-from supervisor.control.aside import Left
-from supervisor.control.claims import all_claims
-from supervisor.control.hanging import to_dump
-from supervisor.control.plan import Action, put
-from supervisor.control.reconcile import reconcile
-from supervisor.control.snapshot import JobPicture, NodePicture, Snapshot
+from supervisor.control.decide import parking
+from supervisor.control.decide.assess.hanging import to_dump
+from supervisor.control.decide.checkpoints import notices
+from supervisor.control.decide.facts import standing
+from supervisor.control.decide.facts.claims import all_claims
+from supervisor.control.decide.nodes import node_loss
+from supervisor.control.decide.plan import Action, put
+from supervisor.control.decide.reconcile import reconcile
+from supervisor.control.decide.set_aside import Left
+from supervisor.control.decide.snapshot import JobPicture, NodePicture, Snapshot
 from tests.control.world import World
 from tests.support.builders import job_spec
 
@@ -98,7 +101,7 @@ def test_a_parked_job_says_where_and_ends_its_tasks(world: World) -> None:
     assert parked.parked is not None
     assert parked.parked.phase is JobPhase.RUNNING
     assert parked.parked.error == "Flawed: lifecycle.judge_completion for digits, call 1"
-    assert parked.parked.place.startswith("supervisor/control/reconcile.py:")
+    assert parked.parked.place.startswith("supervisor/control/decide/reconcile.py:")
     world.until(lambda: all(held.value.confirmed_dead for held in world.job().attempts.values()))
     view = next(job for job in cluster_status(world.snapshot(), "c", None).jobs if job.name == "digits")
     assert view.phase is JobPhase.PARKED
@@ -181,7 +184,7 @@ def test_an_error_that_is_about_no_job_ends_the_supervisor(
     def faulty(*_given: object) -> list[object]:
         raise ZeroDivisionError
 
-    monkeypatch.setattr("supervisor.control.incidents.forget_events", faulty)
+    monkeypatch.setattr("supervisor.control.decide.jobs.incidents.forget_events", faulty)
     with pytest.raises(ZeroDivisionError):
         reconcile(world.snapshot())
 
@@ -291,7 +294,7 @@ def test_what_is_contained_is_told_with_its_place() -> None:
     found: list[Exception] = []
     with contained(found.append):
         put("jobs/x", object())
-    assert place_of(found[0]).startswith("supervisor/control/plan.py:")
+    assert place_of(found[0]).startswith("supervisor/control/decide/plan.py:")
     assert described(ValueError("a\nb " + 400 * "x")).startswith("ValueError: a b xxx")
     assert len(described(ValueError(400 * "x"))) == 300
     with pytest.raises(MemoryError), contained(found.append):

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from supervisor.contract.ids import TaskId
-from supervisor.contract.job import JobSpec, Resources
-from supervisor.control.placement import Before, NodeOffer, PlacementResult, place
+from supervisor.contract.job.spec import JobSpec, Resources
+from supervisor.control.decide.nodes.placement import Before, NodeOffer, PlacementResult, place
 from tests.support.builders import GIB, job_spec, offer, resources, role
 
 NODES = ("n1", "n2", "n3", "n4")

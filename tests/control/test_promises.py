@@ -8,18 +8,19 @@ from dataclasses import dataclass, field, replace
 import pytest
 
 from recovery.stores.memory import MemoryCheckpointStore
-from supervisor.adapters.memory import MemoryCoordination, MemoryStore
+from supervisor.adapters.etcd.memory import MemoryCoordination, MemoryStore
 from supervisor.contract.boundaries import Clock
 from supervisor.contract.errors import Conflict, Refused
 from supervisor.contract.promise import OPEN, Promise, PromiseRequest, Taking, Word
 from supervisor.contract.timing import FAST
-from supervisor.control import entry, promises
-from supervisor.control.daemon import ControlDaemon, ControlSettings, StateFiles
-from supervisor.control.plan import Action
-from supervisor.control.promiser import Promiser, Surroundings, Terms
-from supervisor.control.reconcile import reconcile, waiting_for
-from supervisor.control.snapshot import BeatSeen, Snapshot
-from supervisor.control.standing import ENDED_AFTER, Standing, standing
+from supervisor.control.decide.facts import promises
+from supervisor.control.decide.facts.standing import ENDED_AFTER, Standing, standing
+from supervisor.control.decide.jobs import admission
+from supervisor.control.decide.plan import Action
+from supervisor.control.decide.reconcile import reconcile, waiting_for
+from supervisor.control.decide.snapshot import BeatSeen, Snapshot
+from supervisor.control.loop.daemon import ControlDaemon, ControlSettings, StateFiles
+from supervisor.control.loop.promise_log import Promiser, Surroundings, Terms
 from tests.control.world import World
 from tests.support.builders import job_spec
 from tests.support.sinks import ListSink
@@ -230,10 +231,10 @@ def test_a_job_whose_last_life_may_run_on_by_promises_is_not_begun_anew() -> Non
     world = Bound()
     world.start()
     wait(world, ENDED_AFTER * FAST.d_ms)
-    entry.check_over(world.snapshot(), world.snapshot().jobs[NAME])
+    admission.check_over(world.snapshot(), world.snapshot().jobs[NAME])
     world.promise(world.running()["ps.0"].node)
     with pytest.raises(Conflict, match="may still be running; submit again in 21 s"):
-        entry.check_over(world.snapshot(), world.snapshot().jobs[NAME])
+        admission.check_over(world.snapshot(), world.snapshot().jobs[NAME])
 
 
 def test_a_taking_is_over_when_what_it_took_is_dead_or_can_be_no_more() -> None:

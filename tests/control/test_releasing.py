@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from supervisor.contract.checkpoint import CommitState
-from supervisor.contract.checkpoint_views import Finding, VerifyRequest
+from supervisor.contract.views.checkpoints import Finding, VerifyRequest
 from tests.control.bank import Bank, views
 
 

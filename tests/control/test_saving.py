@@ -11,11 +11,11 @@ from supervisor.contract import codec, keys
 from supervisor.contract.checkpoint import CheckpointRef, CommitState
 from supervisor.contract.desired import JobPhase
 from supervisor.contract.incident import Event
-from supervisor.contract.job import JobSpec, Wanted
+from supervisor.contract.job.spec import JobSpec, Wanted
 from supervisor.contract.observed import Exit, ExitReason, SaverBeat, UnusableSave
-from supervisor.control import saving
-from supervisor.control.plan import put
-from supervisor.control.reconcile import waiting_for
+from supervisor.control.decide.checkpoints import saving
+from supervisor.control.decide.plan import put
+from supervisor.control.decide.reconcile import waiting_for
 from tests.control.world import Agent, Telling
 from tests.support.builders import job_spec
 

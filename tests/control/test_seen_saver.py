@@ -8,9 +8,9 @@ import pytest
 
 from supervisor.contract import keys
 from supervisor.contract.desired import JobPhase
-from supervisor.contract.job import Scope
+from supervisor.contract.job.spec import Scope
 from supervisor.contract.observed import AttemptReport, Saves
-from supervisor.control.plan import put
+from supervisor.control.decide.plan import put
 from tests.control.world import World
 from tests.support.builders import job_spec
 

@@ -8,18 +8,18 @@ import pytest
 
 from recovery.stores.memory import MemoryCheckpointStore
 from supervisor.adapters.clock import BootClock
-from supervisor.adapters.memory import MemoryCoordination
+from supervisor.adapters.etcd.memory import MemoryCoordination
 from supervisor.contract.boundaries import Put
 from supervisor.contract.desired import JobPhase
 from supervisor.contract.errors import UserError
-from supervisor.contract.job import Resources, RestartPolicy, RoleSpec
+from supervisor.contract.job.spec import Resources, RestartPolicy, RoleSpec
 from supervisor.contract.observed import Exit, ExitReason
-from supervisor.contract.views import SubmitRequest
-from supervisor.control.apply import Applied, Applier
-from supervisor.control.plan import BYTES_PER_TRANSACTION, OPS_PER_TRANSACTION, Action, fitting
-from supervisor.control.reconcile import reconcile
+from supervisor.contract.views.jobs import SubmitRequest
+from supervisor.control.decide.plan import BYTES_PER_TRANSACTION, OPS_PER_TRANSACTION, Action, fitting
+from supervisor.control.decide.reconcile import reconcile
+from supervisor.control.loop.apply import Applied, Applier
 from tests.control.world import World
-from tests.guarantees.test_desk import Office, other
+from tests.guarantees.test_job_service import Office, other
 from tests.support.builders import job_spec
 from tests.support.sinks import ListSink
 

@@ -7,10 +7,10 @@ from dataclasses import replace
 from supervisor.contract import keys
 from supervisor.contract.boundaries import Delete
 from supervisor.contract.desired import Cordon, JobPhase, Spare
-from supervisor.contract.job import JobSpec, Wanted
-from supervisor.control.plan import put
-from supervisor.control.prepare import find_places
-from supervisor.control.spares import CALM_MS
+from supervisor.contract.job.spec import JobSpec, Wanted
+from supervisor.control.decide.jobs.prepare import find_places
+from supervisor.control.decide.jobs.spares import CALM_MS
+from supervisor.control.decide.plan import put
 from tests.control.world import World
 from tests.support.builders import job_spec, resources, role
 

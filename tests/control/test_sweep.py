@@ -7,28 +7,28 @@ from dataclasses import replace
 
 import pytest
 
-from recovery.checkpoints.manifest import (
+from recovery.formats.manifest import (
     MANIFEST_FILE,
     Manifest,
     ManifestFile,
     crc32c_of_bytes,
     encode_manifest,
 )
-from recovery.checkpoints.paths import staging_path, stored_path
-from recovery.checkpoints.retention import GRACE_MS
+from recovery.formats.paths import staging_path, stored_path
+from recovery.formats.retention import GRACE_MS
 from recovery.mount.layout import Place, links_path, live_path
 from recovery.outputs.index import OUTPUTS
-from recovery.pins import mark
+from recovery.retention.pins import mark
 from recovery.stores.memory import MemoryCheckpointStore
-from supervisor.adapters.memory import MemoryCoordination
+from supervisor.adapters.etcd.memory import MemoryCoordination
 from supervisor.contract import keys
 from supervisor.contract.boundaries import Delete, StoredDirectory
 from supervisor.contract.checkpoint import CheckpointRef, CommitRecord
 from supervisor.contract.desired import Closing, JobPhase, JobSwitch
 from supervisor.contract.errors import StoreUnreachable
-from supervisor.control.ages import Ages
-from supervisor.control.plan import put
-from supervisor.control.sweep import STAGING_AGE_MS, SWEEP_ENDED_MS, SWEEP_EVERY_MS, Sweeper
+from supervisor.control.decide.facts.cluster_time import Ages
+from supervisor.control.decide.plan import put
+from supervisor.control.loop.sweep import STAGING_AGE_MS, SWEEP_ENDED_MS, SWEEP_EVERY_MS, Sweeper
 from tests.control.world import World
 from tests.support.sinks import ListSink
 

@@ -10,9 +10,9 @@ from supervisor.contract.incident import Cause, Incident
 from supervisor.contract.observed import Exit, ExitReason
 from supervisor.contract.promise import PromiseRequest, Word
 from supervisor.contract.timing import FAST
-from supervisor.control import promises
-from supervisor.control.plan import put
-from supervisor.control.snapshot import Snapshot
+from supervisor.control.decide.facts import promises
+from supervisor.control.decide.plan import put
+from supervisor.control.decide.snapshot import Snapshot
 from tests.control.world import STEP_MS, World
 
 ECHO = Exit(ExitReason.EXIT, 1, None, 10, confirmed_dead=True, tail="Connection reset by peer")

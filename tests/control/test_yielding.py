@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from supervisor.contract.job import Strategy
-from supervisor.control.prepare import waits_for_saver
+from supervisor.contract.job.spec import Strategy
+from supervisor.control.decide.jobs.prepare import waits_for_saver
 from tests.support.builders import job_spec
 
 ROLES = {"chief": 1, "ps": 1, "worker": 1, "evaluator": 1}

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
-from supervisor.adapters.memory_store import MemoryStore
+from supervisor.adapters.etcd.memory_store import MemoryStore
 from supervisor.contract import codec, keys
 from supervisor.contract.boundaries import Delete, KeyDeleted, KeyValue, Op, Put
 from supervisor.contract.checkpoint import CheckpointRef, CommitHead, CommitRecord
@@ -22,7 +22,7 @@ from supervisor.contract.desired import (
 )
 from supervisor.contract.ids import AttemptId
 from supervisor.contract.incident import Event, Incident
-from supervisor.contract.job import JobIntent, JobRecord, JobSpec, Wanted
+from supervisor.contract.job.spec import JobIntent, JobRecord, JobSpec, Wanted
 from supervisor.contract.observed import (
     Appeal,
     AttemptReport,
@@ -40,11 +40,11 @@ from supervisor.contract.observed import (
     TaskBeat,
 )
 from supervisor.contract.timing import FAST
-from supervisor.control import invariants
-from supervisor.control.ages import ages
-from supervisor.control.plan import Action, DeleteFiles, put
-from supervisor.control.reconcile import reconcile
-from supervisor.control.snapshot import BeatSeen, JobPicture, Snapshot, View
+from supervisor.control.decide import invariants
+from supervisor.control.decide.facts.cluster_time import ages
+from supervisor.control.decide.plan import Action, DeleteFiles, put
+from supervisor.control.decide.reconcile import reconcile
+from supervisor.control.decide.snapshot import BeatSeen, JobPicture, Snapshot, View
 from tests.support.builders import job_spec
 
 T = TypeVar("T")

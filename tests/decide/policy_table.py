@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from recovery.decide.logs import EXCEPTIONS, LAST_LINES, STATUS_CODES, Pattern
-from recovery.decide.rules import TABLE
-from recovery.decide.scope import TABLE as SCOPES
-from supervisor.contract.job import Scope
+from recovery.policy.logs import EXCEPTIONS, LAST_LINES, STATUS_CODES, Pattern
+from recovery.policy.rules import TABLE
+from recovery.policy.scope import TABLE as SCOPES
+from supervisor.contract.job.spec import Scope
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "restart-policy.md"
 

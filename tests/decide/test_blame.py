@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recovery.decide.blame import NOTICE_LAG_MS, Failure, root_failures
+from recovery.policy.blame import NOTICE_LAG_MS, Failure, root_failures
 from supervisor.contract.ids import TaskId
 from supervisor.contract.incident import Cause
 

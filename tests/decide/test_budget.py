@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recovery.decide.budget import Verdict, charge
-from recovery.decide.history import ASKED, Tally
+from recovery.policy.budget import Verdict, charge
+from recovery.policy.history import ASKED, Tally
 from supervisor.contract.checkpoint import CheckpointRef
 from supervisor.contract.desired import Ledger
 from supervisor.contract.incident import Cause
-from supervisor.contract.job import RestartPolicy
+from supervisor.contract.job.spec import RestartPolicy
 from tests.support.builders import ref
 
 POLICY = RestartPolicy(max_restarts=3, backoff_ms=500, backoff_max_ms=30_000)

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.inside import waiting
-from recovery.decide.causes import Judged, classify, describe
+from recovery.policy.causes import Judged, classify, describe
 from supervisor.contract.desired import JobPhase
 from supervisor.contract.incident import Cause
 from supervisor.contract.observed import Exit, ExitReason

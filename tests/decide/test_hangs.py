@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recovery.decide.hangs import (
+from recovery.policy.hangs import (
     IDLE_MS,
     Hang,
     Judgement,
@@ -19,9 +19,9 @@ from recovery.decide.hangs import (
     judge,
     slow_starts,
 )
-from recovery.decide.stragglers import stragglers
+from recovery.policy.stragglers import stragglers
 from supervisor.contract.ids import TaskId
-from supervisor.contract.job import ProgressSpec
+from supervisor.contract.job.spec import ProgressSpec
 from supervisor.contract.observed import Sign
 
 BOUNDS = {(role, "step"): Patience(5_000, 30_000) for role in ("ps", "chief", "worker")}

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recovery.decide.logs import MAX_LINE, STATUS_CODES, Raised, last_words, raised
+from recovery.policy.logs import MAX_LINE, STATUS_CODES, Raised, last_words, raised
 from supervisor.contract.incident import Cause
 
 TAILS = sorted((Path(__file__).parent / "tails").glob("*.txt"))

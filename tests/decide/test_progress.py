@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from recovery.decide.progress import Reached, global_step
+from recovery.policy.progress import Reached, global_step
 
 
 @pytest.mark.parametrize(

@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from recovery.decide.history import Present
-from recovery.decide.repeats import first_error
+from recovery.policy.history import Present
+from recovery.policy.repeats import first_error
 from supervisor.contract.checkpoint import CheckpointRef
 from supervisor.contract.incident import Cause
-from supervisor.contract.job import Scope
+from supervisor.contract.job.spec import Scope
 
 TAIL = """Traceback (most recent call last):
   File "t.py", line 3, in <module>

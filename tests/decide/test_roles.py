@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from recovery.decide.roles import RoleKind, kind_of, trains
+from recovery.policy.roles import RoleKind, kind_of, trains
 from tests.support.builders import job_spec, role
 
 

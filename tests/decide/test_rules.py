@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from recovery.decide.rules import TABLE, objection, rule_of
+from recovery.policy.rules import TABLE, objection, rule_of
 from supervisor.contract.incident import Cause
-from supervisor.contract.job import RestartPolicy, Rule
+from supervisor.contract.job.spec import RestartPolicy, Rule
 from tests.decide.policy_table import DOCUMENT, rendered
 from tests.support.builders import job_spec
 

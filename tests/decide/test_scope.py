@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recovery.decide.scope import scope_of
+from recovery.policy.scope import scope_of
 from supervisor.contract.ids import TaskId
-from supervisor.contract.job import JobSpec, Scope, Strategy
+from supervisor.contract.job.spec import JobSpec, Scope, Strategy
 from tests.support.builders import job_spec, role
 
 ROLES = {"chief": 1, "master": 1, "ps": 1, "worker": 2, "evaluator": 1, "tensorboard": 1, "trainer": 1}

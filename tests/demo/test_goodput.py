@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks.goodput import Flags, Run, lost_steps
 from supervisor.contract.incident import Outcome
-from supervisor.contract.views import IncidentView
+from supervisor.contract.views.jobs import IncidentView
 
 
 def incident(scope: str, phases_ms: dict[str, int], from_step: int = -1, to_step: int = -1) -> IncidentView:

@@ -12,7 +12,7 @@ import grpc
 import pytest
 from aetcd import rpc
 
-from supervisor.adapters.tls import TlsFiles
+from supervisor.adapters.certificates.tls import TlsFiles
 from tests.deploy.box import wait_for
 from tests.deploy.etcd_member import environment
 from tests.deploy.services import COMMAND

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from supervisor.contract.job import Scope
+from supervisor.contract.job.spec import Scope
 from tests.examples.harness import EXAMPLES, Job
 
 

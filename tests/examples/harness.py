@@ -33,7 +33,7 @@ from supervisor.cli.main import cli
 from supervisor.contract import codec
 from supervisor.contract.errors import TfSupervisorError
 from supervisor.contract.incident import Cause, Outcome
-from supervisor.contract.views import ClusterStatus, Explanation, IncidentView, JobView
+from supervisor.contract.views.jobs import ClusterStatus, Explanation, IncidentView, JobView
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "examples"

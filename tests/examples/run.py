@@ -8,7 +8,7 @@ from pathlib import Path
 
 from supervisor.contract.desired import JobPhase
 from supervisor.contract.incident import Cause, Outcome
-from supervisor.contract.views import IncidentView
+from supervisor.contract.views.jobs import IncidentView
 from tests.examples.cases import Case, Victim
 from tests.examples.harness import Cluster, Job, NotAsPromised
 

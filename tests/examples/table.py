@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from benchmarks.figures import machine
-from supervisor.adapters.jobfile import load_job_file
+from supervisor.adapters.files.jobfile import load_job_file
 from supervisor.contract import codec
 from supervisor.contract.errors import TfSupervisorError
 from tests.examples.cases import CASES, Case

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from supervisor.adapters.jobfile import load_job_file
-from supervisor.contract.job import JobSpec
+from supervisor.adapters.files.jobfile import load_job_file
+from supervisor.contract.job.spec import JobSpec
 from tests.examples.cases import CASES, Case
 from tests.examples.harness import EXAMPLES
 from tests.examples.table import Document, Entry, Row, page, read

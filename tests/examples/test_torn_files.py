@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from recovery.checkpoints.soundness import HEAD_BYTES, TAIL_BYTES, is_whole
-from recovery.plain_outbox import is_being_written
+from recovery.commit.plain_outbox import is_being_written
+from recovery.formats.soundness import HEAD_BYTES, TAIL_BYTES, is_whole
 from supervisor.contract.desired import JobPhase
 from tests.examples.cases import accuracy
 from tests.examples.harness import EXAMPLES, Cluster, Kill

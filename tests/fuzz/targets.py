@@ -16,32 +16,35 @@ from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
-from agent import saves, unpack
-from agent.core import adopt
+from agent.checkpoints import saves
+from agent.code import unpack
 from agent.core.events import LauncherSaid, Tick
 from agent.core.instructions import Report, Say
+from agent.core.saved import adopt
 from agent.core.step import step
-from agent.counts import Counts, count_of
 from agent.inside import protocol
 from agent.inside.mask import MASK, Masker
-from agent.patterns import Matcher
+from agent.logs.counts import Counts, count_of
+from agent.logs.patterns import Matcher
 from chaos.bundles import bundle, entry, header, plain, strings, table
-from recovery.checkpoints.bundle import read_index
-from recovery.checkpoints.manifest import Manifest, ManifestFile, encode_manifest, parse_manifest
-from recovery.checkpoints.meta_graph import tf_version
-from recovery.checkpoints.tf_files import parse_state
+from recovery.commit.verify import verify_files
+from recovery.formats.bundle import read_index
+from recovery.formats.manifest import Manifest, ManifestFile, encode_manifest, parse_manifest
+from recovery.formats.meta_graph import tf_version
+from recovery.formats.tf_files import parse_state
+from recovery.io.trees import remove_tree
 from recovery.outputs.index import OutputFile, OutputIndex, Piece, encode_index, parse_index
-from recovery.trees import remove_tree
-from recovery.verify import verify_files
-from supervisor.adapters.jobfile import load_job_file
+from supervisor.adapters.files.jobfile import load_job_file
 from supervisor.contract import codec, keys
 from supervisor.contract.boundaries import KeyValue
 from supervisor.contract.checkpoint import CheckpointRef
 from supervisor.contract.desired import ClusterSpec, JobPhase, JobSwitch, RoleAddresses
 from supervisor.contract.errors import BadCheckpoint, IncompatibleRecord, NewerRelease, Refused, UserError
-from supervisor.contract.file_pattern import compile_pattern
-from supervisor.contract.job import JobIntent, JobRecord, RoleSpec
-from supervisor.contract.job_bounds import objections
+from supervisor.contract.job.bounds import objections
+from supervisor.contract.job.file_pattern import compile_pattern
+from supervisor.contract.job.placeholders import fill, fill_earlier, problems
+from supervisor.contract.job.spec import JobIntent, JobRecord, RoleSpec
+from supervisor.contract.job.step_pattern import compile_step_pattern
 from supervisor.contract.observed import (
     MOST_NOTICES,
     Beat,
@@ -51,15 +54,13 @@ from supervisor.contract.observed import (
     Sign,
     TaskBeat,
 )
-from supervisor.contract.placeholders import fill, fill_earlier, problems
-from supervisor.contract.step_pattern import compile_step_pattern
 from supervisor.contract.timing import FAST
-from supervisor.contract.views import SubmitRequest
-from supervisor.control.entry import check_spec
-from supervisor.control.parking import JOB_PARKED
-from supervisor.control.plan import Action, Decision
-from supervisor.control.reconcile import reconcile
-from supervisor.control.snapshot import BeatSeen, View
+from supervisor.contract.views.jobs import SubmitRequest
+from supervisor.control.decide.jobs.admission import check_spec
+from supervisor.control.decide.parking import JOB_PARKED
+from supervisor.control.decide.plan import Action, Decision
+from supervisor.control.decide.reconcile import reconcile
+from supervisor.control.decide.snapshot import BeatSeen, View
 from tests.agent.test_core_properties import ROLES, CoreMachine
 from tests.control.world import World
 from tests.support.builders import job_spec

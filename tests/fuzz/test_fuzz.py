@@ -13,7 +13,7 @@ from hypothesis import given, settings
 
 from supervisor.contract import codec
 from supervisor.contract.errors import UserError
-from supervisor.contract.views import SubmitRequest
+from supervisor.contract.views.jobs import SubmitRequest
 from tests.fuzz.mutate import json_mutated, mutated
 from tests.fuzz.targets import TARGETS, Target, submitted
 from tests.support.records import records

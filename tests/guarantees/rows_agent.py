@@ -15,7 +15,7 @@ ROWS = (
     Guarantee(
         9,
         "Removing what a task has written leaves a file system that is mounted below it alone.",
-        "recovery/trees.py",
+        "recovery/io/trees.py",
         "if _is_mounted(inner, self._top):",
         "if False:",
         "tests/checkpoints/test_trees.py::test_a_mounted_file_system_is_left_alone",
@@ -71,7 +71,7 @@ ROWS = (
     Guarantee(
         5,
         "What hides files from the look at a job's disk counts as too much.",
-        "recovery/trees.py",
+        "recovery/io/trees.py",
         "        if inner and level >= _MEASURED_DEEP:\n",
         "        if level >= _MEASURED_DEEP:\n            return\n        if not inner and level < 0:\n",
         "tests/agent/test_job_disk.py::test_what_hides_from_the_look_counts_as_too_much",
@@ -79,7 +79,7 @@ ROWS = (
     Guarantee(
         5,
         "A task that is a plain process cannot signal what is not its own, nor read its agent's files.",
-        "agent/ownership.py",
+        "agent/host/ownership.py",
         'return {"umask": TASK_UMASK, "user": user[0], "group": user[1], "extra_groups": []}',
         "return {}",
         USER + "test_a_task_has_none_of_its_agents_rights",
@@ -87,7 +87,7 @@ ROWS = (
     Guarantee(
         5,
         "A task cannot signal what is not its own, another job's tasks neither, where each job has a uid.",
-        "agent/task_users.py",
+        "agent/host/task_users.py",
         "        return uid, uid\n",
         "        return self.high, self.high\n",
         USER + "test_a_task_cannot_signal_what_is_not_its_jobs",
@@ -95,7 +95,7 @@ ROWS = (
     Guarantee(
         5,
         "A uid of a job that has left something on a node is given to no other job.",
-        "agent/task_users.py",
+        "agent/host/task_users.py",
         "            if uid not in taken:\n                return uid\n",
         "            return uid\n",
         USERS + "test_a_user_who_owns_something_here_is_given_to_no_other_job",
@@ -111,7 +111,7 @@ ROWS = (
     Guarantee(
         5,
         "Behind its nodes' firewalls a task connects to no task of another job.",
-        "agent/firewall.py",
+        "agent/host/firewall.py",
         "@reach6 accept\n        reject with tcp reset\n",
         "@reach6 accept\n",
         FIREWALL + "test_two_jobs_of_a_node_cannot_connect_to_each_other",
@@ -175,7 +175,7 @@ ROWS = (
     Guarantee(
         1,
         "Steps and beats are no reports: an agent writes a report once.",
-        "agent/core/duties.py",
+        "agent/core/reporting.py",
         "if owed <= attempt.told or attempt.telling is not Told.NOTHING:",
         "if owed < attempt.told or attempt.telling is not Told.NOTHING:",
         AGENT + "test_steps_and_beats_are_not_written",
@@ -223,7 +223,7 @@ ROWS = (
     Guarantee(
         4,
         "A grant keeps back the time that killing takes, and drift.",
-        "agent/core/hear.py",
+        "agent/core/launcher_events.py",
         "min(until_ms - work.now_ms, state.d_ms) - state.reserve_ms",
         "min(until_ms - work.now_ms, state.d_ms)",
         AGENT + "test_a_grant_keeps_back_what_killing_takes",
@@ -231,7 +231,7 @@ ROWS = (
     Guarantee(
         4,
         "What is being killed is granted nothing.",
-        "agent/core/hear.py",
+        "agent/core/launcher_events.py",
         "if attempt is None or attempt.end is not None or attempt.killed_ms >= 0:",
         "if attempt is None or attempt.end is not None:",
         AGENT + "test_what_is_being_killed_is_granted_nothing",
@@ -247,7 +247,7 @@ ROWS = (
     Guarantee(
         4,
         "An attempt of which a process survives the kill is not confirmed dead.",
-        "agent/core/hear.py",
+        "agent/core/launcher_events.py",
         "    dead = event.survivors == 0\n",
         "    dead = event.survivors >= 0\n",
         AGENT + "test_survivors_of_a_kill_are_not_confirmed_dead",
@@ -255,7 +255,7 @@ ROWS = (
     Guarantee(
         6,
         "A plan is inert until the switch names it.",
-        "agent/core/wants.py",
+        "agent/core/desired.py",
         "if assignment.plan_id != switch.plan_id or assignment.generation != switch.generation:",
         "if assignment.generation != switch.generation:",
         AGENT + "test_a_plan_is_inert_until_the_switch_names_it",
@@ -263,7 +263,7 @@ ROWS = (
     Guarantee(
         6,
         "An agent acts only on what is assigned to its own incarnation or one that it succeeded.",
-        "agent/core/wants.py",
+        "agent/core/desired.py",
         "        if not me.acts_for(assignment.incarnation):\n            continue\n",
         "",
         AGENT + "test_an_order_to_another_incarnation_is_not_obeyed",
@@ -287,7 +287,7 @@ ROWS = (
     Guarantee(
         12,
         "A successor finds launchers in the state file that were only intended.",
-        "agent/core/adopt.py",
+        "agent/core/saved/adopt.py",
         "            for each in state.launchers.values()\n",
         "            for each in state.launchers.values()\n            if each.pid\n",
         AGENT + "test_a_successor_finds_launchers_that_were_only_intended",
@@ -296,14 +296,14 @@ ROWS = (
         12,
         "A restarted agent serves launchers only when etcd has its new incarnation.",
         "agent/core/step.py",
-        "    elif work.state.me is not None:\n        hear.welcome(work)\n",
-        "    else:\n        hear.welcome(work)\n",
+        "    elif work.state.me is not None:\n        launcher_events.welcome(work)\n",
+        "    else:\n        launcher_events.welcome(work)\n",
         AGENT + "test_launchers_are_served_only_when_etcd_has_the_incarnation",
     ),
     Guarantee(
         12,
         "An attempt that is not in the state file is killed, not adopted.",
-        "agent/core/hear.py",
+        "agent/core/launcher_events.py",
         "        if known is None or mismatch:\n",
         "        if known is None:\n            return\n        if mismatch:\n",
         AGENT + "test_an_attempt_that_is_not_in_the_state_file_is_not_adopted",
@@ -311,7 +311,7 @@ ROWS = (
     Guarantee(
         12,
         "An assignment of another life of the job, by its UUID, is not obeyed.",
-        "agent/core/wants.py",
+        "agent/core/desired.py",
         "if found is None or found.job_uuid != assignment.job_uuid:",
         "if found is None:",
         AGENT + "test_an_order_of_an_older_life_of_the_job_is_not_obeyed",
@@ -450,7 +450,7 @@ ROWS = (
     Guarantee(
         6,
         "The leader is told when a prepared task is no more where it was told to be.",
-        "agent/core/answers.py",
+        "agent/core/prepared.py",
         "        if hold.answered and address == hold.told:\n",
         "        if hold.answered:\n",
         PORTS + "test_where_a_strangers_program_took_a_prepared_tasks_port_the_leader_is_told_of_another",
@@ -474,7 +474,7 @@ ROWS = (
     Guarantee(
         12,
         "After a reboot nothing is adopted.",
-        "agent/core/adopt.py",
+        "agent/core/saved/adopt.py",
         "    rebooted = record.boot_id != boot_id\n",
         "    rebooted = not record.boot_id\n",
         FILES + "test_after_a_reboot_nothing_is_adopted_and_every_end_is_told",
@@ -482,7 +482,7 @@ ROWS = (
     Guarantee(
         12,
         "A launcher is adopted only with the same pid and process start time.",
-        "agent/core/adopt.py",
+        "agent/core/saved/adopt.py",
         "(launcher.pid, launcher.start_ticks) not in alive",
         "launcher.pid not in {pid for pid, _ in alive}",
         FILES + "test_a_launcher_whose_process_is_another_now_is_not_adopted",
@@ -523,10 +523,10 @@ ROWS = (
         13,
         "An error that an agent meets about one launcher ends its attempt, and no other.",
         "agent/core/step.py",
-        "        found = aside.subject_of(state, errors[0], event, [each for each, _ in known])\n",
+        "        found = set_aside.subject_of(state, errors[0], event, [each for each, _ in known])\n",
         "        found = None\n",
-        "tests/agent/test_aside.py::"
-        "test_an_error_about_what_a_launcher_said_ends_its_attempt_with_the_place[agent.hear._on_pull]",
+        "tests/agent/test_set_aside.py::"
+        "test_an_error_about_what_a_launcher_said_ends_its_attempt_with_the_place[agent.launcher_events._on_pull]",
     ),
     Guarantee(
         13,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.guarantees.guarantee import COMMIT, DESK, PURE, STAGE, Guarantee
 
-VAULT = "tests/control/test_vault.py::"
+VAULT = "tests/control/test_checkpoint_service.py::"
 ADOPTING = "tests/control/test_adopting.py::"
 RETENTION = "tests/checkpoints/test_retention.py::"
 NODE = "tests/checkpoints/test_node.py::"
@@ -14,7 +14,7 @@ BUNDLE = "tests/checkpoints/test_bundle.py::"
 BUNDLE_FILES = "tests/checkpoints/test_bundle_real.py::"
 MANIFEST = "tests/checkpoints/test_manifest.py::"
 SOUND = "tests/checkpoints/test_soundness.py::"
-RULE = "recovery/checkpoints/commit_rule.py"
+RULE = "recovery/families/commit_rule.py"
 
 ADVICE = "tests/control/test_advice.py::"
 ORDER = "tests/checkpoints/test_order_of_saves.py::"
@@ -24,7 +24,7 @@ ROWS = (
     Guarantee(
         8,
         "An archive whose members overlap is no checkpoint, and is not unpacked.",
-        "recovery/archives.py",
+        "recovery/commit/archives.py",
         "more_bytes + member.compress_size > end:",
         "more_bytes + member.compress_size > 1 << 60:",
         "tests/checkpoints/test_soundness.py::test_members_that_overlap_are_refused_and_not_unpacked",
@@ -40,7 +40,7 @@ ROWS = (
     Guarantee(
         7,
         "The task that is seen to save is the saver, and only if the expected one surely saves nothing.",
-        "supervisor/control/seen_saver.py",
+        "supervisor/control/decide/checkpoints/seen_saver.py",
         "    if not its or not all(saves.watched for _, saves in its):\n",
         "    if not its:\n",
         "tests/control/test_seen_saver.py::test_of_a_saver_that_nothing_is_known_of_nothing_is_taken_away",
@@ -48,7 +48,7 @@ ROWS = (
     Guarantee(
         7,
         "A saver whose node commits what no other task can have saved stays the saver.",
-        "supervisor/control/seen_saver.py",
+        "supervisor/control/decide/checkpoints/seen_saver.py",
         "    if not _saves_nothing(job, known) or _found_its_own(snap, job, task):\n",
         "    if not _saves_nothing(job, known):\n",
         "tests/control/test_seen_saver.py"
@@ -65,7 +65,7 @@ ROWS = (
     Guarantee(
         7,
         "A save whose copy is damaged while it waits is told of, and taken anew.",
-        "agent/saver.py",
+        "agent/checkpoints/saver.py",
         "        else:\n            self._watcher = None\n",
         "",
         "tests/checkpoints/test_saver.py"
@@ -74,7 +74,7 @@ ROWS = (
     Guarantee(
         7,
         "A job succeeds only when what its seen saver saved last is dealt with, though it had ended before.",
-        "supervisor/control/lifecycle.py",
+        "supervisor/control/decide/jobs/lifecycle.py",
         "    return held.value.drained and (held.value.saver or expected)\n",
         "    return held.value.drained\n",
         "tests/control/test_seen_saver.py"
@@ -91,7 +91,7 @@ ROWS = (
     Guarantee(
         13,
         "What tasks have written down of adopted paths holds up no agent, and ends none.",
-        "agent/adopted.py",
+        "agent/checkpoints/adopted.py",
         "TypeError, RecursionError):\n",
         "TypeError):\n",
         "tests/launcher/test_adopt.py::test_a_forged_record_removes_nothing",
@@ -107,7 +107,7 @@ ROWS = (
     Guarantee(
         13,
         "A program that saves where nothing is taken from is named to its user, with the place.",
-        "supervisor/control/advice.py",
+        "supervisor/control/decide/checkpoints/advice.py",
         "(attempt.task == saver or saves.outside > 1 or _has_ended(job, attempt))\n",
         "attempt.task == saver\n",
         ADVICE + "test_another_task_than_the_saver_is_named_if_it_alone_saves",
@@ -115,7 +115,7 @@ ROWS = (
     Guarantee(
         13,
         "What a program says of its saves is bounded and safe to print, whatever it writes there.",
-        "agent/saves.py",
+        "agent/checkpoints/saves.py",
         " or not directory.isprintable()",
         "",
         "tests/agent/test_saves.py::test_nothing_is_taken_from_what_no_launcher_of_ours_would_write",
@@ -123,7 +123,7 @@ ROWS = (
     Guarantee(
         7,
         "A finished TensorFlow checkpoint is committed, whatever its name and its directory.",
-        "recovery/sight.py",
+        "recovery/commit/sight.py",
         "            self._look_deeper(fd, path, name, found)\n",
         "",
         FAMILIES + "test_a_checkpoint_of_any_name_in_any_directory_comes_back_as_it_was"
@@ -132,7 +132,7 @@ ROWS = (
     Guarantee(
         7,
         "What cannot be committed is named, with the reason.",
-        "recovery/checkpoints/notes.py",
+        "recovery/families/notes.py",
         "        for path, reason in sight.refused.items():\n            self.note(path, reason)\n",
         "",
         FAMILIES + "test_what_cannot_be_used_is_named_with_the_reason[memory]",
@@ -140,7 +140,7 @@ ROWS = (
     Guarantee(
         7,
         "A save that cannot be committed is an event, once, with the reason.",
-        "supervisor/control/saving.py",
+        "supervisor/control/decide/checkpoints/saving.py",
         "    return [action for action in found if action is not None] + _unusable(job, beat, told)\n",
         "    return [action for action in found if action is not None]\n",
         "tests/control/test_saving.py"
@@ -149,7 +149,7 @@ ROWS = (
     Guarantee(
         7,
         "Training that commits nothing at all is an event.",
-        "supervisor/control/saving.py",
+        "supervisor/control/decide/checkpoints/saving.py",
         "        _missing(snap, job, beat, told),\n",
         "",
         "tests/control/test_saving.py"
@@ -158,7 +158,7 @@ ROWS = (
     Guarantee(
         7,
         "What a program saved beside the model, and has not saved anew, is in each later checkpoint.",
-        "recovery/bundle_outbox.py",
+        "recovery/commit/bundle_outbox.py",
         "elif before is not None and (marks := self._carry(before, into)):",
         "elif before is not None and (marks := before.sound) is None:",
         FAMILIES + "test_families_are_told_apart_and_kept_together[memory]",
@@ -166,7 +166,7 @@ ROWS = (
     Guarantee(
         7,
         "A finished save is taken though the clock was set back, or it was copied in with an old time.",
-        "recovery/checkpoints/families.py",
+        "recovery/families/families.py",
         "        return self.turn, self.finished_ns\n",
         "        return 0, self.finished_ns\n",
         ORDER + "test_saves_go_on_being_taken_after_the_clock_was_set_back[memory-False]",
@@ -174,7 +174,7 @@ ROWS = (
     Guarantee(
         7,
         "What was taken of a family that is torn when an agent begins anew is in each later checkpoint.",
-        "recovery/bundle_outbox.py",
+        "recovery/commit/bundle_outbox.py",
         "last_part(known, family), there=False)",
         "None, there=False)",
         ORDER + "test_a_family_that_is_torn_when_the_agent_begins_anew_stays_in_each_checkpoint[memory-torn]",
@@ -182,7 +182,7 @@ ROWS = (
     Guarantee(
         7,
         "A later save has a higher step in its generation, whatever its name and its tensors tell.",
-        "recovery/checkpoints/family_saves.py",
+        "recovery/families/saves.py",
         "max(told, self.last_step + 1)",
         "told",
         FAMILIES + "test_steps_that_fall_or_repeat_keep_the_order_of_the_saves[memory]",
@@ -190,7 +190,7 @@ ROWS = (
     Guarantee(
         7,
         "Attempts that end within one commit are drained one after the other: there is one committer.",
-        "agent/saver.py",
+        "agent/checkpoints/saver.py",
         "        async with self._draining:\n",
         "        async with asyncio.Lock():\n",
         "tests/checkpoints/test_saver.py"
@@ -199,7 +199,7 @@ ROWS = (
     Guarantee(
         7,
         "What a commit records is in the store when it does, whoever has tidied there meanwhile.",
-        "recovery/commit.py",
+        "recovery/commit/commit.py",
         "            await self._look_over(taken, path)\n",
         "",
         COMMIT + "test_what_somebody_cleared_away_meanwhile_is_not_committed[memory]",
@@ -239,7 +239,7 @@ ROWS = (
     Guarantee(
         7,
         "A file that its program overwrites in place is not taken while it is being written.",
-        "recovery/plain_outbox.py",
+        "recovery/commit/plain_outbox.py",
         "if not final and any(is_being_written(",
         "if final and any(is_being_written(",
         PLAIN + "test_nothing_is_taken_while_a_file_is_open_for_writing[memory]",
@@ -247,7 +247,7 @@ ROWS = (
     Guarantee(
         7,
         "A file that a kill tore is not committed.",
-        "recovery/verify.py",
+        "recovery/commit/verify.py",
         "    if is_whole(name, found.size, head, tail) is False:\n",
         "    if is_whole(name, found.size, head, tail) is None and tail:\n",
         PLAIN + "test_a_torn_file_is_never_taken[memory]",
@@ -255,7 +255,7 @@ ROWS = (
     Guarantee(
         7,
         "What a killed program left in files that do not show whether they are whole is not committed.",
-        "recovery/plain_outbox.py",
+        "recovery/commit/plain_outbox.py",
         "        if whole is None and not trusting:\n",
         "        if whole is None and trusting is None:\n",
         PLAIN + "test_what_a_kill_left_is_taken_only_if_it_shows_that_it_is_whole[memory]",
@@ -263,7 +263,7 @@ ROWS = (
     Guarantee(
         7,
         "The checksum of every tensor is right before a checkpoint is committed.",
-        "recovery/verify.py",
+        "recovery/commit/verify.py",
         "        if found != region.crc32c:\n",
         "        if found < 0:\n",
         BUNDLE_FILES + "test_any_flipped_or_missing_byte_of_strings_variants_and_padding_is_found",
@@ -271,7 +271,7 @@ ROWS = (
     Guarantee(
         7,
         "Every byte of a checkpoint's data belongs to a tensor: nothing is missing, nothing too much.",
-        "recovery/checkpoints/bundle.py",
+        "recovery/formats/bundle.py",
         "    if end - at >= alignment:\n",
         "    if end < at:\n",
         BUNDLE + "test_bytes_of_nobody",
@@ -279,7 +279,7 @@ ROWS = (
     Guarantee(
         7,
         "The index that is committed is whole, and of the save whose data files lie beside it.",
-        "recovery/verify.py",
+        "recovery/commit/verify.py",
         "        if [file.name for file in summary.files] != [one.index, *one.shards]:\n",
         "        if not summary.files:\n",
         SOUND + "test_data_files_that_the_index_does_not_name",
@@ -287,7 +287,7 @@ ROWS = (
     Guarantee(
         8,
         "A manifest is believed only in the one form in which it is written.",
-        "recovery/checkpoints/manifest.py",
+        "recovery/formats/manifest.py",
         "    if _render(manifest) != raw:\n",
         "    if not raw:\n",
         MANIFEST + "test_hostile_manifests",
@@ -303,7 +303,7 @@ ROWS = (
     Guarantee(
         7,
         "What was written is read back and compared before it is committed.",
-        "recovery/upload.py",
+        "recovery/commit/upload.py",
         "if sent != file.crc32c or self._verify is Verify.CRC:",
         "if sent != file.crc32c or self._verify is not Verify.SIZE:",
         COMMIT + "test_what_a_policy_finds[memory-kept-READBACK]",
@@ -311,7 +311,7 @@ ROWS = (
     Guarantee(
         7,
         "At a job's end its last commit gets the time that it needs, as long as it moves.",
-        "supervisor/control/lifecycle.py",
+        "supervisor/control/decide/jobs/lifecycle.py",
         " and not saving.still_moves(snap, job)",
         "",
         "tests/control/test_saving.py::test_at_the_end_the_last_commit_gets_time_while_it_moves[True]",
@@ -319,7 +319,7 @@ ROWS = (
     Guarantee(
         7,
         "What is not committed yet is not removed with old local copies.",
-        "recovery/outbox.py",
+        "recovery/commit/outbox.py",
         " and CheckpointRef(int(match[1]), int(match[2])) < below:",
         ":",
         COMMIT + "test_prune_outbox[memory]",
@@ -327,7 +327,7 @@ ROWS = (
     Guarantee(
         7,
         "A commit that nobody can see any more leaves no second copy in the store.",
-        "recovery/commit.py",
+        "recovery/commit/commit.py",
         "                self._leftovers.add(path)\n",
         "                pass\n",
         COMMIT + "test_what_was_refused_is_deleted_at_the_next_commit[memory]",
@@ -335,7 +335,7 @@ ROWS = (
     Guarantee(
         8,
         "A restore is given up when nothing moves, however long it takes.",
-        "recovery/deadline.py",
+        "recovery/io/deadline.py",
         "motion.moved_ms + quiet_ms - clock.now_ms()",
         "0 * motion.moved_ms",
         STAGE + "test_a_slow_store_may_take_its_time_and_a_frozen_one_may_not[memory]",
@@ -343,7 +343,7 @@ ROWS = (
     Guarantee(
         7,
         "The base of a switch or of a plan is never collected.",
-        "recovery/checkpoints/retention.py",
+        "recovery/formats/retention.py",
         "record.pinned or record.ref in bases:",
         "record.pinned:",
         PURE + "test_retention_keeps_the_newest_the_bases_and_the_pinned",
@@ -351,7 +351,7 @@ ROWS = (
     Guarantee(
         8,
         "Restore takes the newest committed checkpoint; one that is quarantined or being collected, never.",
-        "recovery/checkpoints/select.py",
+        "recovery/formats/selection.py",
         "for record in lineage if record.state is CommitState.COMMITTED)",
         "for record in lineage if record.state is not CommitState.QUARANTINED)",
         PURE + "test_selection_takes_the_newest_that_may_be_restored",
@@ -359,7 +359,7 @@ ROWS = (
     Guarantee(
         8,
         "None left where some existed is a stop, never a silent start from scratch.",
-        "recovery/checkpoints/select.py",
+        "recovery/formats/selection.py",
         "    if not mine and switch.base is None:\n",
         "    if not mine:\n",
         PURE + "test_never_a_silent_start_from_scratch",
@@ -367,7 +367,7 @@ ROWS = (
     Guarantee(
         8,
         "Only what lies on the lineage of the generation in force is restored.",
-        "recovery/checkpoints/lineage.py",
+        "recovery/formats/lineage.py",
         "for record in family if record.ref <= ancestor)",
         "for record in family)",
         PURE + "test_lineage",
@@ -375,7 +375,7 @@ ROWS = (
     Guarantee(
         8,
         "A base is staged only when size and checksum of every file are right.",
-        "recovery/stage.py",
+        "recovery/commit/stage.py",
         "if (came.size, came.crc32c) == (file.size, int(file.crc32c, 16)):",
         "if came.size == file.size:",
         STAGE + "test_bad_is_what_is_wrong_or_missing_in_a_healthy_store",
@@ -383,7 +383,7 @@ ROWS = (
     Guarantee(
         8,
         "A store that cannot be read makes no checkpoint bad.",
-        "recovery/stage.py",
+        "recovery/commit/stage.py",
         "    except NotFound as error:\n        raise BadCheckpoint(",
         "    except (NotFound, StoreUnreachable) as error:\n        raise BadCheckpoint(",
         STAGE + "test_unreadable_is_not_bad",
@@ -391,7 +391,7 @@ ROWS = (
     Guarantee(
         8,
         "A checkpoint that an operator has read back is called bad only for what was read.",
-        "supervisor/control/vault.py",
+        "supervisor/control/services/checkpoints.py",
         "            return Finding.UNKNOWN, str(failure)\n",
         "            failure = BadCheckpoint(str(failure))\n",
         VAULT + "test_unreadable_is_not_bad",
@@ -399,7 +399,7 @@ ROWS = (
     Guarantee(
         8,
         "A store that is not mounted is not made anew where checkpoints are known.",
-        "supervisor/control/desk.py",
+        "supervisor/control/services/jobs.py",
         "        if request.mode is not SubmitMode.RESUME or not known:\n",
         "        if request.mode is not None or not known:\n",
         DESK + "test_a_store_that_is_not_there_is_not_made_where_checkpoints_are_known",
@@ -407,7 +407,7 @@ ROWS = (
     Guarantee(
         8,
         "A job whose records etcd has lost does not start from scratch.",
-        "supervisor/control/entry.py",
+        "supervisor/control/decide/jobs/admission.py",
         "times * FORGOTTEN, newest.ref, _lost(spec.name))\n",
         "times * FORGOTTEN, None, _lost(spec.name))\n",
         ADOPTING + "test_a_lost_etcd_is_made_good_from_the_store",
@@ -415,7 +415,7 @@ ROWS = (
     Guarantee(
         7,
         "A late commit of the generation before an import has no effect.",
-        "supervisor/control/adoption.py",
+        "supervisor/control/decide/checkpoints/adoption.py",
         "    switch = replace(job.switch.value, generation=record.ref.generation, base=None)\n",
         "    switch = replace(job.switch.value, base=None)\n",
         ADOPTING + "test_a_late_commit_of_the_generation_before_an_import_fails",
@@ -423,7 +423,7 @@ ROWS = (
     Guarantee(
         9,
         "Files are deleted only when the record says that they are being collected.",
-        "recovery/collect.py",
+        "recovery/retention/collect.py",
         "    assert record.state is CommitState.COLLECTING, f",
         "    assert record.state, f",
         STAGE + "test_only_what_is_collecting_can_be_deleted",
@@ -431,7 +431,7 @@ ROWS = (
     Guarantee(
         8,
         "After a restart of its machine no task goes on in a directory that was staged before.",
-        "supervisor/control/failures.py",
+        "supervisor/control/decide/assess/failures.py",
         "    if end is not None and end.rebooted and not _follows(job, member):\n",
         "    if False:\n",
         "tests/control/test_failures.py::"
@@ -440,7 +440,7 @@ ROWS = (
     Guarantee(
         9,
         "The newest two verified checkpoints stay, whatever a job asks to keep.",
-        "recovery/checkpoints/retention.py",
+        "recovery/formats/retention.py",
         "healthy[: max(policy.keep, ALWAYS_KEPT)]",
         "healthy[: policy.keep]",
         PURE + "test_retention_keeps_the_newest_the_bases_and_the_pinned",
@@ -448,7 +448,7 @@ ROWS = (
     Guarantee(
         9,
         "Where a job asks for less than reading back, the newest two that were read back stay as well.",
-        "recovery/checkpoints/retention.py",
+        "recovery/formats/retention.py",
         "if record.verified is Verify.READBACK][:ALWAYS_KEPT]",
         "if record.verified is Verify.READBACK][:0]",
         RETENTION + "test_the_newest_two_that_were_read_back_stay_whatever_came_later",
@@ -456,7 +456,7 @@ ROWS = (
     Guarantee(
         9,
         "Where etcd has lost a job's records, nothing of what its store holds is deleted.",
-        "supervisor/control/sweep.py",
+        "supervisor/control/loop/sweep.py",
         "    if delete and not lost:\n",
         "    if delete:\n",
         SWEEP + "test_nothing_goes_while_the_records_are_lost",
@@ -464,7 +464,7 @@ ROWS = (
     Guarantee(
         9,
         "What may still be committed is not collected while it is staged, whatever the clocks of nodes say.",
-        "recovery/collect.py",
+        "recovery/retention/collect.py",
         "over = {name: ref.generation < switch.generation",
         "over = {name: ref.generation <= switch.generation",
         SWEEP + "test_staging_goes_with_its_generation_whatever_any_clock_says",
@@ -472,7 +472,7 @@ ROWS = (
     Guarantee(
         9,
         "Of an earlier life of a job only what this cluster itself has ended is collected.",
-        "recovery/leftovers.py",
+        "recovery/retention/leftovers.py",
         "        if manifest.job_uuid in former:\n            goes = former[manifest.job_uuid]",
         "        if manifest.job_uuid != switch.job_uuid:\n            goes = any(former.values())",
         SWEEP + "test_an_earlier_life_that_was_ended_for_good_goes_after_its_grace",
@@ -480,7 +480,7 @@ ROWS = (
     Guarantee(
         9,
         "What an operator has pinned stays, also when its job's life is over.",
-        "recovery/leftovers.py",
+        "recovery/retention/leftovers.py",
         "            goes = goes and not pinned\n",
         "",
         SWEEP + "test_what_is_pinned_of_an_earlier_life_stays_until_it_is_not",
@@ -488,7 +488,7 @@ ROWS = (
     Guarantee(
         9,
         "Checkpoints that fell off the lineage stay for a grace of days.",
-        "recovery/checkpoints/retention.py",
+        "recovery/formats/retention.py",
         "if record.ref in surplus or min(age(record), policy.branched_age_ms) > policy.grace_ms:",
         "if policy.grace_ms >= 0:",
         PURE + "test_off_the_lineage_there_is_a_grace",
@@ -496,7 +496,7 @@ ROWS = (
     Guarantee(
         12,
         "What is restored is the checkpoint of the job that was asked for: its manifest says whose it is.",
-        "recovery/stage.py",
+        "recovery/commit/stage.py",
         "if (manifest.job_uuid, manifest.ref) != (record.job_uuid, record.ref):",
         "if manifest.ref.generation != record.ref.generation:",
         STAGE + "test_a_manifest_of_another_checkpoint_is_bad",
@@ -504,7 +504,7 @@ ROWS = (
     Guarantee(
         12,
         "A store tells the highest generation that ever left anything there, readable or not.",
-        "recovery/collect.py",
+        "recovery/retention/collect.py",
         "(*(one.manifest.ref for one in self.found), *filter(None, refs))",
         "(one.manifest.ref for one in self.found)",
         STAGE + "test_scan",
@@ -528,7 +528,7 @@ ROWS = (
     Guarantee(
         7,
         "Who cleans up after a job that another life of its agent knew keeps a copy newer than every commit.",
-        "agent/checkpoints.py",
+        "agent/checkpoints/keeper.py",
         "                given_up = await asyncio.to_thread(newest_taken, parent)\n",
         "                given_up = None\n",
         NODE + "test_of_what_another_life_took_only_a_save_newer_than_all_commits_stays[None-True-memory]",

@@ -22,7 +22,7 @@ ROWS = (
     Guarantee(
         5,
         "A node whose tasks a deletion takes for dead cannot come back with them.",
-        "supervisor/control/deletion.py",
+        "supervisor/control/decide/jobs/deletion.py",
         "    compares, ops = by_marks(snap, _marks(snap, job))\n",
         "    compares, ops = (), ()\n",
         DELETION + "test_a_node_that_is_lost_counts_as_dead_once_its_mark_is_final",
@@ -30,7 +30,7 @@ ROWS = (
     Guarantee(
         5,
         "Nothing of a job is deleted while one of its tasks may run.",
-        "supervisor/control/deletion.py",
+        "supervisor/control/decide/jobs/deletion.py",
         "    if waiting_for(snap, job):\n        return []\n",
         "",
         DELETION + "test_nothing_goes_before_each_attempt_is_confirmed_dead",
@@ -38,7 +38,7 @@ ROWS = (
     Guarantee(
         12,
         "A job that is submitted under the name of a deleted one begins above its generations.",
-        "supervisor/control/desk.py",
+        "supervisor/control/services/jobs.py",
         "max(scan.max_generation, deleted.value.generation if deleted is not None else 0)",
         "scan.max_generation",
         DELETION + "test_a_later_job_of_the_name_begins_above_its_generations",
@@ -46,7 +46,7 @@ ROWS = (
     Guarantee(
         13,
         "A job beyond the bounds is refused by the leader, whatever client submits it.",
-        "supervisor/contract/job_bounds.py",
+        "supervisor/contract/job/bounds.py",
         "    yield from _plain(spec)\n",
         "",
         "tests/contract/test_bounds.py::test_a_command_is_measured_once_its_placeholders_are_filled_in",
@@ -54,7 +54,7 @@ ROWS = (
     Guarantee(
         13,
         "A job's error parks that job alone: all others are decided on.",
-        "supervisor/control/reconcile.py",
+        "supervisor/control/decide/reconcile.py",
         "one, left = parking.leave(left, errors[0])",
         "raise errors[0]\n        one, left = parking.leave(left, errors[0])",
         PARKING + "test_a_parked_job_says_where_and_ends_its_tasks",
@@ -62,7 +62,7 @@ ROWS = (
     Guarantee(
         13,
         "An agent ends no supervisor by a record that says to be of a newer release.",
-        "supervisor/control/snapshot.py",
+        "supervisor/control/decide/snapshot.py",
         "            of_leaders = family.writer is keys.Writer.LEADER\n",
         "            of_leaders = True\n",
         PARKING + "test_a_record_of_an_agents_later_release_ends_no_supervisor[gpus/]",
@@ -70,7 +70,7 @@ ROWS = (
     Guarantee(
         13,
         "An error that several jobs meet ends no task: it is taken for the supervisor's own.",
-        "supervisor/control/parking.py",
+        "supervisor/control/decide/parking.py",
         "len(new) != 1",
         "not new",
         PARKING + "test_an_error_that_two_jobs_meet_parks_neither",
@@ -78,7 +78,7 @@ ROWS = (
     Guarantee(
         13,
         "For an error at one place one job is parked at most, also when others meet it later.",
-        "supervisor/control/parking.py",
+        "supervisor/control/decide/parking.py",
         "place_of(new[0].error) in _places_of_parked(snap)",
         "not snap",
         PARKING + "test_a_job_that_meets_an_error_at_the_place_of_a_parked_one_is_not_parked",
@@ -86,7 +86,7 @@ ROWS = (
     Guarantee(
         5,
         "What a job that is left aside has, or may have, is given to nobody else.",
-        "supervisor/control/claims.py",
+        "supervisor/control/decide/facts/claims.py",
         "found += tuple(claim for each in snap.aside.values() for claim in each.claims)",
         "pass",
         PARKING + "test_what_a_job_that_is_left_aside_has_is_given_to_nobody",
@@ -94,7 +94,7 @@ ROWS = (
     Guarantee(
         5,
         "What a job had stays its own until no agent can begin a task of it any more, whenever it ends.",
-        "supervisor/control/claims.py",
+        "supervisor/control/decide/facts/claims.py",
         "        if untold_ms(snap, job, placement):\n",
         "        if not job.name:\n",
         PARKING + "test_a_job_that_ends_just_after_its_flip_keeps_its_claims_until_no_task_can_begin",
@@ -102,7 +102,7 @@ ROWS = (
     Guarantee(
         12,
         "The directory of a job that is left aside is given to nobody.",
-        "supervisor/control/entry.py",
+        "supervisor/control/decide/jobs/admission.py",
         'if job in left and left[job].uuid in {"", uuid}:',
         "if not uuid:",
         DESK + "test_the_directory_of_a_job_that_is_left_aside_is_given_to_nobody",
@@ -110,7 +110,7 @@ ROWS = (
     Guarantee(
         13,
         "An error of an action that is about no job and no node ends the supervisor.",
-        "supervisor/control/daemon.py",
+        "supervisor/control/loop/daemon.py",
         "                raise error\n",
         "                continue\n",
         "tests/control/test_daemon.py::test_an_error_of_an_action_about_no_job_and_no_node_ends_the_supervisor",
@@ -118,7 +118,7 @@ ROWS = (
     Guarantee(
         13,
         "What is left aside is told once for each place at which an error is met.",
-        "supervisor/control/parking.py",
+        "supervisor/control/decide/parking.py",
         'each.fields["place"]) not in known',
         "each.text) not in known",
         PARKING + "test_what_is_left_aside_is_told_once_for_each_place",
@@ -126,7 +126,7 @@ ROWS = (
     Guarantee(
         13,
         "No rule looks at a parked job before an operator releases it.",
-        "supervisor/control/reconcile.py",
+        "supervisor/control/decide/reconcile.py",
         "        if job.switch.value.parked is not None:\n            continue\n",
         "",
         PARKING + "test_no_rule_looks_at_a_parked_job",
@@ -134,7 +134,7 @@ ROWS = (
     Guarantee(
         2,
         "A job is parked by a transaction that compares its switch, like any other decision.",
-        "supervisor/control/parking.py",
+        "supervisor/control/decide/parking.py",
         "compares = (unchanged(job.record), unchanged(job.switch), unchanged(job.intent))",
         "compares = (unchanged(job.record),)",
         PARKING + "test_a_decision_to_park_is_refused_when_the_job_has_changed",
@@ -142,7 +142,7 @@ ROWS = (
     Guarantee(
         13,
         "A job that has a checkpoint is not failed at once for an error of its code.",
-        "recovery/decide/repeats.py",
+        "recovery/policy/repeats.py",
         "present.base is not None or present.newest is not None",
         "False",
         "tests/decide/test_repeats.py::test_a_job_with_a_checkpoint_of_any_life_has_trained",
@@ -150,7 +150,7 @@ ROWS = (
     Guarantee(
         13,
         "A program that raises the same error on two nodes before it trains fails its job at once.",
-        "recovery/decide/repeats.py",
+        "recovery/policy/repeats.py",
         "if raised(tail) == error)",
         "if not tail)",
         "tests/control/test_failures.py::test_the_same_error_of_the_code_on_two_nodes_ends_the_job_with_it",
@@ -158,7 +158,7 @@ ROWS = (
     Guarantee(
         13,
         "What had passed and comes back is another failure, with a record of its own.",
-        "supervisor/control/history.py",
+        "supervisor/control/decide/facts/history.py",
         'f"{again}{max(known) + 1}" if known else natural',
         "natural",
         INCIDENTS + "test_what_passes_and_comes_back_has_a_record_of_its_own",
@@ -166,7 +166,7 @@ ROWS = (
     Guarantee(
         13,
         "A restart is charged for what its record tells of, whatever has failed since.",
-        "supervisor/control/generation.py",
+        "supervisor/control/decide/jobs/generation.py",
         "ledger = _charged(job, plan.value, need)",
         "ledger = need.verdict.ledger",
         INCIDENTS + "test_a_restart_is_charged_for_what_its_record_tells_of",
@@ -174,7 +174,7 @@ ROWS = (
     Guarantee(
         1,
         "Steps and heartbeats never go into etcd: a healthy job writes nothing.",
-        "supervisor/control/incidents.py",
+        "supervisor/control/decide/jobs/incidents.py",
         "        if held.value.outcome is not Outcome.OPEN:\n            continue\n",
         "",
         LEADER + "test_a_healthy_job_writes_nothing",
@@ -182,7 +182,7 @@ ROWS = (
     Guarantee(
         1,
         "A new leader reads everything back: it shows the same failures and decisions.",
-        "supervisor/control/snapshot.py",
+        "supervisor/control/decide/snapshot.py",
         "incidents={held.value.id: held for held in self._of_job(",
         "incidents={} and {held.value.id: held for held in self._of_job(",
         LEADER + "test_a_new_leader_keeps_the_story",
@@ -190,7 +190,7 @@ ROWS = (
     Guarantee(
         2,
         "A deposed leader's writes have no effect.",
-        "supervisor/control/apply.py",
+        "supervisor/control/loop/apply.py",
         "compares = [self._token.compare(), *action.compares]",
         "compares = [*action.compares]",
         LEADER + "test_a_deposed_leaders_writes_have_no_effect",
@@ -198,7 +198,7 @@ ROWS = (
     Guarantee(
         2,
         "A deposed leader removes no checkpoint's record.",
-        "supervisor/control/apply.py",
+        "supervisor/control/loop/apply.py",
         "[self._token.compare(), ModifiedAt(decision.key, decision.mod_revision)]",
         "[ModifiedAt(decision.key, decision.mod_revision)]",
         LEADER + "test_a_deposed_leader_forgets_no_checkpoint",
@@ -206,7 +206,7 @@ ROWS = (
     Guarantee(
         3,
         "The flip that replaces a lost node's tasks compares the revision of its mark.",
-        "supervisor/control/generation.py",
+        "supervisor/control/decide/jobs/generation.py",
         "            *compared,\n",
         "",
         LEADER + "test_a_flip_compares_the_mark_that_allows_it",
@@ -214,7 +214,7 @@ ROWS = (
     Guarantee(
         6,
         "A flip compares the switch: a plan comes into force as it was closed, or not at all.",
-        "supervisor/control/generation.py",
+        "supervisor/control/decide/jobs/generation.py",
         "            unchanged(job.switch),\n            unchanged(plan),\n"
         "            head_unchanged(job),\n            *_still",
         "            unchanged(plan),\n            head_unchanged(job),\n            *_still",
@@ -223,7 +223,7 @@ ROWS = (
     Guarantee(
         6,
         "A flip compares that the agents which will start its tasks are registered.",
-        "supervisor/control/generation.py",
+        "supervisor/control/decide/jobs/generation.py",
         "            *_still_registered(snap, plan.value),\n",
         "",
         LEADER + "test_a_node_that_vanished_after_it_was_prepared_starts_nothing",
@@ -231,7 +231,7 @@ ROWS = (
     Guarantee(
         6,
         "A new generation avoids the ports of attempts that are not confirmed dead.",
-        "supervisor/control/prepare.py",
+        "supervisor/control/decide/jobs/prepare.py",
         "    return frozenset(in_force | reported)\n",
         "    return frozenset(in_force)\n",
         LEADER + "test_ports_that_an_attempt_may_know_are_avoided_though_who_had_them_is_dead_for_long",
@@ -239,7 +239,7 @@ ROWS = (
     Guarantee(
         6,
         "A job that is started again begins with no plan of the run that has ended.",
-        "supervisor/control/reconcile.py",
+        "supervisor/control/decide/reconcile.py",
         "    return left or [lifecycle.begin_again(job)]\n",
         "    return [lifecycle.begin_again(job)] if left is not None else []\n",
         ENDS + "test_a_start_is_not_the_restart_that_was_prepared_when_the_job_was_stopped",
@@ -247,7 +247,7 @@ ROWS = (
     Guarantee(
         6,
         "Ports that attempts of another job may still know are avoided, too.",
-        "supervisor/control/prepare.py",
+        "supervisor/control/decide/jobs/prepare.py",
         "        for each in snap.jobs.values()\n        for where, address in each.once(_known_addresses)\n",
         "        for each in (job,)\n        for where, address in each.once(_known_addresses)\n",
         "tests/control/test_addresses.py::test_what_another_job_may_still_connect_to_is_given_to_no_task",
@@ -255,7 +255,7 @@ ROWS = (
     Guarantee(
         7,
         "Closing compares the list of commits that the base was chosen from.",
-        "supervisor/control/base.py",
+        "supervisor/control/decide/jobs/base_checkpoint.py",
         "            unchanged(plan),\n            commit_list.head_unchanged(job),\n        ),",
         "            unchanged(plan),\n        ),",
         LEADER + "test_closing_compares_the_list_that_it_chose_the_base_from",
@@ -263,7 +263,7 @@ ROWS = (
     Guarantee(
         7,
         "Success is declared when the last checkpoint is dealt with, or its deadline has passed.",
-        "supervisor/control/lifecycle.py",
+        "supervisor/control/decide/jobs/lifecycle.py",
         "if (alive or not drained) and not overdue:",
         "if alive and not overdue:",
         LEADER + "test_success_waits_for_the_last_checkpoint_of_the_saver",
@@ -271,7 +271,7 @@ ROWS = (
     Guarantee(
         9,
         "A checkpoint is turned into collecting by a transaction that compares the list.",
-        "supervisor/control/commit_list.py",
+        "supervisor/control/decide/checkpoints/commit_list.py",
         "for before, _ in held), head_unchanged(job))",
         "for before, _ in held),)",
         LEADER + "test_a_checkpoint_is_marked_before_its_files_go",
@@ -279,7 +279,7 @@ ROWS = (
     Guarantee(
         10,
         "Who was away when its task was to end, and has appealed, has time to obey.",
-        "supervisor/control/node_loss.py",
+        "supervisor/control/decide/nodes/node_loss.py",
         "            if _has_just_appealed(snap, picture, report.incarnation):\n                continue\n",
         "",
         "tests/control/test_nodes.py::test_who_was_away_when_its_task_was_to_end_has_time_to_obey_once_it_is_back",
@@ -287,7 +287,7 @@ ROWS = (
     Guarantee(
         10,
         "Nothing new is placed on a cordoned node.",
-        "supervisor/control/snapshot.py",
+        "supervisor/control/decide/snapshot.py",
         "            and picture.cordon is None\n",
         "",
         LEADER + "test_nothing_new_is_placed_on_a_cordoned_node",
@@ -295,7 +295,7 @@ ROWS = (
     Guarantee(
         10,
         "An agent has its time to obey from the flip on, however long that was prepared.",
-        "supervisor/control/node_loss.py",
+        "supervisor/control/decide/nodes/node_loss.py",
         "ordered_ms = max(job.switch.seen_ms, snap.etcd_since_ms)",
         "ordered_ms = max(job.switch.created_ms, snap.etcd_since_ms)",
         LEADER + "test_obedience_is_timed_from_the_flip_and_not_from_its_preparation",
@@ -303,7 +303,7 @@ ROWS = (
     Guarantee(
         3,
         "A lost mark that is withdrawn in between makes the move stale.",
-        "supervisor/control/moves.py",
+        "supervisor/control/decide/jobs/moves.py",
         "compares += compared",
         "pass",
         MOVES + "test_a_mark_that_is_withdrawn_in_between_makes_the_move_stale",
@@ -311,7 +311,7 @@ ROWS = (
     Guarantee(
         3,
         "What takes tasks away by a mark compares that nobody has appealed whom this leader has not heard.",
-        "supervisor/control/node_loss.py",
+        "supervisor/control/decide/nodes/node_loss.py",
         "            compares.append(unchanged_or_absent(keys.appeal(node, incarnation), known))\n",
         "",
         LEADER + "test_a_flip_compares_that_no_appeal_has_come_unheard",
@@ -319,7 +319,7 @@ ROWS = (
     Guarantee(
         3,
         "Who has appealed is not lost, however long ago it was marked.",
-        "supervisor/control/standing.py",
+        "supervisor/control/decide/facts/standing.py",
         "    if appeal_of(picture, mark) is not None:\n        return Standing.SUSPECTED\n",
         "",
         LEADER + "test_an_appeal_is_heard_before_any_flip_also_after_d",
@@ -327,7 +327,7 @@ ROWS = (
     Guarantee(
         3,
         "A mark is withdrawn also when its appeal has been made again meanwhile.",
-        "supervisor/control/node_loss.py",
+        "supervisor/control/decide/nodes/node_loss.py",
         "                compares=(unchanged(mark),),\n",
         "                compares=(unchanged(mark), unchanged(appeal)),\n",
         LOST_NODES + "test_a_leader_whose_watch_is_late_hears_an_appeal_that_is_made_again_and_again",
@@ -335,7 +335,7 @@ ROWS = (
     Guarantee(
         6,
         "A follower that moves takes its assignment along: the old node finds nothing that asks for it.",
-        "supervisor/control/moves.py",
+        "supervisor/control/decide/jobs/moves.py",
         "ops += [Delete(old.key)] if old.key != key else []",
         "pass",
         MOVES + "test_the_old_node_finds_nothing_that_asks_for_the_old_attempt",
@@ -343,7 +343,7 @@ ROWS = (
     Guarantee(
         10,
         "Nobody is judged by reports that etcd could not take.",
-        "supervisor/control/node_loss.py",
+        "supervisor/control/decide/nodes/node_loss.py",
         "ordered_ms = max(job.switch.seen_ms, snap.etcd_since_ms)",
         "ordered_ms = job.switch.seen_ms",
         NODES + "test_an_outage_of_etcd_is_no_disobedience",
@@ -351,7 +351,7 @@ ROWS = (
     Guarantee(
         10,
         "An agent that does not obey an operator's stop is given up too.",
-        "supervisor/control/node_loss.py",
+        "supervisor/control/decide/nodes/node_loss.py",
         "wanted = switch.phase is JobPhase.RUNNING and report.generation >= switch.generation",
         "wanted = report.generation >= switch.generation",
         LEADER + "test_an_agent_that_does_not_obey_an_operators_stop_is_given_up",
@@ -359,7 +359,7 @@ ROWS = (
     Guarantee(
         10,
         "Giving an agent up compares the report that shows its disobedience.",
-        "supervisor/control/node_loss.py",
+        "supervisor/control/decide/nodes/node_loss.py",
         "            unchanged(ignored),\n            Absent(keys.lost(node, incarnation)),\n",
         "            Absent(keys.lost(node, incarnation)),\n",
         LEADER + "test_an_agent_that_obeys_at_the_last_moment_is_not_given_up",
@@ -367,7 +367,7 @@ ROWS = (
     Guarantee(
         5,
         "What is kept, stopped, of a failed job still holds what it asked for: no other job is given it.",
-        "supervisor/control/claims.py",
+        "supervisor/control/decide/facts/claims.py",
         "        if may_live(snap, report):\n",
         "        if may_live(snap, report) and not job.switch.value.phase.ended:\n",
         HOLDING + "test_nobody_is_placed_where_it_still_has_what_it_asked_for",
@@ -375,7 +375,7 @@ ROWS = (
     Guarantee(
         10,
         "Who keeps it for longer than it should is given up.",
-        "supervisor/control/node_loss.py",
+        "supervisor/control/decide/nodes/node_loss.py",
         "        return snap.now_ms - job.switch.seen_ms > held_ms\n",
         "        return snap.now_ms - job.switch.seen_ms > held_ms + 10**9\n",
         HOLDING + "test_who_obeys_by_keeping_it_is_not_given_up_but_who_keeps_it_for_longer_is",
@@ -383,7 +383,7 @@ ROWS = (
     Guarantee(
         11,
         "The leader waits the larger of its own D and the one that the agent runs under.",
-        "supervisor/control/standing.py",
+        "supervisor/control/decide/facts/standing.py",
         "return max(snap.timing.d_ms, own)",
         "return max(snap.timing.d_ms, 0 * own)",
         LEADER + "test_the_leader_waits_the_larger_d",
@@ -391,7 +391,7 @@ ROWS = (
     Guarantee(
         12,
         "A job's generations start above all that were ever seen in etcd or in manifests.",
-        "supervisor/control/prepare.py",
+        "supervisor/control/decide/jobs/prepare.py",
         "generation = max(job.switch.value.generation, job.record.value.generation_floor) + 1",
         "generation = job.switch.value.generation + 1",
         LEADER + "test_generations_start_above_all_that_were_ever_seen",
@@ -399,7 +399,7 @@ ROWS = (
     Guarantee(
         13,
         "The back-off between faults in a row is kept.",
-        "supervisor/control/restart.py",
+        "supervisor/control/decide/jobs/restart.py",
         "    if snap.now_ms < need.known_ms + need.verdict.backoff_ms:\n",
         "    if snap.now_ms < need.known_ms:\n",
         LEADER + "test_the_second_fault_in_a_row_waits_for_its_back_off",
@@ -407,7 +407,7 @@ ROWS = (
     Guarantee(
         3,
         "A silent node's tasks are replaced only when D has passed since its lost mark.",
-        "supervisor/control/standing.py",
+        "supervisor/control/decide/facts/standing.py",
         "snap.now_ms - mark.created_ms >= wait_ms(snap, picture)",
         "snap.now_ms - mark.created_ms >= 0",
         LOST_NODES + "test_a_silent_node_is_marked_but_not_replaced_before_d",
@@ -415,7 +415,7 @@ ROWS = (
     Guarantee(
         3,
         "A new leader waits D again, on its own clock.",
-        "supervisor/control/snapshot.py",
+        "supervisor/control/decide/snapshot.py",
         "created_ms = before.created_ms if before is not None and same else now_ms",
         "created_ms = before.created_ms if before is not None and same else 0",
         LOST_NODES + "test_a_new_leader_waits_d_again",
@@ -423,7 +423,7 @@ ROWS = (
     Guarantee(
         3,
         "Another failure does not shorten the wait for a silent node.",
-        "supervisor/control/generation.py",
+        "supervisor/control/decide/jobs/generation.py",
         "    if silent:\n",
         "    if silent and need.cause is Cause.NODE_LOST:\n",
         LOST_NODES + "test_a_process_failure_elsewhere_does_not_shorten_the_wait_for_a_silent_node",
@@ -431,7 +431,7 @@ ROWS = (
     Guarantee(
         3,
         "A lost mark compares that the node's key is still the incarnation that it names.",
-        "supervisor/control/node_loss.py",
+        "supervisor/control/decide/nodes/node_loss.py",
         "[_mark(mark, unchanged(held))]",
         "[_mark(mark, Absent(keys.cordon(picture.node)))]",
         LOST_NODES + "test_a_mark_that_raced_with_a_succession_is_stale",
@@ -439,7 +439,7 @@ ROWS = (
     Guarantee(
         3,
         "A marked agent that is alive appeals, and the leader withdraws the mark.",
-        "supervisor/control/standing.py",
+        "supervisor/control/decide/facts/standing.py",
         "if appeal is None or mark.value.final or appeal.mod_revision < mark.create_revision:",
         "if appeal is None or mark.value.final or appeal.create_revision < mark.create_revision:",
         LOST_NODES + "test_a_second_appeal_over_the_first_is_heard_too",
@@ -447,7 +447,7 @@ ROWS = (
     Guarantee(
         3,
         "Once a flip has used a mark, no appeal is heard.",
-        "supervisor/control/standing.py",
+        "supervisor/control/decide/facts/standing.py",
         "if appeal is None or mark.value.final or",
         "if appeal is None or",
         LOST_NODES + "test_the_flip_that_replaces_a_node_makes_its_mark_final_and_an_appeal_too_late",
@@ -455,7 +455,7 @@ ROWS = (
     Guarantee(
         6,
         "A task is restarted at its address only when its old attempt is confirmed dead.",
-        "supervisor/control/restart.py",
+        "supervisor/control/decide/jobs/restart.py",
         "dead = report is not None and report.value.confirmed_dead",
         "dead = report is not None and report.value.exit is not None",
         GENERATIONS + "test_an_attempt_that_is_not_confirmed_dead_is_not_restarted_at_its_address",
@@ -463,7 +463,7 @@ ROWS = (
     Guarantee(
         6,
         "A flip is charged to the budget, in the transaction that makes it.",
-        "supervisor/control/generation.py",
+        "supervisor/control/decide/jobs/generation.py",
         "        ledger=ledger,\n        restart_serial=job.intent",
         "        restart_serial=job.intent",
         LEADER + "test_a_flip_is_charged_once_and_clears_away_what_it_replaced",
@@ -471,7 +471,7 @@ ROWS = (
     Guarantee(
         6,
         "A plan is only ever created: one that took effect unseen is not written over.",
-        "supervisor/control/prepare.py",
+        "supervisor/control/decide/jobs/prepare.py",
         "unchanged(job.intent), fresh, *claimed]\n",
         "unchanged(job.intent), *claimed]\n",
         GENERATIONS + "test_a_plan_that_took_effect_unseen_is_not_written_over_from_the_same_look",
@@ -479,7 +479,7 @@ ROWS = (
     Guarantee(
         6,
         "What plans that are over have left is removed.",
-        "supervisor/control/generation.py",
+        "supervisor/control/decide/jobs/generation.py",
         "for plan_id in sorted(over | orphaned)",
         "for plan_id in sorted(orphaned)",
         LEADER + "test_a_flip_is_charged_once_and_clears_away_what_it_replaced",
@@ -487,7 +487,7 @@ ROWS = (
     Guarantee(
         13,
         "What restarts one task leaves the incident open that waits for a plan.",
-        "supervisor/control/incidents.py",
+        "supervisor/control/decide/jobs/incidents.py",
         "_supersede(job, record.id, kept), put(",
         "_supersede(job, record.id), put(",
         INCIDENTS + "test_what_restarts_one_task_leaves_open_what_a_lost_plan_was_for",
@@ -495,7 +495,7 @@ ROWS = (
     Guarantee(
         13,
         "A task that is started for what its peer's end led to leaves the record to that peer.",
-        "supervisor/control/incidents.py",
+        "supervisor/control/decide/jobs/incidents.py",
         " or held.value.member != need.member:\n",
         ":\n",
         INCIDENTS + "test_who_is_restarted_for_what_a_peers_end_led_to_leaves_the_record_to_that_peer",
@@ -503,7 +503,7 @@ ROWS = (
     Guarantee(
         13,
         "A plan whose incident is over begins no generation: a plan is made for the failure that needs one.",
-        "supervisor/control/generation.py",
+        "supervisor/control/decide/jobs/generation.py",
         "    return need.firm if held is None else held.value.outcome is not Outcome.OPEN\n",
         "    return need.firm if held is None else False\n",
         INCIDENTS + "test_a_plan_whose_incident_is_over_is_not_taken_for_another_failure",
@@ -511,7 +511,7 @@ ROWS = (
     Guarantee(
         13,
         "A job that is started again has an incident for that, and its failures count from nought.",
-        "supervisor/control/failures.py",
+        "supervisor/control/decide/assess/failures.py",
         "    started = serial > job.switch.value.restart_serial\n",
         "    started = False\n",
         "tests/control/test_failures.py::test_a_start_after_the_end_is_told_of_and_begins_a_new_count",
@@ -519,7 +519,7 @@ ROWS = (
     Guarantee(
         7,
         "A flip compares the list of commits: one that comes after the base was chosen makes it stale.",
-        "supervisor/control/generation.py",
+        "supervisor/control/decide/jobs/generation.py",
         "            head_unchanged(job),\n            *_still_registered",
         "            *_still_registered",
         BASES + "test_a_commit_between_close_and_flip_makes_the_flip_stale",
@@ -527,7 +527,7 @@ ROWS = (
     Guarantee(
         8,
         "That an evaluator reads a checkpoint is no step: what no trainer can restore is set aside.",
-        "supervisor/control/history.py",
+        "supervisor/control/decide/facts/history.py",
         "    roles = training_roles(spec) or {role.name for role in spec.roles}\n",
         "    roles = training_roles(spec) | {role.name for role in spec.roles}\n",
         "tests/control/test_failures.py::test_so_it_is_though_an_evaluator_has_read_it_well",
@@ -535,7 +535,7 @@ ROWS = (
     Guarantee(
         8,
         "A base that fails verification is quarantined, and the one before it is restored.",
-        "supervisor/control/base.py",
+        "supervisor/control/decide/jobs/base_checkpoint.py",
         "state=CommitState.QUARANTINED, reason=reason",
         "reason=reason",
         BASES + "test_a_bad_base_is_quarantined_and_the_one_before_it_restored",
@@ -543,7 +543,7 @@ ROWS = (
     Guarantee(
         8,
         "A base that cannot be read is waited for, never taken for bad.",
-        "supervisor/control/base.py",
+        "supervisor/control/decide/jobs/base_checkpoint.py",
         "bad = [held for held in staged if held.value.failure is StageFailure.BAD]",
         "bad = [held for held in staged if held.value.failure is not None]",
         BASES + "test_an_unreadable_base_is_waited_for_with_the_reason_shown",
@@ -551,7 +551,7 @@ ROWS = (
     Guarantee(
         8,
         "Where nothing older is there, `fallback_after` does not shorten the wait for a store.",
-        "supervisor/control/base.py",
+        "supervisor/control/decide/jobs/base_checkpoint.py",
         "    quick = older or asked\n",
         "    quick = True\n",
         BASES + "test_where_nothing_is_older_a_job_with_fallback_after_waits_like_any_other",
@@ -559,7 +559,7 @@ ROWS = (
     Guarantee(
         8,
         "Nothing older is restored for a base that cannot be read, unless the job allows it.",
-        "supervisor/control/base.py",
+        "supervisor/control/decide/jobs/base_checkpoint.py",
         "if fallback_ms is None or switch.closing is None:",
         "if not older or switch.closing is None:",
         LEADER + "test_nothing_older_is_restored_unasked_while_the_base_cannot_be_read",
@@ -567,7 +567,7 @@ ROWS = (
     Guarantee(
         10,
         "An agent that beats but does not obey is marked lost for good; no appeal is heard.",
-        "supervisor/control/node_loss.py",
+        "supervisor/control/decide/nodes/node_loss.py",
         "mark = LostMark(node, incarnation, reason, final=True)",
         "mark = LostMark(node, incarnation, reason)",
         LOST_NODES + "test_a_disobedient_agent_is_given_up_and_its_node_cordoned_until_it_is_restarted",
@@ -575,7 +575,7 @@ ROWS = (
     Guarantee(
         13,
         "Each restart has a record of its cause, rule, scope and outcome.",
-        "supervisor/control/incidents.py",
+        "supervisor/control/decide/jobs/incidents.py",
         "    held = job.incidents.get(need.incident)\n    if held is not None:\n",
         "    held = next(iter(job.incidents.values()), None)\n    if held is not None:\n",
         GENERATIONS + "test_a_lost_worker_is_restarted_in_place_and_explained",
@@ -583,7 +583,7 @@ ROWS = (
     Guarantee(
         13,
         "Budget and streak survive a change of leader.",
-        "supervisor/control/restart.py",
+        "supervisor/control/decide/jobs/restart.py",
         "moved = replace(switch, ledger=ledger, incident",
         "moved = replace(switch, incident",
         GENERATIONS + "test_budget_survives_a_change_of_leader",
@@ -591,7 +591,7 @@ ROWS = (
     Guarantee(
         13,
         "Tasks that die because their peer's node is lost do not burn the program's budget.",
-        "supervisor/control/failures.py",
+        "supervisor/control/decide/assess/failures.py",
         "root = root_failures((*(_failure(member) for member in accused), *suspects))",
         "root = root_failures(tuple(_failure(member) for member in accused))",
         LOST_NODES + "test_peers_that_die_of_a_silent_node_are_not_the_programs_fault",
@@ -599,7 +599,7 @@ ROWS = (
     Guarantee(
         13,
         "What only speaks of a lost peer waits for the failure it followed from: one root, one incident.",
-        "supervisor/control/failures.py",
+        "supervisor/control/decide/assess/failures.py",
         "if explained is None and snap.now_ms - held.seen_ms < lag_ms:",
         "if snap.now_ms < 0:",
         "tests/control/test_failures.py::test_a_peers_words_wait_for_the_failure_that_they_speak_of",
@@ -607,32 +607,32 @@ ROWS = (
     Guarantee(
         13,
         "No healthy program is failed for a hang: where the budget is used up, it is left running.",
-        "supervisor/control/hanging.py",
+        "supervisor/control/decide/assess/hanging.py",
         '    return "" if need.verdict.allowed else need.verdict.reason\n',
         '    return ""\n',
-        "tests/control/test_watch.py::test_a_hang_that_we_find_ourselves_never_fails_the_job",
+        "tests/control/test_progress.py::test_a_hang_that_we_find_ourselves_never_fails_the_job",
     ),
     Guarantee(
         13,
         "A second hang without a flat sign in common with the first is suspected only.",
-        "supervisor/control/hanging.py",
+        "supervisor/control/decide/assess/hanging.py",
         "    if any(flat and not training & set(flat) for flat in before):\n",
         "    if not before and not training:\n",
-        "tests/control/test_watch.py::test_a_second_hang_is_acted_upon_only_if_it_is_like_the_first"
+        "tests/control/test_progress.py::test_a_second_hang_is_acted_upon_only_if_it_is_like_the_first"
         "[no sign in common]",
     ),
     Guarantee(
         13,
         "A task that works without a sign of training is suspected, not restarted.",
-        "recovery/decide/hangs.py",
+        "recovery/policy/hangs.py",
         "        busy=not by_training and not each.stopped and works(each.signs),\n",
         "        busy=False,\n",
-        "tests/control/test_watch.py::test_a_task_that_works_is_suspected_and_not_restarted",
+        "tests/control/test_progress.py::test_a_task_that_works_is_suspected_and_not_restarted",
     ),
     Guarantee(
         13,
         "One that waits at a barrier until another has evaluated or saved is not restarted for a hang.",
-        "recovery/decide/hangs.py",
+        "recovery/policy/hangs.py",
         "    behind_ms = [each.stalled_ms if by_training else each.stepless_ms for each in goes_on]\n",
         "    behind_ms = [each.stalled_ms for each in goes_on]\n",
         "tests/decide/test_hangs.py"
@@ -641,7 +641,7 @@ ROWS = (
     Guarantee(
         13,
         "A save that is under way is no hang: ten minutes are borne in which no byte is seen to move.",
-        "agent/steps.py",
+        "agent/logs/steps.py",
         "        if 0 <= self._saves.saving_ms(now_ms) < SAVING_MS:\n",
         "        if self._saves.saving_ms(now_ms) >= SAVING_MS:\n",
         "tests/agent/test_signs.py::test_a_save_that_is_under_way_is_a_sign_of_life_for_a_while",
@@ -649,7 +649,7 @@ ROWS = (
     Guarantee(
         13,
         "An error of the code ends a job only where an attempt that was surely cold raised it.",
-        "supervisor/control/verdicts.py",
+        "supervisor/control/decide/assess/verdicts.py",
         "    return not job.record.value.spec.preload or not accused.warm\n",
         "    return True\n",
         "tests/control/test_failures.py"
@@ -658,23 +658,23 @@ ROWS = (
     Guarantee(
         13,
         "A hang restarts nobody before one that was just started had time: it may be who all wait for.",
-        "recovery/decide/hangs.py",
+        "recovery/policy/hangs.py",
         "    if late_ms < 0:\n",
         "    if late_ms < -(10**9):\n",
-        "tests/control/test_watch.py::test_who_was_restarted_for_a_hang_has_as_long_as_the_others_before_all_are",
+        "tests/control/test_progress.py::test_who_was_restarted_for_a_hang_has_as_long_as_the_others_before_all_are",
     ),
     Guarantee(
         13,
         "Nobody hangs before its agent could have told of steps; one that has just restarted could not yet.",
-        "supervisor/control/hanging.py",
+        "supervisor/control/decide/assess/hanging.py",
         "    return snap.now_ms - max(report.created_ms, joined_ms)\n",
         "    return snap.now_ms - report.created_ms\n",
-        "tests/control/test_watch.py::test_steps_that_a_restarted_agent_has_not_heard_of_yet_are_no_missing_ones",
+        "tests/control/test_progress.py::test_steps_that_a_restarted_agent_has_not_heard_of_yet_are_no_missing_ones",
     ),
     Guarantee(
         13,
         "Only the program's own faults burn its budget.",
-        "recovery/decide/budget.py",
+        "recovery/policy/budget.py",
         "    if not cause.program_fault:\n",
         "    if cause is Cause.OPERATOR:\n",
         "tests/decide/test_budget.py::test_other_causes_are_counted_apart_and_always_allowed",
@@ -682,7 +682,7 @@ ROWS = (
     Guarantee(
         13,
         "An attempt that began before its node's cordon was lifted is not held against that node.",
-        "supervisor/control/verdicts.py",
+        "supervisor/control/decide/assess/verdicts.py",
         "    if node is None or (began is not None and node.pardons(began)):\n",
         "    if node is None:\n",
         "tests/control/test_failures.py::"
@@ -691,7 +691,7 @@ ROWS = (
     Guarantee(
         13,
         "What failed on a node before its cordon was lifted counts no more, whenever it is recorded.",
-        "supervisor/control/verdicts.py",
+        "supervisor/control/decide/assess/verdicts.py",
         "tuple(past for past in life if not node.pardons(past.revision))",
         "life",
         "tests/control/test_failures.py::"
@@ -700,7 +700,7 @@ ROWS = (
     Guarantee(
         13,
         "A failure that waited for its node is not held against it again when it is recorded.",
-        "supervisor/control/history.py",
+        "supervisor/control/decide/facts/history.py",
         "entry.value.began or entry.create_revision",
         "entry.create_revision",
         "tests/control/test_failures.py::"
@@ -709,7 +709,7 @@ ROWS = (
     Guarantee(
         10,
         "An operator's cordon outlives the restart of an agent that was given up.",
-        "supervisor/control/node_loss.py",
+        "supervisor/control/decide/nodes/node_loss.py",
         "picture.cordon is None or not picture.cordon.value.by_operator",
         "True",
         "tests/control/test_lost_nodes.py::"
@@ -718,7 +718,7 @@ ROWS = (
     Guarantee(
         2,
         "Who gives a node up compares the cordon that it writes over.",
-        "supervisor/control/node_loss.py",
+        "supervisor/control/decide/nodes/node_loss.py",
         "            unchanged_or_absent(keys.cordon(node), picture.cordon),\n",
         "",
         "tests/control/test_lost_nodes.py::"
@@ -727,7 +727,7 @@ ROWS = (
     Guarantee(
         13,
         "A job whose shards of a save lie on several nodes is failed at once, with the mode to use.",
-        "recovery/decide/causes.py",
+        "recovery/policy/causes.py",
         "    if staged and judged.cause is Cause.PROGRAM_EXIT and has_shards_apart(report.exit.tail):\n",
         "    if not staged and judged.cause is Cause.PROGRAM_EXIT and has_shards_apart(report.exit.tail):\n",
         "tests/decide/test_causes.py::"
@@ -736,15 +736,15 @@ ROWS = (
     Guarantee(
         13,
         "The stacks of a suspicion that passed are not shown for another failure.",
-        "supervisor/control/incidents.py",
+        "supervisor/control/decide/jobs/incidents.py",
         '        stack=need.stack if need.cause in STANDING_STILL else "",\n',
         "        stack=need.stack,\n",
-        "tests/control/test_watch.py::test_a_stack_of_an_earlier_suspicion_is_not_shown_for_another_failure",
+        "tests/control/test_progress.py::test_a_stack_of_an_earlier_suspicion_is_not_shown_for_another_failure",
     ),
     Guarantee(
         13,
         "A silent program's incident ends with a checkpoint of after its restart, not with one of before.",
-        "supervisor/control/incidents.py",
+        "supervisor/control/decide/jobs/incidents.py",
         "ref.generation == incident.generation",
         "ref.generation <= incident.generation",
         INCIDENTS + "test_a_checkpoint_of_the_generation_before_ends_no_incident",
@@ -752,7 +752,7 @@ ROWS = (
     Guarantee(
         13,
         "An incident of a program that prints steps ends with a step, not with a checkpoint before it.",
-        "supervisor/control/incidents.py",
+        "supervisor/control/decide/jobs/incidents.py",
         "training and not _steps_are_known(snap, job, incident) and _has_saved(job, held)",
         "training and _has_saved(job, held)",
         INCIDENTS

@@ -28,7 +28,7 @@ ROWS = (
     Guarantee(
         10,
         "A dockerd that does not answer fails no task: it is asked again, with a pause.",
-        "agent/core/hear.py",
+        "agent/core/launcher_events.py",
         "            code.not_now(work, hold.plan_id, event.reason)\n",
         "            pass\n",
         CORE + "test_a_dockerd_that_does_not_answer_is_asked_again_with_a_pause_and_is_no_failure",
@@ -44,7 +44,7 @@ ROWS = (
     Guarantee(
         6,
         "A task whose address is gone with its container means a new generation.",
-        "supervisor/control/failures.py",
+        "supervisor/control/decide/assess/failures.py",
         "    if gone and not _follows(job, member):\n",
         "    if False:\n",
         "tests/control/test_addresses.py::test_a_worker_whose_address_is_gone_restarts_all",
@@ -52,7 +52,7 @@ ROWS = (
     Guarantee(
         12,
         "A successor uses no container whose address no life of its agent had learned.",
-        "agent/core/adopt.py",
+        "agent/core/saved/adopt.py",
         "        lacks = launcher.recipe.networked and launcher.reach is None\n",
         "        lacks = False\n",
         CORE + "test_a_successor_keeps_addresses_that_it_knows_and_no_other_containers",
@@ -60,7 +60,7 @@ ROWS = (
     Guarantee(
         12,
         "A launcher is used again only for a task that would get the same container.",
-        "agent/core/wants.py",
+        "agent/core/desired.py",
         "    limits = Resources(record.resources.cpus, record.resources.memory_bytes)\n",
         "    limits = Resources()\n",
         CORE + "test_a_launcher_is_for_those_alone_who_would_get_the_same_container",

@@ -21,7 +21,7 @@ ROWS = (
     Guarantee(
         5,
         "A GPU is given to nobody while an attempt that has it is not confirmed dead, of whatever job.",
-        "supervisor/control/claims.py",
+        "supervisor/control/decide/facts/claims.py",
         "tuple(_of_attempts(snap, job)), ",
         "",
         GPUS + "test_what_a_job_had_before_it_ended_is_free_unless_somebody_may_be_alive",
@@ -29,7 +29,7 @@ ROWS = (
     Guarantee(
         5,
         "Two plans that name the same GPU cannot both be made, also when an answer of etcd was lost.",
-        "supervisor/control/claims.py",
+        "supervisor/control/decide/facts/claims.py",
         "return (compare,), (put(keys.CLAIMS",
         "return (compare,)[1:], (put(keys.CLAIMS",
         GPUS + "test_two_plans_that_give_the_same_gpu_cannot_both_be_made",
@@ -37,7 +37,7 @@ ROWS = (
     Guarantee(
         5,
         "Plans that take more than a node offers cannot both be made, also when an answer was lost.",
-        "supervisor/control/claims.py",
+        "supervisor/control/decide/facts/claims.py",
         "    return (compare,), (put(keys.CLAIMS, Claims(plan.plan_id)),)\n",
         "    return (), (put(keys.CLAIMS, Claims(plan.plan_id)),)\n",
         CLAIMS + "test_a_plan_that_takes_effect_late_is_not_made_beside_another",
@@ -45,7 +45,7 @@ ROWS = (
     Guarantee(
         5,
         "Jobs that are placed in one look do not get the same room.",
-        "supervisor/control/reconcile.py",
+        "supervisor/control/decide/reconcile.py",
         "            snap = claims.with_plan(snap, plan)\n",
         "            _ = plan\n",
         CLAIMS + "test_two_jobs_that_wait_for_the_same_room_are_not_both_given_it",
@@ -53,7 +53,7 @@ ROWS = (
     Guarantee(
         5,
         "What an attempt asked for is given to nobody until it is confirmed dead, though its job has ended.",
-        "supervisor/control/claims.py",
+        "supervisor/control/decide/facts/claims.py",
         "    if report.confirmed_dead:\n",
         "    if report.exit is not None:\n",
         CLAIMS + "test_an_attempt_that_may_be_alive_holds_what_it_asked_for_though_its_job_has_ended",
@@ -61,7 +61,7 @@ ROWS = (
     Guarantee(
         6,
         "A follower moves to where its job's other tasks leave room, and takes nobody's place.",
-        "supervisor/control/claims.py",
+        "supervisor/control/decide/facts/claims.py",
         '        return claim.job == self.job and self.member in ("", claim.member)\n',
         "        return claim.job == self.job\n",
         CLAIMS + "test_a_follower_moves_to_where_those_of_its_job_leave_room",
@@ -69,7 +69,7 @@ ROWS = (
     Guarantee(
         10,
         "A GPU that NVML does not tell of gets no new task, and keeps those that it has.",
-        "supervisor/control/devices.py",
+        "supervisor/control/decide/facts/devices.py",
         "    if gpu.health is GpuHealth.UNKNOWN:\n",
         "    if not gpu.uuid:\n",
         GPUS + "test_what_is_unknown_gets_no_new_task_and_keeps_those_that_it_has",
@@ -77,7 +77,7 @@ ROWS = (
     Guarantee(
         10,
         "NVML that does not answer makes GPUs unknown, not gone, and what is known to be faulty stays so.",
-        "agent/core/gpu_health.py",
+        "agent/core/gpus/health.py",
         "        known = {uuid: replace(each, unknown=sight.problem) for uuid, each in known.items()}\n",
         "        known = {}\n",
         HEALTH + "test_unknown_is_not_gone",
@@ -85,7 +85,7 @@ ROWS = (
     Guarantee(
         13,
         "A fault of a GPU has a number of its own, also for the agent's successor.",
-        "agent/core/gpu_health.py",
+        "agent/core/gpus/health.py",
         "    gpu = replace(gpu, fault=record.fault, action=record.action, reason=record.reason)\n",
         "    gpu = replace(gpu, action=record.action, reason=record.reason)\n",
         HEALTH + "test_serials_outlive_the_agent_and_xids_do_not_stand_any_more",

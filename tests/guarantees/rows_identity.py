@@ -5,9 +5,9 @@ from __future__ import annotations
 from tests.guarantees.guarantee import DAEMONS, DESK, MEMBER, Guarantee
 
 MEMBERSHIP = "agent/membership.py"
-CONTROL_DAEMON = "supervisor/control/daemon.py"
-DESK_FILE = "supervisor/control/desk.py"
-ENTRY_FILE = "supervisor/control/entry.py"
+CONTROL_DAEMON = "supervisor/control/loop/daemon.py"
+DESK_FILE = "supervisor/control/services/jobs.py"
+ENTRY_FILE = "supervisor/control/decide/jobs/admission.py"
 ADOPTING = "tests/control/test_adopting.py::"
 ACCESS = "tests/api/test_access.py::"
 ROTATION = "tests/api/test_rotation.py::"
@@ -187,7 +187,7 @@ ROWS = (
     Guarantee(
         1,
         "Nothing is decided on an etcd of which an old snapshot was restored.",
-        "supervisor/control/high_water.py",
+        "supervisor/control/loop/etcd_identity.py",
         "if same and (update.forked or update.revision < before):",
         "if same and update.revision < 0:",
         DAEMONS + "test_a_supervisor_decides_nothing_on_an_etcd_that_went_back",
@@ -212,14 +212,14 @@ ROWS = (
         7,
         "A life that is lost commits nothing any more, nor does the one after it for it.",
         "agent/core/step.py",
-        "            duties.leave_checkpoints(work)\n",
+        "            reporting.leave_checkpoints(work)\n",
         "",
-        "tests/agent/test_outcast.py::test_what_a_lost_life_saved_is_no_more_committed",
+        "tests/agent/test_evicted.py::test_what_a_lost_life_saved_is_no_more_committed",
     ),
     Guarantee(
         12,
         "A state file that does not know what runs here is not believed: that dies before the node joins.",
-        "agent/distrust.py",
+        "agent/state_file_check.py",
         "    unknown = adopt.unknown(record, living.keys())\n",
         "    unknown = ()\n",
         DAEMONS + "test_a_state_file_that_does_not_know_what_runs_is_not_believed",
@@ -227,7 +227,7 @@ ROWS = (
     Guarantee(
         12,
         "Who is known to be dead is not killed by a pid: an earlier boot may have given it to somebody else.",
-        "agent/distrust.py",
+        "agent/state_file_check.py",
         " if each.end is None or not each.end.confirmed_dead]",
         "]",
         "tests/agent/test_old_state.py"
@@ -236,7 +236,7 @@ ROWS = (
     Guarantee(
         12,
         "A state file that is older than one which was saved is not believed, whatever it knows.",
-        "agent/core/adopt.py",
+        "agent/core/saved/adopt.py",
         "return record is None or record.origin != saved.origin or record.serial < saved.serial",
         "return record is None or record.origin != saved.origin",
         DAEMONS + "test_a_state_file_that_is_not_the_last_one_is_not_believed_though_it_knows_what_runs",
@@ -268,7 +268,7 @@ ROWS = (
     Guarantee(
         12,
         "Of two clusters that take a directory in the same moment one is refused.",
-        "recovery/claims.py",
+        "recovery/retention/claims.py",
         'f"{_path(claim)}/{_FILE}", f"{job_uuid} {job}',
         'f"{_path(claim)}/{job_uuid}", f"{job_uuid} {job}',
         DESK + "test_of_two_clusters_that_take_a_directory_at_once_one_is_told",
@@ -284,7 +284,7 @@ ROWS = (
     Guarantee(
         12,
         "An import, and records that are made again, take a generation above all that were ever seen.",
-        "supervisor/control/adoption.py",
+        "supervisor/control/decide/checkpoints/adoption.py",
         "job.record.value.generation_floor, seen) + 1",
         "job.record.value.generation_floor) + 1",
         ADOPTING + "test_an_import_goes_above_every_generation_in_the_store",
@@ -292,7 +292,7 @@ ROWS = (
     Guarantee(
         12,
         "An import is taken up only if its manifest names this job and the generation that it was given.",
-        "supervisor/control/vault.py",
+        "supervisor/control/services/checkpoints.py",
         "    if (manifest.job_uuid, manifest.job, manifest.ref) != expected:\n",
         "    if manifest.ref != ref:\n",
         ADOPTING + "test_an_import_of_another_job_is_refused",
@@ -308,7 +308,7 @@ ROWS = (
     Guarantee(
         3,
         "After a loss of etcd no job is rebuilt while what the lost one vouched for may still run.",
-        "supervisor/control/vault.py",
+        "supervisor/control/services/checkpoints.py",
         "        while waits_ms := self._office.leading().former_ms():\n",
         "        while waits_ms := 0:\n",
         ADOPTING + "test_a_rebuild_waits_until_no_task_of_a_lost_etcd_can_run",
@@ -340,7 +340,7 @@ ROWS = (
     Guarantee(
         12,
         "A beat of one node says nothing of another node's incarnation.",
-        "supervisor/control/snapshot.py",
+        "supervisor/control/decide/snapshot.py",
         "        beat = lives.get(life.incarnation)\n",
         "        beat = {i: s for n in self._beats.values() for i, s in n.items()}.get(life.incarnation)\n",
         CALLERS + "test_another_nodes_incarnation_is_not_heard_of_by_an_agents_beat",
@@ -348,7 +348,7 @@ ROWS = (
     Guarantee(
         11,
         "A beat of one node gives up no promise that another node was given.",
-        "supervisor/control/promises.py",
+        "supervisor/control/decide/facts/promises.py",
         '    return f"{node}/{incarnation}"\n',
         "    return incarnation\n",
         CALLERS + "test_a_forged_beat_gives_up_no_promise_of_another_node",
@@ -356,7 +356,7 @@ ROWS = (
     Guarantee(
         12,
         "An agent that makes up incarnations of its node makes no other node's beat forgotten.",
-        "supervisor/control/snapshot.py",
+        "supervisor/control/decide/snapshot.py",
         "        if len(lives) > MAX_LIVES:\n",
         "        if len(lives) > MAX_BEATS:\n",
         CALLERS + "test_made_up_incarnations_of_one_node_crowd_out_no_other_nodes_beats",
@@ -364,7 +364,7 @@ ROWS = (
     Guarantee(
         12,
         "The steps of a task are told by the agent of the node on which it is placed, and by no other.",
-        "supervisor/control/history.py",
+        "supervisor/control/decide/facts/history.py",
         'placed.get(name.partition("@")[0]) == node and',
         'name.partition("@")[0] in placed and',
         CALLERS + "test_an_agent_tells_the_steps_of_tasks_on_its_own_node_alone",
@@ -380,7 +380,7 @@ ROWS = (
     Guarantee(
         12,
         "A link in a user's place leads no agent out of it.",
-        "agent/places.py",
+        "agent/checkpoints/allowed.py",
         "    if real != expected:\n",
         "    if not real:\n",
         "tests/checkpoints/test_allowed_stores.py::"
@@ -413,7 +413,7 @@ ROWS = (
     Guarantee(
         12,
         "A user's certificate opens no etcd, also before etcd has users.",
-        "supervisor/cli/certs.py",
+        "supervisor/cli/cluster/certs.py",
         "        return (Wanted(file, identity, USERS, ",
         "        return (Wanted(file, identity, AUTHORITY, ",
         "tests/cli/test_certs.py::test_users_have_an_authority_that_etcd_does_not_trust",
@@ -477,7 +477,7 @@ ROWS = (
     Guarantee(
         12,
         "A daemon serves new connections with the newest certificates, without a restart.",
-        "supervisor/adapters/certificates.py",
+        "supervisor/adapters/certificates/reload.py",
         "            if newest is given:\n",
         "            if newest is not None:\n",
         ROTATION + "test_certificates_are_replaced_while_commands_run",
@@ -485,7 +485,7 @@ ROWS = (
     Guarantee(
         12,
         "A key that does not belong to its certificate is not taken into use.",
-        "supervisor/adapters/certificates.py",
+        "supervisor/adapters/certificates/reload.py",
         "                self.problem = str(error)\n            return self._known\n",
         "                self._known = self.files.load()\n            return self._known\n",
         "tests/adapters/test_certificates.py::test_half_of_a_pair_is_not_taken[key]",

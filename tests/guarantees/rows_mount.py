@@ -102,7 +102,7 @@ ROWS = (
     Guarantee(
         8,
         "A mounted run that began from scratch although it had a base is ended, its commits are set aside.",
-        "supervisor/control/missed_base.py",
+        "supervisor/control/decide/facts/missed_base.py",
         "not 0 <= beat.first_step < base.step",
         "not 0 <= beat.first_step < 0",
         "tests/control/test_missed_base.py::"
@@ -111,7 +111,7 @@ ROWS = (
     Guarantee(
         9,
         "A mounted save that is not committed yet is not collected: there is no other copy.",
-        "supervisor/control/sweep.py",
+        "supervisor/control/loop/sweep.py",
         "if each.over or (not each.linked and stale(each))",
         "if each.over or stale(each)",
         SWEEP + "test_the_only_copy_of_a_mounted_save_stays",
@@ -119,7 +119,7 @@ ROWS = (
     Guarantee(
         9,
         "The directory that the generation in force writes to is not collected.",
-        "recovery/collect.py",
+        "recovery/retention/collect.py",
         "if generation <= switch.generation and path != in_force",
         "if generation <= switch.generation",
         LAYOUT + "test_live_directories_go_when_another_generation_is_in_force",
@@ -127,7 +127,7 @@ ROWS = (
     Guarantee(
         12,
         "Generations start above any that only wrote to a mounted directory.",
-        "recovery/collect.py",
+        "recovery/retention/collect.py",
         "*(live_generation(name) or 0 for name in self.live)",
         "*(0 for name in self.live)",
         LAYOUT + "test_a_generation_that_only_wrote_is_never_used_again",
@@ -135,7 +135,7 @@ ROWS = (
     Guarantee(
         13,
         "A program that ends because its mount has gone is not blamed, however quick it is.",
-        "agent/mounts.py",
+        "agent/checkpoints/mounts.py",
         "                self._note_loss(files, control.look(files, wish, now_ms), now_ms)\n",
         "                control.look(files, wish, now_ms)\n",
         "tests/mount/test_agent.py::"
@@ -144,7 +144,7 @@ ROWS = (
     Guarantee(
         13,
         "An error that follows one of the store behind a mounted directory does not burn the budget.",
-        "recovery/decide/causes.py",
+        "recovery/policy/causes.py",
         "    if end.store_lost and ",
         "    if end.store_lost and end.oom and ",
         "tests/decide/test_causes.py::test_an_error_shortly_after_the_store_failed_is_the_stores",

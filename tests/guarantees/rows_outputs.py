@@ -13,7 +13,7 @@ ROWS = (
     Guarantee(
         9,
         "What a task wrote that no store has is removed only after an event has named it.",
-        "agent/work.py",
+        "agent/outputs/leftover_work.py",
         "if each.named and (now_ms >= each.until_ms or full):",
         "if now_ms >= each.until_ms or full:",
         WORK + "test_what_tasks_wrote_elsewhere_stays_when_the_job_has_ended_and_is_named",
@@ -21,7 +21,7 @@ ROWS = (
     Guarantee(
         9,
         "What lies beside checkpoints stays when the directory of its generation goes.",
-        "agent/work.py",
+        "agent/outputs/leftover_work.py",
         "return _CHECKPOINT.fullmatch(path.name) is None",
         "return False",
         WORK + "test_what_lies_beside_checkpoints_stays_when_its_generation_goes",
@@ -29,7 +29,7 @@ ROWS = (
     Guarantee(
         9,
         "Outputs are removed from a node only after they are in the store.",
-        "agent/outputs.py",
+        "agent/outputs/sender.py",
         "if entry.state.ended and entry.state.done:",
         "if entry.state.ended:",
         NODE + "test_what_is_written_while_the_last_but_one_is_sent_is_sent_before_the_directory_goes",
@@ -37,7 +37,7 @@ ROWS = (
     Guarantee(
         9,
         "A successor of an agent that dies at any moment sends what a task has written.",
-        "agent/outputs.py",
+        "agent/outputs/sender.py",
         "            await self._call(partial(save_state, self.files.notes(uuid), state))\n"
         "        except TfSupervisorError as error:\n",
         "        except TfSupervisorError as error:\n",
@@ -46,7 +46,7 @@ ROWS = (
     Guarantee(
         9,
         "Outputs that could not be sent stay on their node, and are named.",
-        "agent/output_files.py",
+        "agent/outputs/directories.py",
         "if found.complete and sent == found.files.keys():",
         "if found.complete or sent == found.files.keys():",
         WORK + "test_outputs_that_could_not_be_sent_stay_and_are_named",
@@ -78,7 +78,7 @@ ROWS = (
     Guarantee(
         9,
         "Where tasks of another user write, the agent removes no link but one into the job that has ended.",
-        "agent/adopted.py",
+        "agent/checkpoints/adopted.py",
         "if Path(os.readlink(last, dir_fd=fd)).parent == parent:",
         "if os.readlink(last, dir_fd=fd):",
         ADOPT + "test_nothing_but_a_link_into_the_job_goes_from_a_directory_of_the_machine",

@@ -6,8 +6,8 @@ from tests.guarantees.guarantee import Guarantee
 
 WORD = "tests/control/test_promises.py::"
 BOOK = "tests/agent/test_promised.py::"
-PROMISES = "supervisor/control/promises.py"
-PROMISER = "supervisor/control/promiser.py"
+PROMISES = "supervisor/control/decide/facts/promises.py"
+PROMISER = "supervisor/control/loop/promise_log.py"
 PROMISED = "agent/core/promised.py"
 
 ROWS = (
@@ -38,7 +38,7 @@ ROWS = (
     Guarantee(
         11,
         "A launcher is granted D at most, also by promises.",
-        "agent/core/hear.py",
+        "agent/core/launcher_events.py",
         "min(until_ms - work.now_ms, state.d_ms)",
         "(until_ms - work.now_ms)",
         BOOK + "test_a_launcher_is_granted_d_at_most",
@@ -78,7 +78,7 @@ ROWS = (
     Guarantee(
         11,
         "A node that was promised to be left alone is not marked before the promise is over.",
-        "supervisor/control/node_loss.py",
+        "supervisor/control/decide/nodes/node_loss.py",
         " in picture.marks or promises.held_ms(snap, picture.node):\n        return []",
         " in picture.marks:\n        return []",
         WORD + "test_a_node_that_was_promised_is_not_marked_before_the_promise_is_over",
@@ -86,7 +86,7 @@ ROWS = (
     Guarantee(
         11,
         "On a mark that was on its way nothing is done before the promise is over.",
-        "supervisor/control/standing.py",
+        "supervisor/control/decide/facts/standing.py",
         "lost and not promises.held_ms(snap, placement.node)",
         "lost",
         WORD + "test_on_a_mark_that_was_on_its_way_nothing_is_done_before_the_promise_is_over",
@@ -94,7 +94,7 @@ ROWS = (
     Guarantee(
         11,
         "No flip takes the tasks of a promised node away.",
-        "supervisor/control/standing.py",
+        "supervisor/control/decide/facts/standing.py",
         "is Standing.SUSPECTED or promises.held_ms(snap, placement.node)",
         "is Standing.SUSPECTED",
         WORD + "test_no_flip_takes_the_tasks_of_a_promised_node_away_though_it_beats",

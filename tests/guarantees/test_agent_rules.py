@@ -8,7 +8,6 @@ from typing import TypeVar
 
 import pytest
 
-from agent.core import adopt
 from agent.core.events import (
     BeatSeen,
     Event,
@@ -37,6 +36,7 @@ from agent.core.instructions import (
     Write,
 )
 from agent.core.pool import silence_ms
+from agent.core.saved import adopt
 from agent.core.state import AgentState, Attempt, Told
 from agent.core.step import step
 from agent.inside import protocol

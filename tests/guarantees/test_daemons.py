@@ -11,23 +11,23 @@ from dataclasses import dataclass, field, replace
 import pytest
 
 from agent.boundaries import Beside, Outside, Post, Process
-from agent.core import adopt
 from agent.core.instructions import Commit, Follow, FollowCommits, Reach, Recipe, Stage
-from agent.core.record import AgentRecord, LauncherRecord, Saved
+from agent.core.saved import adopt
+from agent.core.saved.record import AgentRecord, LauncherRecord, Saved
 from agent.daemon import AgentDaemon
 from agent.inside import protocol
+from agent.retry_log import Tell, raise_it
 from agent.settings import AgentSettings
-from agent.trouble import Tell, raise_it
 from recovery.stores.memory import MemoryCheckpointStore
 from supervisor.adapters.clock import BootClock
-from supervisor.adapters.memory import MemoryCoordination, MemoryStore
-from supervisor.adapters.mirror import MirrorUpdate
+from supervisor.adapters.etcd.memory import MemoryCoordination, MemoryStore
+from supervisor.adapters.etcd.mirror import MirrorUpdate
 from supervisor.contract import codec, keys
 from supervisor.contract.boundaries import KeyDeleted, KeyValue, Put
 from supervisor.contract.desired import Assignment, ClusterRecord, JobPhase, JobSwitch, LeaderToken
 from supervisor.contract.errors import Fenced, Refused, Unreachable, UserError
 from supervisor.contract.ids import AttemptId, TaskId
-from supervisor.contract.job import CodeRef, ContainerSpec
+from supervisor.contract.job.spec import CodeRef, ContainerSpec
 from supervisor.contract.observed import (
     Beat,
     Incarnation,
@@ -40,9 +40,9 @@ from supervisor.contract.observed import (
 from supervisor.contract.promise import PromiseRequest
 from supervisor.contract.secret import SecretsAnswer, SecretsRequest
 from supervisor.contract.timing import FAST
-from supervisor.control.apply import Applier
-from supervisor.control.daemon import ControlDaemon, ControlSettings
-from supervisor.control.plan import put
+from supervisor.control.decide.plan import put
+from supervisor.control.loop.apply import Applier
+from supervisor.control.loop.daemon import ControlDaemon, ControlSettings
 from tests.support.clocks import ManualClock
 from tests.support.sinks import ListSink
 

@@ -8,18 +8,18 @@ import pytest
 
 from recovery.stores.memory import MemoryCheckpointStore
 from supervisor.adapters.clock import BootClock
-from supervisor.adapters.memory import MemoryCoordination
+from supervisor.adapters.etcd.memory import MemoryCoordination
 from supervisor.contract import codec, keys
 from supervisor.contract.boundaries import CheckpointStore, Delete, Put
 from supervisor.contract.checkpoint import CheckpointRef, CommitRecord, CommitState
 from supervisor.contract.desired import ClusterRecord, Cordon, JobPhase
 from supervisor.contract.errors import Fenced, UserError
-from supervisor.contract.job import RestartPolicy, Wanted
+from supervisor.contract.job.spec import RestartPolicy, Wanted
 from supervisor.contract.observed import Incarnation, StageFailure
 from supervisor.contract.timing import FAST
-from supervisor.control.apply import Applied, Applier
-from supervisor.control.plan import Action, DeleteFiles, put
-from supervisor.control.reconcile import reconcile
+from supervisor.control.decide.plan import Action, DeleteFiles, put
+from supervisor.control.decide.reconcile import reconcile
+from supervisor.control.loop.apply import Applied, Applier
 from tests.control.world import World
 from tests.support.builders import job_spec
 from tests.support.sinks import ListSink

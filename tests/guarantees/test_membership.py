@@ -17,8 +17,8 @@ from agent.effects import Effects
 from agent.membership import Former, Membership
 from agent.settings import AgentSettings
 from supervisor.adapters.clock import BootClock
-from supervisor.adapters.memory import MemoryCoordination, MemoryStore
-from supervisor.adapters.timeline import newest
+from supervisor.adapters.etcd.memory import MemoryCoordination, MemoryStore
+from supervisor.adapters.etcd.timeline import newest
 from supervisor.contract import codec, keys
 from supervisor.contract.boundaries import Clock, Delete, Op, Seen
 from supervisor.contract.desired import Assignment, ClusterRecord, LostMark
@@ -33,7 +33,7 @@ from supervisor.contract.observed import (
     Saves,
 )
 from supervisor.contract.timing import FAST
-from supervisor.control.plan import put
+from supervisor.control.decide.plan import put
 from tests.support.clocks import ManualClock
 from tests.support.sinks import ListSink
 

@@ -14,19 +14,25 @@ from dataclasses import replace
 from pathlib import Path
 
 from chaos.bundles import bundle, plain
-from recovery.bundle_outbox import CheckpointWatcher
-from recovery.checkpoints.commit_rule import CommitIdentity, Committed
-from recovery.checkpoints.tf_files import render_state
-from recovery.collect import clean_store, delete_checkpoint, delete_uncommitted, read_staging, scan_store
-from recovery.commit import Committer
-from recovery.outbox import SavingJob, TakenCheckpoint, generation_directory
-from recovery.stage import Stager
+from recovery.commit.bundle_outbox import CheckpointWatcher
+from recovery.commit.commit import Committer
+from recovery.commit.outbox import SavingJob, TakenCheckpoint, generation_directory
+from recovery.commit.stage import Stager
+from recovery.families.commit_rule import CommitIdentity, Committed
+from recovery.formats.tf_files import render_state
+from recovery.retention.collect import (
+    clean_store,
+    delete_checkpoint,
+    delete_uncommitted,
+    read_staging,
+    scan_store,
+)
 from recovery.stores.hdfs import HdfsStore
 from recovery.stores.hdfs_client import HdfsClient
 from recovery.stores.hdfs_sending import PARTED_BYTES
-from recovery.stores.uri import parse_uri
 from supervisor.adapters.clock import BootClock
-from supervisor.adapters.etcd import EtcdCoordination
+from supervisor.adapters.etcd.client import EtcdCoordination
+from supervisor.adapters.files.store_uri import parse_uri
 from supervisor.contract import keys
 from supervisor.contract.boundaries import CheckpointStore, Coordination, Delete, ModifiedAt, Put
 from supervisor.contract.checkpoint import CheckpointRef, CommitRecord, CommitState

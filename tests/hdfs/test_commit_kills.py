@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from chaos.hdfs import HdfsCluster
-from recovery.stage import Stager
+from recovery.commit.stage import Stager
 from recovery.stores.hdfs import HdfsStore
 from recovery.stores.open import open_store
 from supervisor.adapters.clock import BootClock

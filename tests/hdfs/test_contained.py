@@ -9,7 +9,7 @@ import pytest
 from chaos.dockerd import Dockerd
 from chaos.hdfs import HdfsCluster
 from supervisor.contract.incident import Outcome
-from supervisor.contract.job import Scope
+from supervisor.contract.job.spec import Scope
 from tests.examples.harness import in_containers
 from tests.hdfs.training import control, digits
 

@@ -8,7 +8,7 @@ import pytest
 
 from recovery.stores.hdfs_client import HdfsClient
 from recovery.stores.hdfs_files import Patience
-from supervisor.adapters.hadoop import HadoopSettings
+from supervisor.adapters.files.hadoop import HadoopSettings
 from supervisor.contract.errors import StoreUnreachable
 from tests.support.etcd_server import free_port
 

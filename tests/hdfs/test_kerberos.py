@@ -11,7 +11,7 @@ import pytest
 from recovery.stores.hdfs import HdfsStore
 from recovery.stores.hdfs_client import HdfsClient
 from recovery.stores.hdfs_files import Patience
-from supervisor.adapters.hadoop import HadoopSettings, Kerberos
+from supervisor.adapters.files.hadoop import HadoopSettings, Kerberos
 from supervisor.contract.errors import Refused, StoreUnreachable
 from tests.support.secure_hdfs import CLIENT, REALM, SecureHdfs, wait_until
 

@@ -15,16 +15,16 @@ import google_crc32c
 import pytest
 
 from chaos.hdfs import HdfsCluster
-from recovery.checkpoints.paths import PART_PREFIX
+from recovery.formats.paths import PART_PREFIX
 from recovery.stores import hdfs_joining
 from recovery.stores.hdfs import HdfsStore
 from recovery.stores.hdfs_client import HdfsClient
 from recovery.stores.hdfs_files import DataLost, Patience
 from recovery.stores.hdfs_joining import Joiner
 from recovery.stores.hdfs_threads import Threads
-from recovery.stores.uri import parse_uri
 from supervisor.adapters import failpoints
-from supervisor.adapters.hadoop import read_conf
+from supervisor.adapters.files.hadoop import read_conf
+from supervisor.adapters.files.store_uri import parse_uri
 from supervisor.contract.boundaries import StoredDirectory, StoredFile
 from supervisor.contract.errors import OutOfSpace
 from tests.support.hadoop_conf import conf_with

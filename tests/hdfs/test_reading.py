@@ -11,7 +11,7 @@ import pytest
 
 from chaos.hdfs import HdfsCluster
 from recovery.stores.hdfs_client import HdfsClient
-from supervisor.adapters.hadoop import HadoopSettings
+from supervisor.adapters.files.hadoop import HadoopSettings
 
 DATA = os.urandom(3 << 20)
 

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from agent.copies import LocalCopies
-from agent.saver import Saver, SaverSite
+from agent.checkpoints.local_copies import LocalCopies
+from agent.checkpoints.saver import Saver, SaverSite
 from chaos.hdfs import HdfsCluster
-from recovery.checkpoints.paths import STAGING
+from recovery.formats.paths import STAGING
 from recovery.stores.hdfs import HdfsStore
 from recovery.stores.open import open_store
-from supervisor.adapters.memory import MemoryCoordination, MemoryStore
+from supervisor.adapters.etcd.memory import MemoryCoordination, MemoryStore
 from supervisor.contract.boundaries import ModifiedAt
 from supervisor.contract.checkpoint import CheckpointRef
 from tests.checkpoints.test_saver import COMMIT

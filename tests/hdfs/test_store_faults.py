@@ -17,12 +17,12 @@ import google_crc32c
 import pytest
 
 from chaos.hdfs import HdfsCluster
-from recovery.checkpoints.paths import PART_PREFIX
+from recovery.formats.paths import PART_PREFIX
 from recovery.stores.hdfs import HdfsStore
 from recovery.stores.hdfs_client import PATIENT, HdfsClient
 from recovery.stores.hdfs_files import DataLost, Patience
 from recovery.stores.hdfs_threads import MOST_THREADS
-from recovery.stores.uri import parse_uri
+from supervisor.adapters.files.store_uri import parse_uri
 from supervisor.contract.boundaries import StoredDirectory
 from supervisor.contract.errors import Refused, StoreUnreachable
 from tests.support.hadoop_conf import conf_with

@@ -21,7 +21,7 @@ from ruamel.yaml import YAML
 
 from chaos.hdfs import HdfsCluster
 from examples.demo.steplog import StepLog
-from supervisor.contract.views import JobView
+from supervisor.contract.views.jobs import JobView
 from tests.examples.harness import EXAMPLES, Cluster, Job, read_job
 
 COMMIT_S = 180.0

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from agent.adopted import forget, forget_shared
+from agent.checkpoints.adopted import forget, forget_shared
 from agent.inside import adopt, protocol
-from supervisor.contract.job import CheckpointSpec, ContainerSpec, JobSpec, Mount, RoleSpec, Strategy
+from supervisor.contract.job.spec import CheckpointSpec, ContainerSpec, JobSpec, Mount, RoleSpec, Strategy
 from tests.launcher.harness import Agent, Rig, launcher
 
 PROGRAM = """

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from agent.checkpoints.saves import parse
 from agent.inside import protocol, saves
-from agent.saves import parse
 from tests.launcher.harness import Agent, Rig, launcher
 
 TENSORFLOW = """

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from agent.dump import DUMP, STACK_BYTES, dump_stacks, read_dump
 from agent.inside import fence, protocol, stacks
+from agent.logs.dump import DUMP, STACK_BYTES, dump_stacks, read_dump
 from tests.launcher.harness import Agent, Rig, launcher, of, wait_for
 
 HANG = """

@@ -15,16 +15,16 @@ from pathlib import Path
 
 import pytest
 
-from agent.checkpoints import NodeCheckpoints
+from agent.checkpoints.keeper import NodeCheckpoints
+from agent.checkpoints.mounts import NodeMounts
 from agent.core.instructions import Commit
-from agent.mounts import NodeMounts
-from recovery.checkpoints.manifest import MANIFEST_FILE, parse_manifest
+from recovery.formats.manifest import MANIFEST_FILE, parse_manifest
 from recovery.mount.layout import MOUNTED
 from recovery.mount.points import layers, take_away
 from recovery.mount.record import MountFiles
 from supervisor.adapters.clock import BootClock
-from supervisor.adapters.hadoop import HadoopSettings
-from supervisor.adapters.memory import MemoryCoordination, MemoryStore
+from supervisor.adapters.etcd.memory import MemoryCoordination, MemoryStore
+from supervisor.adapters.files.hadoop import HadoopSettings
 from supervisor.contract import codec, keys
 from supervisor.contract.boundaries import ModifiedAt, Put
 from supervisor.contract.checkpoint import CheckpointRef, CommitRecord, Verify

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from recovery.mount.backend import Backend, Entry, once
+from recovery.mount.backends.backend import Backend, Entry, once
 from recovery.mount.open import open_backend
 from supervisor.contract.errors import Conflict, NotFound
 from tests.mount.world import Site

@@ -13,14 +13,14 @@ from typing import TypeVar
 
 import pytest
 
-from recovery.checkpoints.manifest import MANIFEST_FILE, parse_manifest
-from recovery.mount.backend import Backend, Entry, Reader, Writer
+from recovery.commit.outbox import SavingJob, TakenCheckpoint
+from recovery.commit.verify import verify_files
+from recovery.formats.manifest import MANIFEST_FILE, parse_manifest
+from recovery.mount.backends.backend import Backend, Entry, Reader, Writer
 from recovery.mount.base import stage_live
 from recovery.mount.commit import MountedCommitter
 from recovery.mount.live import LiveDirectory
 from recovery.mount.take import MountedGeneration, MountedWatcher
-from recovery.outbox import SavingJob, TakenCheckpoint
-from recovery.verify import verify_files
 from supervisor.contract.checkpoint import CheckpointRef, CommitRecord
 from supervisor.contract.errors import StoreUnreachable
 from tests.checkpoints.test_families import below, put

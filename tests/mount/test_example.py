@@ -14,7 +14,7 @@ from ruamel.yaml import YAML
 from chaos.dockerd import Dockerd
 from chaos.hdfs import HdfsCluster
 from recovery.mount.points import mount_points
-from supervisor.adapters.jobfile import load_job_file
+from supervisor.adapters.files.jobfile import load_job_file
 from supervisor.contract.errors import UserError
 from supervisor.contract.incident import Outcome
 from tests.examples.harness import EXAMPLES, Cluster, in_containers, read_job

@@ -14,7 +14,7 @@ from typing import TypeVar
 
 import pytest
 
-from recovery.mount.backend import read_small, write_small
+from recovery.mount.backends.backend import read_small, write_small
 from recovery.mount.base import stage_live
 from recovery.mount.layout import Place
 from recovery.mount.writing import SMALL_BYTES

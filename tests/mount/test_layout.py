@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recovery.checkpoints.paths import staging_path, stored_path
-from recovery.collect import StoreScan, finished_live, scan_store
+from recovery.formats.paths import staging_path, stored_path
 from recovery.mount.layout import (
     LIVE,
     MAX_LINK_BYTES,
@@ -21,6 +20,7 @@ from recovery.mount.layout import (
     parse_place,
     place_shown,
 )
+from recovery.retention.collect import StoreScan, finished_live, scan_store
 from recovery.stores.local import LocalStore
 from supervisor.contract.checkpoint import CheckpointRef
 from supervisor.contract.desired import JobPhase, JobSwitch

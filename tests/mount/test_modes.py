@@ -9,20 +9,20 @@ from typing import Protocol
 
 import pytest
 
-from recovery.bundle_outbox import CheckpointWatcher
-from recovery.checkpoints import family_saves
-from recovery.checkpoints.commit_rule import CommitIdentity, Committed
-from recovery.checkpoints.manifest import Manifest
-from recovery.checkpoints.tf_files import render_state
-from recovery.checkpoints.watch_rule import Idle, Unfinished, Unusable
-from recovery.commit import Committer
-from recovery.mount.backend import Backend, read_small
+from recovery.commit.bundle_outbox import CheckpointWatcher
+from recovery.commit.commit import Committer
+from recovery.commit.outbox import SavingJob, Seen, TakenCheckpoint, generation_directory
+from recovery.families import saves
+from recovery.families.commit_rule import CommitIdentity, Committed
+from recovery.families.watch_rule import Idle, Unfinished, Unusable
+from recovery.formats.manifest import Manifest
+from recovery.formats.tf_files import render_state
+from recovery.mount.backends.backend import Backend, read_small
 from recovery.mount.base import stage_live
 from recovery.mount.commit import MountedCommitter
 from recovery.mount.take import MountedGeneration, MountedWatcher
-from recovery.outbox import SavingJob, Seen, TakenCheckpoint, generation_directory
-from supervisor.adapters.memory import MemoryCoordination
-from supervisor.adapters.memory_store import MemoryStore
+from supervisor.adapters.etcd.memory import MemoryCoordination
+from supervisor.adapters.etcd.memory_store import MemoryStore
 from supervisor.contract.checkpoint import CheckpointRef, CommitRecord
 from tests.checkpoints.test_families import below, put
 from tests.checkpoints.world import JOB, NODE, QUIET_MS, UUID, World
@@ -308,7 +308,7 @@ async def test_what_cannot_be_used_is_named_with_what_helps(
     put(scene.directory, f"{deep}/ckpt-1", "w")
     (scene.directory / "ckpt-9.index").write_bytes(b"x")
     (scene.directory / "checkpoint").write_bytes(render_state("/elsewhere/ckpt-1"))
-    monkeypatch.setattr(family_saves, "MAX_FAMILIES", 1)
+    monkeypatch.setattr(saves, "MAX_FAMILIES", 1)
     for name in ("old", "new"):
         put(scene.directory, name, "w", state=False)
     assert (await scene.take()).manifest.bundles == ("new",)

@@ -9,20 +9,20 @@ from typing import cast
 
 import pytest
 
-from recovery.checkpoints.commit_rule import CommitIdentity, CommitRefused, Committed
-from recovery.checkpoints.families import Save, saves_in
-from recovery.checkpoints.manifest import MANIFEST_FILE, crc32c_of_bytes, parse_manifest
-from recovery.checkpoints.tf_files import render_state
-from recovery.checkpoints.watch_rule import META_PATIENCE_LOOKS, Idle, Unfinished, Unusable
+from recovery.commit.outbox import SavingJob, TakenCheckpoint
+from recovery.commit.verify import Verified
+from recovery.families.commit_rule import CommitIdentity, CommitRefused, Committed
+from recovery.families.families import Save, saves_in
+from recovery.families.watch_rule import META_PATIENCE_LOOKS, Idle, Unfinished, Unusable
+from recovery.formats.manifest import MANIFEST_FILE, crc32c_of_bytes, parse_manifest
+from recovery.formats.tf_files import render_state
 from recovery.mount import sight as mount_sight
 from recovery.mount.base import stage_live
 from recovery.mount.commit import MountedCommitter
 from recovery.mount.layout import Place, staging_place
 from recovery.mount.take import MountedGeneration, MountedWatcher
-from recovery.outbox import SavingJob, TakenCheckpoint
-from recovery.verify import Verified
-from supervisor.adapters.memory import MemoryCoordination
-from supervisor.adapters.memory_store import MemoryStore
+from supervisor.adapters.etcd.memory import MemoryCoordination
+from supervisor.adapters.etcd.memory_store import MemoryStore
 from supervisor.contract.boundaries import CheckpointStore, Moved, unwatched
 from supervisor.contract.checkpoint import CheckpointRef, CommitRecord
 from supervisor.contract.errors import BadCheckpoint

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from recovery.checkpoints.watch_rule import Idle, Unfinished
+from recovery.commit.outbox import TakenCheckpoint
+from recovery.families.watch_rule import Idle, Unfinished
 from recovery.mount.base import stage_live
-from recovery.outbox import TakenCheckpoint
 from supervisor.contract.checkpoint import CheckpointRef
 from tests.mount.test_take import Saving
 from tests.mount.world import Site

@@ -16,7 +16,7 @@ from recovery.mount.open import open_backend
 from recovery.mount.points import layers
 from recovery.mount.record import MountFiles, MountWish
 from recovery.stores.open import Stores
-from supervisor.adapters.hadoop import HadoopSettings
+from supervisor.adapters.files.hadoop import HadoopSettings
 from supervisor.contract.boundaries import CheckpointStore
 from tests.checkpoints.world import JOB, UUID
 

@@ -19,8 +19,8 @@ from pathlib import Path
 from chaos.nvml import FakeNvml
 from supervisor.cli.local.cluster import LocalCluster
 from supervisor.cli.local.layout import LocalDocker
-from supervisor.contract.node_views import GpuView
-from supervisor.contract.views import Explanation, TaskView
+from supervisor.contract.views.jobs import Explanation, TaskView
+from supervisor.contract.views.nodes import GpuView
 from tests.nvml.faults import is_looked_at
 
 DEADLINE_S = 90.0

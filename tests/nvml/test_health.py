@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.core import xid
-from agent.core.gpu_health import BURST_MS, GpuBook, GpuSight, Sight, Xid, fold, remembered
+from agent.core.gpus import xid
+from agent.core.gpus.health import BURST_MS, GpuBook, GpuSight, Sight, Xid, fold, remembered
 from supervisor.contract.observed import Gpu, GpuAction, GpuHealth
 
 A = GpuSight("GPU-a", 0, "H200", 1 << 30, pci="0000:01:00", recovery=0, ecc_volatile=0, remap_failed=0)

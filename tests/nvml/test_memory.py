@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from agent.core.gpu_health import GpuBook, GpuSight, Sight, fold
-from agent.core.gpus import MEMORY_WAIT_MS, memory_free
+from agent.core.gpus.health import GpuBook, GpuSight, Sight, fold
+from agent.core.gpus.report import MEMORY_WAIT_MS, memory_free
 from agent.core.instructions import LookAtGpus, Note
-from agent.core.record import End
+from agent.core.saved.record import End
 from agent.core.state import AgentState, Attempt
-from agent.core.work import Work
+from agent.core.step_context import Work
 from agent.settings import AgentSettings
 from chaos.nvml import FakeNvml
 from supervisor.contract import keys

@@ -23,7 +23,7 @@ from chaos.nvidia_docker import runtime_settings
 from chaos.nvml import FakeNvml
 from supervisor.cli.local.layout import LocalDocker, LocalMount
 from supervisor.contract.errors import TfSupervisorError
-from supervisor.contract.views import JobView
+from supervisor.contract.views.jobs import JobView
 from tests.nvml.cluster import FIRST, Cluster, gpu_cluster
 
 pytestmark = [pytest.mark.timeout(400), pytest.mark.slow]

@@ -16,8 +16,8 @@ import psutil
 import pytest
 
 from agent.core.events import Event, GpusSeen
-from agent.core.gpu_health import GpuBook, GpuSight, Sight, Xid, fold
-from agent.nvml_probe import NO_DRIVER, NvmlGpus
+from agent.core.gpus.health import GpuBook, GpuSight, Sight, Xid, fold
+from agent.gpus.nvml_probe import NO_DRIVER, NvmlGpus
 from agent.settings import GpuSettings
 from chaos.nvml import FakeNvml
 from supervisor.contract.observed import GpuHealth
@@ -83,7 +83,7 @@ def children() -> list[psutil.Process]:
     found = []
     for each in psutil.Process().children():
         with suppress(psutil.NoSuchProcess):  # also a zombie, which may be another test's
-            if "agent.nvml_child" in each.cmdline():
+            if "agent.gpus.nvml_child" in each.cmdline():
                 found.append(each)
     return found
 
@@ -362,7 +362,7 @@ async def test_the_child_ends_with_the_agent(scripted: Make) -> None:
     nvml = scripted()
     program = (
         "import asyncio, sys\n"
-        "from agent.nvml_probe import NvmlGpus\n"
+        "from agent.gpus.nvml_probe import NvmlGpus\n"
         "from agent.settings import GpuSettings\n"
         "from tests.support.sinks import ListSink\n"
         "watch = NvmlGpus(GpuSettings(sys.argv[1], 100, 10_000, ''), ListSink())\n"

@@ -16,15 +16,15 @@ from pathlib import Path
 
 import pytest
 
-from agent.output_files import OWN, OWNER, OutputFiles
-from agent.outputs import NodeOutputs
+from agent.outputs.directories import OWN, OWNER, OutputFiles
+from agent.outputs.sender import NodeOutputs
 from recovery.outputs.index import PIECES, OutputIndex, directory_of
 from recovery.outputs.stored import read_index
 from recovery.stores.local import LocalStore
 from recovery.stores.memory import MemoryDisk
 from supervisor.adapters.clock import BootClock
-from supervisor.adapters.memory import MemoryCoordination
-from supervisor.adapters.memory_store import MemoryStore
+from supervisor.adapters.etcd.memory import MemoryCoordination
+from supervisor.adapters.etcd.memory_store import MemoryStore
 from supervisor.contract.boundaries import CheckpointStore
 from supervisor.contract.errors import StoreUnreachable, TfSupervisorError
 from tests.checkpoints.crashes import Fuse, HdfsLike, Strike, strike_all

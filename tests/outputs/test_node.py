@@ -13,17 +13,17 @@ from pathlib import Path
 import pytest
 
 from agent.core.instructions import PrepareOutputs
-from agent.output_files import OutputFiles
-from agent.outputs import NodeOutputs
-from agent.task_users import OneUser
+from agent.host.task_users import OneUser
+from agent.outputs.directories import OutputFiles
+from agent.outputs.sender import NodeOutputs
 from recovery.outputs.index import OutputIndex, directory_of
 from recovery.outputs.note import save_state
 from recovery.outputs.stored import read_index
 from recovery.stores.local import LocalStore
 from recovery.stores.memory import MemoryCheckpointStore, Moment
 from supervisor.adapters.clock import BootClock
-from supervisor.adapters.memory import MemoryCoordination
-from supervisor.adapters.memory_store import MemoryStore
+from supervisor.adapters.etcd.memory import MemoryCoordination
+from supervisor.adapters.etcd.memory_store import MemoryStore
 from supervisor.contract import keys
 from supervisor.contract.boundaries import CheckpointStore, Put
 from supervisor.contract.errors import StoreUnreachable, UserError

@@ -13,7 +13,7 @@ import pytest
 import recovery.outputs.reading as reading_module
 import recovery.outputs.scan as scan_module
 import recovery.outputs.send as send_module
-from recovery.files import open_to_read
+from recovery.io.files import open_to_read
 from recovery.outputs.index import MAX_DEPTH, OutputIndex, directory_of, encode_index, parse_index
 from recovery.outputs.note import OutputState, load_state, state_path
 from recovery.outputs.send import OutputSender

@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from agent.checkpoints import NodeCheckpoints
-from agent.output_files import OutputFiles
-from agent.outputs import NodeOutputs
-from agent.work import NOTE_PREFIX, NodeWork, strays
+from agent.checkpoints.keeper import NodeCheckpoints
+from agent.outputs.directories import OutputFiles
+from agent.outputs.leftover_work import NOTE_PREFIX, NodeWork, strays
+from agent.outputs.sender import NodeOutputs
 from recovery.outputs.note import OutputState, load_state, state_path
 from recovery.stores.memory import MemoryCheckpointStore
-from supervisor.adapters.memory import MemoryCoordination
-from supervisor.adapters.memory_store import MemoryStore
+from supervisor.adapters.etcd.memory import MemoryCoordination
+from supervisor.adapters.etcd.memory_store import MemoryStore
 from supervisor.contract import keys
 from supervisor.contract.boundaries import Put
 from supervisor.contract.checkpoint import CheckpointRef, CommitHead
@@ -25,7 +25,7 @@ from supervisor.contract.codec import encode
 from supervisor.contract.desired import JobPhase, JobSwitch
 from supervisor.contract.ids import TaskId
 from supervisor.contract.incident import Event
-from supervisor.contract.job import (
+from supervisor.contract.job.spec import (
     CheckpointSpec,
     JobRecord,
     JobSpec,

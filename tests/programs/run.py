@@ -17,7 +17,7 @@ from supervisor.contract import codec
 from supervisor.contract.desired import JobPhase
 from supervisor.contract.errors import TfSupervisorError
 from supervisor.contract.incident import Outcome
-from supervisor.contract.views import CheckpointList, CheckpointView, IncidentView, JobView
+from supervisor.contract.views.jobs import CheckpointList, CheckpointView, IncidentView, JobView
 from tests.examples.cases import Victim
 from tests.examples.harness import WAIT_S, Cluster, Job, NotAsPromised
 from tests.programs.shapes import NO_STEP, Shape

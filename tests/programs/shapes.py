@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from supervisor.contract.job import Scope
+from supervisor.contract.job.spec import Scope
 from tests.examples.cases import Victim
 
 HERE = Path(__file__).resolve().parent

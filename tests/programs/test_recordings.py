@@ -14,14 +14,14 @@ from pathlib import Path
 
 import pytest
 
-from agent.patterns import Matcher
-from agent.processes import Usage
-from agent.steps import MEASURE_MS, Followed
-from recovery.decide.hangs import IDLE_MS, Judgement, Running, bounds_of, judge
-from recovery.decide.roles import RoleKind, kind_of
-from supervisor.adapters.jobfile import load_job_file
+from agent.host.processes import Usage
+from agent.logs.patterns import Matcher
+from agent.logs.steps import MEASURE_MS, Followed
+from recovery.policy.hangs import IDLE_MS, Judgement, Running, bounds_of, judge
+from recovery.policy.roles import RoleKind, kind_of
+from supervisor.adapters.files.jobfile import load_job_file
 from supervisor.contract.ids import AttemptId, TaskId
-from supervisor.contract.job import DEFAULT_STEP_PATTERNS, JobSpec
+from supervisor.contract.job.spec import DEFAULT_STEP_PATTERNS, JobSpec
 from supervisor.contract.observed import TaskBeat
 from tests.control.world import World
 from tests.programs.recordings import Line, Recorder, Tape, read, trimmed, write

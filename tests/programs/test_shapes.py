@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from supervisor.adapters.jobfile import load_job_file
+from supervisor.adapters.files.jobfile import load_job_file
 from tests.programs.shapes import HERE, SHAPES, Shape
 from tests.programs.table import JSON_FILE, PAGE_FILE, Document, Entry, must_say, page, read
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from chaos.container_image import IMAGE
 from chaos.dockerd import Dockerd
-from supervisor.contract.job import ContainerSpec
+from supervisor.contract.job.spec import ContainerSpec
 from supervisor.contract.observed import Incarnation
 from tests.agent.cluster import Job, Node
 

@@ -12,7 +12,7 @@ from agent.runtimes.docker_node import container_name
 from chaos.container_image import IMAGE
 from chaos.dockerd import Dockerd
 from chaos.little_images import load
-from supervisor.contract.job import ContainerSpec, Pull, Resources
+from supervisor.contract.job.spec import ContainerSpec, Pull, Resources
 from tests.runtimes.docker_node import DockerNode
 
 ROOM = 256 << 20

@@ -15,17 +15,17 @@ import pytest
 from agent.boundaries import Process, Runtime
 from agent.core.events import Event, LauncherGone, LauncherSaid
 from agent.core.instructions import Recipe
+from agent.host.task_users import OneUser
 from agent.inside import exits, fence, protocol
 from agent.launchers import SocketLaunchers
 from agent.runtimes.docker import DockerRuntime
 from agent.runtimes.docker_engine import Engine
 from agent.runtimes.docker_node import Allowed, DockerNode
 from agent.runtimes.process import ProcessRuntime
-from agent.task_users import OneUser
 from chaos.container_image import IMAGE
 from chaos.dockerd import Dockerd
 from supervisor.contract.errors import UserError
-from supervisor.contract.job import ContainerSpec
+from supervisor.contract.job.spec import ContainerSpec
 from supervisor.contract.timing import FAST
 from tests.support.sinks import ListSink
 

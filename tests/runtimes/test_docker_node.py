@@ -15,11 +15,11 @@ from pathlib import Path
 
 import pytest
 
-from agent.host_pids import pids_of
+from agent.host.host_pids import pids_of
 from agent.inside import fence, protocol
 from agent.runtimes.weights import SHARES, WEIGHT, Weights
 from chaos.dockerd import Dockerd
-from supervisor.contract.job import ContainerSpec, Mount, Pull, Resources
+from supervisor.contract.job.spec import ContainerSpec, Mount, Pull, Resources
 from supervisor.contract.observed import AttemptReport, ExitReason
 from tests.agent.cluster import Job, is_alive
 from tests.runtimes.docker_node import DockerNode

@@ -8,14 +8,14 @@ from contextlib import aclosing
 
 from agent.core.state import AgentState, Attempt
 from agent.inside import fence
-from agent.logs import AttemptFiles
+from agent.logs.task_logs import AttemptFiles
 from agent.operate import Operator
 from agent.runtimes.docker_node import container_name
 from agent.settings import AgentSettings
 from supervisor.adapters.clock import BootClock
 from supervisor.contract.observed import AttemptReport, NodeResources
 from supervisor.contract.timing import FAST
-from supervisor.contract.views import ExecChunk, ExecRequest
+from supervisor.contract.views.jobs import ExecChunk, ExecRequest
 from tests.runtimes.docker_node import DockerNode
 from tests.support.sinks import ListSink
 

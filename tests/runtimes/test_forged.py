@@ -15,15 +15,15 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from agent.core.instructions import Recipe
+from agent.host.task_users import OneUser
 from agent.runtimes.docker import DockerRuntime
 from agent.runtimes.docker_container import container, environment
 from agent.runtimes.docker_engine import Engine, Image
 from agent.runtimes.docker_node import Allowed, DockerNode
-from agent.task_users import OneUser
 from chaos.container_image import IMAGE
 from chaos.dockerd import Dockerd
 from supervisor.contract.errors import Refused, UserError
-from supervisor.contract.job import ContainerSpec, Mount, Pull, Resources, Ulimit
+from supervisor.contract.job.spec import ContainerSpec, Mount, Pull, Resources, Ulimit
 from supervisor.contract.timing import FAST
 from tests.support.sinks import ListSink
 

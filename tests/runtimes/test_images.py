@@ -11,14 +11,14 @@ from pathlib import Path
 
 import pytest
 
+from agent.host.task_users import OneUser
 from agent.runtimes import docker_images, docker_node
 from agent.runtimes.docker_engine import Engine
 from agent.runtimes.docker_images import Images
-from agent.task_users import OneUser
 from chaos.container_image import rootfs
 from chaos.little_images import layer, registry
 from supervisor.contract.errors import Unreachable
-from supervisor.contract.job import ContainerSpec, Pull
+from supervisor.contract.job.spec import ContainerSpec, Pull
 from tests.runtimes.docker_node import DockerNode
 from tests.support.sinks import ListSink
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
-from supervisor.contract.job import ContainerSpec, Mount, Resources, Ulimit
+from supervisor.contract.job.spec import ContainerSpec, Mount, Resources, Ulimit
 from tests.runtimes.docker_node import DockerNode
 
 MIB = 1 << 20

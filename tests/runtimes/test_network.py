@@ -10,10 +10,10 @@ from dataclasses import replace
 
 import pytest
 
-from agent.host_pids import pids_of
+from agent.host.host_pids import pids_of
 from chaos.dockerd import Dockerd
 from supervisor.contract.ids import TaskId
-from supervisor.contract.job import ContainerSpec
+from supervisor.contract.job.spec import ContainerSpec
 from supervisor.contract.observed import AttemptReport, ExitReason, Prepared
 from tests.agent.cluster import is_alive
 from tests.runtimes.docker_node import DockerNode

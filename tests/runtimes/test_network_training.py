@@ -17,8 +17,8 @@ from chaos.dockerd import Dockerd
 from examples.demo.job import PROGRAM, Training, digits_job
 from supervisor.cli.local.cluster import LocalCluster
 from supervisor.cli.local.layout import LocalDocker, LocalMount
-from supervisor.contract.job import ContainerSpec
-from supervisor.contract.views import IncidentView, JobView, SubmitRequest, TaskView
+from supervisor.contract.job.spec import ContainerSpec
+from supervisor.contract.views.jobs import IncidentView, JobView, SubmitRequest, TaskView
 
 DEADLINE_S = 240.0
 

@@ -11,7 +11,7 @@ import pytest
 
 from chaos.dockerd import Dockerd
 from supervisor.contract.incident import Cause, Outcome
-from supervisor.contract.job import Scope
+from supervisor.contract.job.spec import Scope
 from tests.runtimes.trial import TASKS, Trial, trial_of
 
 pytestmark = pytest.mark.timeout(600)

@@ -15,14 +15,14 @@ from pathlib import Path
 from chaos.container_image import IMAGE, USER_ID
 from chaos.dockerd import Dockerd
 from examples.demo.steplog import StepLog
-from supervisor.adapters.code_archive import pack
-from supervisor.adapters.jobfile import load_job_file
+from supervisor.adapters.files.code_archive import pack
+from supervisor.adapters.files.jobfile import load_job_file
 from supervisor.api.upload import upload_code
 from supervisor.cli.local.cluster import LocalCluster
 from supervisor.cli.local.layout import Layout, LocalDocker, LocalMount, LocalSettings
 from supervisor.contract.incident import Cause, Outcome
-from supervisor.contract.node_views import NodeView
-from supervisor.contract.views import IncidentView, JobView, SubmitRequest
+from supervisor.contract.views.jobs import IncidentView, JobView, SubmitRequest
+from supervisor.contract.views.nodes import NodeView
 
 # Every role steps. It tells of its steps as the digits example does.
 PROGRAM = """

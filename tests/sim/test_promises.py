@@ -25,9 +25,9 @@ from supervisor.contract.desired import (
     RoleAddresses,
 )
 from supervisor.contract.incident import Cause, Incident, Outcome
-from supervisor.contract.job import CheckpointSpec, JobIntent, JobRecord, RestartPolicy, Scope
+from supervisor.contract.job.spec import CheckpointSpec, JobIntent, JobRecord, RestartPolicy, Scope
 from supervisor.contract.observed import Appeal, Incarnation, NodeResources
-from supervisor.control.collecting import ADOPTED
+from supervisor.control.decide.checkpoints.collecting import ADOPTED
 from tests.support.builders import job_spec, ref, report
 
 JOB, URI = "digits", "file:///checkpoints/digits"

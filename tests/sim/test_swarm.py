@@ -2,8 +2,8 @@
 
 from chaos.sim.faults import ACTIONS, FAMILIES
 from chaos.sim.swarm import Length, swarm
-from supervisor.control.ages import TICK_MS
-from supervisor.control.shipped import KEPT_UNUSED_MS
+from supervisor.control.decide.facts.cluster_time import TICK_MS
+from supervisor.control.decide.jobs.code_gc import KEPT_UNUSED_MS
 
 SEEDS = range(1, 400)
 KINDS = {kind for family in FAMILIES.values() for kind in family}

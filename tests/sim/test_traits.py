@@ -8,8 +8,8 @@ from chaos.sim.jobs import LATE, SECOND, another_job, first_job
 from chaos.sim.programs import ENDINGS
 from chaos.sim.swarm import Length, Shape, swarm
 from chaos.sim.traits import TRAITS, Draft, varied
-from recovery.decide.logs import last_words
-from supervisor.control.entry import check_spec
+from recovery.policy.logs import last_words
+from supervisor.control.decide.jobs.admission import check_spec
 
 SEEDS = range(1, 400)
 

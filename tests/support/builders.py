@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from supervisor.contract.checkpoint import CheckpointRef
 from supervisor.contract.desired import Placement, Plan
 from supervisor.contract.ids import AttemptId, TaskId
-from supervisor.contract.job import (
+from supervisor.contract.job.spec import (
     CheckpointSpec,
     JobSpec,
     Resources,
@@ -25,8 +25,8 @@ from supervisor.contract.observed import (
     Prepared,
     TaskBeat,
 )
-from supervisor.control.devices import GpuSlot
-from supervisor.control.placement import NodeOffer
+from supervisor.control.decide.facts.devices import GpuSlot
+from supervisor.control.decide.nodes.placement import NodeOffer
 
 GIB = 1 << 30
 CLASSIC = {"chief": 1, "ps": 1, "worker": 2}

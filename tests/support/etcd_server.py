@@ -18,7 +18,7 @@ import grpc
 from aetcd import rpc
 
 from chaos.freezing import Freezable
-from supervisor.adapters.tls import TlsFiles
+from supervisor.adapters.certificates.tls import TlsFiles
 
 START_TIMEOUT_S = 60.0
 _REPOSITORY = Path(__file__).resolve().parents[2]

@@ -6,7 +6,7 @@ import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
-from supervisor.adapters.hadoop import HadoopSettings
+from supervisor.adapters.files.hadoop import HadoopSettings
 
 
 def conf_with(conf_dir: Path, directory: Path, properties: Mapping[str, str]) -> HadoopSettings:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from agent.steps import StepReader
+from agent.logs.steps import StepReader
 
 
 @dataclass(slots=True)

@@ -45,8 +45,8 @@ def now() -> datetime:
 
 def certificates(scene: Scene) -> Told | None:
     """Whether this agent's certificates are good, and until when."""
-    from supervisor.adapters.certificate_watch import own_certificates
-    from supervisor.adapters.x509 import validity
+    from supervisor.adapters.certificates.watch import own_certificates
+    from supervisor.adapters.certificates.x509 import validity
 
     told, at = [], now()
     for name, each in own_certificates(scene.agent, f"agent:{scene.agent.node}").items():

@@ -10,7 +10,7 @@ from pathlib import Path
 from supervisor.cli.checks.gpus import has_gpus
 from supervisor.cli.checks.machine import space
 from supervisor.cli.checks.model import Check, Scene, Told, fail, ok, warn
-from supervisor.cli.engine import EngineInfo
+from supervisor.cli.cluster.engine import EngineInfo
 from supervisor.contract.errors import TfSupervisorError
 
 OLDEST_API = (1, 41)
@@ -97,7 +97,7 @@ def judge_runc(version: str) -> Told | None:
 
 def networks(scene: Scene) -> Told | None:
     """Whether those that jobs may join are there."""
-    from supervisor.cli.engine import Engine
+    from supervisor.cli.cluster.engine import Engine
 
     wanted = scene.agent.docker.networks
     if not wanted:
@@ -120,7 +120,7 @@ def nvidia(scene: Scene) -> Told | None:
 
 def image(scene: Scene) -> Told:
     """Whether the default image is there."""
-    from supervisor.cli.engine import Engine
+    from supervisor.cli.cluster.engine import Engine
 
     if not scene.image:
         return warn("no default: only jobs that name an image can run here", "set docker.image")

@@ -12,8 +12,8 @@ import sys
 import time
 from functools import partial
 
+from agent.host.kill_times import rehearse
 from agent.inside import rehearsal
-from agent.kill_times import rehearse
 from agent.main import other_users
 from supervisor.cli.checks.model import Check, Scene, Told, fail, ok, warn
 from supervisor.contract.errors import Refused

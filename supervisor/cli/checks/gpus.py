@@ -15,7 +15,7 @@ DRIVER = Path("/proc/driver/nvidia/version")
 DEVICE = Path("/dev/nvidia0")
 _ASK = """
 import json
-from agent.nvml import Nvml
+from agent.gpus.nvml import Nvml
 from supervisor.contract.errors import Refused
 try:
     nvml = Nvml()

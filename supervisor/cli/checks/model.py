@@ -8,9 +8,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from supervisor.adapters.config import AgentConfig
-from supervisor.cli.engine import EngineInfo
-from supervisor.cli.findings import Finding, State
+from supervisor.adapters.files.config import AgentConfig
+from supervisor.cli.cluster.engine import EngineInfo
+from supervisor.cli.cluster.findings import Finding, State
 from supervisor.contract.errors import TfSupervisorError
 
 LOOK_S = 30.0
@@ -67,7 +67,7 @@ class Scene:
 
     @cached_property
     def _asked(self) -> EngineInfo | TfSupervisorError:
-        from supervisor.cli.engine import Engine
+        from supervisor.cli.cluster.engine import Engine
 
         try:
             with Engine(self.docker) as engine:

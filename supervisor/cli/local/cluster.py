@@ -22,7 +22,7 @@ from types import TracebackType
 from typing import Self
 
 from recovery.mount.points import take_away_below
-from supervisor.adapters.hadoop import inherited_environment
+from supervisor.adapters.files.hadoop import inherited_environment
 from supervisor.api.client import ControlClient
 from supervisor.cli.local import processes
 from supervisor.cli.local.layout import Layout, LocalDocker, LocalSettings

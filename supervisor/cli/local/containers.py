@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from agent.runtimes.docker_node import HOMES
-from supervisor.cli.engine import Engine, address_of
+from supervisor.cli.cluster.engine import Engine, address_of
 from supervisor.cli.local.layout import LocalDocker
 from supervisor.contract.errors import NotFound, UserError
 

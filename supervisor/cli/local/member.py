@@ -12,7 +12,7 @@ from pathlib import Path
 ROOT = str(Path(__file__).resolve().parents[3])
 MAINS = {
     "keeper": "supervisor.cli.local.keeper",
-    "supervisor": "supervisor.control.main",
+    "supervisor": "supervisor.main",
     "agent": "agent.main",
 }
 

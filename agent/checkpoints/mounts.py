@@ -1,0 +1,259 @@
+"""The mounts of one node: `CHECKPOINT_DIR` of a job with `checkpoint.mode: mounted`.
+
+Each is served by a process of its own, which outlives the agent as the tasks do. What is to be mounted is
+written below `PARENT/.mounts`, so that any agent of this machine that shares PARENT, and any
+successor, finds it, heals it when its process has died or hangs, and ends it when its generation is over.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+from collections.abc import Collection
+from contextlib import suppress
+from pathlib import Path
+from typing import NoReturn
+
+from agent.host.task_users import TaskUsers
+from agent.retry_log import require_sound
+from recovery.commit.outbox import generation_directory
+from recovery.io.files import mapped_errors
+from recovery.io.trees import remove_tree
+from recovery.mount import control
+from recovery.mount.control import MountState
+from recovery.mount.layout import live_path
+from recovery.mount.live import LiveDirectory
+from recovery.mount.open import open_backend
+from recovery.mount.points import points_below, remove_point
+from recovery.mount.record import MOUNTS, MountFiles, MountWish, mounts_home, wished
+from recovery.stores.open import Stores
+from supervisor.adapters.failpoints import effect
+from supervisor.adapters.files.hadoop import HadoopSettings
+from supervisor.contract import codec, keys
+from supervisor.contract.boundaries import Clock, Coordination, KeyValue, Sink
+from supervisor.contract.desired import JobSwitch
+from supervisor.contract.errors import StoreUnreachable, TfSupervisorError
+
+LOOK_S = 0.3
+RETIRE_MS = 5_000
+WANTED_MS = 5_000
+READY_MS = 30_000
+STARTING_MS = 20_000
+_GENERATION = "g"
+
+
+class NodeMounts:
+    """Keeps this node's mounts as they are wished for, from `open` until `close`.
+
+    `users`: of the tasks, where they are others' than the agent's.
+    """
+
+    def __init__(
+        self,
+        parent: Path,
+        coordination: Coordination,
+        stores: Stores,
+        hadoop: HadoopSettings,
+        clock: Clock,
+        sink: Sink,
+        users: TaskUsers | None = None,
+    ) -> None:
+        self._users = users
+        self._parent = parent
+        self._coordination = coordination
+        self._stores = stores
+        self._hadoop = hadoop
+        self._clock = clock
+        self._sink = sink
+        self._lives: dict[tuple[str, str], LiveDirectory] = {}
+        self._children: dict[Path, subprocess.Popen[bytes]] = {}
+        self._began_ms: dict[Path, int] = {}
+        self._wanted_ms: dict[Path, int] = {}
+        self._served: set[Path] = set()
+        self._lost_ms: dict[Path, int] = {}
+        self._retired_ms = clock.now_ms()
+        self._ending = asyncio.Lock()
+        self._task: asyncio.Task[NoReturn] | None = None
+
+    def open(self) -> None:
+        """Begin to look after what is wished for."""
+        self._task = asyncio.get_running_loop().create_task(self._run())
+
+    def check(self) -> None:
+        """Raise what ended the work in the background: a fault of ours, after which no mount is healed."""
+        if self._task is not None:
+            require_sound((self._task,))
+
+    def live(self, uri: str, generation: int, plan_id: str) -> LiveDirectory:
+        """The directory in the store that a generation's mounts show. Raises UserError."""
+        path = live_path(generation, plan_id)
+        if (uri, path) not in self._lives:
+            self._lives[uri, path] = LiveDirectory(open_backend(uri, self._stores), path)
+        return self._lives[uri, path]
+
+    async def mount(self, job: str, job_uuid: str, generation: int, uri: str, plan_id: str) -> None:
+        """Have it mounted; cheap when it is. The live directory must be there.
+
+        Raises Refused (this node cannot mount), StoreUnreachable (not mounted in time).
+        """
+        parent = self._parent / job_uuid
+        directory = generation_directory(parent, generation)
+        live = live_path(generation, plan_id)
+        user = await asyncio.to_thread(self._users.of, job_uuid) if self._users is not None else None
+        wish = MountWish(job, job_uuid, generation, uri, live, str(directory), hadoop=self._hadoop, user=user)
+        files = MountFiles(parent, generation)
+        async with self._ending:
+            await asyncio.to_thread(self._wish, files, wish)
+        limit_ms = self._clock.now_ms() + READY_MS
+        while (state := await asyncio.to_thread(self._heal, files, wish)) is not MountState.SERVING:
+            if self._clock.now_ms() > limit_ms:
+                raise StoreUnreachable(f"{directory} is not mounted: {state.value}; see {files.log_path}")
+            await asyncio.sleep(LOOK_S / 3)
+
+    def failed_ms(self, job_uuid: str, generation: int) -> int:
+        """When a mount last failed its programs: gave them EIO, or was gone under them; -1: never."""
+        files = MountFiles(self._parent / job_uuid, generation)
+        # A program that ends because its mount has gone may be faster than the next look at it.
+        with suppress(TfSupervisorError):
+            wish = files.read_wish()
+            if wish is not None:
+                now_ms = self._clock.now_ms()
+                self._note_loss(files, control.look(files, wish, now_ms), now_ms)
+        told_ms = files.failed_ms()
+        return max(-1 if told_ms is None else told_ms, self._lost_ms.get(files.wish_path, -1))
+
+    async def end_but(self, job_uuid: str, keep: Collection[int]) -> None:
+        """End every mount of a job but those of these generations. Raises StoreUnreachable, Refused."""
+        parent = self._parent / job_uuid
+        async with self._ending:
+            await asyncio.to_thread(self._end_but, parent, frozenset(keep))
+        for key in [each for each in self._lives if not keep]:
+            del self._lives[key]
+
+    async def close(self) -> None:
+        """Look after nothing any more. The mounts live on, for the tasks and for a successor."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    async def _run(self) -> NoReturn:
+        while True:
+            for wish in await asyncio.to_thread(self._wished):
+                await self._look_after(wish)
+            if self._clock.now_ms() - self._retired_ms > RETIRE_MS:
+                self._retired_ms = self._clock.now_ms()
+                await self._retire()
+            await asyncio.sleep(LOOK_S)
+
+    async def _look_after(self, wish: MountWish) -> None:
+        files = MountFiles(self._parent / wish.job_uuid, wish.generation)
+        async with self._ending:
+            try:
+                if await asyncio.to_thread(files.read_wish) == wish:
+                    await asyncio.to_thread(self._heal, files, wish)
+            except TfSupervisorError as error:
+                self._sink.error("cannot mount", job=wish.job, directory=wish.directory, reason=str(error))
+
+    async def _retire(self) -> None:
+        """End what no generation needs, also what an agent that is gone has left."""
+        for wish in await asyncio.to_thread(self._wished):
+            try:
+                found = await self._coordination.get(keys.switch(wish.job))
+                if _is_needed(wish, found):
+                    continue
+                async with self._ending:
+                    await asyncio.to_thread(self._end, self._parent / wish.job_uuid, wish.generation)
+                self._sink.info("unmounted", job=wish.job, directory=wish.directory)
+            except TfSupervisorError as error:
+                self._sink.warning("still mounted", job=wish.job, reason=str(error))
+
+    def _wished(self) -> tuple[MountWish, ...]:
+        found: list[MountWish] = []
+        for home in sorted((self._parent / MOUNTS).glob("*")):
+            found += wished(self._parent / home.name)
+        return tuple(found)
+
+    def _wish(self, files: MountFiles, wish: MountWish) -> None:
+        if files.read_wish() != wish:
+            files.write_wish(wish)
+        files.write_wanted(self._clock.now_ms())
+
+    def _heal(self, files: MountFiles, wish: MountWish) -> MountState:
+        """Bring it closer to SERVING; says how it was. Blocking."""
+        now_ms = self._clock.now_ms()
+        key = files.wish_path
+        self._reap(key)
+        if now_ms - self._wanted_ms.get(key, 0) > WANTED_MS:
+            self._wanted_ms[key] = now_ms
+            files.write_wanted(now_ms)
+        state = control.look(files, wish, now_ms)
+        if state is MountState.SERVING:
+            self._served.add(key)
+            self._began_ms.pop(key, None)
+            return state
+        self._note_loss(files, state, now_ms)
+        late = now_ms - self._began_ms.setdefault(key, now_ms) > STARTING_MS
+        if state in {MountState.SILENT, MountState.OTHER} or (state is MountState.STARTING and late):
+            self._sink.warning("mount killed", job=wish.job, directory=wish.directory, state=state.value)
+            with effect("mounts.kill"):
+                control.kill(files, at_once=state is not MountState.OTHER)
+            if key in self._children:
+                with effect("mounts.kill_child"):
+                    self._children[key].kill()
+            self._began_ms.pop(key, None)
+        elif state is MountState.GONE and key not in self._children:
+            self._sink.info("mount started", job=wish.job, directory=wish.directory, live=wish.live)
+            with effect("mounts.start"):
+                self._children[key] = control.start(self._parent / wish.job_uuid, wish.generation)
+            self._began_ms[key] = now_ms
+        return state
+
+    def _note_loss(self, files: MountFiles, state: MountState, now_ms: int) -> None:
+        """Programs have it no more that had it, under this agent or one before."""
+        if state is MountState.SERVING:
+            return
+        beat = files.read_beat()
+        if files.wish_path in self._served or (beat is not None and beat.ready):
+            self._lost_ms[files.wish_path] = now_ms
+
+    def _reap(self, key: Path) -> None:
+        child = self._children.get(key)
+        if child is not None and child.poll() is not None:
+            del self._children[key]
+
+    def _end_but(self, parent: Path, keep: frozenset[int]) -> None:
+        for generation in {wish.generation for wish in wished(parent)} - keep:
+            self._end(parent, generation)
+        kept = {generation_directory(parent, generation) for generation in keep}
+        for point in points_below(parent):
+            if point not in kept and point.name.startswith(_GENERATION):
+                remove_point(point)
+        if not keep:
+            home = mounts_home(parent)
+            with mapped_errors(f"remove {home}"), effect("mounts.remove"):
+                remove_tree(home)
+
+    def _end(self, parent: Path, generation: int) -> None:
+        files = MountFiles(parent, generation)
+        files.forget_wish()
+        # First our own child: one that has only begun has no beat to be found by, and would mount later.
+        child = self._children.get(files.wish_path)
+        if child is not None and not control.end_child(child):
+            raise StoreUnreachable(f"{generation_directory(parent, generation)}: process {child.pid} stays")
+        self._children.pop(files.wish_path, None)
+        with effect("mounts.end"):
+            control.end(files, generation_directory(parent, generation))
+        self._began_ms.pop(files.wish_path, None)
+        self._wanted_ms.pop(files.wish_path, None)
+        self._served.discard(files.wish_path)
+        self._lost_ms.pop(files.wish_path, None)
+
+
+def _is_needed(wish: MountWish, found: KeyValue | None) -> bool:
+    """Whether the job's switch, or a plan before it is in force, may still want this generation."""
+    if found is None:
+        return False
+    switch = codec.decode(JobSwitch, found.value)
+    return (
+        switch.job_uuid == wish.job_uuid and not switch.phase.ended and switch.generation <= wish.generation
+    )

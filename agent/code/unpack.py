@@ -1,0 +1,196 @@
+"""Archives of code on a node's disk: unpacked without trust, checked against what was unpacked.
+
+Blocking; meant to run in a thread, which never holds the interpreter's lock for long (`agent.code.tar`). Only
+plain files, directories and links are made. Links come last, when no file can be written through them any
+more.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import stat
+import tempfile
+import time
+import zlib
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import IO
+
+from agent.code import tar
+from supervisor.contract.code import MAX_FILES, MAX_PATH, MAX_PATH_PARTS, MAX_UNPACKED_BYTES
+from supervisor.contract.errors import Refused
+
+_GZIP = 31
+# What the names of a hostile archive raise, too; the daemon would end of it.
+_DAMAGED = (ValueError, RecursionError, FileExistsError, NotADirectoryError)
+_HEADER_BYTES = 4096
+_SLICE = 16 * 1024
+_PYCACHE = "__pycache__"
+_LINKS_S = 10.0
+"""To follow all links may take so long: links through links can take hours."""
+
+
+@dataclass(frozen=True, slots=True)
+class Unpacked:
+    """What must be found at a path: a directory, a file with this sha256, or a link to this target."""
+
+    kind: str
+    value: str = ""
+    executable: bool = False
+
+
+Manifest = dict[str, Unpacked]
+
+
+def unpack(archive: bytes, target: Path) -> Manifest:
+    """Unpack into the new directory `target`, and make it read-only.
+
+    Directories of Python modules get a `__pycache__` that may be written, or every start would compile them
+    again. Raises Refused for an archive that is damaged, too large or holds what it must not; OSError.
+    """
+    target.mkdir(mode=0o700)
+    try:
+        return _unpack(archive, target)
+    except _DAMAGED as error:
+        raise Refused(f"the archive is damaged: {error}") from error
+
+
+def _unpack(archive: bytes, target: Path) -> Manifest:
+    manifest: Manifest = {}
+    links: dict[str, str] = {}
+    with tempfile.TemporaryFile(dir=target.parent) as plain:
+        length = _inflate(archive, plain)
+        for member in tar.members(plain, length):
+            _take(plain, member, target, manifest, links)
+    above = {str(parent) for path in (*manifest, *links) for parent in PurePosixPath(path).parents}
+    for path, to in links.items():
+        if path in above:
+            # The next link would be made wherever this one leads.
+            raise Refused(f"the archive has members below the link {path}")
+        _parent(target, path)
+        (target / path).symlink_to(to)
+        manifest[path] = Unpacked("link", to)
+    until_s = time.monotonic() + _LINKS_S
+    for path in links:
+        if time.monotonic() > until_s:
+            raise Refused("the archive has links that take too long to follow")
+        if not Path(os.path.realpath(target / path)).is_relative_to(os.path.realpath(target)):
+            raise Refused(f"the archive has a link {path} that leads outside")
+    _seal(target, manifest)
+    return manifest
+
+
+def _inflate(archive: bytes, plain: IO[bytes]) -> int:
+    """Write the archive to `plain` without its compression; returns how many bytes that is."""
+    inflater = zlib.decompressobj(_GZIP)
+    most = left = MAX_UNPACKED_BYTES + MAX_FILES * _HEADER_BYTES
+    try:
+        for start in range(0, len(archive), _SLICE):
+            data = inflater.decompress(archive[start : start + _SLICE])
+            left -= len(data)
+            if left < 0:
+                raise Refused("the archive unpacks to more than is allowed")
+            plain.write(data)
+    except zlib.error as error:
+        raise Refused(f"the archive is damaged: {error}") from error
+    if not inflater.eof or inflater.unused_data:
+        raise Refused("the archive is cut off, or has something behind its end")
+    return most - left
+
+
+def _take(
+    plain: IO[bytes],
+    member: tar.Member,
+    target: Path,
+    manifest: Manifest,
+    links: dict[str, str],
+) -> None:
+    path = member.path
+    parts = PurePosixPath(path).parts
+    if not parts or path.startswith("/") or ".." in parts or str(PurePosixPath(*parts)) != path:
+        raise Refused(f"the archive has a member with the name {path[:200]!r}")
+    if len(path) > MAX_PATH or len(parts) > MAX_PATH_PARTS or len(member.target) > MAX_PATH:
+        raise Refused(f"the archive has a path that is too long or too deep: {path[:200]!r}")
+    if path in manifest or path in links:
+        raise Refused(f"the archive has {path} twice")
+    if len(manifest) + len(links) >= MAX_FILES:
+        raise Refused(f"the archive has more than {MAX_FILES} members")
+    if member.kind == "link":
+        links[path] = member.target
+        return
+    _parent(target, path)
+    if member.kind == "directory":
+        (target / path).mkdir(mode=0o700, exist_ok=True)
+        manifest[path] = Unpacked("directory")
+        return
+    plain.seek(member.offset)
+    manifest[path] = Unpacked("file", _write(target / path, plain, member), member.executable)
+
+
+def _parent(target: Path, path: str) -> None:
+    (target / path).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+
+def _write(path: Path, content: IO[bytes], member: tar.Member) -> str:
+    sha256 = hashlib.sha256()
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    fd = os.open(path, flags, 0o600)
+    with os.fdopen(fd, "wb") as file:
+        left = member.size
+        while data := content.read(min(left, 1 << 20)):
+            left -= len(data)
+            sha256.update(data)
+            file.write(data)
+        os.fchmod(file.fileno(), 0o555 if member.executable else 0o444)
+    return sha256.hexdigest()
+
+
+def _seal(target: Path, manifest: Manifest) -> None:
+    modules = {str(PurePosixPath(path).parent) for path in manifest if path.endswith(".py")}
+    for directory in modules:
+        (target / directory / _PYCACHE).mkdir(mode=0o755, exist_ok=True)
+    for directory, _, _ in os.walk(target, topdown=False):
+        Path(directory).chmod(0o755 if Path(directory).name == _PYCACHE else 0o555)
+
+
+def is_whole(tree: Path, manifest: Manifest) -> bool:
+    """Whether every file, directory and link is there as it was unpacked. What was added is not looked at.
+
+    Raises OSError when the disk cannot be read.
+    """
+    try:
+        return all(_matches(tree / path, expected) for path, expected in manifest.items())
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+
+
+def _matches(path: Path, expected: Unpacked) -> bool:
+    status = path.lstat()
+    if expected.kind == "link":
+        return stat.S_ISLNK(status.st_mode) and str(path.readlink()) == expected.value
+    if expected.kind == "directory":
+        return stat.S_ISDIR(status.st_mode)
+    if not stat.S_ISREG(status.st_mode) or bool(status.st_mode & 0o100) != expected.executable:
+        return False
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest() == expected.value
+
+
+def to_json(manifest: Manifest) -> str:
+    """The manifest as text."""
+    plain = {path: [entry.kind, entry.value, entry.executable] for path, entry in manifest.items()}
+    return json.dumps(plain, sort_keys=True)
+
+
+def from_json(text: str) -> Manifest | None:
+    """The manifest again; None when the text is not one, as after a crash."""
+    try:
+        plain = json.loads(text)
+        return {
+            str(path): Unpacked(str(kind), str(value), bool(executable))
+            for path, (kind, value, executable) in plain.items()
+        }
+    except (ValueError, TypeError, AttributeError, RecursionError):
+        return None

@@ -1,0 +1,95 @@
+"""What the leader is told of tasks in preparation: where they are, why nowhere, and what they wait for."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from agent.core import code, secrets
+from agent.core.desired import Wants, name_of
+from agent.core.instructions import Reach, Write
+from agent.core.state import Delay, Hold, HoldState
+from agent.core.step_context import Work
+from supervisor.contract import keys
+from supervisor.contract.desired import Assignment
+from supervisor.contract.observed import Prepared
+
+LONGEST_DELAY = 400
+
+
+def answer_plans(work: Work, wants: Wants) -> None:
+    """Tell the leader of each prepared task: its address, or why there is none; anew when it changes."""
+    for name, assignment in wants.prepare.items():
+        hold = work.state.holds.get(name)
+        held = hold is not None and hold.state is HoldState.HELD
+        brought = code.standing_at(work, assignment, launcher=held)
+        delay = work.state.delays.get(name)
+        if hold is None or hold.answering or not brought.done or (delay is not None and delay.telling):
+            continue
+        if hold.state not in {HoldState.HELD, HoldState.FAILED}:
+            continue
+        ready = held and not brought.failure
+        reach = work.state.reach_of(hold.launcher_id)
+        if ready and reach is None:
+            continue
+        address = address_of(reach, hold) if ready else ""
+        if hold.answered and address == hold.told:
+            continue
+        work.put_hold(replace(hold, answering=True, told=address))
+        record = replace(
+            _about(work, assignment),
+            address=address,
+            warm=hold.warm,
+            failure=brought.failure or hold.failure,
+            no_code=bool(brought.failure),
+            segment=reach.segment if reach is not None and ready else "",
+        )
+        _write(work, "prepared", assignment, record)
+
+
+def tell_delays(work: Work, wants: Wants) -> None:
+    """Tell the leader what a launcher or an attempt waits for here, and when it does no more."""
+    wanted = {name_of(each): each for each in (*wants.prepare.values(), *wants.run.values())}
+    delays = work.state.delays
+    for name, assignment in wanted.items():
+        hold, known, preparing = work.state.holds.get(name), delays.get(name), name in wants.prepare
+        reason = hold.delay if hold is not None else code.standing(work, assignment).delay
+        reason = reason or secrets.delay(work, assignment)
+        # When it is prepared after all, the answer itself says so.
+        news = reason != (known.reason if known is not None else "") and (reason or not preparing)
+        if not news or (known is not None and known.telling) or (hold is not None and hold.answering):
+            continue
+        delays[name] = Delay(reason)
+        if hold is not None:
+            work.put_hold(replace(hold, answered=False))
+        record = replace(_about(work, assignment), delay=reason[:LONGEST_DELAY])
+        _write(work, "delayed", assignment, record)
+    for name in [each for each in delays if each not in wanted]:
+        del delays[name]
+
+
+def address_of(reach: Reach | None, hold: Hold) -> str:
+    """`host:port` of a task whose launcher holds the port; empty while its host is not known."""
+    return f"{reach.host}:{hold.port}" if reach is not None else ""
+
+
+def refuse(work: Work, assignment: Assignment, why: str) -> None:
+    """Tell the leader that a task cannot be prepared here, whatever is there of it."""
+    _write(work, "refused", assignment, replace(_about(work, assignment), failure=why))
+
+
+def _about(work: Work, assignment: Assignment) -> Prepared:
+    """What each word about a task in preparation begins with."""
+    return Prepared(
+        assignment.job,
+        assignment.plan_id,
+        assignment.role,
+        assignment.index,
+        work.state.settings.node,
+        work.state.life,
+    )
+
+
+def _write(work: Work, kind: str, assignment: Assignment, record: Prepared) -> None:
+    key = keys.prepared(assignment.task, assignment.plan_id)
+    requires = keys.assignment(assignment.node, assignment.task, assignment.plan_id)
+    work.emit(Write(f"{kind}/{name_of(assignment)}", key, record, requires))

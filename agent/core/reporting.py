@@ -1,0 +1,203 @@
+"""What this node owes the leader beside running tasks: reports, staged bases, commits, clean directories."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from agent.core.desired import Wants
+from agent.core.instructions import (
+    Clean,
+    Commit,
+    Drain,
+    FollowCommits,
+    Report,
+    Stage,
+    StopCommit,
+    StopFollowing,
+    Write,
+)
+from agent.core.state import AgentState, Attempt, Staging, Told
+from agent.core.step_context import Work
+from supervisor.contract import keys
+from supervisor.contract.desired import Assignment, Closing
+from supervisor.contract.observed import AttemptReport, AttemptState, Staged, StageFailure
+
+STAGE_AGAIN_MS = 1_000
+
+
+def stage_bases(work: Work, wants: Wants) -> None:
+    """Once per job, plan and base: bring it in; again when the outcome was unknown."""
+    for plan_id, (assignment, closing) in wants.stage.items():
+        known = work.state.staging.get(plan_id)
+        again = known is not None and known.answered and 0 <= known.again_ms <= work.now_ms
+        if known is None or known.base != closing.base or again:
+            work.state.staging[plan_id] = Staging(assignment.job, plan_id, closing.base)
+            work.emit(_stage(assignment, closing, work.state.boot_id))
+    for plan_id in [each for each in work.state.staging if each not in wants.stage]:
+        del work.state.staging[plan_id]
+
+
+def staged(
+    work: Work, staging: Staging, assignment: Assignment, failure: StageFailure | None, detail: str
+) -> None:
+    """Tell the leader what came of it."""
+    state = work.state
+    node, life = state.settings.node, state.life
+    record = Staged(staging.job, staging.plan_id, node, life, staging.base, failure, detail, state.boot_id)
+    key = keys.staged(staging.job, staging.plan_id, node)
+    requires = keys.assignment(assignment.node, assignment.task, assignment.plan_id)
+    work.emit(Write(f"staged/{staging.plan_id}", key, record, requires))
+
+
+def commit_and_drain(work: Work, wants: Wants) -> None:
+    """The saver's node commits while its generation is in force, and finishes what an ended attempt left."""
+    for job, assignment in wants.commit.items():
+        _find_saving(work, assignment)
+        mark = (assignment.job_uuid, assignment.generation, assignment.task.member)
+        if work.state.commits.get(job) != mark:
+            _stop_commit(work, job)
+            work.state.commits[job] = mark
+            base = wants.switches[job].base
+            work.emit(
+                Commit(
+                    job,
+                    assignment.job_uuid,
+                    assignment.generation,
+                    base,
+                    assignment.checkpoint_uri,
+                    assignment.task,
+                    assignment.checkpoint_patterns,
+                    assignment.checkpoint_verify,
+                    assignment.checkpoint_mode,
+                    assignment.plan_id,
+                    assignment.checkpoint_adopt,
+                )
+            )
+    for job in [each for each in work.state.commits if each not in wants.commit]:
+        _stop_commit(work, job)
+    for attempt in list(work.state.attempts.values()):
+        if attempt.alive or attempt.drained or attempt.draining:
+            continue
+        mark = (attempt.job_uuid, attempt.id.generation, attempt.id.task.member)
+        if work.state.commits.get(attempt.id.task.job) == mark:
+            work.put_attempt(replace(attempt, draining=True))
+            timeout_ms = work.state.settings.timing.commit_deadline_ms
+            clean = attempt.end is not None and attempt.end.code == 0
+            work.emit(Drain(attempt.id, attempt.job_uuid, timeout_ms, clean))
+        else:
+            # Another generation is in force, or another task saves: nothing of this one can be committed.
+            work.put_attempt(replace(attempt, drained=True))
+
+
+def _find_saving(work: Work, assignment: Assignment) -> None:
+    """An attempt that began before it was seen to save owes its last checkpoint, though it has ended."""
+    attempt = work.state.attempts.get(assignment.attempt_id)
+    if attempt is not None and not attempt.saver and attempt.telling is Told.NOTHING:
+        told = min(attempt.told, Told.DEAD)
+        work.put_attempt(replace(attempt, saver=True, drained=False, told=told))
+
+
+def leave_checkpoints(work: Work) -> None:
+    """For a life that is lost: what is saved is not its to commit any more, nor that of the life after it."""
+    for job in list(work.state.commits):
+        _stop_commit(work, job)
+    for mark in work.state.following.values():
+        work.emit(StopFollowing(*mark))
+    work.state.following.clear()
+
+
+def follow_commits(work: Work, wants: Wants) -> None:
+    """Where a program reads commits and another node's saver makes them, they are brought in."""
+    following = work.state.following
+    for job in list(following):
+        wanted = wants.follow.get(job)
+        if wanted is None or following[job] != (wanted.job_uuid, wanted.generation):
+            work.emit(StopFollowing(*following.pop(job)))
+    for job, assignment in wants.follow.items():
+        if job not in following:
+            following[job] = (assignment.job_uuid, assignment.generation)
+            base = wants.switches[job].base
+            how = (assignment.checkpoint_uri, assignment.checkpoint_mode, assignment.plan_id)
+            work.emit(FollowCommits(job, *following[job], base, *how))
+
+
+def report(work: Work) -> None:
+    """One write at a time for each attempt, until etcd has its whole story."""
+    for attempt in list(work.state.attempts.values()):
+        owed = attempt.owed
+        if owed <= attempt.told or attempt.telling is not Told.NOTHING:
+            continue
+        work.put_attempt(replace(attempt, telling=owed))
+        ended_ms = attempt.end.ended_ms if attempt.end is not None else -1
+        record = _record(work.state, attempt)
+        work.emit(Report(int(owed), record, ended_ms, attempt.hold_ms, attempt.job_uuid))
+
+
+def clean(work: Work, wants: Wants) -> None:
+    """After a flip, and again when the job is over, old generation directories go."""
+    _take_over(work, wants)
+    state = work.state
+    for assignment in wants.run.values():
+        attempt = state.attempts.get(assignment.attempt_id)
+        mark = (assignment.job_uuid, assignment.generation, False)
+        if attempt is not None and attempt.pid and state.cleaned.get(assignment.job) != mark:
+            state.cleaned[assignment.job] = mark
+            work.emit(Clean(assignment.job, assignment.job_uuid, assignment.generation, ended=False))
+    for job, (uuid, generation, ended) in list(state.cleaned.items()):
+        switch = wants.switches.get(job)
+        over = switch is None or switch.phase.ended or switch.job_uuid != uuid
+        busy = any(each.id.task.job == job and not each.settled for each in state.attempts.values())
+        if over and not busy:
+            if not ended:
+                work.emit(Clean(job, uuid, generation, ended=True))
+            del state.cleaned[job]
+
+
+def _take_over(work: Work, wants: Wants) -> None:
+    """What an earlier life has left goes with its job, though none of its tasks may run here again."""
+    for job, switch in wants.switches.items():
+        if switch.job_uuid in work.state.found:
+            work.state = replace(work.state, found=work.state.found - {switch.job_uuid})
+            work.state.cleaned.setdefault(job, (switch.job_uuid, switch.generation, False))
+
+
+def _stage(assignment: Assignment, closing: Closing, boot_id: str) -> Stage:
+    return Stage(
+        assignment.job,
+        assignment.job_uuid,
+        assignment.plan_id,
+        assignment.generation,
+        closing.base,
+        assignment.checkpoint_uri,
+        assignment.checkpoint_mode,
+        boot_id,
+    )
+
+
+def _stop_commit(work: Work, job: str) -> None:
+    found = work.state.commits.pop(job, None)
+    if found is not None:
+        work.emit(StopCommit(job, *found[:2]))
+
+
+def _record(state: AgentState, attempt: Attempt) -> AttemptReport:
+    task = attempt.id.task
+    return AttemptReport(
+        task.job,
+        task.role,
+        task.index,
+        attempt.id.generation,
+        attempt.id.number,
+        attempt.plan_id,
+        state.settings.node,
+        state.life,
+        AttemptState.RUNNING if attempt.end is None else AttemptState.EXITED,
+        attempt.pid,
+        attempt.start_ticks,
+        attempt.address,
+        attempt.end.as_exit() if attempt.end is not None else None,
+        drained=attempt.drained and not attempt.alive,
+        gpus=attempt.gpus,
+        saver=attempt.saver,
+        warm=attempt.warm,
+    )

@@ -1,0 +1,290 @@
+"""An unexpected error costs what it is about: a launcher with its attempts, or a plan's part here. Pure.
+
+An attempt that is set aside is ended as one that cannot start (START_FAILED, with the error and its place),
+and its launcher is fenced, so that the leader hears of it as of any other end. A plan that is set aside asks
+for nothing here any more; the leader is told why. Everything else goes on (decision 0045).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from agent.core.events import (
+    Broken,
+    BroughtIn,
+    Drained,
+    Event,
+    Fenced,
+    FirewallSet,
+    LauncherSaid,
+    Reported,
+    SecretsFetched,
+    SpawnFailed,
+    SpecRead,
+    StageDone,
+    Unstaged,
+    Written,
+)
+from agent.core.instructions import (
+    BringIn,
+    Commit,
+    Drain,
+    Fence,
+    FetchSecrets,
+    Follow,
+    FollowCommits,
+    Instruction,
+    Launch,
+    PrepareOutputs,
+    ReadSpec,
+    Report,
+    Say,
+    SetFirewall,
+    Spawn,
+    Stage,
+    StopCommit,
+    StopFollowing,
+    Unfollow,
+    Write,
+)
+from agent.core.prepared import refuse
+from agent.core.saved.record import End
+from agent.core.state import AgentState, Attempt, Hold, HoldState, Launcher
+from agent.core.step_context import Work
+from agent.inside.protocol import StartFailed
+from supervisor.contract.containment import frames_of
+from supervisor.contract.desired import Assignment, JobPhase, Spare
+from supervisor.contract.ids import AttemptId
+from supervisor.contract.observed import ExitReason
+
+WHAT = "cannot start or go on: an error of the agent's own was met while it was dealt with"
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """The subject of an error. `whole`: all of the job on this node, where a part was not enough."""
+
+    job: str
+    launcher_id: str = ""
+    attempt: AttemptId | None = None
+    plan_id: str = ""
+    whole: bool = False
+
+
+def subject_of(state: AgentState, error: BaseException, event: Event, known: list[Subject]) -> Subject | None:
+    """The subject to set aside next: the innermost one in the frames of the traceback that is left."""
+    whole = {each.job: each.whole for each in known}
+    for found in (*_told(state, error, event), *_said(state, event)):
+        if found.job not in whole:
+            return found
+        if not whole[found.job]:
+            return Subject(found.job, whole=True)
+    return None
+
+
+def jobs_here(state: AgentState) -> set[str]:
+    """The jobs that have launchers here, or are to have tasks here."""
+    view = state.view
+    wanted = {each.job for each in view.assignments} if view is not None else set()
+    return wanted | {each.recipe.job for each in state.launchers.values()}
+
+
+def is_about(state: AgentState, event: Event, subject: Subject) -> bool:
+    """Whether an event is of a launcher that is set aside: it is not taken."""
+    return any(
+        each.job == subject.job and (subject.whole or each.launcher_id == subject.launcher_id)
+        for each in _said(state, event)
+    )
+
+
+def set_aside(work: Work, subject: Subject, why: str) -> None:
+    """End it, or forget it."""
+    if subject.whole:
+        _forget(work, subject.job, why)
+    elif subject.launcher_id in work.state.launchers:
+        break_launcher(work, subject.launcher_id, why)
+    elif subject.attempt is not None:
+        _end_alone(work, subject.attempt, why)
+    elif subject.plan_id:
+        _refuse_plan(work, subject.plan_id, why)
+
+
+def tend(work: Work) -> None:
+    """Tell the leader of attempts that it wants of a plan that is set aside; forget plans that are gone."""
+    state = work.state
+    view, me = state.view, state.me
+    if view is None or me is None:
+        return
+    present = {each.plan_id for each in view.assignments} | {_spares_of(each.job) for each in view.spares}
+    for name in [each for each in state.aside if each not in present]:
+        del state.aside[name]
+    switches = {each.job: each for each in view.switches} if state.aside else {}
+    for order in view.assignments if state.aside else ():
+        why, switch = state.aside.get(order.plan_id, ""), switches.get(order.job)
+        wanted = switch is not None and switch.phase is JobPhase.RUNNING and switch.plan_id == order.plan_id
+        if why and wanted and me.acts_for(order.incarnation) and order.attempt_id not in state.attempts:
+            end = _end(work, why, dead=True)
+            attempt = Attempt(
+                order.attempt_id, order.job_uuid, order.plan_id, "", 0, "", False, False, end=end
+            )
+            work.put_attempt(replace(attempt, drained=True))
+
+
+def on_broken(work: Work, event: Broken) -> None:
+    """The daemon met an error while it dealt with these for the core.
+
+    What commits and brings in commits in the background has ended by it, and is begun anew.
+    """
+    state = work.state
+    for job, (uuid, generation, _) in list(state.commits.items()):
+        if uuid == event.job_uuid:
+            del state.commits[job]
+            work.emit(StopCommit(job, uuid, generation))
+    for job, following in list(state.following.items()):
+        if following[0] == event.job_uuid:
+            del state.following[job]
+            work.emit(StopFollowing(*following))
+    if event.launcher_id:
+        break_launcher(work, event.launcher_id, event.reason)
+    for attempt in list(work.state.attempts.values()):
+        if event.attempt == attempt.id or event.job_uuid == attempt.job_uuid:
+            if attempt.end is not None:
+                continue
+            if attempt.launcher_id in work.state.launchers:
+                break_launcher(work, attempt.launcher_id, event.reason)
+            else:
+                _end_alone(work, attempt.id, event.reason)
+
+
+def answer_of(instruction: Instruction, why: str) -> Event | None:
+    """The event that tells the core of an instruction's unexpected error; None where no rule waits for it.
+
+    What is safe to do again is asked for again.
+    """
+    match instruction:
+        case Say():
+            return Broken(why, launcher_id=instruction.launcher_id)
+        case Launch():
+            failed = StartFailed(str(instruction.assignment.attempt_id), f"cannot start: {why}")
+            return LauncherSaid(instruction.launcher_id, failed)
+        case Follow() | PrepareOutputs():
+            return Broken(why, attempt=instruction.attempt)
+        case Commit() | FollowCommits():
+            return Broken(why, job_uuid=instruction.job_uuid)
+        case Spawn():
+            return SpawnFailed(instruction.launcher_id, why)
+        case Stage():
+            what = (instruction.job, instruction.plan_id, instruction.base)
+            return StageDone(*what, Unstaged.UNREADABLE, why)
+        case Drain():
+            return Drained(instruction.attempt)
+        case FetchSecrets():
+            return SecretsFetched(instruction.attempt, delay=why)
+        case BringIn():
+            return BroughtIn(instruction.plan_id, why)
+        case SetFirewall():
+            return FirewallSet(instruction.openings, why)
+        case Fence() | ReadSpec() | Write() | Report():
+            return _not_now(instruction)
+        case _:
+            return None
+
+
+def _not_now(instruction: Fence | ReadSpec | Write | Report) -> Event:
+    match instruction:
+        case Fence():
+            return Fenced(instruction.launcher_id, survivors=1)
+        case ReadSpec():
+            return SpecRead(instruction.plan_id, None)
+        case Write():
+            return Written(instruction.tag, ok=False)
+        case Report():
+            return Reported(instruction.record.attempt, instruction.serial, ok=False)
+
+
+def break_launcher(work: Work, launcher_id: str, why: str) -> None:
+    """Fence a launcher, and end its attempts for this reason; its reservations have failed."""
+    launcher = work.state.launchers.get(launcher_id)
+    if launcher is None:
+        return
+    for attempt in work.live_on(launcher_id):
+        work.end(attempt, _end(work, why, dead=False))
+    for hold in [each for each in work.state.holds.values() if each.launcher_id == launcher_id]:
+        if hold.state is not HoldState.FAILED:
+            work.put_hold(replace(hold, state=HoldState.FAILED, failure=f"{WHAT}: {why}", answered=False))
+    work.doom(launcher, f"{WHAT}: {why}")
+
+
+def _end_alone(work: Work, attempt_id: AttemptId, why: str) -> None:
+    attempt = work.state.attempts.get(attempt_id)
+    if attempt is not None:
+        work.end(attempt, _end(work, why, dead=True))
+
+
+def _end(work: Work, why: str, *, dead: bool) -> End:
+    return End(ExitReason.START_FAILED, None, None, work.now_ms, dead, f"{WHAT}: {why}")
+
+
+def _refuse_plan(work: Work, plan_id: str, why: str) -> None:
+    work.note("plan_set_aside", "warning", plan=plan_id, reason=why)
+    work.state.aside[plan_id] = why
+    view = work.state.view
+    for assignment in view.assignments if view is not None else ():
+        if assignment.plan_id == plan_id:
+            refuse(work, assignment, f"{WHAT}: {why}")
+
+
+def _forget(work: Work, job: str, why: str) -> None:
+    """Fence all that the node has of a job, and report nothing of it any more."""
+    state = work.state
+    work.note("job_set_aside", "warning", job=job, reason=why)
+    gone = [each for each in state.attempts.values() if each.id.task.job == job]
+    for launcher in [each for each in state.launchers.values() if each.recipe.job == job]:
+        del state.launchers[launcher.launcher_id]
+        known = [(launcher.pid, launcher.start_ticks)]
+        known += [(each.pid, each.start_ticks) for each in gone if each.launcher_id == launcher.launcher_id]
+        work.emit(Fence(launcher.launcher_id, tuple(each for each in known if each[0])))
+    for attempt in gone:
+        del state.attempts[attempt.id]
+        work.emit(Unfollow(attempt.id))
+    for hold in [each for each in state.holds.values() if each.job == job]:
+        del state.holds[hold.name]
+    view = state.view
+    for plan_id in {each.plan_id for each in view.assignments if each.job == job} if view is not None else ():
+        state.aside[plan_id] = ""
+    state.aside[_spares_of(job)] = ""
+
+
+def _spares_of(job: str) -> str:
+    return f"spares {job}"
+
+
+def _told(state: AgentState, error: BaseException, event: Event) -> list[Subject]:
+    """The subjects in the frames of the traceback, the innermost first; a launcher's message leads."""
+    found: list[Subject] = []
+    taking = False
+    for name, values in frames_of(error):
+        taking = taking or name == "_take"
+        found[:0] = [each for value in values if (each := _subject(value)) is not None]
+    return [*_said(state, event), *found] if taking else found
+
+
+def _said(state: AgentState, event: Event) -> list[Subject]:
+    launcher = state.launchers.get(str(getattr(event, "launcher_id", "")))
+    return [Subject(launcher.recipe.job, launcher.launcher_id)] if launcher is not None else []
+
+
+def _subject(value: object) -> Subject | None:
+    match value:
+        case Attempt():
+            return Subject(value.id.task.job, value.launcher_id, value.id)
+        case Launcher():
+            return Subject(value.recipe.job, value.launcher_id)
+        case Hold():
+            return Subject(value.job, value.launcher_id, plan_id=value.plan_id)
+        case Assignment():
+            return Subject(value.job, plan_id=value.plan_id)
+        case Spare():
+            return Subject(value.job, whole=True)
+        case _:
+            return None

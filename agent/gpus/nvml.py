@@ -1,0 +1,207 @@
+"""NVML through nvidia-ml-py, in our words. Any call may hang or end the process: `nvml_child` alone uses it.
+
+What a driver or a GPU does not know is left out, never an error: an old driver lacks half of these symbols.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+import pynvml
+
+from agent.core.gpus.health import GpuSight, Sight, Xid
+from supervisor.contract.errors import Refused
+
+T = TypeVar("T")
+Alarms = tuple[int, int, int, int, int]
+"""Of a GPU: NVML's error, recovery action, volatile ECC errors, rows to be remapped, and not remapped."""
+RECOVERY_ACTION = 230
+_BY_NVLINK = 2
+_UNCORRECTED = 1
+_VOLATILE = 0
+_CORE_TEMPERATURE = 0
+_XID_EVENT = 0x8
+_EVENTS = _XID_EVENT | 0x2 | 0x800 | 0x4000 | 0x8000
+"""XIDs, uncorrected ECC errors, failed retirements, a GPU that is not available, another recovery action."""
+_NOT_TOLD = frozenset({2, 3, 4, 6, 13, 21, 25, 26})
+"""Invalid argument, not supported, no permission, not found, no such function, no data, deprecated."""
+_NOT_FOUND, _TIMEOUT, _GPU_IS_LOST = 6, 10, 15
+
+
+class Device:
+    """A GPU's handle, and what of it never changes. Raises NVMLError."""
+
+    def __init__(self, index: int) -> None:
+        self.handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+        self.index = index
+        self.uuid = str(pynvml.nvmlDeviceGetUUID(self.handle))
+        self.pci = _ask(lambda: _bus(pynvml.nvmlDeviceGetPciInfo_v3(self.handle)), "")
+        self.name = _ask(lambda: str(pynvml.nvmlDeviceGetName(self.handle)), "")
+        self.numa = _ask(lambda: int(pynvml.nvmlDeviceGetNumaNodeId(self.handle)), _numa_of_bus(self.pci))
+
+    def reaches(self, other: Device) -> bool:
+        """Whether it reaches another GPU over NVLink, directly or by a switch."""
+        status = _ask(lambda: int(pynvml.nvmlDeviceGetP2PStatus(self.handle, other.handle, _BY_NVLINK)), -1)
+        return status == 0
+
+    def glance(self) -> Alarms:
+        """What of it asks for something to be done when it changes."""
+        try:
+            return _alarms_of(self.handle)
+        except pynvml.NVMLError as error:
+            return int(error.value), -1, -1, -1, -1
+
+    def look(self, peers: tuple[str, ...]) -> GpuSight:
+        """How it is now."""
+        try:
+            return self._ask_all(peers)
+        except pynvml.NVMLError as error:
+            return GpuSight(self.uuid, self.index, self.name, pci=self.pci, error=int(error.value))
+
+    def _ask_all(self, peers: tuple[str, ...]) -> GpuSight:
+        handle = self.handle
+        memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
+        _, recovery, ecc_volatile, remap_pending, remap_failed = _alarms_of(handle)
+        return GpuSight(
+            uuid=self.uuid,
+            index=self.index,
+            name=self.name,
+            memory_bytes=int(memory.total),
+            pci=self.pci,
+            numa=self.numa,
+            peers=peers,
+            mig=_ask(lambda: bool(pynvml.nvmlDeviceGetMigMode(handle)[0]), False),
+            recovery=recovery,
+            ecc_volatile=ecc_volatile,
+            remap_pending=remap_pending,
+            remap_failed=remap_failed,
+            temperature=_ask(lambda: int(pynvml.nvmlDeviceGetTemperature(handle, _CORE_TEMPERATURE)), -1),
+            power_mw=_ask(lambda: int(pynvml.nvmlDeviceGetPowerUsage(handle)), -1),
+            utilisation=_ask(lambda: int(pynvml.nvmlDeviceGetUtilizationRates(handle).gpu), -1),
+            memory_used=int(memory.used),
+            throttle=_ask(lambda: int(pynvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle)), -1),
+            processes=_ask(lambda: _processes(handle), ()),
+        )
+
+
+class Nvml:
+    """NVML, initialised. Raises Refused with the reason when it cannot be, here and later.
+
+    `has_events`: `wait` waits for events; otherwise it does not wait at all.
+    """
+
+    def __init__(self) -> None:
+        self.has_events = False
+        self._devices: list[Device] = []
+        self._peers: dict[str, tuple[str, ...]] = {}
+        try:
+            pynvml.nvmlInit()
+            self.driver = str(pynvml.nvmlSystemGetDriverVersion())
+            self._unopened = list(range(int(pynvml.nvmlDeviceGetCount())))
+            self._events = _ask(pynvml.nvmlEventSetCreate, None)
+            self._open()
+        except pynvml.NVMLError as error:
+            raise Refused(f"NVML: {error}") from error
+
+    def _open(self) -> None:
+        """Open what is not open yet, and forget what of it is not there. Raises NVMLError."""
+        unopened, self._unopened = self._unopened, []
+        found = []
+        for index in unopened:
+            try:
+                found.append(Device(index))
+            except pynvml.NVMLError as error:
+                if error.value not in (_NOT_FOUND, _GPU_IS_LOST):
+                    self._unopened.append(index)
+        if found:
+            self._devices = sorted((*self._devices, *found), key=lambda each: each.index)
+            registered = [self._register(each) for each in found]
+            self.has_events |= any(registered)
+            self._peers = {each.uuid: self._peers_of(each) for each in self._devices}
+
+    def _peers_of(self, device: Device) -> tuple[str, ...]:
+        others = [each for each in self._devices if each is not device]
+        return tuple(sorted(each.uuid for each in others if device.reaches(each)))
+
+    def look(self) -> Sight:
+        """Every GPU, now."""
+        try:
+            self._open()
+        except pynvml.NVMLError as error:
+            raise Refused(f"NVML: {error}") from error
+        gpus = tuple(each.look(self._peers[each.uuid]) for each in self._devices)
+        return Sight(self.driver, gpus=gpus, unopened=len(self._unopened))
+
+    def glance(self) -> tuple[Alarms, ...]:
+        """The alarms of every GPU now: a few questions of the many that a look asks."""
+        return tuple(each.glance() for each in self._devices)
+
+    def wait(self, timeout_ms: int) -> Xid | None:
+        """The next event within this time; None without one. One of code 0 is no XID, but worth a look."""
+        try:
+            data = pynvml.nvmlEventSetWait_v2(self._events, max(1, timeout_ms))
+            uuid = str(pynvml.nvmlDeviceGetUUID(data.device))
+        except pynvml.NVMLError as error:
+            if error.value == _GPU_IS_LOST:
+                return Xid(0)
+            if error.value in _NOT_TOLD:
+                self.has_events = False
+            elif error.value != _TIMEOUT:
+                raise Refused(f"NVML: {error}") from error
+            return None
+        return Xid(int(data.eventData) if data.eventType == _XID_EVENT else 0, uuid)
+
+    def _register(self, device: Device) -> bool:
+        """Whether this GPU tells of events."""
+        if self._events is None:
+            return False
+        try:
+            known = int(pynvml.nvmlDeviceGetSupportedEventTypes(device.handle)) & _EVENTS
+            pynvml.nvmlDeviceRegisterEvents(device.handle, known, self._events)
+        except pynvml.NVMLError:
+            return False
+        return bool(known & _XID_EVENT)
+
+
+def _ask(question: Callable[[], T], otherwise: T) -> T:
+    """An answer, or `otherwise` where this driver or GPU does not know. Raises NVMLError for all else."""
+    try:
+        return question()
+    except pynvml.NVMLError as error:
+        if error.value in _NOT_TOLD:
+            return otherwise
+        raise
+
+
+def _alarms_of(handle: object) -> Alarms:
+    remapped = _ask(lambda: tuple(pynvml.nvmlDeviceGetRemappedRows(handle)), (-1, -1, -1, -1))
+    recovery, volatile = _ask(lambda: _recovery(handle), -1), _ask(lambda: _ecc(handle, _VOLATILE), -1)
+    return 0, recovery, volatile, int(remapped[2]), int(remapped[3])
+
+
+def _recovery(handle: object) -> int:
+    value = pynvml.nvmlDeviceGetFieldValues(handle, [RECOVERY_ACTION])[0]
+    return int(value.value.uiVal) if value.nvmlReturn == 0 else -1
+
+
+def _ecc(handle: object, counter: int) -> int:
+    return int(pynvml.nvmlDeviceGetTotalEccErrors(handle, _UNCORRECTED, counter))
+
+
+def _processes(handle: object) -> tuple[tuple[int, int], ...]:
+    found = pynvml.nvmlDeviceGetComputeRunningProcesses_v3(handle)
+    return tuple((int(each.pid), int(each.usedGpuMemory or 0)) for each in found)
+
+
+def _bus(info: pynvml.nvmlPciInfo_t) -> str:
+    """As the kernel's log names it."""
+    return f"{info.domain & 0xFFFF:04x}:{info.bus & 0xFF:02x}:{info.device & 0xFF:02x}"
+
+
+def _numa_of_bus(bus: str) -> int:
+    try:
+        return int(Path(f"/sys/bus/pci/devices/{bus}.0/numa_node").read_text(encoding="ascii"))
+    except (OSError, ValueError):
+        return -1

@@ -1,0 +1,176 @@
+"""The firewall of a node's tasks: a table of nftables that is the agent's own (decision 0052).
+
+Only packets that begin a TCP connection are looked at. A task reaches, of the ports that are tasks', those of
+its own job; a task's port is reached by the machines of its job. The table outlives the agent, as tasks do.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import socket
+import subprocess
+from collections.abc import Iterable
+from dataclasses import dataclass
+from ipaddress import ip_address
+
+from agent.core.instructions import Opening
+from agent.host.task_users import UserRange
+from supervisor.adapters.failpoints import effect
+from supervisor.contract.errors import Refused, UserError
+
+NFT_S = 10.0
+LOOPBACK = ("127.0.0.1", "::1")
+_PORTS = range(1, 1 << 16)
+_BEGINS = "tcp flags & (fin | syn | rst | ack) == syn"
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """What the tasks of one uid need.
+
+    Attributes:
+        reach: (address, port) of the tasks of their job.
+        ports: their own, on this node.
+        peers: addresses of the machines of their job.
+    """
+
+    uid: int
+    reach: frozenset[tuple[str, int]]
+    ports: frozenset[int]
+    peers: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
+class NftFirewall:
+    """`Firewall` by the program `nft`. `ports`: the lowest and the highest of tasks, on all nodes alike."""
+
+    table: str
+    users: UserRange
+    ports: tuple[int, int]
+
+    def check(self) -> None:
+        """Raise UserError where this machine cannot keep such rules."""
+        uid = self.users.high
+        reach = frozenset((each, self.ports[0]) for each in LOOPBACK)
+        sample = Rule(uid, reach, frozenset({self.ports[0]}), frozenset(LOOPBACK))
+        try:
+            _nft(self.text((sample,)), "--check")
+        except Refused as error:
+            raise UserError(
+                f"firewall: true: {error}; it needs an agent that is root, a kernel with nf_tables and the "
+                "program nft (deploy/get-nft.sh)"
+            ) from error
+
+    async def set(self, openings: tuple[Opening, ...]) -> bool:
+        """Put exactly these in force, at once; whether all names in them could be resolved.
+
+        Raises Refused, and what `TaskUsers.of` raises.
+        """
+        rules, whole = await asyncio.to_thread(self._resolved, openings)
+        await asyncio.to_thread(_nft, self.text(rules))
+        return whole
+
+    def _resolved(self, openings: tuple[Opening, ...]) -> tuple[tuple[Rule, ...], bool]:
+        known: dict[str, frozenset[str]] = {}
+        rules = []
+        for opening in openings:
+            reach = {(each, port) for each in LOOPBACK for port in opening.ports}
+            for address in opening.addresses:
+                host, _, port = address.rpartition(":")
+                if not port.isdecimal() or int(port) not in _PORTS:
+                    continue  # only a forged record has such a one
+                if host not in known:
+                    known[host] = _addresses_of(host)
+                reach |= {(each, int(port)) for each in known[host]}
+            peers = frozenset(each for each, _ in reach) - {*LOOPBACK}
+            uid = self.users.of(opening.job_uuid)[0]
+            rules.append(Rule(uid, frozenset(reach), frozenset(opening.ports), peers))
+        return tuple(rules), all(known.values())
+
+    def text(self, rules: Iterable[Rule]) -> str:
+        """For `nft -f`: one transaction that replaces the table."""
+        reach: dict[int, set[str]] = {4: set(), 6: set()}
+        peers: dict[int, set[str]] = {4: set(), 6: set()}
+        ports: set[str] = set()
+        for rule in rules:
+            for address, port in rule.reach:
+                reach[ip_address(address).version].add(f"{rule.uid} . {address} . {port}")
+            for address in rule.peers:
+                peers[ip_address(address).version].update(f"{address} . {port}" for port in rule.ports)
+            ports.update(map(str, rule.ports))
+        low, high = self.ports
+        return f"""\
+table inet {self.table}
+delete table inet {self.table}
+table inet {self.table} {{
+    {_set("reach4", "meta skuid . ip daddr . tcp dport", reach[4])}
+    {_set("reach6", "meta skuid . ip6 daddr . tcp dport", reach[6])}
+    {_set("peers4", "ip saddr . tcp dport", peers[4])}
+    {_set("peers6", "ip6 saddr . tcp dport", peers[6])}
+    {_set("ports", "tcp dport", ports)}
+    chain from_task {{
+        meta skuid . ip daddr . tcp dport @reach4 accept
+        meta skuid . ip6 daddr . tcp dport @reach6 accept
+        reject with tcp reset
+    }}
+    chain to_task {{
+        ip saddr . tcp dport @peers4 accept
+        ip6 saddr . tcp dport @peers6 accept
+        reject with tcp reset
+    }}
+    chain output {{
+        type filter hook output priority filter; policy accept;
+        {_BEGINS} tcp dport {low}-{high} meta skuid {self.users.low}-{self.users.high} jump from_task
+    }}
+    chain input {{
+        type filter hook input priority filter; policy accept;
+        iifname != "lo" {_BEGINS} tcp dport @ports jump to_task
+    }}
+}}
+"""
+
+
+def remove(table: str) -> None:
+    """Remove the table of a former life, where the firewall has been turned off; nothing without one."""
+    if os.geteuid() == 0 and shutil.which("nft") is not None:
+        try:
+            _nft(f"table inet {table}\ndelete table inet {table}\n")
+        except Refused:
+            # This kernel has no tables.
+            return
+
+
+def table_name(cluster: str, node: str) -> str:
+    """The name of an agent's table."""
+    return f"tfsup_{cluster}_{node}"
+
+
+def _set(name: str, kind: str, elements: set[str]) -> str:
+    held = f" elements = {{ {', '.join(sorted(elements))} }};" if elements else ""
+    return f"set {name} {{ typeof {kind};{held} }}"
+
+
+def _addresses_of(host: str) -> frozenset[str]:
+    """Of a name or an address, as programs on this machine resolve it; empty where that fails."""
+    try:
+        found = socket.getaddrinfo(host.strip("[]"), None, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError):
+        return frozenset()
+    return frozenset(str(each[4][0]).partition("%")[0] for each in found)
+
+
+def _nft(text: str, *options: str) -> None:
+    """Raises Refused."""
+    command = ["nft", *options, "-f", "-"]
+    try:
+        with effect("firewall.nft"):
+            done = subprocess.run(
+                command, input=text, text=True, capture_output=True, timeout=NFT_S, check=False
+            )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise Refused(f"cannot run nft: {error}") from error
+    if done.returncode != 0:
+        said = done.stderr.strip().splitlines()
+        raise Refused(f"nft: {said[0] if said else f'code {done.returncode}'}")

@@ -1,0 +1,117 @@
+"""Whether the kernel's OOM killer ended a process, as the kernel's log tells it, or another in its cgroup."""
+
+from __future__ import annotations
+
+import os
+import re
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import TypeVar
+
+from agent.boundaries import Beside
+from agent.host.memory import CGROUPS, PROC, Cgroup
+from agent.inside import clock
+from supervisor.contract.observed import Exit
+
+K = TypeVar("K")
+V = TypeVar("V")
+KMSG = Path("/dev/kmsg")
+_KILLED = re.compile(rb"(?:[Oo]ut of memory: Kill(?:ed)? process |oom-kill:[^\n]*,pid=)(\d+)")
+_INITIAL_PID_NAMESPACE = 0xEFFFFFFC
+_READ_BYTES = 8192
+_MOST_READS = 20_000
+_REMEMBERED_MS = 600_000
+_MOST_KNOWN = 1_000
+
+
+def with_oom(end: Exit, *, killed: bool, beside: Beside) -> Exit:
+    """The end of a failed attempt, with what the OOM killer has to do with it.
+
+    `killed`: it ended the main process. An end that followed from the loss of a child is its doing, too.
+    """
+    if killed:
+        return replace(end, oom=True)
+    said = {
+        Beside.OURS: "the OOM killer ended one of its processes",
+        Beside.SOMEBODY: "meanwhile the OOM killer struck among the tasks of this node",
+    }.get(beside, "")
+    detail = "; ".join(filter(None, (end.detail, said)))
+    return replace(end, oom=beside is Beside.OURS, detail=detail)
+
+
+class OomNearby:
+    """What the memory cgroups of processes count: kills of the OOM killer, by whoever is in them.
+
+    A cgroup that is also ours, or that is unknown, says nothing of one attempt.
+    """
+
+    def __init__(self, proc: Path = PROC, root: Path = CGROUPS) -> None:
+        self._proc, self._root = proc, root
+        self._own = Cgroup.of("self", proc, root)
+        self._known: dict[int, tuple[Cgroup, int]] = {}
+        self._launched: dict[Path | None, int] = {}
+
+    def launching(self, launcher: int) -> None:
+        """An attempt begins now, alone in the cgroup of this launcher: it may lose a child before `began`."""
+        cgroup = Cgroup.of(launcher, self._proc, self._root)
+        if cgroup.directory != self._own.directory:
+            self._launched[cgroup.directory] = cgroup.oom_kills()
+            _forget_the_oldest(self._launched)
+
+    def began(self, pid: int) -> None:
+        """From now on; it must live, as a dead process has no cgroup any more."""
+        cgroup = Cgroup.of(pid, self._proc, self._root)
+        self._known[pid] = (cgroup, self._launched.pop(cgroup.directory, cgroup.oom_kills()))
+        _forget_the_oldest(self._known)
+
+    def struck(self, pid: int) -> Beside:
+        """Since `began`; also when it has ended."""
+        cgroup, before = self._known.get(pid, (Cgroup(None), -1))
+        if before < 0 or cgroup.oom_kills() <= before:
+            return Beside.NOBODY
+        return Beside.SOMEBODY if cgroup.directory == self._own.directory else Beside.OURS
+
+
+class OomLog:
+    """The pids that were killed since this was made. Where the log cannot be read, nobody is said to be.
+
+    The log names pids of the machine, so it says nothing to an agent in a pid namespace of its own.
+    """
+
+    def __init__(self, path: Path = KMSG) -> None:
+        self._killed: dict[int, int] = {}
+        self._fd = -1
+        with suppress(OSError):
+            if path != KMSG or Path("/proc/self/ns/pid").stat().st_ino == _INITIAL_PID_NAMESPACE:
+                self._fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+                os.lseek(self._fd, 0, os.SEEK_END)
+
+    def killed(self, pid: int) -> bool:
+        """Whether it was killed in the last ten minutes, since this was made."""
+        for _ in range(_MOST_READS if self._fd >= 0 else 0):
+            try:
+                record = os.read(self._fd, _READ_BYTES)
+            except BrokenPipeError:
+                continue  # the kernel has overwritten what was to be read next
+            except OSError:
+                break
+            if not record:
+                break
+            for found in _KILLED.findall(record):
+                self._killed[int(found)] = clock.now_ms()
+        # Its pid may become another's.
+        old_ms = clock.now_ms() - _REMEMBERED_MS
+        self._killed = {each: at_ms for each, at_ms in self._killed.items() if at_ms > old_ms}
+        return pid in self._killed
+
+    def close(self) -> None:
+        """Give back the descriptor."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+
+def _forget_the_oldest(known: dict[K, V]) -> None:
+    while len(known) > _MOST_KNOWN:
+        del known[next(iter(known))]

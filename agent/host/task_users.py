@@ -1,0 +1,240 @@
+"""The users that tasks run as: one for all jobs of a node, or one of a range for each job.
+
+The user of a job is nowhere but on the disk: the group of the job's directory below `checkpoint_parent` is
+that user's, and nobody else may pass it. So it is found again after any loss, agents of one machine that
+share that directory agree on it, and it is given back when the directory is gone.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from agent.inside import fence
+from recovery.io.files import mapped_errors
+from supervisor.adapters.failpoints import effect
+from supervisor.adapters.files.config_docker import range_of
+from supervisor.contract.errors import NoRoom, UserError
+
+User = tuple[int, int]
+"""(uid, gid)."""
+
+LOCK = ".users"
+SHARED = (Path("/tmp"), Path("/var/tmp"), Path("/dev/shm"))
+"""Directories in which tasks may leave files that outlive their job."""
+_NOBODY = -1
+
+
+class TaskUsers(Protocol):
+    """The users of the tasks of one agent."""
+
+    @property
+    def mode(self) -> int:
+        """The mode of a job's directory below `checkpoint_parent`, which its tasks pass."""
+
+    @property
+    def own(self) -> User:
+        """The user as which the agent rehearses what tasks do."""
+
+    def has(self, uid: int) -> bool:
+        """Whether tasks of some job may have this uid."""
+
+    def has_group(self, gid: int) -> bool:
+        """The same of a gid."""
+
+    def is_of_one_job(self, uid: int) -> bool:
+        """Whether a uid is of the tasks of one job, and of nobody else on this machine."""
+
+    def of(self, job_uuid: str) -> User:
+        """The user of a job's tasks on this node, from its first use until nothing of the job is left here.
+
+        Raises NoRoom where none is free, and what `mapped_errors` raises.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class OneUser:
+    """One user for the tasks of all jobs."""
+
+    uid: int
+    gid: int
+
+    @property
+    def mode(self) -> int:
+        """Everybody may pass it."""
+        return 0o711
+
+    @property
+    def own(self) -> User:
+        """The tasks' own."""
+        return self.uid, self.gid
+
+    def has(self, uid: int) -> bool:
+        """Only this one."""
+        return uid == self.uid
+
+    def has_group(self, gid: int) -> bool:
+        """Only this one."""
+        return gid == self.gid
+
+    def is_of_one_job(self, uid: int) -> bool:
+        """All jobs share it."""
+        del uid
+        return False
+
+    def of(self, job_uuid: str) -> User:
+        """The same for each."""
+        del job_uuid
+        return self.uid, self.gid
+
+
+@dataclass(frozen=True, slots=True)
+class UserRange:
+    """A uid of its own for each job, and the gid of the same number; `low` is of no job.
+
+    Attributes:
+        checkpoints, attempts: have a directory for each job, by UUID.
+        homes: has a directory for each launcher, which is the user's of its job.
+    """
+
+    low: int
+    high: int
+    checkpoints: Path
+    attempts: Path
+    homes: Path
+
+    @property
+    def mode(self) -> int:
+        """Only its group may pass it, beside root."""
+        return 0o710
+
+    @property
+    def own(self) -> User:
+        """The first of the range."""
+        return self.low, self.low
+
+    def has(self, uid: int) -> bool:
+        """One that a job has, or may get."""
+        return self.low < uid <= self.high
+
+    def has_group(self, gid: int) -> bool:
+        """The same numbers."""
+        return self.has(gid)
+
+    def is_of_one_job(self, uid: int) -> bool:
+        """Each of them is."""
+        return self.has(uid)
+
+    def of(self, job_uuid: str) -> User:
+        """The group of the job's directory, which is made and given a free one where it has none."""
+        directory = self.checkpoints / job_uuid
+        with mapped_errors(f"give job {job_uuid} a user"):
+            uid = _group_of(directory)
+            if not self.has(uid):
+                with _locked(self.checkpoints):
+                    uid = self._give(directory)
+        return uid, uid
+
+    def _give(self, directory: Path) -> int:
+        uid = _group_of(directory)
+        if self.has(uid):
+            return uid
+        uid = self._free(directory.name)
+        with effect("task_users.give"):
+            directory.mkdir(mode=0o700, exist_ok=True)
+            fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            try:
+                os.fchown(fd, -1, uid)
+                os.fchmod(fd, self.mode)
+                os.fsync(fd)
+            finally:
+                os.close(fd)
+        return uid
+
+    def _free(self, job_uuid: str) -> int:
+        """The first that is free, from one on that differs from job to job: a number is used again late."""
+        before = _owner_of(self.attempts / job_uuid)
+        taken = self._taken(job_uuid)
+        if self.has(before) and before not in taken:
+            return before
+        count = self.high - self.low
+        first = zlib.crc32(job_uuid.encode()) % count
+        for number in range(count):
+            uid = self.low + 1 + (first + number) % count
+            if uid not in taken:
+                return uid
+        raise NoRoom(
+            f"all {count} users from {self.low + 1} to {self.high} are taken by jobs that have processes or "
+            "files on this node: give it a larger range, or delete files of old jobs"
+        )
+
+    def _taken(self, job_uuid: str) -> set[int]:
+        """Uids that own a process or files here, or a job's directory."""
+        living = set(map(fence.user_of, fence.pids()))
+        own = {_group_of(each) for each in _entries(self.checkpoints)}
+        own.update(_owner_of(each) for each in _entries(self.homes))
+        for attempts in _entries(self.attempts):
+            uid = _owner_of(attempts)
+            if uid not in own | living and self.has(uid) and attempts.name != job_uuid:
+                # Only the output of a job that is over holds this uid: the agent alone needs that.
+                with effect("task_users.take_back"):
+                    os.chown(attempts, 0, 0, follow_symlinks=False)
+            elif attempts.name != job_uuid:
+                own.add(uid)
+        for directory in SHARED:
+            own.update(_owner_of(each) for each in _entries(directory))
+        return own | living
+
+
+def users_of(configured: str | None, field: str, checkpoints: Path, attempts: Path, homes: Path) -> TaskUsers:
+    """What a `field` of the configuration says. Raises UserError where this agent cannot make them files."""
+    own = (os.geteuid(), os.getegid())
+    span = range_of(configured or "")
+    if span is not None:
+        if own[0] != 0:
+            raise UserError(f"{field} {configured}: only an agent that is root can give each job a user")
+        return UserRange(*span, checkpoints, attempts, homes)
+    if configured is None:
+        return OneUser(1000, 1000) if own[0] == 0 else OneUser(*own)
+    uid, gid = map(int, configured.split(":"))
+    if own[0] != 0 and (uid, gid) != own:
+        raise UserError(
+            f"{field} {configured}: an agent that is not root can only use its own, {own[0]}:{own[1]}"
+        )
+    return OneUser(uid, gid)
+
+
+@contextmanager
+def _locked(directory: Path) -> Iterator[None]:
+    """One at a time, of all agents of this machine that share `directory`; no task can take part."""
+    directory.mkdir(parents=True, exist_ok=True)
+    fd = os.open(directory / LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(fd)
+
+
+def _entries(directory: Path) -> list[Path]:
+    with suppress(FileNotFoundError):
+        return list(directory.iterdir())
+    return []
+
+
+def _owner_of(path: Path) -> int:
+    with suppress(FileNotFoundError):
+        return path.lstat().st_uid
+    return _NOBODY
+
+
+def _group_of(path: Path) -> int:
+    with suppress(FileNotFoundError):
+        return path.lstat().st_gid
+    return _NOBODY

@@ -1,0 +1,237 @@
+"""Steps and NaN losses in a task's output. The job's own patterns are never let run for long.
+
+A pattern is the user's, and a careless one needs hours for one line. `re` holds the interpreter's lock
+while it matches, so that a thread would not help; but it looks for signals, so that a timer does
+(docs/decisions/0011-patterns-on-a-timer.md).
+"""
+
+from __future__ import annotations
+
+import re
+import signal
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from types import FrameType
+from weakref import WeakSet
+
+from agent.logs.counts import Count, Counts, Kind, count_of
+from supervisor.contract.boundaries import Sink
+from supervisor.contract.bounds import MAX_STEP_PATTERNS, STEPS
+from supervisor.contract.errors import UserError
+from supervisor.contract.job.spec import DEFAULT_STEP_PATTERNS
+from supervisor.contract.job.step_pattern import compile_step_pattern
+
+LIMIT_MS = 50
+STRIKES = 3
+SHARE, BURST_MS = 0.05, 400
+"""Of a processor, what the own patterns of all attempts may take, and a burst. Each gets an equal part."""
+MOST_SHARE, MOST_AT_ONCE_MS = 0.2, 100
+"""The largest part that all of them take while each has some of its burst left."""
+_SLOW_LINE_MS = LIMIT_MS // 2
+_NAN = re.compile(
+    rb"(?i)loss[^\w\n]{0,8}(?:[a-z_][\w.]{0,20}\()?[-+]?(?:nan|inf|infinity)\b|NanLossDuringTraining"
+)
+
+
+class _TooSlow(Exception):
+    """The timer rang while lines were matched."""
+
+
+class _Timer:
+    """Of this process's own processor time, with that of the kernel. A busy machine makes no pattern slow."""
+
+    armed = False
+
+    @classmethod
+    def ring(cls, _number: int, _frame: FrameType | None) -> None:
+        if cls.armed:
+            raise _TooSlow
+
+    @classmethod
+    @contextmanager
+    def limit(cls) -> Iterator[None]:
+        """Raise _TooSlow in the block when it has used LIMIT_MS."""
+        if signal.getsignal(signal.SIGPROF) != cls.ring:
+            signal.signal(signal.SIGPROF, cls.ring)
+        try:
+            cls.armed = True
+            signal.setitimer(signal.ITIMER_PROF, LIMIT_MS / 1000)
+            yield
+        finally:
+            # First: once this is done the timer may ring when it likes.
+            cls.armed = False
+            signal.setitimer(signal.ITIMER_PROF, 0)
+
+
+class _Allowance:
+    """Time that may be spent: a share of all that passes, and a burst."""
+
+    def __init__(self) -> None:
+        self._spent_ms = 0.0
+        self._at_ms = 0.0
+
+    def is_left(self, now_ms: float, share: float, burst_ms: float) -> bool:
+        """Whether something may be spent now."""
+        passed_ms, self._at_ms = now_ms - self._at_ms, now_ms
+        self._spent_ms = max(0.0, self._spent_ms - share * passed_ms)
+        return self._spent_ms < burst_ms
+
+    def spend(self, spent_ms: float, now_ms: float) -> None:
+        """So much was spent up to now; it may be more than was left. The time that it took adds nothing."""
+        self._spent_ms += spent_ms
+        self._at_ms = now_ms
+
+    def renew(self) -> None:
+        """As if nothing had been spent."""
+        self._spent_ms = 0.0
+
+
+class Budget:
+    """The time for the own patterns of all attempts of one agent."""
+
+    def __init__(self) -> None:
+        self.all = _Allowance()
+        self.among: WeakSet[Matcher] = WeakSet()
+
+
+class Matcher:
+    """Looks at lines for what they count and for a NaN loss.
+
+    The default patterns stand for the formats of `agent.logs.counts`; other patterns are looked for instead.
+
+    Attributes:
+        counts: what has been counted so far.
+        nan: a loss was printed as NaN or infinite; looked for only if asked.
+        blind: no pattern is left, as each took too long: steps are unknown from here on.
+        skipped: lines were skipped since the last step that was read: its age is unknown.
+
+    `budget`: what it shares with the other matchers of its agent.
+    """
+
+    def __init__(
+        self,
+        patterns: Sequence[str],
+        sink: Sink,
+        *,
+        watch_nan: bool = False,
+        budget: Budget | None = None,
+    ) -> None:
+        self.counts = Counts()
+        self.nan = False
+        self.skipped = False
+        self._sink = sink
+        self._built_in = tuple(patterns) == DEFAULT_STEP_PATTERNS
+        self._patterns = [] if self._built_in else _compiled(patterns, sink)
+        self.blind = not self._built_in and not self._patterns
+        self._strikes = [0] * len(self._patterns)
+        self._watch_nan = watch_nan
+        self._at = 0
+        self._began_ms = 0.0
+        self._own = _Allowance()
+        self._budget = budget or Budget()
+        if self._patterns:
+            self._budget.among.add(self)
+
+    @property
+    def step(self) -> int:
+        """The newest step, -1 while none is known."""
+        return self.counts.step
+
+    @property
+    def reports(self) -> int:
+        """How many lines have shown progress."""
+        return self.counts.reports
+
+    def take(self, lines: Sequence[bytes]) -> None:
+        """Look at some lines; when they take too long, the rest of them is skipped.
+
+        Lines are skipped, too, while the attempt's own patterns have used up their part of the time.
+        """
+        assert threading.current_thread() is threading.main_thread(), "only there a signal interrupts a match"
+        if not self._may_spend(time.monotonic() * 1000):
+            self.skipped = True
+            return
+        began_s = time.thread_time()
+        try:
+            with _Timer.limit():
+                for line in lines:
+                    self._look(line)
+        except (_TooSlow, MemoryError, RecursionError) as error:
+            self.skipped = True
+            self._strike(at_once=not isinstance(error, _TooSlow))
+        if not self._built_in:
+            spent_ms = 1000 * (time.thread_time() - began_s)
+            for allowance in (self._own, self._budget.all):
+                allowance.spend(spent_ms, time.monotonic() * 1000)
+
+    def _may_spend(self, now_ms: float) -> bool:
+        if self._built_in:
+            return True
+        among = max(1, len(self._budget.among))
+        is_own_left = self._own.is_left(now_ms, SHARE / among, BURST_MS / among)
+        return self._budget.all.is_left(now_ms, MOST_SHARE, MOST_AT_ONCE_MS) and is_own_left
+
+    def reached(self, step: int) -> None:
+        """The task said so itself."""
+        if 0 <= step < STEPS:
+            self.counts.take(Count(Kind.TOLD, step))
+
+    def _look(self, line: bytes) -> None:
+        if self._watch_nan and not self.nan:
+            self.nan = _NAN.search(line) is not None
+        count = count_of(line, in_epochs=self.counts.in_epochs) if self._built_in else self._count(line)
+        if count is not None:
+            self.counts.take(count, line)
+            self.skipped = False
+
+    def _count(self, line: bytes) -> Count | None:
+        """By the first of the job's own patterns that fits."""
+        self._began_ms = time.thread_time() * 1000
+        for at, pattern in enumerate(self._patterns):
+            self._at = at
+            found = pattern.search(line)
+            if found is not None:
+                with suppress(ValueError, IndexError, TypeError, AttributeError):
+                    step = int(found.group(1).replace(b",", b""))
+                    return Count(Kind.STEP, step) if 0 <= step < STEPS else None
+                return None
+        return None
+
+    def _strike(self, *, at_once: bool = False) -> None:
+        """The interrupted pattern is given up when lines take it too long, or all memory (`at_once`)."""
+        took_ms = time.thread_time() * 1000 - self._began_ms
+        if not self._patterns or (took_ms < _SLOW_LINE_MS and not at_once):
+            return
+        self._strikes[self._at] += 1
+        if self._strikes[self._at] < STRIKES:
+            return
+        given_up = self._patterns.pop(self._at)
+        del self._strikes[self._at]
+        self.blind = not self._patterns
+        if self.blind:
+            self._budget.among.discard(self)
+        self._own.renew()
+        text = given_up.pattern.decode(errors="replace")
+        self._sink.warning(
+            f"step pattern is given up: it took more than {_SLOW_LINE_MS} ms, or all memory, for a line "
+            f"{STRIKES} times; "
+            "write it without nested repetition",
+            pattern=text,
+        )
+
+
+def _compiled(patterns: Sequence[str], sink: Sink) -> list[re.Pattern[bytes]]:
+    found = []
+    for text in patterns[:MAX_STEP_PATTERNS]:
+        try:
+            pattern = compile_step_pattern(text)
+        except UserError as error:
+            sink.warning("step pattern is not valid", pattern=text[:200], reason=str(error))
+            continue
+        if pattern.groups:
+            found.append(pattern)
+        else:
+            sink.warning("step pattern has no group", pattern=text[:200])
+    return found

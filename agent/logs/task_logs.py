@@ -1,0 +1,272 @@
+"""What tasks write: their output on disk, and the steps in it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+
+from agent.core.instructions import Follow
+from agent.host.processes import usage_of
+from agent.host.regular_files import open_regular, read_start, replace
+from agent.inside import clock
+from agent.logs.dump import dump_stacks, read_dump
+from agent.logs.patterns import Budget, Matcher
+from agent.logs.steps import MEASURE_MS, OUTPUT, Followed, StepReader
+from agent.retry_log import Tell, raise_it
+from recovery.io.trees import TooMany, entries_below, remove_tree
+from supervisor.adapters.failpoints import effect
+from supervisor.contract.boundaries import Sink
+from supervisor.contract.containment import contained
+from supervisor.contract.ids import AttemptId, TaskId
+from supervisor.contract.observed import Saves, TaskBeat
+
+TAIL_BYTES = 4096
+MOST_LEARNT = 256
+_MOST_DEEP, _MOST_ENTRIES = 32, 50_000
+SIGNALLED = "signalled"
+HELD = "held"
+_ATTEMPT_DIRECTORY = re.compile(r"(?P<member>.+)-g(?P<generation>[0-9]+)\.(?P<number>[0-9]+)")
+_CONTROL = re.compile(r"[^\n\t\x20-\x7e\u00a0-\u2027\u202f-\u2065\u2070-\ufffd]")
+
+
+class AttemptFiles:
+    """`TaskFiles` below `root`, as `root/JOB_UUID/ATTEMPT/output.log`. Reads are bounded.
+
+    `budget_bytes`: what `tidy` leaves of attempts that have ended, at most; None: it removes nothing.
+    """
+
+    def __init__(self, root: Path, sink: Sink, budget_bytes: int | None = None) -> None:
+        self._root = root
+        self._sink = sink
+        self._budget_bytes = budget_bytes
+        self._patterns_budget = Budget()
+        self._followed: dict[AttemptId, Followed] = {}
+        self._learnt: dict[tuple[str, TaskId], dict[str, int]] = {}
+        self._measured_ms = -MEASURE_MS
+        self._tidying = asyncio.Lock()
+
+    def directory(self, job_uuid: str, attempt: AttemptId) -> str:
+        """Absolute path of an attempt's directory."""
+        return str(self._root / job_uuid / attempt.dirname)
+
+    def follow(self, follow: Follow) -> None:
+        """Read steps from this attempt's output from now on."""
+        attempt = follow.attempt
+        if attempt not in self._followed:
+            matcher = Matcher(
+                follow.patterns, self._sink, watch_nan=follow.watch_nan, budget=self._patterns_budget
+            )
+            reader = StepReader(Path(self.directory(follow.job_uuid, attempt)), matcher)
+            process = (follow.pid, follow.start_ticks)
+            learnt = self._learnt.get((follow.job_uuid, attempt.task), {})
+            self._followed[attempt] = Followed(reader, follow.started_ms, *process, learnt)
+
+    def progress(
+        self, now_ms: int, gpus: Mapping[AttemptId, float] | None = None, tell: Tell = raise_it
+    ) -> tuple[TaskBeat, ...]:
+        """Where every followed attempt stands."""
+        for attempt, followed in self._followed.items():
+            with contained(partial(tell, attempt)):
+                followed.look(now_ms)
+        if now_ms - self._measured_ms >= MEASURE_MS:
+            self._measured_ms = now_ms
+            self._measure(now_ms, gpus or {}, tell)
+        beats = []
+        for attempt, followed in self._followed.items():
+            with contained(partial(tell, attempt)):
+                beats.append(followed.beat(attempt, now_ms))
+        return tuple(beats)
+
+    def _measure(self, now_ms: int, gpus: Mapping[AttemptId, float], tell: Tell) -> None:
+        processes = {each.process for each in self._followed.values() if each.process is not None}
+        used = usage_of(processes) if processes else {}
+        for attempt, followed in self._followed.items():
+            process = followed.process
+            usage = used.get(process) if process is not None else None
+            with contained(partial(tell, attempt)):
+                followed.measure(now_ms, usage, gpus.get(attempt))
+
+    def wrote(self, attempt: AttemptId, now_ms: int) -> bool:
+        """Read it now; True when it brought the attempt's first step. After that the beats read often enough.
+
+        So they do where it writes more than is looked at: each launcher asks up to fifty times a second.
+        """
+        followed = self._followed.get(attempt)
+        if followed is None or followed.first_ms >= 0 or followed.reader.floods:
+            return False
+        return followed.look(now_ms)
+
+    def last_step(self, attempt: AttemptId) -> int:
+        """The newest step, after reading to the end."""
+        followed = self._followed.get(attempt)
+        return followed.reader.read() if followed is not None else -1
+
+    def saves(self, attempt: AttemptId) -> Saves:
+        """Where it has saved, as it says itself."""
+        followed = self._followed.get(attempt)
+        return followed.saves() if followed is not None else Saves()
+
+    def has_stepped(self, attempt: AttemptId) -> bool:
+        """Whether it has made a step, of whatever number."""
+        followed = self._followed.get(attempt)
+        return followed is not None and followed.reader.matcher.reports > 0
+
+    def newest_step(self, task: TaskId, generation: int) -> int:
+        """The newest step that was read of a task's attempts in a generation."""
+        return max(
+            (
+                each.reader.matcher.step
+                for attempt, each in self._followed.items()
+                if attempt.task == task and attempt.generation == generation
+            ),
+            default=-1,
+        )
+
+    def tail(self, attempt: AttemptId) -> str:
+        """The last lines of its output."""
+        followed = self._followed.get(attempt)
+        return read_tail(followed.reader.directory) if followed is not None else ""
+
+    async def dump(self, attempt: AttemptId) -> bool:
+        """Keep where its threads are."""
+        followed = self._followed.get(attempt)
+        if followed is None or not followed.pid:
+            return False
+        place = (followed.reader.directory, followed.pid, followed.start_ticks)
+        return bool(await asyncio.to_thread(dump_stacks, *place))
+
+    def stack(self, attempt: AttemptId) -> str:
+        """The beginning of what `dump` kept."""
+        followed = self._followed.get(attempt)
+        return read_dump(followed.reader.directory) if followed is not None else ""
+
+    def hold(self, attempt: AttemptId, hold_ms: int) -> str:
+        """Keep its directory for so long, at most until the machine boots; returns the directory."""
+        followed = self._followed.get(attempt)
+        if followed is None:
+            return ""
+        directory = followed.reader.directory
+        with suppress(OSError):
+            fd = open_regular(directory / HELD, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
+            with os.fdopen(fd, "w") as file:
+                file.write(f"{clock.boot_id()} {clock.now_ms() + hold_ms}")
+        return str(directory)
+
+    def unfollow(self, attempt: AttemptId) -> None:
+        """Forget its progress."""
+        followed = self._followed.pop(attempt, None)
+        if followed is not None:
+            followed.reader.close()
+            self._remember(followed, attempt.task)
+
+    def _remember(self, followed: Followed, task: TaskId) -> None:
+        """The next attempt of this task pauses for as long."""
+        key = (followed.reader.directory.parent.name, task)
+        self._learnt.pop(key, None)
+        self._learnt[key] = followed.learnt()
+        while len(self._learnt) > MOST_LEARNT:
+            del self._learnt[next(iter(self._learnt))]
+
+    async def tidy(self) -> None:
+        """Make room if old directories take too much. Removing gigabytes takes seconds: in a thread."""
+        if self._budget_bytes is None:
+            return
+        async with self._tidying:
+            keep = {each.reader.directory for each in self._followed.values()}
+            removed = await asyncio.to_thread(make_room, self._root, keep, self._budget_bytes)
+        if removed:
+            self._sink.info("removed old output", directories=removed)
+
+    def on_disk(self, job_uuid: str, task: TaskId) -> tuple[AttemptId, ...]:
+        """The attempts of a task whose output is here, also of earlier lives of this agent; oldest first."""
+        found = []
+        for directory in (self._root / job_uuid).glob(f"{task.member}-g*.*"):
+            match = _ATTEMPT_DIRECTORY.fullmatch(directory.name)
+            if match is not None and match["member"] == task.member:
+                found.append(AttemptId(task, int(match["generation"]), int(match["number"])))
+        return tuple(sorted(found))
+
+    def is_followed(self, attempt: AttemptId) -> bool:
+        """Whether more output may come: it lives, or its end is not recorded yet."""
+        return attempt in self._followed
+
+    def note_signal(self, job_uuid: str, attempt: AttemptId, number: int, now_ms: int) -> None:
+        """Remember what an operator is about to send to it, for the report of its end."""
+        directory = Path(self.directory(job_uuid, attempt))
+        with suppress(OSError):  # a full disk: it gets the signal all the same
+            replace(directory / SIGNALLED, f"{number} {now_ms}")
+
+    def signalled(self, attempt: AttemptId) -> tuple[int, int] | None:
+        """The last signal that an operator sent to a followed attempt, and when; None without one."""
+        followed = self._followed.get(attempt)
+        if followed is None:
+            return None
+        try:
+            number, sent_ms = read_start(followed.reader.directory / SIGNALLED, 64).split()
+            return int(number), int(sent_ms)
+        except (OSError, ValueError):
+            return None
+
+
+def read_tail(directory: Path) -> str:
+    """The last 4 KiB of output at most, safe to print."""
+    try:
+        with os.fdopen(open_regular(directory / OUTPUT), "rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(0, size - TAIL_BYTES))
+            raw = file.read(TAIL_BYTES)
+    except OSError:
+        return ""
+    text = raw.decode(errors="replace")
+    return (
+        _CONTROL.sub("\N{MIDDLE DOT}", text.replace("\r", "\n"))
+        .encode()[-TAIL_BYTES:]
+        .decode(errors="ignore")
+    )
+
+
+def held(root: Path) -> set[Path]:
+    """The attempts' directories that are kept for inspection now."""
+    found = set()
+    for marker in root.glob(f"*/*/{HELD}"):
+        with suppress(OSError, ValueError):
+            boot_id, until_ms = read_start(marker, 128).decode().split()
+            if boot_id == clock.boot_id() and clock.now_ms() < int(until_ms):
+                found.add(marker.parent)
+    return found
+
+
+def _on_disk(directory: Path) -> int:
+    """Bytes that an attempt's directory takes. A sparse file may be of any size; links are not followed."""
+    found: dict[tuple[int, int], int] = {}
+    with suppress(TooMany):
+        for _, _, entry in entries_below(directory, _MOST_DEEP, _MOST_ENTRIES):
+            with suppress(FileNotFoundError):
+                status = entry.stat(follow_symlinks=False)
+                found[status.st_dev, status.st_ino] = 512 * status.st_blocks
+    return sum(found.values())
+
+
+def make_room(root: Path, keep: Iterable[Path], budget_bytes: int) -> int:
+    """Remove the oldest attempts' directories beyond the budget, but none that is held; returns how many."""
+    kept = set(keep) | held(root)
+    found = []
+    for directory in root.glob("*/*"):
+        with suppress(OSError):  # a launcher rotates, or another call removes, what is looked at
+            found.append((directory.lstat().st_mtime, _on_disk(directory), directory))
+    total = sum(size for _, size, _ in found)
+    removed = 0
+    for _, size, directory in sorted(found):
+        if total <= budget_bytes:
+            break
+        if directory not in kept:
+            with effect("agent.remove_logs"), suppress(OSError):
+                remove_tree(directory)
+            total -= size
+            removed += 1
+    return removed

@@ -1,0 +1,414 @@
+"""The output directories of this node's tasks: made before a task starts, and sent to the job's store.
+
+A task's files are sent while it runs, and whole once it has ended. What is to be sent is on the disk, and so
+is the note of what has been: an agent that is killed goes on where it was. Sending yields to everything else:
+two transfers at a time, in threads of low priority.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable, Collection, Iterator
+from concurrent.futures import Executor, ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+from threading import get_native_id
+from typing import TypeVar
+
+from agent.boundaries import StoreOpener
+from agent.core.instructions import OutputDirs, PrepareOutputs
+from agent.outputs.directories import ASIDE, OutputFiles
+from agent.outputs.leftover_work import NodeWork
+from agent.outputs.mirrors import Mirrors
+from agent.retry_log import Tell, Trouble, raise_it, require_sound
+from recovery.io.deadline import Motion, while_moving
+from recovery.io.files import mapped_errors
+from recovery.outputs.bring import Bringer
+from recovery.outputs.index import OutputIndex
+from recovery.outputs.note import OutputState, load_state, save_state, saves_are_over, state_path
+from recovery.outputs.send import MOST_LEFT_OUT, OutputSender
+from recovery.outputs.stored import read_index
+from supervisor.contract import keys
+from supervisor.contract.boundaries import Clock, Coordination, Sink
+from supervisor.contract.containment import contained
+from supervisor.contract.errors import TfSupervisorError
+from supervisor.contract.ids import AttemptId, TaskId
+from supervisor.contract.observed import MOST_NOTICES, OUTPUTS_LATE, OUTPUTS_LEFT_OUT, Notice
+
+T = TypeVar("T")
+SEND_S = 10.0
+"""A file that a task writes is in the store so much later, where the store keeps up."""
+REFUSED_MS = (1_000, 60_000)
+AT_ONCE = 2
+NICE = 15
+WAIT_MS = 30_000
+"""For so long a task that has moved waits for the last outputs of the node where it was, if that lives."""
+
+WAIT_POLL_S = 0.1
+BRING_QUIET_MS = 20_000
+LATE_MS = 30_000
+"""Outputs that cannot be sent for so long are worth an event."""
+
+
+def quiet_threads() -> ThreadPoolExecutor:
+    """Threads that get the processor when nobody else wants it."""
+
+    def yield_to_others() -> None:
+        with suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, get_native_id(), NICE)
+
+    return ThreadPoolExecutor(2 * AT_ONCE, "outputs", yield_to_others)
+
+
+class _Task:
+    """One task's outputs. `noted`: the note on the disk says what is known here."""
+
+    def __init__(self, sender: OutputSender, trouble: Trouble) -> None:
+        self.sender = sender
+        self.trouble = trouble
+        self.noted = False
+        self.hurry = asyncio.Event()
+        self.work: asyncio.Task[None] | None = None
+        self.removal: asyncio.Task[None] | None = None
+
+    @property
+    def state(self) -> OutputState:
+        return self.sender.state
+
+    def put(self, state: OutputState) -> None:
+        self.sender.state = state
+        self.noted = False
+
+    async def stop(self) -> None:
+        """End what is under way; what it has sent is noted. A removal that has begun is waited for."""
+        if self.work is not None:
+            self.work.cancel()
+        works = filter(None, [self.work, self.removal])
+        await asyncio.gather(*works, return_exceptions=True)
+        await asyncio.to_thread(saves_are_over)
+
+
+class NodeOutputs:
+    """`Outputs` of one node.
+
+    Attributes:
+        files: the directories.
+        mirrors: copies for tasks that read what others wrote.
+        work: what keeps files that are in no store; None: nothing does.
+        send_s: how often tasks' directories are looked through.
+    """
+
+    def __init__(
+        self,
+        files: OutputFiles,
+        coordination: Coordination,
+        opener: StoreOpener,
+        clock: Clock,
+        sink: Sink,
+        new_id: Callable[[], str],
+        threads: Executor | None = None,
+    ) -> None:
+        self.files = files
+        self._coordination = coordination
+        self._opener = opener
+        self._clock = clock
+        self._sink = sink
+        self._new_id = new_id
+        self._threads = threads
+        self._tasks: dict[tuple[str, str], _Task] = {}
+        self.mirrors = Mirrors(files, opener, clock, sink, threads)
+        self._slots = asyncio.Semaphore(AT_ONCE)
+        self._ended: set[str] = set()
+        self._over: set[AttemptId] = set()
+        self.send_s = SEND_S
+        self.work: NodeWork | None = None
+
+    def directories(self, job_uuid: str, task: TaskId) -> OutputDirs:
+        """Where a task writes, and where it reads what others wrote."""
+        return OutputDirs(str(self.files.own(job_uuid, task.member)), str(self.files.copies(job_uuid)))
+
+    async def prepare(self, prepare: PrepareOutputs) -> None:
+        """Make the task's directory, with what it wrote elsewhere, and begin to send what it writes."""
+        task, uuid = prepare.attempt.task, prepare.job_uuid
+        key = (uuid, task.member)
+        entry = self._tasks.pop(key, None)
+        if entry is not None:
+            await entry.stop()
+        self._ended.discard(uuid)
+        state = OutputState(
+            task.job,
+            uuid,
+            task.member,
+            prepare.uri,
+            self.files.node,
+            prepare.attempt.generation,
+            prepare.attempt.number,
+            prepare.budget_bytes,
+            prepare.keep_ms,
+            follow=prepare.follow,
+        )
+        try:
+            if self.work is not None:
+                await self.work.in_use(uuid)
+            await self._call(partial(self.files.make, state))
+            note = state_path(self.files.notes(uuid), task.member)
+            before = entry.state if entry is not None else await self._call(partial(load_state, note))
+            if before is not None and not before.removing:
+                state = replace(state, sent=before.sent, late=before.late)
+            if not _goes_on(prepare.attempt, before):
+                state = await self._bring(state)
+            await self._call(partial(self.files.mark, state))
+            # Before its program writes: a successor of this agent knows of it by the note alone.
+            await self._call(partial(save_state, self.files.notes(uuid), state))
+        except TfSupervisorError as error:
+            self._sink.error("no output directory", task=str(task), reason=str(error))
+        self._begin(key, state)
+
+    def over(self, attempt: AttemptId) -> None:
+        """Send the rest, whole, unless another attempt has begun here."""
+        self._over.add(attempt)
+        for entry in self._tasks.values():
+            self._apply_ends(entry)
+
+    def job_ended(self, job_uuid: str) -> None:
+        """Once all of it is in the store, it is removed here."""
+        self._ended.add(job_uuid)
+        for entry in self._tasks.values():
+            self._apply_ends(entry)
+
+    def _apply_ends(self, entry: _Task) -> None:
+        """What was told may be of a task whose note had not been read then."""
+        state = entry.state
+        ended = state.job_uuid in self._ended
+        over = _attempt_of(state) in self._over or ended
+        if (over and not state.over) or (ended and not state.ended):
+            entry.put(replace(state, over=True, ended=state.ended or ended))
+            if state.follow:
+                self.mirrors.keep([each.state for each in self._tasks.values()])
+            entry.hurry.set()
+            # The pause of a store that failed before ends now, too.
+            entry.trouble.press(pressing=True)
+            entry.trouble.press(pressing=False)
+
+    def check(self, tell: Tell = raise_it) -> None:
+        """Tell once what ended work in the background: the outputs of such a task stay on this node."""
+        self.mirrors.check(tell)
+        for entry in self._tasks.values():
+            work = entry.work
+            with contained(partial(tell, _attempt_of(entry.state))):
+                if work is not None and work.done():
+                    entry.work = None
+                    require_sound((work,))
+
+    def notices(self) -> tuple[Notice, ...]:
+        """What is not sent, and what is kept that is in no store: at most `MOST_NOTICES`, some of each."""
+        found = [notice for entry in self._tasks.values() for notice in self._notices(entry)]
+        kept = self.work.notices() if self.work is not None else ()
+        room = max(MOST_NOTICES // 2, MOST_NOTICES - len(kept))
+        return (*found[:room], *kept)[:MOST_NOTICES]
+
+    def _notices(self, entry: _Task) -> Iterator[Notice]:
+        state, trouble = entry.state, entry.trouble
+        task = f"{state.job}/{state.member}"
+        if state.left_out:
+            path, why = next(iter(state.left_out.items()))
+            count = len(state.left_out)
+            many = f"{count} or more" if count >= MOST_LEFT_OUT else str(count)
+            text = f"{many} outputs of {task} on {self.files.node} are not sent to the store: {path}: {why}"
+            # Told of the first, and whenever there are twice as many.
+            about = f"{state.job_uuid} {state.member} {count.bit_length()}"
+            yield Notice(state.job, state.job_uuid, OUTPUTS_LEFT_OUT, about, text)
+        late_ms = self._clock.now_ms() - trouble.since_ms if trouble.text else 0
+        if late_ms >= LATE_MS:
+            text = f"outputs of {task} stay on {self.files.node} for now: {trouble.text}"
+            about = f"{state.job_uuid} {state.member} since {trouble.since_ms}"
+            yield Notice(state.job, state.job_uuid, OUTPUTS_LATE, about, text)
+
+    async def run(self, living: Callable[[], Collection[AttemptId]]) -> None:
+        """Take up what earlier lives have left, and remove kept work whose time is over."""
+        with suppress(TfSupervisorError):
+            for state in await self._call(self.files.states):
+                key = (state.job_uuid, state.member)
+                if key not in self._tasks:
+                    lives = _attempt_of(state) in living()
+                    self._begin(key, state if lives else replace(state, over=True))
+        if self.work is not None:
+            await self.work.run()
+
+    async def close(self) -> None:
+        """Stop; a successor goes on."""
+        for each in list(self._tasks.values()):
+            await each.stop()
+        await self.mirrors.close()
+
+    async def _bring(self, state: OutputState) -> OutputState:
+        """With what other nodes have sent since. What could not come is told; the task starts anyway."""
+        task, files = f"{state.job}/{state.member}", self.files
+        directory, notes = files.own(state.job_uuid, state.member), files.notes(state.job_uuid)
+        aside = directory.with_name(f"{ASIDE}{state.member}-g{state.generation}.{state.attempt}")
+        motion = Motion(self._clock)
+        try:
+            async with while_moving(motion, self._clock, BRING_QUIET_MS, f"reading outputs of {task}"):
+                index = await self._index_of(state, motion)
+                if index is None:
+                    return state
+                user = await asyncio.to_thread(files.user, state.job_uuid)
+                bringer = Bringer(self._opener(state.uri), directory, notes, aside, None, user)
+                brought = await bringer.bring(state, index, motion)
+        except TfSupervisorError as error:
+            # Sent later, files of the same names are told apart by their versions, and none is removed.
+            self._sink.warning("started without its earlier outputs", task=task, reason=str(error))
+            return state
+        if brought.count:
+            self._sink.info("outputs brought in", task=task, files=brought.count, bytes=brought.size)
+        if brought.missing:
+            first = next(f"{path}: {why}" for path, why in brought.missing.items())
+            self._sink.warning("outputs not brought in", task=task, count=len(brought.missing), first=first)
+        if brought.aside:
+            names = ", ".join(brought.aside[:3])
+            self._sink.warning("outputs put aside", task=task, directory=str(aside), files=names)
+            if self.work is not None:
+                await self.work.keep(state.job, state.job_uuid, aside.name, state.keep_ms)
+        return replace(state, sent=brought.sent)
+
+    async def _index_of(self, state: OutputState, motion: Motion) -> OutputIndex | None:
+        """What is to be brought in; None where there is nothing, or this very directory holds it.
+
+        A node that is alive sends what its attempt wrote last: that is waited for.
+        """
+        store, until_ms, waited = self._opener(state.uri), self._clock.now_ms() + WAIT_MS, False
+        while True:
+            index = await read_index(store, state.base)
+            if index is None:
+                return None
+            is_of = partial(self.files.is_of, state.job_uuid, state.member, index.node, *index.writer)
+            if not waited and index.node != self.files.node and await self._call(is_of):
+                return None
+            if not index.writing or index.node == self.files.node or not await self._is_alive(index.node):
+                return index
+            if self._clock.now_ms() >= until_ms:
+                reason = f"{index.node} has not sent the last of them within {WAIT_MS / 1000:g} s"
+                self._sink.warning("outputs are not whole", task=f"{state.job}/{state.member}", reason=reason)
+                return index
+            waited = True
+            motion()
+            await asyncio.sleep(WAIT_POLL_S)
+
+    async def _is_alive(self, node: str) -> bool:
+        try:
+            return await self._coordination.get(keys.node(node)) is not None
+        except TfSupervisorError:
+            return False
+
+    def _begin(self, key: tuple[str, str], state: OutputState) -> None:
+        uuid, member = key
+        name = f"{state.job}/{member}"
+        try:
+            store, user = self._opener(state.uri), self.files.user(uuid)
+        except TfSupervisorError as error:
+            self._sink.error("outputs stay on this node", task=name, reason=str(error))
+            return
+        sender = OutputSender(
+            store,
+            self.files.own(uuid, member),
+            self.files.notes(uuid),
+            state,
+            self._clock,
+            self._new_id,
+            self._threads,
+            user[0] if user is not None and os.geteuid() == 0 else None,
+        )
+        sender.turn = self._slots
+        trouble = Trouble("outputs cannot be sent", name, self._clock, self._sink, REFUSED_MS)
+        entry = _Task(sender, trouble)
+        self._tasks[key] = entry
+        entry.work = asyncio.get_running_loop().create_task(self._tend(key, entry))
+        if state.follow and not state.over:
+            self.mirrors.begin(state)
+        self._apply_ends(entry)
+
+    async def _tend(self, key: tuple[str, str], entry: _Task) -> None:
+        """Until the job has ended, all is sent and nothing is left here."""
+        told: tuple[str, ...] = ()
+        while True:
+            final = entry.state.over
+            try:
+                await self._note(entry)
+                if not entry.state.done:
+                    await entry.sender.send(final=final)
+                    entry.trouble.over()
+                    told = self._tell(entry.state, told)
+                    if final:
+                        entry.put(replace(entry.state, done=True))
+                        await self._note(entry)
+                        self._sink.info("outputs are in the store", task=f"{entry.state.job}/{key[1]}")
+                if entry.state.ended and entry.state.done:
+                    entry.removal = asyncio.get_running_loop().create_task(self._retire(entry))
+                    # In its thread it cannot be stopped: whoever comes next waits for it.
+                    await asyncio.shield(entry.removal)
+                    self._forget(key, entry)
+                    return
+            except TfSupervisorError as error:
+                await entry.trouble.failed(error)
+                continue
+            if entry.state.over == final:
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(None if entry.state.done else self.send_s):
+                        await entry.hurry.wait()
+            entry.hurry.clear()
+
+    def _forget(self, key: tuple[str, str], entry: _Task) -> None:
+        if self._tasks.get(key) is entry:
+            del self._tasks[key]
+        self._over.discard(_attempt_of(entry.state))
+        if all(uuid != key[0] for uuid, _ in self._tasks):
+            self._ended.discard(key[0])
+
+    def _tell(self, state: OutputState, told: tuple[str, ...]) -> tuple[str, ...]:
+        left = tuple(f"{path}: {why}" for path, why in list(state.left_out.items())[:3])
+        if left and left != told:
+            self._sink.warning(
+                "outputs are not sent",
+                task=f"{state.job}/{state.member}",
+                count=len(state.left_out),
+                first="; ".join(left),
+            )
+        return left
+
+    async def _note(self, entry: _Task) -> None:
+        if not entry.noted:
+            state = entry.state
+            await self._call(partial(save_state, self.files.notes(state.job_uuid), state))
+            entry.noted = entry.state is state
+
+    async def _retire(self, entry: _Task) -> None:
+        """The job has ended, and what could be sent is in the store: the rest stays for a while."""
+        state = entry.state
+        if not state.removing:
+            aside = await self._call(partial(self.files.put_aside, state))
+            if aside and self.work is not None:
+                await self.work.keep(state.job, state.job_uuid, aside, state.keep_ms)
+            # What is missing from now on was not removed by the program.
+            entry.put(replace(entry.state, removing=True))
+            await self._note(entry)
+        await self._call(partial(self.files.remove, state))
+
+    async def _call(self, work: Callable[[], T]) -> T:
+        def mapped() -> T:
+            with mapped_errors("keep outputs"):
+                return work()
+
+        return await asyncio.to_thread(mapped)
+
+
+def _attempt_of(state: OutputState) -> AttemptId:
+    return AttemptId(TaskId.from_member(state.job, state.member), state.generation, state.attempt)
+
+
+def _goes_on(attempt: AttemptId, before: OutputState | None) -> bool:
+    """Whether nothing of the task can have run elsewhere since the last attempt here, or ever."""
+    if before is None:
+        return (attempt.generation, attempt.number) == (1, 1)
+    return (attempt.generation, attempt.number) == (before.generation, before.attempt + 1)

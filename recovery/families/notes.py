@@ -1,0 +1,94 @@
+"""What a watcher cannot use, each told once with the reason and what helps. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from recovery.families.families import Family, Incomplete, Save, Saves, Sight
+from recovery.families.watch import FamilyWatch
+from recovery.families.watch_rule import META_PATIENCE_LOOKS, FileMark, Unusable
+
+MAX_NOTES = 100
+"""So many are told in one generation: a program can make any number of names."""
+
+
+SHARDS_ELSEWHERE = (
+    "data files are missing: where parameter servers write their own shards, set checkpoint.mode: mounted"
+)
+
+
+class Notes:
+    """Gathers what is to be told, in the order in which it was found.
+
+    `no_data`: the reason to tell of an index without its data files.
+    """
+
+    def __init__(self, no_data: str = SHARDS_ELSEWHERE) -> None:
+        self._no_data = no_data
+        self._told: set[tuple[str, str]] = set()
+        self._waiting: list[Unusable] = []
+        self._suspects: dict[str, tuple[tuple[FileMark, ...], str, int]] = {}
+        self._incomplete: dict[str, tuple[tuple[FileMark, ...], int]] = {}
+
+    def next(self) -> Unusable | None:
+        """The next to tell, which is told by this."""
+        return self._waiting.pop(0) if self._waiting else None
+
+    def note(self, path: str, reason: str) -> None:
+        """What is at `path` cannot be used."""
+        if (path, reason) not in self._told and len(self._told) < MAX_NOTES:
+            self._told.add((path, reason))
+            self._waiting.append(Unusable(path, reason))
+
+    def refused(self, save: Save, reason: str, *, final: bool) -> None:
+        """A save does not verify. Unless `final`, the program may be overwriting it: told if it stays."""
+        if final:
+            self.note(save.prefix, reason)
+        else:
+            self._suspects[save.prefix] = (save.marks, reason, 0)
+
+    def look_over(
+        self,
+        sight: Sight,
+        saves: Mapping[Family, Saves],
+        watches: Mapping[Family, FamilyWatch],
+        *,
+        final: bool,
+    ) -> None:
+        """Note what this look shows of that kind."""
+        for path, reason in sight.refused.items():
+            self.note(path, reason)
+        for seen in saves.values():
+            if seen.newest is not None and seen.newest.prefix in self._suspects:
+                self._look_over_suspect(seen.newest, final=final)
+        incomplete = [(family, each) for family, seen in saves.items() for each in seen.incomplete]
+        for prefix in self._incomplete.keys() - {each.prefix for _, each in incomplete}:
+            del self._incomplete[prefix]
+        named = {state.prefix for state in sight.states.values()}
+        for family, each in incomplete:
+            has_index = any(mark.name == f"{each.prefix}.index" for mark in each.marks)
+            if has_index or each.prefix in named:
+                self._look_over_incomplete(each, watches.get(family), final=final)
+
+    def _look_over_suspect(self, save: Save, *, final: bool) -> None:
+        marks, reason, looks = self._suspects.pop(save.prefix)
+        if marks != save.marks:
+            return
+        if final or looks >= META_PATIENCE_LOOKS:
+            self.note(save.prefix, reason)
+        else:
+            self._suspects[save.prefix] = (marks, reason, looks + 1)
+
+    def _look_over_incomplete(self, seen: Incomplete, watch: FamilyWatch | None, *, final: bool) -> None:
+        """An index without its data files. One that is older than what was taken is being deleted."""
+        prefix, marks = seen.prefix, seen.marks
+        taken = watch.taken if watch is not None else None
+        if taken is not None and (seen.turn, max(mark.mtime_ns for mark in marks)) < taken.age:
+            return
+        if final:
+            self.note(prefix, "files are missing and its writer is dead")
+            return
+        before, looks = self._incomplete.get(prefix, (marks, 0))
+        self._incomplete[prefix] = (marks, looks + 1 if before == marks else 0)
+        if looks >= META_PATIENCE_LOOKS:
+            self.note(prefix, self._no_data)

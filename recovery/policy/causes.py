@@ -1,0 +1,133 @@
+"""What an ended attempt means: a failure of the program, of the machines, or none at all."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from signal import Signals
+
+from recovery.policy.logs import SHARDS_APART, Finding, has_shards_apart, last_words
+from recovery.policy.roles import RoleKind, kind_of, trains
+from supervisor.contract.desired import JobPhase
+from supervisor.contract.incident import Cause
+from supervisor.contract.job.spec import JobSpec
+from supervisor.contract.observed import CANNOT_GO_ON, AttemptReport, Exit, ExitReason
+
+OUTSIDE_SIGNALS = frozenset(
+    {Signals.SIGKILL, Signals.SIGTERM, Signals.SIGINT, Signals.SIGHUP, Signals.SIGQUIT}
+)
+"""Signals that come from an operator, a terminal or the kernel's OOM killer. The others (SIGSEGV, SIGABRT,
+SIGBUS, SIGFPE, SIGILL, SIGPIPE, ...) are what a program's own fault looks like."""
+
+STAGED = "staged"
+"""The mode of `checkpoint` in which each node has a directory of its own."""
+
+NEVER_READY_CODE = 75
+"""With START_FAILED: what the program was to wait for (`after`) did not listen in time, as `detail` says."""
+
+NO_DIRECTORY_CODE = 74
+"""With START_FAILED: its checkpoint directory, a mount, was not to be seen in time."""
+
+_BY_REASON = {
+    ExitReason.DEADLINE: Cause.DEADLINE,
+    ExitReason.START_FAILED: Cause.START_FAILED,
+    ExitReason.LAUNCHER_LOST: Cause.LAUNCHER_LOST,
+    ExitReason.DEVICES_LOST: Cause.GPU,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """Why an attempt's end is a failure, and the line of its output that says so (empty: none does)."""
+
+    cause: Cause
+    line: str = ""
+
+
+def classify(
+    report: AttemptReport, spec: JobSpec, phase: JobPhase, *, trained: bool = False
+) -> Judged | None:
+    """Why this attempt's end is a failure; None if it is not one.
+
+    Not a failure: an attempt that runs, that we killed, or that ends after the job's training is over or was
+    stopped; a training task or a follower that exited with 0. `trained`: the job has made a step since it was
+    last started, so that its files and flags are not simply wrong: no error is the user's any more, but one
+    that tells of shards of a save on several nodes.
+    """
+    if report.exit is None or report.exit.reason is ExitReason.KILLED:
+        return None
+    if phase not in (JobPhase.WAITING, JobPhase.RUNNING):
+        return None
+    judged = _judge(report.exit)
+    if judged is None:
+        needed = kind_of(spec, report.role) is RoleKind.SERVER and trains(spec)
+        return Judged(Cause.EXITED_EARLY) if needed else None
+    staged = spec.checkpoint.mode == STAGED
+    if staged and judged.cause is Cause.PROGRAM_EXIT and has_shards_apart(report.exit.tail):
+        # Also once it has trained: no save of this job was ever whole, and none will be.
+        return Judged(Cause.USER_ERROR, SHARDS_APART)
+    return Judged(_ONCE_TRAINED.get(judged.cause, judged.cause), judged.line) if trained else judged
+
+
+_OF_THE_STORE = frozenset({Cause.PROGRAM_EXIT, Cause.DATA_LOSS, Cause.OUT_OF_RANGE})
+"""How a program ends whose reads and writes fail: what else it may say speaks for itself."""
+
+_ONCE_TRAINED = {Cause.USER_ERROR: Cause.PROGRAM_EXIT, Cause.MISSING_PROGRAM: Cause.START_FAILED}
+
+
+def _judge(end: Exit) -> Judged | None:
+    """None for exit code 0."""
+    if end.reason is not ExitReason.EXIT:
+        if end.reason is ExitReason.START_FAILED and end.code == NEVER_READY_CODE:
+            return Judged(Cause.NEVER_READY)
+        if end.reason is ExitReason.START_FAILED and end.code == NO_DIRECTORY_CODE:
+            return Judged(Cause.STORE_LOST)
+        missing = end.reason is ExitReason.START_FAILED and end.detail.startswith("cannot run ")
+        return Judged(Cause.MISSING_PROGRAM) if missing else Judged(_BY_REASON[end.reason])
+    if end.code == 0:
+        return None
+    if end.oom:
+        return Judged(Cause.OOM)
+    found = last_words(end.tail) or Finding(Cause.PROGRAM_EXIT, "")
+    if end.store_lost and end.signal not in OUTSIDE_SIGNALS and found.cause in _OF_THE_STORE:
+        return Judged(Cause.STORE_LOST, found.line)
+    if end.signal is None:
+        return Judged(found.cause, found.line)
+    if end.signal in OUTSIDE_SIGNALS:
+        return Judged(Cause.KILLED)
+    # A fatal line of C++ ends in SIGABRT; what it says is closer to the cause than the signal.
+    told = found.cause is not Cause.PROGRAM_EXIT and end.signal == Signals.SIGABRT
+    return Judged(found.cause if told else Cause.PROGRAM_SIGNAL, found.line if told else "")
+
+
+def describe(report: AttemptReport) -> str:
+    """One plain sentence about how the attempt stands, for people; no full stop at its end."""
+    subject = f"{report.attempt.task} on {report.node}"
+    if report.exit is None:
+        return f"{subject} runs with pid {report.pid}"
+    detail = f": {report.exit.detail}" if report.exit.detail else ""
+    return f"{subject} {_ending(report.exit)}{detail}"
+
+
+def signal_name(number: int) -> str:
+    """`SIGKILL (signal 9)`; real-time signals have numbers only."""
+    try:
+        return f"{Signals(number).name} (signal {number})"
+    except ValueError:
+        return f"signal {number}"
+
+
+def _ending(end: Exit) -> str:
+    how = f"exited with code {end.code}" if end.signal is None else f"was ended by {signal_name(end.signal)}"
+    match end.reason:
+        case ExitReason.EXIT:
+            return how
+        case ExitReason.KILLED:
+            return "was stopped by its agent"
+        case ExitReason.DEADLINE:
+            return "was killed at its deadline, as its agent could not vouch for it any more"
+        case ExitReason.START_FAILED:
+            return "was ended" if end.detail.startswith(CANNOT_GO_ON) else "could not be started"
+        case ExitReason.LAUNCHER_LOST:
+            return "was killed, as its launcher was gone or silent"
+        case ExitReason.DEVICES_LOST:
+            return "was stopped, as GPUs that it was given could not be used any more"

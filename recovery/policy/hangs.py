@@ -1,0 +1,329 @@
+"""Which tasks show no sign of life any more, for how long that is borne, and which one is to blame.
+
+Signs of training are new output, steps and saves. Signs of work (processor time, GPUs, files) tell a task
+that does something, say an evaluation or a save, from one that does nothing. The truth table is in
+docs/progress.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+
+from supervisor.contract.ids import TaskId
+from supervisor.contract.job.spec import CHIEF_ROLES, ProgressSpec
+from supervisor.contract.observed import Sign
+
+OUTPUT, STEP, SAVE = "output", "step", "save"
+TRAINING = (STEP, OUTPUT, SAVE)
+WORK = ("cpu", "gpu", "files")
+SUSPECT_TIMES, ACT_TIMES = 3, 10
+LEAST_SUSPECT_MS, LEAST_ACT_MS = 5_000, 30_000
+WORK_TIMES, LEAST_WORK_MS = 3, 20_000
+IDLE_MS = 600_000
+"""A task that never shows a sign of training is suspected after so long without a sign of work.
+
+So is one that makes no step for so long, though it writes what is new.
+"""
+SAVES_LEAST = 3
+MOST_DOUBLINGS = 6
+_BLAME_ORDER = ("ps", *CHIEF_ROLES, "worker")
+_FLAT = {
+    STEP: "made no step",
+    OUTPUT: "written nothing new",
+    SAVE: "saved nothing",
+    "cpu": "used hardly any processor time",
+    "gpu": "hardly used its GPUs",
+    "files": "hardly read or written files",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """A task that runs on a node which is heard.
+
+    Attributes:
+        signs: those that it has shown, each with its age; empty when they cannot be seen. A step counts with
+            its first showing, others once they are learnt.
+        silent_ms: since it wrote anything at all, also what merely repeats itself; -1: never, or unknown.
+        stopped: its process is stopped by a signal.
+        fresh_ms: since it was started, for one that is to make steps and has made none; -1 otherwise.
+    """
+
+    task: TaskId
+    signs: tuple[Sign, ...] = ()
+    silent_ms: int = -1
+    stopped: bool = False
+    fresh_ms: int = -1
+
+    @property
+    def training(self) -> tuple[Sign, ...]:
+        """Its signs of training."""
+        return tuple(each for each in self.signs if each.name in TRAINING)
+
+    @property
+    def stalled_ms(self) -> int:
+        """Since its last sign of training; -1 when it has shown none, or they cannot be seen."""
+        return min((each.age_ms for each in self.training), default=-1)
+
+    @property
+    def stepless_ms(self) -> int:
+        """Since its last step; of one that shows none, since its last sign of training."""
+        return next((each.age_ms for each in self.signs if each.name == STEP), self.stalled_ms)
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """For how long a sign may be flat before its task is suspected, and its hang acted upon."""
+
+    suspect_ms: int
+    act_ms: int
+
+
+Bounds = Mapping[tuple[str, str], Patience]
+"""By role and sign. A sign that has none is no evidence, but one that is shown is a sign of life."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hang:
+    """A hang to act upon.
+
+    Attributes:
+        root: the task to blame; None when all stopped at once and no one stands out.
+        stalled_ms: since its (or, without a root, the first one's) last sign of training.
+        late_ms: since when it was time to act.
+        everyone: no task of the job shows a sign of training any more.
+        flat: names of the signs that are flat.
+        writes: a task of them still writes output, though nothing new.
+    """
+
+    root: TaskId | None
+    stalled_ms: int
+    late_ms: int
+    everyone: bool
+    flat: tuple[str, ...] = ()
+    writes: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """What the signs of a job's tasks tell.
+
+    Attributes:
+        suspected: tasks that show no sign of training, or have long made no step: they may hang.
+        everyone: there is none that shows one.
+        hang: if it is time to act.
+        busy: those of the suspected that work, write or save, or are taken to.
+    """
+
+    suspected: frozenset[TaskId] = frozenset()
+    everyone: bool = False
+    hang: Hang | None = None
+    busy: frozenset[TaskId] = frozenset()
+
+
+def bounds_of(
+    tasks: Iterable[Running], spec: ProgressSpec, startup_ms: int | None, *, hung_before: int
+) -> dict[tuple[str, str], Patience]:
+    """For how long the signs of training of each role may be flat.
+
+    By the longest pause that a task of the role has shown. The floor of 30 s is for what comes between two
+    steps and shows no sign of work. Before a step's pauses are learnt, the start-up deadline holds for it.
+    Saves are far between: they are judged where there is neither a step nor output to judge. Each hang that
+    the job was restarted for before doubles what was derived: a program that pauses for longer than we
+    thought is not killed for it again and again. Empty: hangs are not watched.
+    """
+    if not spec.watch_hangs:
+        return {}
+    found: dict[tuple[str, str], Patience] = {}
+    roles = {each.task.role for each in tasks}
+    for role in roles:
+        shown = [sign for each in tasks if each.task.role == role for sign in each.training]
+        for name in TRAINING:
+            pauses = [sign.pause_ms for sign in shown if sign.name == name]
+            known_ms = max(pauses, default=-1)
+            if not pauses or (known_ms < 0 and name != STEP):
+                continue
+            if name == SAVE and ((role, STEP) in found or (role, OUTPUT) in found):
+                continue
+            bound = _patience(known_ms, spec, startup_ms, hung_before)
+            if bound is not None:
+                found[role, name] = bound
+    return found
+
+
+def _patience(pause_ms: int, spec: ProgressSpec, startup_ms: int | None, hung_before: int) -> Patience | None:
+    act_ms = spec.act_after_ms
+    if act_ms is None:
+        if pause_ms < 0:
+            act_ms = startup_ms
+        else:
+            act_ms = max(ACT_TIMES * pause_ms, LEAST_ACT_MS) << min(hung_before, MOST_DOUBLINGS)
+    if act_ms is None:
+        return None
+    suspect_ms = spec.suspect_after_ms
+    if suspect_ms is None:
+        suspect_ms = max(SUSPECT_TIMES * pause_ms, LEAST_SUSPECT_MS) if pause_ms >= 0 else act_ms // 2
+    return Patience(min(suspect_ms, act_ms), act_ms)
+
+
+@dataclass(frozen=True, slots=True)
+class _Standing:
+    """How one task stands.
+
+    Attributes:
+        quiet: none of its signs of training is fresh enough.
+        late_ms: since when all of them have been flat for their bounds; negative before.
+        busy: it works.
+    """
+
+    each: Running
+    quiet: bool
+    late_ms: int
+    busy: bool
+
+
+def judge(tasks: tuple[Running, ...], bounds: Bounds, *, by_training: bool = False) -> Judgement:
+    """Look at all running tasks of a job, or at none: one that is missing may be who the others wait for.
+
+    A task without a bound is never judged, but blamed when it is stopped and nobody goes on. One that hangs
+    while others make steps is blamed itself. Between the two nothing is decided. Another task that has made
+    no step since, but is not late by its own measure, works or writes what is new, is waited for: the late
+    one may be at a barrier until the other has evaluated. So is one that has shown a sign of training since,
+    but none of late, and one that was started a while ago: it may have been restarted because it kept the
+    others waiting. Where a late task is stopped by a signal nobody is waited for.
+
+    `by_training`: the job has set its own bound: signs of training alone count, for each task by itself.
+    """
+    judged = [found for each in tasks if (found := _stand(each, bounds, by_training=by_training))]
+    quiet = [found for found in judged if found.quiet]
+    suspected = frozenset(found.each.task for found in quiet)
+    busy = frozenset(found.each.task for found in quiet if found.busy)
+    everyone = bool(quiet) and len(quiet) == len(judged)
+    idle = frozenset(each.task for each in tasks if not bounds_for(each, bounds) and _idles(each))
+    stepless = frozenset(
+        found.each.task for found in judged if not found.quiet and _is_stepless(found.each, bounds)
+    )
+    without = Judgement(suspected | idle | stepless, everyone, None, busy | stepless)
+    late = [found for found in judged if found.late_ms >= 0 and not found.busy]
+    stopped = [found for found in late if found.each.stopped]
+    late = stopped or late
+    if not late:
+        return without
+    worst = max(late, key=lambda found: found.each.stalled_ms)
+    stalled_ms, late_ms = worst.each.stalled_ms, worst.late_ms
+    fresh_ms = min((each.fresh_ms for each in tasks if each.fresh_ms >= 0), default=stalled_ms)
+    late_ms = min(late_ms, late_ms - stalled_ms + fresh_ms)
+    if late_ms < 0:
+        return without
+    since_ms = stalled_ms // 2
+    goes_on = [found.each for found in judged if found.busy or not found.quiet]
+    behind_ms = [each.stalled_ms if by_training else each.stepless_ms for each in goes_on]
+    if not stopped and any(each_ms >= since_ms for each_ms in behind_ms):
+        return without
+    starting = [each for each in tasks if each.fresh_ms >= 0 and each.training]
+    if everyone and any(each.stalled_ms < since_ms for each in (*starting, *(f.each for f in judged))):
+        return without
+    root = _blamed(tasks) if everyone else worst.each.task
+    blamed = [found for found in judged if found.each.task == root] or quiet
+    hang = Hang(root, stalled_ms, late_ms, everyone, _flat(blamed, by_training=by_training), _writes(blamed))
+    return replace(without, hang=hang)
+
+
+def slow_starts(
+    tasks: Iterable[Running], startup_ms: int | None, *, steps_are_read: bool
+) -> frozenset[TaskId]:
+    """Tasks that were started `startup_ms` ago and have made no step, but work or write what is new.
+
+    They may compile, or spin: nobody is ended for it. A task that never prints steps is not meant: one that
+    does is told by `steps_are_read`, or by another of its role that has made a step.
+    """
+    tasks = tuple(tasks)
+    stepping = {each.task.role for each in tasks if any(sign.name == STEP for sign in each.signs)}
+    return frozenset(
+        each.task
+        for each in tasks
+        if startup_ms is not None and each.fresh_ms >= startup_ms and lives(each.signs)
+        if steps_are_read or each.task.role in stepping
+    )
+
+
+def bounds_for(each: Running, bounds: Bounds) -> dict[str, Patience]:
+    """The bounds of a task's signs of training, by sign: those of its role.
+
+    Empty before the task itself has made a step or has learnt one of them: it still starts, and the pauses of
+    training tell nothing of that.
+    """
+    if not any(sign.name == STEP or sign.pause_ms >= 0 for sign in each.training):
+        return {}
+    found = {sign.name: bounds.get((each.task.role, sign.name)) for sign in each.training}
+    return {name: bound for name, bound in found.items() if bound is not None}
+
+
+def _stand(each: Running, bounds: Bounds, *, by_training: bool) -> _Standing | None:
+    own = bounds_for(each, bounds)
+    if not own:
+        return None
+    # What is not learnt, and is shown now, is life all the same.
+    least = Patience(max(b.suspect_ms for b in own.values()), max(b.act_ms for b in own.values()))
+    pairs = [(sign, own.get(sign.name, least)) for sign in each.training]
+    return _Standing(
+        each,
+        quiet=all(sign.age_ms >= bound.suspect_ms for sign, bound in pairs),
+        late_ms=min(sign.age_ms - bound.act_ms for sign, bound in pairs),
+        busy=not by_training and not each.stopped and works(each.signs),
+    )
+
+
+def works(signs: Iterable[Sign]) -> bool:
+    """Whether a sign of work is fresh."""
+    work = [sign for sign in signs if sign.name in WORK]
+    return any(sign.age_ms < max(WORK_TIMES * sign.pause_ms, LEAST_WORK_MS) for sign in work)
+
+
+def lives(signs: Iterable[Sign]) -> bool:
+    """Whether a task that has made no step yet works, or writes what is new."""
+    signs = tuple(signs)
+    return works(signs) or any(each.name == OUTPUT and each.age_ms < LEAST_ACT_MS for each in signs)
+
+
+def _is_stepless(each: Running, bounds: Bounds) -> bool:
+    """Whether it has long made no step, though it writes or saves: an evaluation, or a thread of its own."""
+    bound = bounds_for(each, bounds).get(STEP)
+    return bound is not None and each.stepless_ms >= max(IDLE_MS, bound.act_ms)
+
+
+def _idles(each: Running) -> bool:
+    """Whether one that shows no sign of training to judge has long shown no sign of work either."""
+    work = [sign for sign in each.signs if sign.name in WORK]
+    return bool(work) and all(sign.age_ms >= IDLE_MS for sign in each.signs)
+
+
+def _flat(blamed: list[_Standing], *, by_training: bool) -> tuple[str, ...]:
+    names = {sign.name for found in blamed for sign in found.each.signs}
+    known = TRAINING if by_training else (*TRAINING, *WORK)
+    return tuple(name for name in known if name in names)
+
+
+def _writes(blamed: list[_Standing]) -> bool:
+    return any(0 <= found.each.silent_ms < LEAST_ACT_MS for found in blamed)
+
+
+def describe(each: Running) -> str:
+    """Which signs are flat, and for how long, as what the task has not done."""
+    shown = {sign.name: sign.age_ms for sign in each.signs if sign.age_ms >= LEAST_SUSPECT_MS}
+    words = [f"{_FLAT[name]} for {shown[name] / 1000:.1f} s" for name in (*TRAINING, *WORK) if name in shown]
+    return f"has {', '.join(words)}" if words else "shows no sign of life"
+
+
+def _blamed(tasks: tuple[Running, ...]) -> TaskId | None:
+    """Who keeps everybody waiting: a task that is stopped, or the only one that there is."""
+    stopped = [each.task for each in tasks if each.stopped]
+    if stopped:
+        return min(stopped, key=_rank)
+    return tasks[0].task if len(tasks) == 1 else None
+
+
+def _rank(task: TaskId) -> tuple[int, TaskId]:
+    """A parameter server's stop stops all others; theirs may be a consequence."""
+    return (_BLAME_ORDER.index(task.role) if task.role in _BLAME_ORDER else len(_BLAME_ORDER), task)

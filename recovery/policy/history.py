@@ -1,0 +1,152 @@
+"""The failures of a job's present life, and how often they came in a row.
+
+They are read from the incidents, which are in etcd: every leader counts the same, and no monotonic time has
+to be stored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from supervisor.contract.checkpoint import CheckpointRef
+from supervisor.contract.incident import Cause, Incident
+from supervisor.contract.job.spec import Scope
+
+STEADY_MS = 60_000
+"""An attempt that lived so long is taken to have worked, also where its steps cannot be read."""
+
+ASKED = frozenset({Cause.SUBMITTED, Cause.OPERATOR})
+REPORTED = frozenset({Cause.PEER_LOST, Cause.PORT_CLASH})
+"""Failures that only the program's own words tell of: a step does not prove that they are over, a newer
+checkpoint does."""
+
+
+@dataclass(frozen=True, slots=True)
+class Past:
+    """A recorded failure. `seen_ms`: when this leader first saw the record, on its own clock.
+
+    `revision`: of etcd, when the attempt began that failed; where none did, when it was recorded.
+    """
+
+    incident: Incident
+    seen_ms: int
+    revision: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Present:
+    """The failure to decide on, as far as history matters for it.
+
+    Attributes:
+        stepped: the failed attempt made a step; for one that restarts ALL, its generation did.
+        base: what the generation in force started from.
+        newest: the newest commit that can be restored.
+        at_ms, wall_ms: when this leader knew of it, on its own clock and by the wall clock.
+    """
+
+    cause: Cause
+    scope: Scope
+    member: str
+    node: str
+    stepped: bool
+    base: CheckpointRef | None
+    newest: CheckpointRef | None
+    at_ms: int
+    wall_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Tally:
+    """How often it happened, the present failure included where it is one of that kind.
+
+    Attributes:
+        task: program faults of this task in a row without a step of its own.
+        window: program faults of the job within the window.
+        machines: all other failures in a row without a step.
+    """
+
+    task: int = 0
+    window: int = 0
+    machines: int = 0
+
+
+def present_life(pasts: Iterable[Past]) -> tuple[Past, ...]:
+    """Those since the job was last started, or restarted as a whole, by somebody; oldest first, as given."""
+    life: list[Past] = []
+    for past in pasts:
+        if past.incident.cause in ASKED and past.incident.scope is Scope.ALL:
+            life.clear()
+        life.append(past)
+    return tuple(life)
+
+
+def trained(life: Iterable[Past]) -> bool:
+    """Whether any generation of this life is known to have made a step."""
+    return any(goes_on(past.incident) or failed_after_a_step(past.incident) for past in life)
+
+
+def goes_on(incident: Incident) -> bool:
+    """Whether a step was made after it."""
+    return incident.to_step >= 0 or "first_step" in incident.phases_ms
+
+
+def tally(life: tuple[Past, ...], present: Present, window_ms: int) -> Tally:
+    """Count the present failure among those of its life."""
+    fault = present.cause.program_fault
+    window = sum(past.incident.cause.program_fault and _age_ms(past, present) < window_ms for past in life)
+    return Tally(
+        task=_in_a_row(life, present, program=True) if fault else 0,
+        window=window + fault,
+        machines=0 if fault or present.cause in ASKED else _in_a_row(life, present, program=False),
+    )
+
+
+def _in_a_row(life: tuple[Past, ...], present: Present, *, program: bool) -> int:
+    """The present failure and those before it of the same kind since the task, or the job, last worked."""
+    count = 1
+    later_ms, later_wall_ms = present.at_ms, present.wall_ms
+    worked = present.stepped
+    for past in reversed(life):
+        incident = past.incident
+        if incident.cause in ASKED:
+            if incident.scope is Scope.ALL or incident.member == present.member:
+                break
+            continue
+        if present.scope is Scope.TASK and incident.scope is Scope.TASK and incident.member != present.member:
+            continue
+        lived_ms = max(later_ms - past.seen_ms, later_wall_ms - incident.wall_ms)
+        if present.cause in REPORTED:
+            worked = _saved_since(incident, present.newest)
+        elif lived_ms >= STEADY_MS:
+            worked = True
+        if worked:
+            break
+        count += incident.cause.program_fault == program
+        worked = failed_after_a_step(incident)
+        later_ms, later_wall_ms = past.seen_ms, incident.wall_ms
+    return count
+
+
+def failed_after_a_step(incident: Incident) -> bool:
+    """Whether what failed had made a step: the task, or for a failure of the whole job, its generation."""
+    if incident.cause in ASKED:
+        return False
+    step = incident.from_step if incident.scope is Scope.ALL else incident.last_step
+    return incident.stepped or step >= 0
+
+
+def _saved_since(incident: Incident, newest: CheckpointRef | None) -> bool:
+    """Whether a checkpoint was committed that is further than the job was at that failure."""
+    base_step = incident.base.step if incident.base is not None else -1
+    return newest is not None and newest.step > max(incident.from_step, base_step)
+
+
+def _age_ms(past: Past, present: Present) -> int:
+    """At least how long ago it was: by this leader's own clock, or by the wall clock where that says more.
+
+    A leader that took over has just seen all records for the first time, so that its own clock alone would
+    count old faults as new. A wall clock that jumps ahead lets a fault be forgotten early, one that jumps
+    back is made up for by the own clock: either way the faults in a row still end the job.
+    """
+    return max(present.at_ms - past.seen_ms, present.wall_ms - past.incident.wall_ms)

@@ -1,0 +1,44 @@
+"""Whether a program fails of its own code: the same uncaught exception twice, before it has trained."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from recovery.policy.history import STEADY_MS, Past, Present
+from recovery.policy.logs import Raised, raised
+from supervisor.contract.incident import Cause
+
+_OF_AN_ERROR = frozenset({Cause.PROGRAM_EXIT, Cause.USER_ERROR})
+
+
+def first_error(present: Present, tail: str, *, trained: bool) -> Raised | None:
+    """What a program raised before any sign of training; None for any other end.
+
+    `tail` is the end of its output. A job that has a checkpoint has trained, in whatever life: what fails
+    then may be the checkpoint.
+    """
+    if trained or present.stepped or present.base is not None or present.newest is not None:
+        return None
+    return raised(tail) if present.cause is Cause.PROGRAM_EXIT else None
+
+
+def raised_on(
+    error: Raised, life: Iterable[Past], present: Present, beside: Iterable[tuple[str, str]]
+) -> frozenset[str]:
+    """The nodes on which the job's tasks have raised just this, the present failure aside.
+
+    `beside`: node and end of output of the other tasks that have ended in the generation in force. A failure
+    that is STEADY_MS older does not count: between the two the program may have trained without a word.
+    """
+    earlier = (
+        (past.incident.node, past.incident.tail)
+        for past in life
+        if past.incident.cause in _OF_AN_ERROR and _shortly_before(past, present)
+    )
+    return frozenset(node for node, tail in (*earlier, *beside) if raised(tail) == error)
+
+
+def _shortly_before(past: Past, present: Present) -> bool:
+    """By the leader's own clock and by the wall clock, whichever says more."""
+    ago_ms = max(present.at_ms - past.seen_ms, present.wall_ms - past.incident.wall_ms)
+    return ago_ms < STEADY_MS

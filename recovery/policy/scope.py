@@ -1,0 +1,50 @@
+"""How much a failure restarts: the table of docs/strategies.md.
+
+It says what a *process* that is lost restarts. A task of the ClusterSpec that is lost with its node means a
+new generation whatever the table says, because its address is gone.
+"""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+
+from supervisor.contract.ids import TaskId
+from supervisor.contract.job.spec import JobSpec, Scope, Strategy
+
+_WORKERS_COME_BACK = {"worker": Scope.TASK}
+_OBSERVERS = dict.fromkeys(("evaluator", "tensorboard", "dispatcher", "data_worker"), Scope.TASK)
+
+TABLE = MappingProxyType(
+    {
+        Strategy.ASYNC: _OBSERVERS | _WORKERS_COME_BACK,
+        Strategy.COORDINATOR: _OBSERVERS | _WORKERS_COME_BACK,
+        Strategy.SYNC: _OBSERVERS,
+        Strategy.MULTIWORKER: _OBSERVERS,
+        Strategy.IN_GRAPH: _OBSERVERS,
+        Strategy.PLAIN: _OBSERVERS,
+    }
+)
+"""Strategy -> role -> scope. A role that is not in a row (ps, chief, any other name) restarts ALL: the larger
+scope costs time, the smaller one may train on with a hole in the cluster."""
+
+
+def scope_of(spec: JobSpec, task: TaskId, saver: TaskId | None = None) -> tuple[Scope, str]:
+    """How much the loss of a task's process restarts, and the name of the rule that says so.
+
+    Who saves is the chief, also in a job that has no role of that name (TF1 takes worker 0): when it comes
+    back it restores into the parameter servers, under the feet of all others. It restarts ALL. `saver` is the
+    task that was seen to save; None: the one that the roles let expect.
+
+    Rules are named `STRATEGY.ROLE.HOW`: `all` (a new generation), `in_place` (that task, same address) or
+    `alone` (that task, which is outside the ClusterSpec); `.saver` is added where it restarts more than its
+    role because it saves, `.job` where the job's `restart.scope` decided. Raises KeyError for a role that the
+    job does not have.
+    """
+    outside = spec.role(task.role).outside
+    asked = spec.restart.scope.get(task.role)
+    of_role = Scope.TASK if outside else TABLE[spec.strategy].get(task.role, Scope.ALL)
+    saves = of_role is Scope.TASK and not outside and task == (saver or spec.saver)
+    scope = asked or (Scope.ALL if saves else of_role)
+    how = "all" if scope is Scope.ALL else "alone" if outside else "in_place"
+    why = ".job" if asked else ".saver" if saves else ""
+    return scope, f"{spec.strategy.value}.{task.role}.{how}{why}"

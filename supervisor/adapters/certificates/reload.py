@@ -1,0 +1,92 @@
+"""A daemon's certificates, read again when their files change: no restart, and no connection is broken."""
+
+from __future__ import annotations
+
+import ssl
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import cast
+
+import grpc
+
+from supervisor.adapters.certificates.tls import TlsFiles, TlsMaterial
+from supervisor.contract.errors import UserError
+
+Fetch = Callable[[], grpc.ServerCertificateConfiguration]
+"""As gRPC's types have it, which leave out that it may return None."""
+Signature = tuple[tuple[int, int, int], ...]
+
+
+@dataclass(slots=True)
+class Certificates:
+    """The material of `files` as it is now. Callers may be in any thread.
+
+    Files that cannot be read, and a key that does not belong to the certificate, are not taken: files are
+    replaced one after the other. What was good last stays in use then, and `problem` says why.
+    """
+
+    files: TlsFiles
+    problem: str = ""
+    _known: TlsMaterial | None = None
+    _signature: Signature = ()
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def current(self) -> TlsMaterial:
+        """The newest that is good. Raises UserError where there has been none."""
+        with self._lock:
+            try:
+                signature = self._sign()
+                if self._known is None or signature != self._signature:
+                    self._known, self._signature, self.problem = self._load(signature), signature, ""
+            except UserError as error:
+                if self._known is None:
+                    raise
+                self.problem = str(error)
+            return self._known
+
+    def client_credentials(self) -> grpc.ChannelCredentials:
+        """For one connection that begins now. Raises UserError."""
+        return self.current().client_credentials()
+
+    def server_credentials(self) -> grpc.ServerCredentials:
+        """For a server: each connection that begins is served with what is good then. Raises UserError."""
+        given = self.current()
+
+        def fetch() -> grpc.ServerCertificateConfiguration | None:
+            """None: nothing has changed. gRPC calls it from a thread of its own."""
+            nonlocal given
+            newest = self.current()
+            if newest is given:
+                return None
+            given = newest
+            return newest.server_configuration()
+
+        return grpc.dynamic_ssl_server_credentials(
+            given.server_configuration(), cast(Fetch, fetch), require_client_authentication=True
+        )
+
+    def _sign(self) -> Signature:
+        found = []
+        for path in self.files.all:
+            try:
+                stat = path.stat()
+            except OSError as error:
+                raise UserError(f"{path}: cannot read this TLS file: {error.strerror}") from error
+            found.append((stat.st_ino, stat.st_mtime_ns, stat.st_size))
+        return tuple(found)
+
+    def _load(self, signature: Signature) -> TlsMaterial:
+        material = self.files.load()
+        try:
+            ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_cert_chain(
+                self.files.cert, self.files.key, password=""
+            )
+        except (ssl.SSLError, OSError, ValueError) as error:
+            raise UserError(
+                f"{self.files.key}: this private key does not belong to {self.files.cert} ({error}); "
+                "replace both files"
+            ) from error
+        if self._sign() != signature:
+            raise UserError(f"{self.files.cert}: it is being replaced")
+        return material

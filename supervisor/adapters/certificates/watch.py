@@ -1,0 +1,88 @@
+"""Looks at a daemon's own certificates now and then: new ones are said, and those that end soon."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import NoReturn
+
+from supervisor.adapters.certificates.reload import Certificates
+from supervisor.adapters.certificates.tls import TlsMaterial
+from supervisor.adapters.certificates.x509 import validity
+from supervisor.adapters.files.config import DaemonConfig
+from supervisor.contract.boundaries import Sink
+from supervisor.contract.errors import UserError
+
+LOOK_S = 10.0
+Tell = Callable[[Mapping[str, str]], Awaitable[None]]
+
+
+def own_certificates(config: DaemonConfig, holder: str) -> dict[str, Certificates]:
+    """A daemon's certificates, by whose they are: its own, and the one for etcd where that is another."""
+    own, etcd = config.tls_files(), config.etcd_tls_files()
+    same = own is not None and replace(own, user_ca=None) == etcd
+    named = {holder: own, f"{holder}, for etcd": None if same else etcd}
+    return {name: Certificates(files) for name, files in named.items() if files is not None}
+
+
+class CertificateWatch:
+    """Watches `own`: what a certificate is for -> the files that hold it.
+
+    Raises UserError where one of them cannot be read when the daemon starts.
+    """
+
+    def __init__(
+        self,
+        own: Mapping[str, Certificates],
+        sink: Sink,
+        now: Callable[[], datetime] = lambda: datetime.now(UTC),
+    ) -> None:
+        self._own = own
+        self._sink = sink
+        self._now = now
+        self._seen: dict[str, TlsMaterial] = {name: each.current() for name, each in own.items()}
+        self._said: dict[tuple[str, str], str] = {}
+
+    async def run(self, tell: Tell) -> NoReturn:
+        """Look for ever; `tell` gets what an operator should know of each, by its name, after every look."""
+        while True:
+            await tell(await asyncio.to_thread(self.look))
+            await asyncio.sleep(LOOK_S)
+
+    def look(self) -> dict[str, str]:
+        """Read what has changed; returns what an operator should know of certificates, by name."""
+        told = {}
+        for name, each in self._own.items():
+            material = each.current()
+            if material is not self._seen[name]:
+                self._seen[name] = material
+                self._sink.info("certificate read again", what=name, file=str(each.files.cert))
+            self._say(
+                name,
+                "problem",
+                each.problem,
+                "a new certificate is not taken",
+                next="the former stays in use",
+            )
+            try:
+                text = validity(material.cert).told(self._now())
+            except UserError as error:
+                text = str(error)
+            self._say(
+                name,
+                "end",
+                text,
+                "certificate needs to be renewed",
+                next="replace its files; no restart is needed",
+            )
+            if text:
+                told[name] = text
+        return told
+
+    def _say(self, name: str, about: str, reason: str, what: str, **more: str) -> None:
+        """Once, until it is something else."""
+        if reason and self._said.get((name, about)) != reason:
+            self._sink.warning(what, what=name, reason=reason, **more)
+        self._said[name, about] = reason

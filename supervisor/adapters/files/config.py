@@ -1,0 +1,557 @@
+"""Configuration files of daemons and command line: YAML in, frozen models out, errors as in job files.
+
+Paths are taken relative to the file. What can be reached from outside without TLS client certificates is an
+error unless the file says `insecure: true` (docs/security.md).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Literal, TypeVar
+
+from pydantic import AfterValidator, Field
+
+from supervisor.adapters.certificates.tls import (
+    TlsFiles,
+    check_open_door,
+    is_local,
+    is_unspecified,
+    split_host_port,
+)
+from supervisor.adapters.files.config_docker import DockerConfig, User, holder_of, range_of
+from supervisor.adapters.files.hadoop import HadoopSettings, Kerberos, read_conf
+from supervisor.adapters.files.quantities import DurationMs, SizeBytes, Text
+from supervisor.adapters.files.yaml_file import Document, Strict, Where, build, read
+from supervisor.contract.access import Role, Standing, identify, valid_user
+from supervisor.contract.errors import Refused, UserError
+from supervisor.contract.ids import check_name
+from supervisor.contract.secret import EVERY_JOB, GROUP, Source
+from supervisor.contract.timing import PROFILES, Timing
+
+C = TypeVar("C", bound=Strict)
+LEAST_PROMISE_D = 3
+"""`promise_for` is so many D at least (rule 11)."""
+MAX_UNIX_PATH = 100
+"""Bytes that a Unix socket's path may have; the kernel takes 107, and temporary names need a few."""
+
+
+def _name(value: str) -> str:
+    try:
+        return check_name("the name", value)
+    except UserError as error:
+        raise ValueError(str(error)) from error
+
+
+def _address(value: str) -> str:
+    if value.startswith("unix:"):
+        path = value.removeprefix("unix:")
+        if not path.startswith("/"):
+            raise ValueError(f"{value!r} is not an address; write unix:/absolute/path")
+        if len(path.encode()) > MAX_UNIX_PATH:
+            raise ValueError(
+                f"the socket's path is longer than {MAX_UNIX_PATH} bytes; use a shorter directory"
+            )
+        return value
+    try:
+        split_host_port(value.removeprefix("http://").removeprefix("https://"))
+    except UserError as error:
+        raise ValueError(str(error)) from error
+    return value
+
+
+def _identity(value: str) -> str:
+    try:
+        identify([value])
+    except Refused as error:
+        raise ValueError(f"{value!r} is nobody; write user:NAME, agent:NODE or supervisor:NAME") from error
+    return value
+
+
+def _user_name(value: str) -> str:
+    if not valid_user(value):
+        raise ValueError(
+            f"{value!r} is no name of a user; write it as in `user:NAME` of the certificate, or '*'"
+        )
+    return value
+
+
+def _beneficiary(value: str) -> str:
+    kind, _, name = value.partition(":")
+    try:
+        good = value == EVERY_JOB or (kind == "user" and identify([value]) is not None)
+        good = good or (kind + ":" == GROUP and check_name("group", name) == name)
+    except (Refused, UserError):
+        good = False
+    if not good:
+        raise ValueError(f"{value!r} is no owner of jobs; write user:NAME, group:NAME, or '*' for every job")
+    return value
+
+
+Name = Annotated[Text, AfterValidator(_name)]
+Beneficiary = Annotated[Text, AfterValidator(_beneficiary)]
+UserName = Annotated[Text, AfterValidator(_user_name)]
+Identity = Annotated[Text, AfterValidator(_identity)]
+Address = Annotated[Text, AfterValidator(_address)]
+Profile = Literal["fast", "default"]
+
+
+class TlsConfig(Strict):
+    """Certificates, as PEM files."""
+
+    ca: Text
+    cert: Text
+    key: Text
+
+    def files(self) -> TlsFiles:
+        """The same as the TLS adapter wants them."""
+        return TlsFiles(Path(self.ca), Path(self.cert), Path(self.key))
+
+
+class EtcdConfig(Strict):
+    """Where etcd is."""
+
+    endpoints: list[Address] = Field(min_length=1, description="add `endpoints: [127.0.0.1:2379]`")
+    tls: TlsConfig | None = None
+
+
+class LogConfig(Strict):
+    """Where a daemon's log goes; without a file to standard error."""
+
+    level: Literal["debug", "info", "warning", "error"] = "info"
+    file: Text | None = None
+
+
+class AuditConfig(Strict):
+    """Where each request is noted (docs/security.md); by default nowhere."""
+
+    file: Text | None = None
+    journald: bool = False
+    required: bool = False
+
+
+class KerberosConfig(Strict):
+    """Who a daemon is to an HDFS with Kerberos."""
+
+    principal: Text = Field(description="add `principal: NAME/HOST@REALM`")
+    keytab: Text | None = None
+    cache: Text | None = None
+
+
+class HadoopConfig(Strict):
+    """How a daemon reaches HDFS; what is left open comes from its environment."""
+
+    conf_dir: Text | None = None
+    user: Text | None = None
+    kerberos: KerberosConfig | None = None
+
+    def settings(self) -> HadoopSettings:
+        """The same as the stores want it."""
+        known = self.kerberos
+        kerberos = Kerberos(known.principal, known.keytab, known.cache) if known is not None else None
+        return HadoopSettings(self.conf_dir, self.user, kerberos)
+
+
+class DaemonConfig(Strict):
+    """What both daemons have."""
+
+    cluster: Name = Field(description="add `cluster: NAME`, the same on every machine")
+    etcd: EtcdConfig = Field(description="add `etcd: {endpoints: [...]}`")
+    listen: Address = Field(description="add `listen: HOST:PORT` or `listen: unix:/PATH`")
+    tls: TlsConfig | None = None
+    insecure: bool = False
+    token_file: Text | None = None
+    profile: Profile = "default"
+    control_plane_grace: DurationMs | None = Field(default=None, gt=0)
+    state_dir: Text = Field(description="add `state_dir: /var/lib/tf-supervisor`")
+    run_dir: Text | None = None
+    log: LogConfig = LogConfig()
+    audit: AuditConfig = AuditConfig()
+    hadoop: HadoopConfig = HadoopConfig()
+    stores: list[Text] = Field(default_factory=list)
+    denied: list[Identity] = Field(default_factory=list)
+
+    @property
+    def timing(self) -> Timing:
+        """The profile's durations, with D set by `control_plane_grace` (rule 11); raises UserError."""
+        timing = PROFILES[self.profile]
+        if self.control_plane_grace is None:
+            return timing
+        return dataclasses.replace(timing, d_ms=self.control_plane_grace).check()
+
+    @property
+    def token(self) -> str:
+        """The shared secret of a cluster on loopback TCP; empty when none is configured."""
+        return read_token(self.token_file)
+
+    @property
+    def socket_dir(self) -> str:
+        """Where the daemon makes Unix sockets of its own; `run_dir`, for a state directory of a long name."""
+        return self.run_dir or self.state_dir
+
+    def tls_files(self) -> TlsFiles | None:
+        """Certificates of our own door."""
+        return self.tls.files() if self.tls else None
+
+    def etcd_tls_files(self) -> TlsFiles | None:
+        """Certificates for etcd."""
+        return self.etcd.tls.files() if self.etcd.tls else None
+
+
+class UserConfig(Strict):
+    """The rights of a user (docs/security.md)."""
+
+    role: Literal["viewer", "submitter", "operator", "admin"] = Field(
+        description="add `role: viewer`, or submitter, operator, admin"
+    )
+    group: Name | None = None
+
+    @property
+    def standing(self) -> Standing:
+        """The same as the table of rights wants it."""
+        return Standing(Role(self.role), self.group or "")
+
+
+class SecretConfig(Strict):
+    """A secret of jobs (docs/security.md)."""
+
+    file: Text | None = None
+    command: list[Text] = Field(default_factory=list)
+    allow: list[Beneficiary] = Field(
+        min_length=1,
+        description="add `allow: [user:NAME, group:NAME]`, whose jobs may use it; '*' is every job",
+    )
+
+    @property
+    def source(self) -> Source:
+        """The same as the supervisor wants it."""
+        return Source(frozenset(self.allow), self.file or "", tuple(self.command))
+
+
+class SupervisorConfig(DaemonConfig):
+    """`tfsup-supervisord --config FILE`."""
+
+    id: Name = Field(description="add `id: NAME`, different for each supervisor")
+    advertise: Address | None = None
+    promise_for: DurationMs = Field(default=0, ge=0)
+    supervisors: list[Name] = Field(default_factory=list)
+    users: dict[UserName, UserConfig] = Field(default_factory=dict)
+    secrets: dict[Name, SecretConfig] = Field(default_factory=dict)
+    user_ca: Text | None = None
+
+    def tls_files(self) -> TlsFiles | None:
+        """Certificates of our own door, and the authority of those who are users."""
+        files = super().tls_files()
+        if files is None or self.user_ca is None:
+            return files
+        return dataclasses.replace(files, user_ca=Path(self.user_ca))
+
+    @property
+    def address(self) -> str:
+        """Where others reach this supervisor."""
+        return self.advertise or self.listen
+
+
+class GpuConfig(Strict):
+    """How a node's GPUs are shared and watched."""
+
+    share: int = Field(default=1, ge=1, le=64)
+    poll: DurationMs = Field(default=500, ge=50, le=60_000)
+    library: Text | None = None
+
+
+class AgentConfig(DaemonConfig):
+    """`tfsup-agent --config FILE`."""
+
+    node: Name = Field(description="add `node: NAME`, different for each machine")
+    supervisors: list[Address] = Field(min_length=1, description="add `supervisors: [HOST:PORT, ...]`")
+    host: Text | None = None
+    interface: Text | None = None
+    advertise: Address | None = None
+    port_low: int = Field(default=20_000, ge=1024, le=65_535)
+    port_high: int = Field(default=29_999, ge=1024, le=65_535)
+    checkpoint_parent: Text = Field(
+        description="add `checkpoint_parent: DIR`, the same path on every machine"
+    )
+    checkpoint_budget: SizeBytes | None = Field(default=None, ge=0)
+    log_budget: SizeBytes = Field(default=2 << 30, ge=0)
+    work_budget: SizeBytes = Field(default=20 << 30, ge=0)
+    job_disk: SizeBytes | None = Field(default=None, gt=0)
+    lock_dir: Text = Field(description="add `lock_dir: DIR`, one for all agents of this machine")
+    spare_launchers: int = Field(default=0, ge=0, le=16)
+    task_nice: int = Field(default=10, ge=0, le=19)
+    task_user: User | None = None
+    firewall: bool = False
+    cpus: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+    memory: SizeBytes | None = None
+    labels: dict[str, Text] = Field(default_factory=dict)
+    gpus: GpuConfig = GpuConfig()
+    runtime: Literal["process", "docker"] = "process"
+    docker: DockerConfig = DockerConfig()
+
+    @property
+    def address(self) -> str:
+        """Where supervisors reach this agent."""
+        return self.advertise or self.listen
+
+
+class ClientConfig(Strict):
+    """`supervisorctl --config FILE`."""
+
+    cluster: Name = Field(description="add `cluster: NAME`")
+    supervisors: list[Address] = Field(min_length=1, description="add `supervisors: [HOST:PORT, ...]`")
+    tls: TlsConfig | None = None
+    insecure: bool = False
+    token_file: Text | None = None
+    checkpoint_base: Text | None = None
+
+    @property
+    def token(self) -> str:
+        """The shared secret of a cluster on loopback TCP; empty when none is configured."""
+        return read_token(self.token_file)
+
+    def tls_files(self) -> TlsFiles | None:
+        """Certificates to show to supervisors."""
+        return self.tls.files() if self.tls else None
+
+
+def load_supervisor(path: Path) -> SupervisorConfig:
+    """Read a supervisor's configuration; raises UserError with every problem, NotFound."""
+    return _load(SupervisorConfig, path)
+
+
+def load_agent(path: Path) -> AgentConfig:
+    """Read an agent's configuration; raises UserError with every problem, NotFound."""
+    return _load(AgentConfig, path)
+
+
+def load_client(path: Path) -> ClientConfig:
+    """Read a client's configuration; raises UserError with every problem, NotFound."""
+    return _load(ClientConfig, path)
+
+
+def read_token(file: str | None) -> str:
+    """The token in a file that nobody else may read; empty without a file. Raises UserError."""
+    if file is None:
+        return ""
+    path = Path(file)
+    try:
+        if path.stat().st_mode & 0o077:
+            raise UserError(f"{path}: others on this machine can read this token; run: chmod 600 {path}")
+        token = path.read_text(encoding="ascii").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{path}: cannot read this token: {error}") from error
+    if len(token) < 32:
+        raise UserError(f"{path}: a token has at least 32 characters; run: openssl rand -hex 32 > {path}")
+    return token
+
+
+def _load(model: type[C], path: Path) -> C:
+    document = read(path)
+    _absolute_paths(document, path.resolve().parent)
+    config = build(model, document)
+    if isinstance(config, DaemonConfig):
+        _check_daemon(document, config)
+    if isinstance(config, SupervisorConfig | AgentConfig):
+        _check_reachable(document, config)
+    if isinstance(config, SupervisorConfig):
+        _check_promises(document, config)
+        _check_secrets(document, config)
+        if config.user_ca is not None and config.tls is None:
+            document.problem(
+                ("user_ca",), "needs `tls: {ca, cert, key}`: without it nobody shows a certificate"
+            )
+    if isinstance(config, AgentConfig):
+        _check_agent(document, config)
+    if isinstance(config, ClientConfig):
+        _check_doors(
+            document, ("supervisors",), config.supervisors, config.tls_files(), insecure=config.insecure
+        )
+    document.raise_problems()
+    assert config is not None
+    return config
+
+
+_TLS = ("ca", "cert", "key")
+_PATHS: tuple[tuple[str, ...], ...] = (
+    *((name,) for name in ("state_dir", "run_dir", "checkpoint_parent", "lock_dir", "token_file", "user_ca")),
+    ("log", "file"),
+    ("audit", "file"),
+    ("hadoop", "conf_dir"),
+    ("gpus", "library"),
+    ("docker", "socket"),
+    ("hadoop", "kerberos", "keytab"),
+    *(("tls", name) for name in _TLS),
+    *(("etcd", "tls", name) for name in _TLS),
+)
+
+
+def _absolute_paths(document: Document, base: Path) -> None:
+    for *parents, last in _PATHS:
+        owner = document.value
+        for part in parents:
+            owner = owner.get(part) if isinstance(owner, dict) else None
+        if isinstance(owner, dict) and isinstance(owner.get(last), str):
+            owner[last] = str(base / Path(owner[last]).expanduser())
+    secrets = document.value.get("secrets") if isinstance(document.value, dict) else None
+    for each in secrets.values() if isinstance(secrets, dict) else ():
+        if isinstance(each, dict) and isinstance(each.get("file"), str):
+            each["file"] = str(base / Path(each["file"]).expanduser())
+
+
+def _check_daemon(document: Document, config: DaemonConfig) -> None:
+    doors = [config.listen]
+    _check_doors(document, ("listen",), doors, config.tls_files(), insecure=config.insecure)
+    guarded = config.listen.startswith("unix:") or config.tls is not None or config.token_file is not None
+    if not guarded and not config.insecure and is_local(config.listen):
+        document.problem(
+            ("listen",),
+            "every user of this machine could connect; add `token_file: FILE` (openssl rand -hex 32 > FILE), "
+            "listen on unix:/PATH, or configure TLS",
+        )
+    members = config.etcd.endpoints
+    _check_doors(document, ("etcd", "endpoints"), members, config.etcd_tls_files(), insecure=config.insecure)
+    try:
+        _ = config.timing
+    except UserError as error:
+        document.problem(("control_plane_grace",), str(error))
+    _check_hadoop(document, config.hadoop)
+    if config.audit.file is not None and config.audit.journald:
+        document.problem(("audit", "journald"), "contradicts audit.file; keep one of the two")
+    if config.audit.required and config.audit.file is None and not config.audit.journald:
+        document.problem(("audit", "required"), "needs `audit.file: PATH` or `audit.journald: true`")
+
+
+def _check_hadoop(document: Document, hadoop: HadoopConfig) -> None:
+    """Said at the start, not when the first checkpoint is committed."""
+    if hadoop.conf_dir is not None:
+        try:
+            read_conf(Path(hadoop.conf_dir))
+        except UserError as error:
+            document.problem(("hadoop", "conf_dir"), str(error))
+    if hadoop.kerberos is None:
+        return
+    if hadoop.user is not None:
+        document.problem(("hadoop", "user"), "contradicts hadoop.kerberos, whose principal is the user")
+    keytab = hadoop.kerberos.keytab
+    if keytab is None:
+        return
+    try:
+        mode = Path(keytab).stat().st_mode
+    except OSError as error:
+        document.problem(("hadoop", "kerberos", "keytab"), f"{keytab}: {error.strerror}")
+        return
+    if not os.access(keytab, os.R_OK):
+        document.problem(("hadoop", "kerberos", "keytab"), f"{keytab} cannot be read by this user")
+    elif mode & 0o077:
+        document.problem(
+            ("hadoop", "kerberos", "keytab"),
+            f"others on this machine can take the keys in {keytab}; run: chmod 600 {keytab}",
+        )
+
+
+def _check_agent(document: Document, config: AgentConfig) -> None:
+    peers = config.supervisors
+    _check_doors(document, ("supervisors",), peers, config.tls_files(), insecure=config.insecure)
+    if config.port_high < config.port_low:
+        document.problem(("port_high",), f"is below port_low ({config.port_low}); give a range of ports")
+    if config.host is not None and config.interface is not None:
+        document.problem(("interface",), "contradicts host; keep one of the two")
+    if os.geteuid() == 0 and config.runtime == "process" and config.task_user is None:
+        document.problem(
+            ("task_user",),
+            "this agent is root, and tasks must not be: add `task_user: LOW-HIGH`, uids that nobody has, one "
+            "for each job, or `task_user: UID:GID`, one user that nobody logs in as (`0:0`: every job's "
+            "programs are root on this machine)",
+        )
+    _check_users(document, config)
+    if config.runtime == "docker" and config.task_user is not None:
+        document.problem(
+            ("task_user",), "is of `runtime: process`; containers have `docker.user`: keep that one alone"
+        )
+    locks = Path(config.lock_dir)
+    if not locks.is_dir():
+        document.problem(("lock_dir",), f"{locks} is no directory; run: mkdir -p -m 1777 {locks}")
+    elif not os.access(locks, os.R_OK | os.W_OK | os.X_OK):
+        document.problem(("lock_dir",), f"{locks} cannot be written by this user; run: chmod 1777 {locks}")
+
+
+def _check_users(document: Document, config: AgentConfig) -> None:
+    """A range of uids is for jobs alone."""
+    docker = config.runtime == "docker"
+    field = "docker.user" if docker else "task_user"
+    where = tuple(field.split("."))
+    span = range_of((config.docker.user if docker else config.task_user) or "")
+    if span is None:
+        if config.firewall:
+            document.problem(("firewall",), f"knows jobs by their uids: write `{field}: LOW-HIGH`")
+        return
+    if os.geteuid() != 0:
+        document.problem(where, "only an agent that is root can give each job a user of its own")
+    if whose := holder_of(span):
+        document.problem(
+            where, f"{span[0]}-{span[1]} holds {whose} of this machine; take uids that nobody has"
+        )
+    locks = Path(config.lock_dir)
+    if locks.is_dir() and locks.stat().st_mode & 0o1002 != 0o1002:
+        document.problem(
+            ("lock_dir",), f"users of several jobs make locks in {locks}; run: chmod 1777 {locks}"
+        )
+
+
+def _check_promises(document: Document, config: SupervisorConfig) -> None:
+    """Rule 11: all that may ever lead are named, and agents have time to ask again before V is over."""
+    if not config.promise_for:
+        return
+    try:
+        least_ms = LEAST_PROMISE_D * config.timing.d_ms
+    except UserError:
+        return
+    if config.promise_for < least_ms:
+        document.problem(
+            ("promise_for",), f"is too short to be asked for again in time; at least {least_ms // 1000} s"
+        )
+    if config.id not in config.supervisors:
+        document.problem(
+            ("supervisors",) if config.supervisors else ("promise_for",),
+            f"add `supervisors: [{config.id}, ...]`: the ids of all supervisors of this cluster",
+        )
+    elif len(set(config.supervisors)) != len(config.supervisors):
+        document.problem(("supervisors",), "names a supervisor twice")
+
+
+def _check_secrets(document: Document, config: SupervisorConfig) -> None:
+    for name, secret in config.secrets.items():
+        if (secret.file is None) == (not secret.command):
+            document.problem(
+                ("secrets", name), "needs `file: PATH` or `command: [PROGRAM, ...]`, one of the two"
+            )
+    guarded = config.listen.startswith("unix:") or config.tls is not None or config.token_file is not None
+    if config.secrets and not guarded:
+        document.problem(
+            ("secrets",),
+            "whoever reaches `listen` would get them; configure TLS or `token_file`, or listen on unix:/PATH",
+        )
+
+
+def _check_reachable(document: Document, config: SupervisorConfig | AgentConfig) -> None:
+    """Others are told `advertise`, or `listen`: all of a machine's addresses are none that they could use."""
+    if config.advertise is None and is_unspecified(config.listen):
+        document.problem(
+            ("listen",),
+            f"{config.listen} is no address that others could connect to; add `advertise: HOST:PORT`",
+        )
+    elif config.advertise is not None and is_unspecified(config.advertise):
+        document.problem(("advertise",), "write the address that others connect to")
+
+
+def _check_doors(
+    document: Document, where: Where, addresses: Sequence[str], tls: TlsFiles | None, *, insecure: bool
+) -> None:
+    for index, address in enumerate(addresses):
+        try:
+            check_open_door(address, tls, insecure=insecure)
+        except UserError as error:
+            document.problem((*where, index) if len(addresses) > 1 else where, str(error))

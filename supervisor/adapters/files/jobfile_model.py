@@ -1,0 +1,360 @@
+"""The fields of a job file: their types, defaults and bounds, and what to say when one is wrong."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Callable
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag
+
+from supervisor.adapters.files.not_for_jobs import NOT_FOR_JOBS
+from supervisor.adapters.files.quantities import DurationMs, SizeBytes, Text
+from supervisor.adapters.files.store_uri import parse_uri
+from supervisor.adapters.files.yaml_file import Strict
+from supervisor.contract.bounds import (
+    MAX_FILE_PATTERNS,
+    MAX_STEP_PATTERNS,
+    MAX_TASKS,
+    STEPS,
+)
+from supervisor.contract.checkpoint import Verify
+from supervisor.contract.errors import UserError
+from supervisor.contract.ids import check_name
+from supervisor.contract.job import container
+from supervisor.contract.job.adopted_path import check_adopted
+from supervisor.contract.job.file_pattern import compile_pattern
+from supervisor.contract.job.spec import (
+    DEFAULT_STEP_PATTERNS,
+    HOST_NETWORK,
+    Packing,
+    Pull,
+    Rule,
+    Scope,
+    Strategy,
+)
+from supervisor.contract.job.step_pattern import check_step_pattern
+
+_MODULE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
+
+
+def _command(value: object) -> object:
+    if isinstance(value, str):
+        try:
+            words = shlex.split(value)
+        except ValueError:
+            words = value.split()
+        raise ValueError(f"must be a list of words, not one string; write: [{', '.join(map(_flow, words))}]")
+    if not isinstance(value, list):
+        raise ValueError("must be a list of words, for example: [python, train.py]")
+    if not value:
+        raise ValueError("is empty; name the program, for example: [python, train.py]")
+    return value
+
+
+def _flow(word: str) -> str:
+    plain = re.fullmatch(r"[A-Za-z_./-][A-Za-z0-9_./=-]*", word) and word.lower() not in (
+        "true",
+        "false",
+        "null",
+    )
+    return word if plain else '"' + word.replace("\\", "\\\\").replace('"', '\\"') + '"'
+
+
+def _by(rule: Callable[[str], str]) -> AfterValidator:
+    """A rule of `contract.container` as a validator."""
+
+    def check(value: str) -> str:
+        try:
+            return rule(value)
+        except UserError as error:
+            raise ValueError(str(error)) from error
+
+    return AfterValidator(check)
+
+
+def _module(value: str) -> str:
+    if not _MODULE.fullmatch(value):
+        raise ValueError(f"{value!r} is not a Python module name; write for example tensorflow")
+    return value
+
+
+def _uri(value: str) -> str:
+    try:
+        return str(parse_uri(value))
+    except UserError as error:
+        raise ValueError(str(error).removeprefix("checkpoint.uri ")) from error
+
+
+def _listed(value: object) -> object:
+    return [value] if isinstance(value, str) else value
+
+
+def _file_pattern(value: str) -> str:
+    compile_pattern(value)
+    return value
+
+
+def _verify(value: object) -> object:
+    names = [verify.value for verify in Verify]
+    if value not in names:
+        raise ValueError(f"must be one of {', '.join(names)}")
+    return Verify(value)
+
+
+def _or_never(value: int | None) -> int | None:
+    return value or None
+
+
+def _mode(value: object) -> object:
+    if value == "native":
+        raise ValueError(
+            "'native' needs a TensorFlow that speaks hdfs:// itself, and no current one does; write staged "
+            "(checkpoints are uploaded while training goes on) or mounted (the directory is in HDFS)"
+        )
+    if value not in ("staged", "mounted"):
+        raise ValueError("must be staged or mounted")
+    return value
+
+
+def _strategy(value: object) -> object:
+    names = [strategy.value for strategy in Strategy]
+    if value not in names:
+        raise ValueError(f"{str(value)[:40]!r} is not a strategy; use one of {', '.join(names)}")
+    return Strategy(value)
+
+
+def _scope(value: object) -> object:
+    if value not in ("task", "all"):
+        raise ValueError("must be task or all")
+    return Scope(value)
+
+
+def _code(value: object) -> object:
+    if value is None:
+        raise ValueError("is empty; write for example {dir: .}, or remove it where nodes share the directory")
+    return value
+
+
+def _rule(value: object) -> object:
+    names = [rule.value for rule in Rule]
+    if value not in names:
+        raise ValueError(f"must be one of {', '.join(names)}")
+    return Rule(value)
+
+
+def _pull(value: object) -> object:
+    names = [pull.value for pull in Pull]
+    if value not in names:
+        raise ValueError(f"must be one of {', '.join(names)}")
+    return Pull(value)
+
+
+def _packing(value: object) -> object:
+    names = [packing.value for packing in Packing]
+    if value not in names:
+        raise ValueError(f"must be one of {', '.join(names)}")
+    return Packing(value)
+
+
+def _ulimit(value: object) -> object:
+    """One number stands for both values."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        return {"soft": value, "hard": value}
+    if not isinstance(value, dict):
+        raise ValueError("must be a whole number, or a mapping: {soft: 1024, hard: 4096}")
+    return value
+
+
+def _protocol(value: str) -> str:
+    if not re.fullmatch(r"grpc(\+[a-z0-9_]+)*", value):
+        raise ValueError(
+            f"{value[:40]!r} is not a TensorFlow server protocol; write grpc, or grpc+verbs and the like"
+        )
+    return value
+
+
+def _name(value: str) -> str:
+    try:
+        return check_name("the name", value)
+    except UserError as error:
+        raise ValueError(str(error)) from error
+
+
+def _kind_of_value(value: object) -> str:
+    return "from-secret" if isinstance(value, dict) else "as-text"
+
+
+Name = Annotated[Text, AfterValidator(_name)]
+
+
+class SecretModel(Strict):
+    """A variable whose value is a secret."""
+
+    secret: Name = Field(
+        description="add `secret: NAME`, one of those that the supervisors are configured with"
+    )
+
+
+Command = Annotated[list[Text], BeforeValidator(_command)]
+Value = Annotated[
+    Annotated[SecretModel, Tag("from-secret")] | Annotated[Text, Tag("as-text")],
+    Discriminator(_kind_of_value),
+]
+Env = dict[Annotated[str, _by(container.check_variable)], Value]
+Pattern = Annotated[Text, _by(check_step_pattern)]
+FilePattern = Annotated[Text, _by(_file_pattern)]
+
+
+class JobPart(Strict):
+    """A mapping in which people look for what docker has."""
+
+    reasons = NOT_FOR_JOBS
+
+
+class ResourcesModel(JobPart):
+    """What one task of a role needs on its node, and in a container also the most that it gets."""
+
+    cpus: float = Field(default=0.0, ge=0, le=container.MAX_CPUS, allow_inf_nan=False)
+    memory: SizeBytes = 0
+    gpus: int | None = Field(default=None, ge=0, le=1024)
+    gpu_memory: SizeBytes = 0
+    gpu_model: Annotated[Text, _by(container.check_gpu_model)] = ""
+    gpu_share: int = Field(default=1, ge=1, le=container.MAX_GPU_SHARE)
+    gpu_indices: list[Annotated[int, Field(ge=0, le=container.MAX_GPU_INDEX)]] = Field(
+        default_factory=list, max_length=1024
+    )
+    labels: dict[str, Text] = Field(default_factory=dict)
+
+
+class RoleModel(JobPart):
+    """One role."""
+
+    count: int = Field(ge=1, le=MAX_TASKS, description="add `count: 1`, the number of tasks of this role")
+    command: Command | None = None
+    env: Env = Field(default_factory=dict)
+    resources: ResourcesModel = ResourcesModel()
+    follow: bool | None = None
+    cluster: bool | None = None
+    serves: bool | None = None
+    after: list[Text] = Field(default_factory=list)
+
+
+class CheckpointModel(Strict):
+    """Where commits go."""
+
+    uri: Annotated[Text, AfterValidator(_uri)] | None = None
+    mode: Annotated[Literal["staged", "mounted"], BeforeValidator(_mode)] = "staged"
+    verify: Annotated[Verify, BeforeValidator(_verify)] = Verify.READBACK
+    keep: int = Field(default=5, ge=2, le=1000)
+    keep_every: int = Field(default=0, ge=0, le=STEPS)
+    keep_for: DurationMs = 0
+    lag_bound: Annotated[DurationMs | None, AfterValidator(_or_never)] = 300_000
+    fallback_after: DurationMs | None = None
+    adopt: Annotated[Text, _by(check_adopted)] | None = None
+    pattern: Annotated[list[FilePattern], BeforeValidator(_listed)] = Field(
+        default_factory=list, max_length=MAX_FILE_PATTERNS
+    )
+
+
+class MountModel(JobPart):
+    """A directory of the node in the container."""
+
+    source: Annotated[Text, _by(container.check_source)] = Field(
+        description="add `source: /DIRECTORY`, on the node"
+    )
+    target: Annotated[Text, _by(container.check_target)] = Field(
+        description="add `target: /DIRECTORY`, in the container"
+    )
+    read_only: bool = True
+
+
+class UlimitModel(Strict):
+    """The two values of a limit."""
+
+    soft: int = Field(description="add `soft: N`")
+    hard: int = Field(description="add `hard: N`")
+
+
+class ContainerModel(JobPart):
+    """The container of each task."""
+
+    image: Annotated[Text, _by(container.check_image)] | None = None
+    pull: Annotated[Pull, BeforeValidator(_pull)] = Pull.MISSING
+    python: Annotated[Text, _by(container.check_python)] | None = None
+    network: Annotated[Text, _by(container.check_network)] = HOST_NETWORK
+    cpuset: Annotated[Text, _by(container.check_cpuset)] | None = None
+    swap: SizeBytes = 0
+    shm: SizeBytes = 0
+    pids: int = Field(default=0, ge=0, le=container.MAX_PIDS)
+    ulimits: dict[
+        Annotated[str, _by(container.check_ulimit)], Annotated[UlimitModel, BeforeValidator(_ulimit)]
+    ] = Field(default_factory=dict)
+    mounts: list[MountModel] = Field(default_factory=list, max_length=container.MAX_MOUNTS)
+
+
+class CodeModel(Strict):
+    """The program's directory."""
+
+    dir: Text = "."
+    exclude: list[Text] = Field(default_factory=list)
+
+
+class RestartModel(Strict):
+    """The restart budget."""
+
+    max: int = Field(default=3, ge=0, le=100_000)
+    backoff: DurationMs = 500
+    backoff_max: DurationMs = 30_000
+    degraded_limit: DurationMs = 0
+    scope: dict[str, Annotated[Scope, BeforeValidator(_scope)]] = Field(default_factory=dict)
+    max_in_window: int = Field(default=20, ge=0, le=100_000)
+    window: DurationMs = 3_600_000
+    rules: dict[str, Annotated[Rule, BeforeValidator(_rule)]] = Field(default_factory=dict)
+
+
+class ProgressModel(Strict):
+    """How steps are read from the output."""
+
+    patterns: list[Pattern] = Field(
+        default_factory=lambda: list(DEFAULT_STEP_PATTERNS), min_length=1, max_length=MAX_STEP_PATTERNS
+    )
+    nan: bool = False
+    hangs: bool = True
+    suspect_after: DurationMs | None = None
+    act_after: DurationMs | None = None
+
+
+class LimitsModel(Strict):
+    """How long the job is waited for."""
+
+    wall_time: DurationMs | None = None
+    startup: DurationMs | None = 600_000
+    save_grace: DurationMs = 30_000
+    hold_on_failure: DurationMs = 0
+    output_budget: SizeBytes = Field(default=10 << 30, ge=1)
+    keep_work: DurationMs = 86_400_000
+
+
+class JobModel(JobPart):
+    """The whole file."""
+
+    name: Name = Field(description="add `name: my-job`")
+    strategy: Annotated[Strategy, BeforeValidator(_strategy)] = Field(
+        description="add `strategy:` with one of " + ", ".join(strategy.value for strategy in Strategy)
+    )
+    roles: dict[str, RoleModel] = Field(
+        description="add `roles:` with at least one role, for example worker: {count: 1}"
+    )
+    command: Command | None = None
+    checkpoint: CheckpointModel = CheckpointModel()
+    code: Annotated[CodeModel | None, BeforeValidator(_code)] = None
+    env: Env = Field(default_factory=dict)
+    preload: list[Annotated[Text, AfterValidator(_module)]] | None = None
+    restart: RestartModel = RestartModel()
+    progress: ProgressModel = ProgressModel()
+    limits: LimitsModel = LimitsModel()
+    protocol: Annotated[Text, AfterValidator(_protocol)] = "grpc"
+    container: ContainerModel | None = None
+    packing: Annotated[Packing, BeforeValidator(_packing)] = Packing.SPREAD

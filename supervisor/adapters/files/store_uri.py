@@ -1,0 +1,112 @@
+"""What a checkpoint URI may look like, and the one way to write each place."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from enum import Enum
+from urllib.parse import unquote, urlsplit
+
+from supervisor.adapters.files.hadoop import HadoopConf
+from supervisor.contract.errors import UserError
+
+_AUTHORITY = re.compile(
+    r"(?P<host>[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?|\[[0-9A-Fa-f:.]+\])(?::(?P<port>\d+))?"
+)
+_MAX_PORT = 65_535
+_RESERVED = frozenset({".snapshot", ".reserved"})
+
+
+class Scheme(Enum):
+    """The kinds of store there are."""
+
+    FILE = "file"
+    HDFS = "hdfs"
+
+
+@dataclass(frozen=True, slots=True)
+class StoreUri:
+    """A checkpoint URI, understood.
+
+    Attributes:
+        scheme: which kind of store.
+        authority: nameservice, or HOST:PORT of a NameNode; empty for local directories.
+        path: absolute, without empty parts, `.` and `..`, and not the root.
+    """
+
+    scheme: Scheme
+    authority: str
+    path: str
+
+    def __str__(self) -> str:
+        return f"{self.scheme.value}://{self.authority}{self.path}"
+
+    def known_to(self, conf: HadoopConf) -> StoreUri:
+        """The same place, by its nameservice if this NameNode is one of a nameservice in `conf`."""
+        nameservice = conf.nameservice_of(self.authority)
+        return self if nameservice is None else StoreUri(self.scheme, nameservice, self.path)
+
+
+def parse_uri(uri: str) -> StoreUri:
+    """Read `file:///DIR`, an absolute path, `hdfs://NAMESERVICE/DIR` or `hdfs://HOST:PORT/DIR`.
+
+    Raises UserError that says what is wrong and what to write.
+    """
+    if any(not letter.isprintable() for letter in uri):
+        raise UserError(f"checkpoint.uri {uri!r} has a control character")
+    if uri.startswith("/"):
+        return StoreUri(Scheme.FILE, "", _directory(uri, uri))
+    try:
+        split = urlsplit(uri)
+    except ValueError as error:
+        raise UserError(f"checkpoint.uri {uri!r} is not understood: {error}") from error
+    if split.scheme not in {scheme.value for scheme in Scheme}:
+        raise UserError(
+            f"checkpoint.uri {uri!r}: its scheme is not understood; "
+            "use hdfs://NAMESERVICE/DIR, hdfs://HOST:PORT/DIR, file:///DIR or an absolute path"
+        )
+    if split.query or split.fragment or uri.endswith(("?", "#")):
+        raise UserError(
+            f"checkpoint.uri {uri!r} has a query or a fragment ('?', '#'); write a directory alone"
+        )
+    if split.scheme == Scheme.FILE.value:
+        if split.netloc not in {"", "localhost"}:
+            raise UserError(f"checkpoint.uri {uri!r} names a host; write file:///DIR, with three slashes")
+        return StoreUri(Scheme.FILE, "", _directory(uri, unquote(split.path)))
+    if "%" in uri:
+        raise UserError(
+            f"checkpoint.uri {uri!r} has a '%' escape; write the directory as it is called in HDFS"
+        )
+    path = _directory(uri, split.path)
+    if _RESERVED.intersection(path.split("/")):
+        raise UserError(f"checkpoint.uri {uri!r} uses a name that HDFS keeps for itself")
+    return StoreUri(Scheme.HDFS, _authority(uri, split.netloc), path)
+
+
+def _authority(uri: str, netloc: str) -> str:
+    if not netloc:
+        raise UserError(
+            f"checkpoint.uri {uri!r} names no cluster; write hdfs://NAMESERVICE/DIR or hdfs://HOST:PORT/DIR"
+        )
+    if "@" in netloc:
+        raise UserError(
+            f"checkpoint.uri {uri!r} names a user; the user is the daemons': hadoop.user or hadoop.kerberos"
+        )
+    match = _AUTHORITY.fullmatch(netloc)
+    if match is None:
+        raise UserError(f"checkpoint.uri {uri!r}: {netloc!r} is neither a nameservice nor HOST:PORT")
+    if match["port"] is None:
+        return netloc
+    if not 0 < int(match["port"]) <= _MAX_PORT:
+        raise UserError(f"checkpoint.uri {uri!r}: {match['port']} is no port; a port is 1 to {_MAX_PORT}")
+    return f"{match['host'].lower()}:{int(match['port'])}"
+
+
+def _directory(uri: str, path: str) -> str:
+    parts = path.split("/")
+    if not path.startswith("/") or ".." in parts or any(not letter.isprintable() for letter in path):
+        raise UserError(f"checkpoint.uri {uri!r} must name an absolute directory, without '..'")
+    kept = [part for part in parts if part not in {"", "."}]
+    if not kept:
+        raise UserError(f"checkpoint.uri {uri!r} names the root; use a directory of its own")
+    return "/" + "/".join(kept)

@@ -1,0 +1,281 @@
+"""Verbs that look: status, explain, events, version."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from importlib import metadata
+from typing import TYPE_CHECKING, TypeVar
+
+import click
+
+from supervisor.cli import render
+from supervisor.cli.options import Globals, global_options
+from supervisor.cli.outage import AGAIN_S, ASK_S, FOLLOW_DEADLINE_S, Asking, Outage
+from supervisor.cli.target import Target, find_target
+from supervisor.cli.terminal import neutralise
+from supervisor.contract import codec
+from supervisor.contract.errors import Unreachable
+from supervisor.contract.ids import check_name
+from supervisor.contract.views.jobs import (
+    API_PROTOCOL,
+    ClusterStatus,
+    EventBatch,
+    EventsRequest,
+    EventView,
+    Explanation,
+    IncidentView,
+    JobView,
+)
+
+if TYPE_CHECKING:
+    from supervisor.api.client import ControlClient
+
+R = TypeVar("R")
+TAIL_LINES = 12
+
+
+@click.command()
+@click.argument("job", required=False, default="")
+@global_options
+def status(given: Globals, job: str) -> None:
+    """Show all jobs, or JOB with its tasks."""
+    document = _ask(given, lambda client: client.status(check_name("job", job) if job else ""))
+    if given.json:
+        render.emit_json(document)
+    else:
+        _show_status(document, detailed=bool(job) or len(document.jobs) == 1)
+
+
+@click.command()
+@click.argument("job")
+@global_options
+def explain(given: Globals, job: str) -> None:
+    """Tell what failed in JOB, what was decided and why, and how long each phase took."""
+    document = _ask(given, lambda client: client.explain(check_name("job", job)))
+    if given.json:
+        render.emit_json(
+            {"job": codec.to_plain(document.job), "incidents": codec.to_plain(document.incidents)}
+        )
+    else:
+        _show_explanation(document)
+
+
+@click.command()
+@click.argument("job", required=False, default="")
+@click.option("-f", "--follow", is_flag=True, help="Go on with new events.")
+@click.option(
+    "-n", "--last", type=click.IntRange(min=0), default=100, show_default=True, help="How many old ones."
+)
+@global_options
+def events(given: Globals, job: str, follow: bool, last: int) -> None:
+    """Show what happened in the cluster, or to JOB; JSON is one event a line with -f."""
+    request = EventsRequest(check_name("job", job) if job else "", follow, last)
+    asyncio.run(_events(find_target(given), given, request))
+
+
+@click.command()
+@global_options
+def version(given: Globals) -> None:
+    """Show the version of this program and of its protocol."""
+    try:
+        release = metadata.version("tf-supervisor")
+    except metadata.PackageNotFoundError:
+        release = "unknown (not installed)"
+    if given.json:
+        render.emit_json({"version": release, "api_protocol": API_PROTOCOL})
+    else:
+        click.echo(f"tf-supervisor {release}, API protocol {API_PROTOCOL}")
+
+
+def print_event(event: EventView) -> None:
+    """One line for people."""
+    about = f"{event.job}: " if event.job else ""
+    click.echo(neutralise(f"{render.when(event.wall_ms)}  {about}{event.text or event.kind}"))
+
+
+def _ask(given: Globals, question: Callable[[ControlClient], Awaitable[R]]) -> R:
+    async def ask() -> R:
+        async with find_target(given).client(ASK_S) as client:
+            asking = Asking()
+            try:
+                return await question(client)
+            finally:
+                asking.over()
+
+    return asyncio.run(ask())
+
+
+async def _events(target: Target, given: Globals, request: EventsRequest) -> None:
+    """Until the end, or for ever. The next leader is asked for those after the last one seen."""
+    outage = Outage() if request.follow else Asking()
+    async with target.client(FOLLOW_DEADLINE_S if request.follow else ASK_S) as client:
+        while True:
+            try:
+                async for batch in client.events(request):
+                    outage.over()
+                    _print_batch(given, batch, follow=request.follow)
+                    if not request.follow:
+                        return  # that was all
+                    request = replace(request, after=batch.last)
+            except Unreachable as error:
+                outage.failed(error)
+            await asyncio.sleep(AGAIN_S)
+
+
+def _print_batch(given: Globals, batch: EventBatch, *, follow: bool) -> None:
+    if given.json and not follow:
+        render.emit_json(batch)
+        return
+    for event in batch.events:
+        if given.json:
+            click.echo(render.json_line(event))
+        else:
+            print_event(event)
+
+
+def _show_status(document: ClusterStatus, *, detailed: bool) -> None:
+    leader = next((entry.supervisor for entry in document.supervisors if entry.leading), "nobody")
+    click.echo(neutralise(f"cluster {document.cluster}: {leader} leads, D = {render.seconds(document.d_ms)}"))
+    rows = [
+        (
+            job.name,
+            job.phase.value,
+            job.generation,
+            render.step(job.step),
+            str(job.newest_commit.step) if job.newest_commit else "-",
+            f"{sum(task.state == 'running' for task in job.tasks)}/{len(job.tasks)}",
+            job.restarts_program + job.restarts_infrastructure,
+            job.waiting_for or job.reason,
+        )
+        for job in document.jobs
+    ]
+    heads = ("job", "phase", "generation", "step", "committed", "tasks", "restarts", "reason")
+    render.table(heads, rows, "no job has been submitted; run `supervisorctl submit FILE`")
+    if detailed:
+        for job in document.jobs:
+            click.echo()
+            _show_tasks(job)
+            _show_rest(job)
+
+
+def _show_tasks(job: JobView) -> None:
+    rows = [
+        (
+            task.task,
+            task.state,
+            task.node or "-",
+            task.attempt or "-",
+            task.pid or "-",
+            task.address or "-",
+            render.step(task.step),
+            f"{task.rate:g}/s" if task.rate else "-",
+            f"straggler: {task.detail}" if task.straggler else task.detail,
+        )
+        for task in job.tasks
+    ]
+    render.table(("task", "state", "node", "attempt", "pid", "address", "step", "rate", "detail"), rows)
+
+
+def _show_rest(job: JobView) -> None:
+    """What concerns the job as a whole, a line each."""
+    lines = [f"restart budget: {_budget(job)}"]
+    if job.owner:
+        lines.append(f"owner: {job.owner}" + (f", group {job.group}" if job.group else ""))
+    if job.waiting_for:
+        lines.append(f"waiting for: {job.waiting_for}")
+    lines += _commits(job)
+    if job.tensorboard:
+        lines.append(f"TensorBoard: {job.tensorboard}")
+    if job.code:
+        lines.append(f"code: sha256 {job.code}")
+    for line in lines:
+        click.echo(neutralise(line))
+
+
+def _commits(job: JobView) -> list[str]:
+    """How far training is ahead of what a lost node would leave of it."""
+    lines = []
+    if job.commit_lag_ms >= 0:
+        newest = f"newest commit: {job.newest_commit}" if job.newest_commit else "no commit yet"
+        ahead = f"{job.commit_lag_steps} steps, {render.seconds(job.commit_lag_ms)}"
+        lines.append(f"{newest}; training is ahead of it by {ahead}")
+    if job.commit_trouble:
+        lines.append(f"trouble: {job.commit_trouble}")
+    if job.saves_skipped:
+        lines.append(f"saves skipped for newer ones: {job.saves_skipped}")
+    return [*lines, *job.notices, *(f"to do: {each}" for each in job.advice)]
+
+
+def _budget(job: JobView) -> str:
+    budget = job.budget
+    return (
+        f"{budget.in_a_row} of {budget.in_a_row_allowed} used in a row without progress, "
+        f"{budget.in_window} of {budget.in_window_allowed} within {budget.window_ms / 60_000:g} min"
+    )
+
+
+def _show_explanation(document: Explanation) -> None:
+    job = document.job
+    reason = f": {job.reason}" if job.reason else ""
+    lines = (
+        f"{job.name} is {job.phase.value}{reason}",
+        f"generation {job.generation}, "
+        + (f"step {job.step}" if job.step >= 0 else "no step is known (docs/progress.md)"),
+        f"restarts by its own fault: {job.restarts_program}; by others: {job.restarts_infrastructure}",
+        f"restart budget: {_budget(job)}",
+        *((f"waiting for: {job.waiting_for}",) if job.waiting_for else ()),
+        *job.notices,
+        *((f"trouble: {job.commit_trouble}",) if job.commit_trouble else ()),
+        *(f"to do: {each}" for each in job.advice),
+    )
+    click.echo(neutralise("\n".join(lines)))
+    for incident in document.incidents:
+        click.echo()
+        show_incident(incident)
+    if not document.incidents:
+        click.echo("nothing has failed")
+
+
+def _went_back(incident: IncidentView) -> list[str]:
+    """Where training went on, and what it makes again."""
+    base, lines = incident.base, []
+    if base is not None:
+        lines.append(
+            f"went back to checkpoint {base}: step {base.step}, saved by generation {base.generation}"
+        )
+    elif incident.from_scratch:
+        lines.append("began from scratch: there was no checkpoint to go back to")
+    if incident.lost_steps >= 0:
+        reached = (base.step if base is not None else 0) + incident.lost_steps
+        lines.append(f"{incident.lost_steps} steps are made again from there, up to step {reached}")
+    elif lines:
+        lines.append("how many steps are made again is not known: none was reported")
+    if incident.to_step >= 0:
+        before = f"was at step {incident.from_step}, " if incident.from_step >= 0 else ""
+        lines.append(f"{before}first step after the restart: {incident.to_step}")
+    return lines
+
+
+def show_incident(incident: IncidentView) -> None:
+    """One failure in a few lines: cause, decision, durations, and its last words where they tell why."""
+    where = f" on {incident.node}" if incident.node else ""
+    click.echo(
+        f"{render.when(incident.wall_ms)}  "
+        + neutralise(f"{incident.cause}: {incident.task or incident.job}{where}  ")
+        + render.paint(incident.outcome.value)
+    )
+    lines = [f"decided: restart {incident.scope}, by the rule {incident.rule}"]
+    if incident.detail:
+        lines.append(incident.detail)
+    if incident.phases_ms:
+        lines.append(f"took {render.seconds(incident.total_ms)}: {render.phases(incident.phases_ms)}")
+    lines += _went_back(incident)
+    if incident.stack:
+        lines += ["where it hung:", *(f"  | {line}" for line in incident.stack.splitlines())]
+    if incident.tail:
+        last = incident.tail.splitlines()[-TAIL_LINES:]
+        lines += ["last lines of its output:", *(f"  | {line}" for line in last)]
+    for line in lines:
+        click.echo(f"    {neutralise(line)}")

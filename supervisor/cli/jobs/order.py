@@ -1,0 +1,81 @@
+"""What `submit`, `run` and `validate` send: the job of a file, and the archive of its program.
+
+Loaded by those verbs alone: reading and packing a job takes packages that no other verb needs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import click
+
+from supervisor.adapters.files.code_archive import CodeArchive, pack
+from supervisor.adapters.files.jobfile import JobFile, load_job_file
+from supervisor.adapters.files.yaml_file import Document
+from supervisor.api.client import ControlClient
+from supervisor.api.upload import upload_code
+from supervisor.cli.target import Target
+from supervisor.cli.terminal import neutralise
+from supervisor.contract.errors import TfSupervisorError, UserError
+from supervisor.contract.job.container import cautions
+from supervisor.contract.job.spec import JobSpec
+from supervisor.contract.views.jobs import SubmitMode, SubmitRequest
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """What is submitted, the archive that goes before it, and the file that it is from."""
+
+    request: SubmitRequest
+    archive: CodeArchive | None
+    document: Document
+
+    @contextmanager
+    def located(self) -> Iterator[None]:
+        """What the cluster finds wrong with a field is told with the field's line in the file."""
+        try:
+            yield
+        except TfSupervisorError as error:
+            if not error.field:
+                raise
+            raise type(error)(self.document.place(error.field, str(error))) from error
+
+    async def upload(self, client: ControlClient) -> None:
+        """Bring the program to the cluster, which may have it already."""
+        if self.archive is not None:
+            await upload_code(client, self.archive)
+
+
+def read_order(
+    target: Target, file: Path, name: str | None, *, resume: bool, fresh: bool, hold: bool = False
+) -> Order:
+    """The order for the job in a file; raises UserError with everything that is wrong, NotFound."""
+    if resume and fresh:
+        raise UserError("--resume and --fresh contradict each other; give one of them")
+    mode = SubmitMode.RESUME if resume else SubmitMode.FRESH if fresh else SubmitMode.NEW
+    job = load_job_file(file, checkpoint_base=target.checkpoint_base or None, name=name)
+    spec, archive = _packed(job)
+    return Order(SubmitRequest(spec, mode, hold), archive, job.document)
+
+
+def _packed(job: JobFile) -> tuple[JobSpec, CodeArchive | None]:
+    """The job, with the program's directory as it is at this moment if the file says `code:`."""
+    if job.code is None:
+        return job.spec, None
+    archive = pack(job.code)
+    return replace(job.spec, code=archive.ref), archive
+
+
+def check_file(file: Path, name: str | None) -> JobFile:
+    """The job in a file, whichever cluster it may be for. Raises UserError, NotFound."""
+    job = load_job_file(file, checkpoint_base="file:///unused", name=name)
+    return replace(job, spec=_packed(job)[0])
+
+
+def show_cautions(spec: JobSpec, document: Document) -> None:
+    """Say on the error output what the job may ask for and will hardly get far with."""
+    for each in cautions(spec):
+        click.echo(neutralise(f"warning: {document.place(each.where, each.text)}"), err=True)

@@ -1,0 +1,223 @@
+"""Verbs that bring a job in, or wait for it: submit, run, validate, wait."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+import click
+
+from supervisor.cli.jobs.control import print_accepted, warn
+from supervisor.cli.jobs.follow import Goal, StatusLine, end_code, wait_for
+from supervisor.cli.jobs.look import print_event, show_incident
+from supervisor.cli.options import Globals, global_options
+from supervisor.cli.outage import ASK_S, Asking
+from supervisor.cli.render import emit_json
+from supervisor.cli.target import Target, find_any_target, find_target
+from supervisor.cli.terminal import neutralise
+from supervisor.contract.desired import JobPhase
+from supervisor.contract.errors import NotFound, Unreachable
+from supervisor.contract.ids import check_name
+from supervisor.contract.incident import Outcome
+from supervisor.contract.views.jobs import Accepted, EventsRequest, JobView, SubmitRequest
+
+if TYPE_CHECKING:
+    from supervisor.adapters.files.jobfile import JobFile
+    from supervisor.api.client import ControlClient
+    from supervisor.cli.jobs.order import Order
+
+F = TypeVar("F", bound=Callable[..., object])
+
+
+def submit_options(function: F) -> F:
+    """FILE, --name, --resume and --fresh."""
+    function = click.option("--fresh", is_flag=True, help="Start from scratch although the name was used.")(
+        function
+    )
+    function = click.option("--resume", is_flag=True, help="Go on from the job's newest checkpoint.")(
+        function
+    )
+    function = click.option("--name", help="Use this name instead of the one in the file.")(function)
+    return click.argument("file", type=click.Path(path_type=Path))(function)
+
+
+@click.command()
+@submit_options
+@click.option("--hold", is_flag=True, help="Record the job; `start` starts it.")
+@global_options
+def submit(given: Globals, file: Path, name: str | None, resume: bool, fresh: bool, hold: bool) -> None:
+    """Start the job in FILE."""
+    from supervisor.cli.jobs.order import read_order, show_cautions
+
+    target = find_target(given)
+    order = read_order(target, file, name, resume=resume, fresh=fresh, hold=hold)
+    show_cautions(order.request.spec, order.document)
+    with order.located():
+        print_accepted(given, asyncio.run(_submit(target, order)))
+
+
+@click.command()
+@submit_options
+@global_options
+@click.pass_context
+def run(
+    context: click.Context, given: Globals, file: Path, name: str | None, resume: bool, fresh: bool
+) -> None:
+    """Start the job in FILE, follow it, and exit with its result: 0, 10 (failed) or 11 (stopped)."""
+    from supervisor.cli.jobs.order import read_order, show_cautions
+
+    target = find_target(given)
+    order = read_order(target, file, name, resume=resume, fresh=fresh)
+    show_cautions(order.request.spec, order.document)
+    with order.located():
+        code = asyncio.run(_run(target, order, given))
+    context.exit(code)
+
+
+@click.command()
+@click.argument("file", type=click.Path(path_type=Path))
+@click.option("--name", help="Use this name instead of the one in the file.")
+@click.option("--offline", is_flag=True, help="Do not ask the cluster whether the job fits it.")
+@global_options
+def validate(given: Globals, file: Path, name: str | None, offline: bool) -> None:
+    """Check the job in FILE, with the cluster if there is one; nothing is started."""
+    from supervisor.cli.jobs.order import check_file, read_order, show_cautions
+
+    # The file's own errors come first, also where there is no cluster to ask.
+    job = check_file(file, name)
+    show_cautions(job.spec, job.document)
+    target = None if offline else find_any_target(given)
+    if target is None:
+        print_accepted(given, _unasked(job, "--offline" if offline else "none was started here"))
+        return
+    order = read_order(target, file, name, resume=False, fresh=False)
+    with order.located():
+        try:
+            answer = asyncio.run(_validate(target, order.request))
+        except Unreachable as error:
+            answer = _unasked(job, str(error))
+    print_accepted(given, answer)
+
+
+@click.command()
+@click.argument("job")
+@click.option(
+    "--for", "goal", required=True, metavar="GOAL", help="running|succeeded|failed|stopped|ended|step=N"
+)
+@click.option("--timeout", type=click.FloatRange(min=0), help="Seconds; without it, for ever.")
+@global_options
+@click.pass_context
+def wait(context: click.Context, given: Globals, job: str, goal: str, timeout: float | None) -> None:
+    """Wait until JOB is there. Exits with 0, 10 (failed), 11 (stopped), 12 (timeout) or 13 (cannot be)."""
+    context.exit(asyncio.run(_wait(find_target(given), given, job, Goal.parse(goal), timeout)))
+
+
+async def _submit(target: Target, order: Order) -> Accepted:
+    async with target.client() as client:
+        await order.upload(client)
+        return await client.submit(order.request)
+
+
+async def _validate(target: Target, request: SubmitRequest) -> Accepted:
+    async with target.client(ASK_S) as client:
+        asking = Asking()
+        try:
+            return await client.validate(request)
+        finally:
+            asking.over()
+
+
+def _unasked(job: JobFile, why: str) -> Accepted:
+    """What can be said of a job by its file alone."""
+    told = f"the file is valid: {len(job.spec.tasks())} tasks"
+    unchecked = (
+        f"no cluster was asked ({why}): it is not checked whether the job's name and checkpoint directory "
+        "are free, whether the nodes have what it asks for, and what the cluster's configuration says of it"
+    )
+    return Accepted(job.spec.name, told, (unchecked,))
+
+
+async def _wait(target: Target, given: Globals, name: str, goal: Goal, timeout_s: float | None) -> int:
+    line = StatusLine()
+    async with target.client() as client:
+        code, job = await wait_for(client, check_name("job", name), goal, timeout_s, line.show)
+    line.clear()
+    _print_end(given, name, goal, code, job)
+    return code
+
+
+def _print_end(given: Globals, name: str, goal: Goal, code: int, job: JobView | None) -> None:
+    if given.json:
+        emit_json(
+            {
+                "job": name,
+                "for": goal.text,
+                "reached": code == 0,
+                "phase": job.phase.value if job is not None else "",
+                "step": job.step if job is not None else -1,
+                "reason": job.reason if job is not None else "",
+                "exit_code": code,
+            }
+        )
+        return
+    where = "unknown" if job is None else f"{job.phase.value}, step {job.step}"
+    reason = f": {job.reason}" if job is not None and job.reason else ""
+    click.echo(
+        neutralise(f"{name}: {'reached' if code == 0 else 'did not reach'} {goal.text} ({where}{reason})")
+    )
+
+
+async def _run(target: Target, order: Order, given: Globals) -> int:
+    name = order.request.spec.name
+    line = StatusLine(wanted=not given.json)
+    async with target.client() as client, target.client() as listener:
+        await order.upload(client)
+        accepted = await client.submit(order.request)
+        warn(accepted)
+        if not given.json:
+            click.echo(neutralise(f"{accepted.job}: {accepted.detail}"))
+        events = asyncio.create_task(_print_events(listener, name, line, quiet=given.json))
+        try:
+            _, job = await wait_for(client, name, Goal("ended"), None, line.show)
+        finally:
+            await _finish(events)
+            line.clear()
+        assert job is not None
+        if given.json:
+            emit_json(await client.explain(name))
+        else:
+            click.echo(neutralise(f"{name}: {job.phase.value} at step {job.step}: {job.reason}"))
+            if job.phase is JobPhase.FAILED:
+                await _show_last_failure(client, name)
+        return end_code(job.phase)
+
+
+async def _show_last_failure(client: ControlClient, name: str) -> None:
+    failed = [i for i in (await client.explain(name)).incidents if i.outcome is Outcome.FAILED]
+    for incident in failed[-1:]:
+        show_incident(incident)
+
+
+async def _print_events(client: ControlClient, name: str, line: StatusLine, *, quiet: bool) -> None:
+    """Events as they come, from any leader."""
+    request = EventsRequest(name, follow=True)
+    while not quiet:
+        with suppress(Unreachable, NotFound):
+            async for batch in client.events(request):
+                request = replace(request, after=batch.last)
+                for event in batch.events:
+                    line.clear()
+                    print_event(event)
+        await asyncio.sleep(0.2)
+
+
+async def _finish(events: asyncio.Task[None]) -> None:
+    """Let the last events arrive, then end the stream."""
+    await asyncio.wait([events], timeout=0.3)
+    events.cancel()
+    with suppress(asyncio.CancelledError):
+        await events

@@ -1,0 +1,100 @@
+"""`tail`: a task's output, across its attempts and also when it moves to another node."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import sys
+from dataclasses import replace
+
+import click
+
+from supervisor.cli.options import Globals, global_options
+from supervisor.cli.outage import AGAIN_S, ASK_S, FOLLOW_DEADLINE_S, Asking, Outage
+from supervisor.cli.render import json_line
+from supervisor.cli.target import Target, find_target
+from supervisor.cli.terminal import Neutraliser, on_terminal, one_line
+from supervisor.contract.errors import Unreachable
+from supervisor.contract.ids import TaskId
+from supervisor.contract.views.jobs import TailChunk, TailRequest
+
+
+@click.command()
+@click.argument("task", metavar="JOB/ROLE:INDEX")
+@click.option("-f", "--follow", is_flag=True, help="Go on with new output, also of later attempts.")
+@click.option(
+    "-c",
+    "--bytes",
+    "last_bytes",
+    type=click.IntRange(min=0, max=1 << 40),
+    default=8192,
+    show_default=True,
+    help="How much of the end of each attempt's output.",
+)
+@click.option("--raw", is_flag=True, help="Write the bytes as they are; refused on a terminal.")
+@global_options
+def tail(given: Globals, task: str, follow: bool, last_bytes: int, raw: bool) -> None:
+    """Show the output of a task's attempts, with what could steer the terminal shown as escapes."""
+    if raw and on_terminal():
+        raise click.UsageError("--raw could steer your terminal; redirect the output")
+    request = TailRequest(str(TaskId.parse(task)), follow, last_bytes)
+    asyncio.run(_tail(find_target(given), request, _Printer(given, raw=raw)))
+
+
+async def _tail(target: Target, request: TailRequest, printer: _Printer) -> None:
+    """Until the end, or for ever. The next leader is asked for what comes after the last piece."""
+    outage = Outage() if request.follow else Asking()
+    async with target.client(FOLLOW_DEADLINE_S if request.follow else ASK_S) as client:
+        while True:
+            try:
+                async for chunk in client.tail(request):
+                    outage.over()
+                    printer.show(chunk)
+                    request = replace(request, after=chunk.place)
+            except Unreachable as error:
+                outage.failed(error)
+            else:
+                if not request.follow:
+                    outage.over()
+                    printer.finish()
+                    return
+            await asyncio.sleep(AGAIN_S)
+
+
+class _Printer:
+    """Output goes to standard output; whose it is, and what is missing, to standard error."""
+
+    def __init__(self, given: Globals, *, raw: bool) -> None:
+        self._json = given.json
+        self._raw = raw
+        self._attempt = ""
+        self._safe = Neutraliser()
+
+    def show(self, chunk: TailChunk) -> None:
+        if chunk.note:
+            click.echo(f"tail: {one_line(chunk.note)}", err=True)
+        if chunk.attempt != self._attempt:
+            self._begin(chunk)
+        if self._json:
+            if chunk.data:
+                click.echo(json_line(chunk))
+            return
+        data = base64.b64decode(chunk.data)
+        if self._raw:
+            sys.stdout.buffer.write(data)
+            sys.stdout.buffer.flush()
+        else:
+            click.echo(self._safe.feed(data), nl=False)
+
+    def finish(self) -> None:
+        if not self._json and not self._raw:
+            click.echo(self._safe.feed(b"", final=True), nl=False)
+
+    def _begin(self, chunk: TailChunk) -> None:
+        self.finish()
+        self._safe = Neutraliser()
+        self._attempt = chunk.attempt
+        if not self._json and chunk.attempt:
+            where = f" on {chunk.node}" if chunk.node else ""
+            cut = ", its end" if chunk.cut else ""
+            click.echo(f"==> {one_line(chunk.attempt + where + cut)} <==", err=True)

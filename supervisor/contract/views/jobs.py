@@ -1,0 +1,404 @@
+"""The documents of the API: what `supervisorctl` asks and what it shows, also its `--output json`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+from supervisor.contract.checkpoint import CheckpointRef, CommitState
+from supervisor.contract.desired import JobPhase
+from supervisor.contract.incident import Outcome
+from supervisor.contract.job.spec import JobSpec
+
+API_PROTOCOL = 1
+
+
+class SubmitMode(Enum):
+    """What to do when the name or the checkpoint URI was used before (rule 12)."""
+
+    NEW = "new"
+    RESUME = "resume"
+    FRESH = "fresh"
+
+
+@dataclass(frozen=True, slots=True)
+class SubmitRequest:
+    """Start a job; with `hold` it is recorded, and starts when somebody asks for it."""
+
+    spec: JobSpec
+    mode: SubmitMode = SubmitMode.NEW
+    hold: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class JobRequest:
+    """About one job; an empty name means all, where that makes sense."""
+
+    job: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class RestartRequest:
+    """Restart a job, or one task of it (`member` is `ROLE.INDEX`), or the job from an older checkpoint.
+
+    A `from_ref` of generation 0 names its step alone.
+    """
+
+    job: str
+    member: str = ""
+    from_ref: CheckpointRef | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StopRequest:
+    """Stop a job; with `save` its program gets SIGTERM and time to save first."""
+
+    job: str
+    save: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class PinRequest:
+    """Keep a checkpoint from being collected, or let it go. A `ref` of generation 0 names its step alone."""
+
+    job: str
+    ref: CheckpointRef
+    pinned: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class EventsRequest:
+    """Events, oldest first; with `follow` the stream goes on.
+
+    Those after `after`, an earlier batch's `last`, where it is given (not below 0), else the `last` ones.
+    """
+
+    job: str = ""
+    follow: bool = False
+    last: int = 100
+    after: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class OutputPlace:
+    """A place in an attempt's output: `offset` bytes into the file of inode number `file`.
+
+    Files keep their inode when they are rotated away. `mark` is the node's check that it is still the same
+    file: the number of one that was removed is used again. Without an `attempt`: before all output.
+    """
+
+    attempt: str = ""
+    file: int = 0
+    offset: int = 0
+    mark: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TailRequest:
+    """The output of all attempts of a task that are on disk, the oldest first, and the last `last_bytes` of
+    each; or what comes after the place of the last chunk seen. With `follow` it goes on as output comes.
+    """
+
+    task: str
+    follow: bool = False
+    last_bytes: int = 8192
+    after: OutputPlace = OutputPlace()
+
+
+@dataclass(frozen=True, slots=True)
+class TailChunk:
+    """A piece of an attempt's output, base64, and the place after it; empty ones are signs of life.
+
+    `cut`: what the attempt wrote before this piece is not shown. `note` tells what is waited for, or missing.
+    """
+
+    place: OutputPlace
+    data: str
+    node: str = ""
+    cut: bool = False
+    note: str = ""
+
+    @property
+    def attempt(self) -> str:
+        """Whose output it is, `JOB/ROLE:INDEX@GENERATION.NUMBER`; empty for a sign of life before any."""
+        return self.place.attempt
+
+
+@dataclass(frozen=True, slots=True)
+class OutputsRequest:
+    """To an agent: which attempts of a task of this job have output on its disk?"""
+
+    job_uuid: str
+    task: str
+
+
+@dataclass(frozen=True, slots=True)
+class OutputList:
+    """The attempts, as `JOB/ROLE:INDEX@GENERATION.NUMBER`, in no order."""
+
+    attempts: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ReadRequest:
+    """To an agent: output of `after.attempt` from there on (file 0: its last `last_bytes`), at most a chunk.
+
+    At the end it waits up to `wait_ms` for more, while the attempt lives.
+    """
+
+    job_uuid: str
+    after: OutputPlace
+    last_bytes: int = 0
+    wait_ms: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class SignalRequest:
+    """Send signal `number` to the main process of a task's running attempt.
+
+    `by`: who asked the supervisor that asks an agent; a supervisor overwrites it.
+    """
+
+    task: str
+    number: int
+    by: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ExecRequest:
+    """Run a command beside a task's running attempt: its directory, its environment, its user.
+
+    It is killed when the caller goes away, and after `timeout_ms`. `by`: as in SignalRequest.
+    """
+
+    task: str
+    argv: tuple[str, ...]
+    timeout_ms: int
+    by: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ExecChunk:
+    """A piece of what the command prints, base64; the last chunk has its end.
+
+    `stream` is out, err, or empty for a sign of life. `code` is the exit code, 128 + N after signal N, -1
+    while it runs.
+    """
+
+    stream: str = ""
+    data: str = ""
+    code: int = -1
+    attempt: str = ""
+    node: str = ""
+    timed_out: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    """The request is recorded and will be acted on. `cautions`: what its sender may not have meant."""
+
+    job: str
+    detail: str = ""
+    cautions: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """An error across the API: the class of our error tree, its message, and the job's field it is about."""
+
+    error: str
+    message: str
+    leader: str = ""
+    field: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class TaskView:
+    """One task as an operator sees it. `state` is waiting, preparing, running, stopped (and kept), exited or
+    lost.
+
+    `straggler`: it is much slower than its peers.
+    """
+
+    task: str
+    role: str
+    index: int
+    node: str
+    state: str
+    attempt: int
+    pid: int
+    address: str
+    step: int
+    rate: float
+    detail: str = ""
+    straggler: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class BudgetView:
+    """Faults of the program, and how many are allowed before the job fails.
+
+    In a row without progress, and within the last `window_ms`.
+    """
+
+    in_a_row: int = 0
+    in_a_row_allowed: int = 0
+    in_window: int = 0
+    in_window_allowed: int = 0
+    window_ms: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class JobView:
+    """One job. `step` is the newest global step of any task, -1 before the first.
+
+    Attributes:
+        newest_commit: what a restart would begin from now; None: from scratch, or none that is good.
+        tensorboard: URL of the first task of a role of this name; empty without one.
+        code: digest of the shipped directory that the generation in force runs; empty when none is shipped.
+        commit_lag_ms: how long it runs since its newest commit, or its start; -1 when it does not run.
+        commit_trouble: why finished saves do not become commits now, or that there were none for long; empty
+            when they do.
+        saves_skipped: finished saves of this generation that were given up for newer ones.
+        advice: what the user must change so that the program's saves are kept.
+        notices: what nodes tell of its files: work that is kept for a while, outputs that are not sent.
+        owner: who submitted it; empty when that is not known. `group`: with whom the owner shares it.
+    """
+
+    name: str
+    uuid: str
+    strategy: str
+    phase: JobPhase
+    generation: int
+    step: int
+    rate: float
+    base: CheckpointRef | None
+    newest_commit: CheckpointRef | None
+    commit_lag_steps: int
+    restarts_program: int
+    restarts_infrastructure: int
+    restarts_left: int
+    reason: str
+    waiting_for: str
+    submitted_wall_ms: int
+    tasks: tuple[TaskView, ...] = ()
+    budget: BudgetView = BudgetView()
+    tensorboard: str = ""
+    code: str = ""
+    commit_lag_ms: int = -1
+    commit_trouble: str = ""
+    saves_skipped: int = 0
+    advice: tuple[str, ...] = ()
+    notices: tuple[str, ...] = ()
+    owner: str = ""
+    group: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class SupervisorView:
+    """One supervisor, and whether it leads."""
+
+    supervisor: str
+    address: str
+    leading: bool
+    pid: int
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterStatus:
+    """`supervisorctl status`."""
+
+    cluster: str
+    profile: str
+    d_ms: int
+    supervisors: tuple[SupervisorView, ...]
+    jobs: tuple[JobView, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class IncidentView:
+    """One failure and its recovery, as `explain` tells it. `stack`: where the task hung.
+
+    `base`: the checkpoint that the restart went back to; `from_scratch`: there was none. `lost_steps`: those
+    that are made again from there; -1: unknown.
+    """
+
+    id: str
+    job: str
+    cause: str
+    task: str
+    node: str
+    rule: str
+    scope: str
+    detail: str
+    from_step: int
+    to_step: int
+    phases_ms: dict[str, int]
+    total_ms: int
+    outcome: Outcome
+    generation: int
+    wall_ms: int
+    tail: str = ""
+    stack: str = ""
+    lost_steps: int = -1
+    base: CheckpointRef | None = None
+    from_scratch: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """`supervisorctl explain`: the job's story."""
+
+    job: JobView
+    incidents: tuple[IncidentView, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointView:
+    """One committed checkpoint. `use` is base, newest, or empty; a pinned one is never collected.
+
+    `verified` is how its files were checked (size, crc or readback); `tensors` is 0 where they are no bundle.
+    """
+
+    ref: CheckpointRef
+    parent: CheckpointRef | None
+    size: int
+    state: CommitState
+    reason: str
+    path: str
+    node: str
+    wall_ms: int
+    on_lineage: bool
+    use: str = ""
+    pinned: bool = False
+    verified: str = ""
+    tensors: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointList:
+    """`supervisorctl checkpoints JOB`."""
+
+    job: str
+    uri: str
+    checkpoints: tuple[CheckpointView, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class EventView:
+    """One line of the operator's history. Serials are each used once; they do not always grow."""
+
+    serial: int
+    wall_ms: int
+    kind: str
+    job: str
+    text: str
+    fields: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class EventBatch:
+    """Events, oldest first; empty batches are signs of life. `last`: go on after this, whatever it counts."""
+
+    events: tuple[EventView, ...] = ()
+    last: int = 0

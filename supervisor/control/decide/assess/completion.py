@@ -1,0 +1,88 @@
+"""When a job's training is over."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+
+from recovery.policy.roles import RoleKind, kind_of
+from supervisor.contract.ids import TaskId
+from supervisor.contract.job.spec import CHIEF_ROLES, JobSpec
+from supervisor.contract.observed import AttemptReport, AttemptState, ExitReason
+
+
+class CompletionState(Enum):
+    """Whether training is over."""
+
+    NOT_YET = "not_yet"
+    DONE = "done"
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """How far a job is from its end.
+
+    Attributes:
+        detail: why it is done, or what it waits for.
+        chief_done: the chief exited with 0. The leader notes when it first saw this; from then on the end of
+            another task is no failure, and the job is done after a grace at the latest.
+    """
+
+    state: CompletionState
+    detail: str
+    chief_done: bool = False
+
+
+def completion(
+    spec: JobSpec,
+    reports: Mapping[str, AttemptReport],
+    now_ms: int,
+    first_done_ms: int | None,
+    grace_ms: int,
+) -> Completion:
+    """Judge a job by the latest report of each member in the generation in force.
+
+    Done when all training tasks (`recovery.policy.roles`) exited with 0; or when the chief did and either
+    every other training task has ended, however, or `grace_ms` have passed since `first_done_ms`, when the
+    leader first saw `chief_done`. Parameter servers, evaluators and other servers are not waited for. A job
+    that has no training role is done when all of its tasks exited with 0.
+    """
+    training = tuple(task for task in spec.tasks() if kind_of(spec, task.role) is RoleKind.TRAINING)
+    awaited = training or spec.tasks()
+    chiefs = tuple(task for task in training if task.role in CHIEF_ROLES)
+
+    chief_done = bool(chiefs) and all(_succeeded(reports.get(task.member)) for task in chiefs)
+
+    if all(_succeeded(reports.get(task.member)) for task in awaited):
+        detail = f"{_count(awaited)} exited with code 0"
+        return Completion(CompletionState.DONE, detail, chief_done)
+    if not chief_done:
+        waiting = next(task for task in awaited if not _succeeded(reports.get(task.member)))
+        return Completion(CompletionState.NOT_YET, f"waits for {waiting} to exit with code 0")
+
+    left = tuple(task for task in training if not _ended(reports.get(task.member)))
+    until_ms = (now_ms if first_done_ms is None else first_done_ms) + grace_ms
+    if not left:
+        detail = "the chief exited with code 0, and every other training task has ended"
+    elif now_ms >= until_ms:
+        detail = f"the chief exited with code 0, and {_count(left)} did not end within {grace_ms} ms after"
+    else:
+        detail = f"the chief exited with code 0; {_count(left)} may end by itself"
+        return Completion(CompletionState.NOT_YET, detail, chief_done=True)
+    return Completion(CompletionState.DONE, detail, chief_done=True)
+
+
+def _ended(report: AttemptReport | None) -> bool:
+    return report is not None and report.state is AttemptState.EXITED
+
+
+def _succeeded(report: AttemptReport | None) -> bool:
+    """Exit code 0, of its own accord."""
+    if report is None or report.exit is None:
+        return False
+    return report.exit.reason is ExitReason.EXIT and report.exit.code == 0
+
+
+def _count(tasks: tuple[TaskId, ...]) -> str:
+    return str(tasks[0]) if len(tasks) == 1 else f"{len(tasks)} training tasks"

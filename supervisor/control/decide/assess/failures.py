@@ -1,0 +1,471 @@
+"""What is wrong with a job now: the state of each member, the root failure, and what it needs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from enum import Enum
+
+from recovery.policy.blame import NOTICE_LAG_MS, Failure, root_failures
+from recovery.policy.budget import Verdict, charge
+from recovery.policy.causes import Judged, classify, describe
+from recovery.policy.history import ASKED
+from recovery.policy.rules import rule_of
+from recovery.policy.scope import scope_of
+from recovery.policy.suspects import BaseVerdict, NodeVerdict
+from supervisor.contract.desired import JobPhase, Placement, Plan
+from supervisor.contract.ids import TaskId
+from supervisor.contract.incident import Cause, Incident, Outcome
+from supervisor.contract.job.spec import Rule, Scope
+from supervisor.contract.observed import AttemptReport, AttemptState, Exit, ExitReason
+from supervisor.control.decide.assess.verdicts import Accused, judge
+from supervisor.control.decide.facts.devices import befallen
+from supervisor.control.decide.facts.history import has_trained, incident_id, newest_commit
+from supervisor.control.decide.facts.standing import Standing, standing
+from supervisor.control.decide.snapshot import Held, JobPicture, Snapshot
+
+
+class MemberState(Enum):
+    """One member of the generation in force."""
+
+    STARTING = "starting"
+    RUNNING = "running"
+    DONE = "done"
+    FAILED = "failed"
+    SUSPECTED = "suspected"
+    LOST = "lost"
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A member, its state, and the report that says so; `line` of its output tells of the cause."""
+
+    placement: Placement
+    task: TaskId
+    state: MemberState
+    report: Held[AttemptReport] | None
+    cause: Cause | None = None
+    line: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """A restart that the job needs.
+
+    Attributes:
+        incident: its natural id: the same failure gives the same id, whoever looks.
+        firm: False while a node is only suspected: prepare, but do not close or flip.
+        detected_ms: from the failure to this leader's knowing of it.
+        known_ms: when this leader knew.
+        verdict: the budget's word; its ledger is what the flip writes.
+        member: `ROLE.INDEX` of the failed task; empty when it is not about one.
+        avoid_nodes: where its tasks go only if they find no other place.
+        last_step: the newest step of the failed attempt itself, -1 if none is known; `stepped`: it made one.
+        flat: the signs of life that are missing, of a hang.
+        began: the revision of etcd when that attempt began, 0 if no attempt has failed.
+        bad_node: the node that the cause has returned on.
+        cold: the restart is to import afresh, as the program has failed of its code for the first time.
+        bad_base: what the failures say of the checkpoint that the generation in force started from.
+    """
+
+    incident: str
+    cause: Cause
+    scope: Scope
+    rule: str
+    verdict: Verdict
+    firm: bool
+    detected_ms: int
+    known_ms: int
+    member: str = ""
+    node: str = ""
+    attempt: int = 0
+    detail: str = ""
+    tail: str = ""
+    stack: str = ""
+    avoid_nodes: tuple[str, ...] = ()
+    last_step: int = -1
+    stepped: bool = False
+    flat: tuple[str, ...] = ()
+    began: int = 0
+    bad_node: NodeVerdict | None = None
+    bad_base: BaseVerdict | None = None
+    cold: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Derived:
+    """Holds what its key in `Snapshot.derived` tells apart by identity, so that none of it is reused."""
+
+    job: JobPicture
+    plan: Plan
+    members: tuple[Member, ...]
+
+
+def members(snap: Snapshot, job: JobPicture, plan: Plan) -> tuple[Member, ...]:
+    """The state of every member of the plan in force."""
+    key = (members, id(job), id(plan))
+    found = snap.derived.get(key)
+    if isinstance(found, _Derived):
+        return found.members
+    derived = _Derived(job, plan, tuple(_member(snap, job, plan, each) for each in plan.placements))
+    snap.derived[key] = derived
+    return derived.members
+
+
+def _member(snap: Snapshot, job: JobPicture, plan: Plan, placement: Placement) -> Member:
+    task = job.task(placement.member)
+    report = job.report(placement, plan)
+    if report is not None and report.value.state is AttemptState.EXITED:
+        judged = _judged(snap, job, report.value)
+        if (
+            judged is not None
+            and rule_of(job.record.value.spec, judged.cause, task, job.saver) is Rule.IGNORE
+        ):
+            return Member(placement, task, MemberState.DONE, report)
+        cause = judged.cause if judged is not None else None
+        harmed = befallen(snap, job, plan, placement)
+        if cause is not None and cause.program_fault and harmed is not None and not harmed.blames_program:
+            # What it says of itself is what its GPU did to it.
+            cause = Cause.GPU
+        if cause is None and not _succeeded(report.value):
+            # Ended by its agent, say because the launcher was silent, while the leader still wants it.
+            cause = Cause.KILLED
+        state = MemberState.DONE if cause is None else MemberState.FAILED
+        return Member(placement, task, state, report, cause, judged.line if judged is not None else "")
+    where = standing(snap, placement)
+    if where is Standing.LOST:
+        return Member(placement, task, MemberState.LOST, report, Cause.NODE_LOST)
+    if where is Standing.SUSPECTED:
+        return Member(placement, task, MemberState.SUSPECTED, report, Cause.NODE_LOST)
+    return Member(placement, task, MemberState.STARTING if report is None else MemberState.RUNNING, report)
+
+
+def _judged(snap: Snapshot, job: JobPicture, report: AttemptReport) -> Judged | None:
+    trained = report.has_stepped or has_trained(snap, job)
+    return classify(report, job.record.value.spec, job.switch.value.phase, trained=trained)
+
+
+def as_taken(snap: Snapshot, job: JobPicture, report: AttemptReport) -> AttemptReport:
+    """The report as completion takes it: an end that the job ignores counts as exit code 0."""
+    judged = _judged(snap, job, report)
+    if report.exit is None or judged is None:
+        return report
+    if rule_of(job.record.value.spec, judged.cause, report.attempt.task, job.saver) is not Rule.IGNORE:
+        return report
+    return replace(report, exit=replace(report.exit, reason=ExitReason.EXIT, code=0, signal=None))
+
+
+def _succeeded(report: AttemptReport) -> bool:
+    return report.exit is not None and report.exit.code == 0
+
+
+def find_need(snap: Snapshot, job: JobPicture) -> Need | None:
+    """The restart that the job needs most, or None when it is healthy."""
+    switch, plan = job.switch.value, job.plan_in_force
+    if switch.phase is JobPhase.WAITING or plan is None:
+        # It is about to start: that is the restart which an operator may have asked for meanwhile.
+        return _first_need(job)
+    asked = _operators_need(job) if job.intent.value.restart_serial > switch.restart_serial else None
+    if asked is not None and asked.scope is Scope.ALL:
+        return asked
+    need = _own_need(snap, job, plan.value)
+    # What restarts the whole job grants the wish for one task too, which may not even be possible by itself.
+    if asked is None or (need is not None and need.scope is Scope.ALL):
+        return need
+    homes = [each for each in plan.value.placements if each.member == asked.member]
+    # Where its node is silent another task's own need goes first. Where that can start nothing new, for days
+    # maybe, whatever there is does, and what runs is not ended for an attempt that cannot start.
+    alive = any(standing(snap, each) is Standing.ALIVE for each in homes)
+    blocked = any(snap.blocked(each.node) for each in homes)
+    return need if blocked or (need is not None and not alive) else asked
+
+
+def _own_need(snap: Snapshot, job: JobPicture, plan: Plan) -> Need | None:
+    found = members(snap, job, plan)
+    failed = [member for member in found if member.state is MemberState.FAILED]
+    bound = [member for member in found if not _follows(job, member)]
+    lost = [member for member in bound if member.state is MemberState.LOST]
+    suspected = [member for member in bound if member.state is MemberState.SUSPECTED]
+    culprit = _culprit(snap, failed, [*lost, *suspected])
+    if culprit is not None:
+        return _task_need(snap, job, culprit)
+    if lost or suspected:
+        return _node_need(snap, job, (lost or suspected)[0], firm=bool(lost) and not suspected)
+    return _need_of_followers(snap, job, failed)
+
+
+def _follows(job: JobPicture, member: Member) -> bool:
+    return job.record.value.spec.role(member.task.role).follow
+
+
+def lost_follower(snap: Snapshot, job: JobPicture) -> Need | None:
+    """A follower whose node is lost: it moves alone, so that the loss is nobody else's (rule 6.2)."""
+    plan = job.plan_in_force
+    if plan is None or job.switch.value.phase is not JobPhase.RUNNING:
+        return None
+    for member in members(snap, job, plan.value):
+        if member.state is MemberState.LOST and _follows(job, member):
+            need = _node_need(snap, job, member, firm=True)
+            incident = incident_id(job, f"{need.incident}-{member.task.member}")
+            return replace(need, incident=incident, scope=Scope.TASK, rule="node.follower")
+    return None
+
+
+def _need_of_followers(snap: Snapshot, job: JobPicture, failed: list[Member]) -> Need | None:
+    """Tasks that speak of a lost peer, and no peer that is: its loss is waited for, but not for ever.
+
+    What restarted a single task a moment ago, and has not recovered yet, is the loss they speak of.
+    """
+    if not failed:
+        return None
+    root = root_failures(tuple(_failure(member) for member in failed))
+    follower = next(member for member in failed if member.task == root.task)
+    held, _, _ = _evidence(follower)
+    explained = _explaining(job, held)
+    lag_ms = max(snap.timing.suspect_ms + snap.timing.beat_ms, NOTICE_LAG_MS[Cause.LAUNCHER_LOST])
+    if explained is None and snap.now_ms - held.seen_ms < lag_ms:
+        return None
+    need = _task_need(snap, job, follower)
+    if explained is None:
+        return need
+    paid = replace(need.verdict, ledger=job.switch.value.ledger)
+    detail = f"{need.detail}; it followed from {explained.detail}"
+    return replace(need, incident=explained.id, cause=explained.cause, verdict=paid, detail=detail)
+
+
+def _explaining(job: JobPicture, ended: Held[AttemptReport]) -> Incident | None:
+    """The open incident whose one task was restarted inside the generation in force.
+
+    It explains the end of attempts that ran when it happened. What was started after it and loses its peer
+    again has a failure of its own, which is charged, and paused for.
+    """
+    switch = job.switch.value
+    held = job.incidents.get(switch.incident)
+    if held is None or held.value.outcome is not Outcome.OPEN or held.value.cause in ASKED:
+        return None
+    if ended.create_revision > held.create_revision:
+        return None
+    return held.value if held.value.from_generation == switch.generation else None
+
+
+def _culprit(snap: Snapshot, failed: list[Member], silent: list[Member]) -> Member | None:
+    """The failed task to answer; None when none failed, or when those that did followed from a silent node.
+
+    A process that was killed on a healthy node is answered at once even so: no silence elsewhere explains it.
+    """
+    first = [member for member in failed if member.cause is not None and member.cause is not Cause.PEER_LOST]
+    killed = [member for member in first if member.cause is not None and not member.cause.program_fault]
+    accused = killed or first
+    if not accused:
+        return None
+    known_ms = {member.task: _marked_ms(snap, member) for member in silent}
+    suspects = [
+        Failure(member.task, Cause.NODE_LOST, known_ms[member.task]) for member in silent if not killed
+    ]
+    root = root_failures((*(_failure(member) for member in accused), *suspects))
+    return next((member for member in accused if member.task == root.task), None)
+
+
+def _marked_ms(snap: Snapshot, member: Member) -> int:
+    picture = snap.nodes.get(member.placement.node)
+    mark = picture.mark_of(member.placement.incarnation) if picture is not None else None
+    return mark.created_ms if mark is not None else snap.now_ms
+
+
+def _failure(member: Member) -> Failure:
+    held, exit_, cause = _evidence(member)
+    return Failure(member.task, cause, held.seen_ms - exit_.age_ms, exit_)
+
+
+def _evidence(member: Member) -> tuple[Held[AttemptReport], Exit, Cause]:
+    held = member.report
+    assert held is not None
+    assert held.value.exit is not None
+    assert member.cause is not None
+    return held, held.value.exit, member.cause
+
+
+def _task_need(snap: Snapshot, job: JobPicture, member: Member) -> Need:
+    held, exit_, cause = _evidence(member)
+    need = need_of(
+        snap,
+        job,
+        member,
+        cause,
+        known_ms=held.seen_ms,
+        detail=describe(held.value) + (f": {member.line}" if member.line else ""),
+        tail=exit_.tail,
+    )
+    detected_ms = max(exit_.age_ms, _unseen_ms(snap, held))
+    return replace(need, detected_ms=detected_ms, stack=exit_.stack)
+
+
+def _unseen_ms(snap: Snapshot, held: Held[AttemptReport]) -> int:
+    """What ended with its machine ended when that was heard last, as far as anybody can tell; else 0."""
+    report = held.value
+    picture = snap.nodes.get(report.node)
+    if report.exit is None or not report.exit.rebooted or picture is None:
+        return 0
+    return held.seen_ms - picture.heard_before_ms if picture.heard_before_ms is not None else 0
+
+
+def need_of(
+    snap: Snapshot,
+    job: JobPicture,
+    member: Member,
+    cause: Cause,
+    *,
+    known_ms: int,
+    detail: str,
+    tail: str = "",
+) -> Need:
+    """What a member's failure needs: one that ended, or one that runs and should not go on so.
+
+    `tail`: the end of its output.
+    """
+    assert member.report is not None
+    report = member.report.value
+    incident = incident_id(job, f"g{report.generation}-{member.task.member}-a{report.number}")
+    beat = snap.beat_of(report.node, report.attempt)
+    last_step = max(report.last_step, beat.step if beat is not None else -1)
+    stepped = report.has_stepped or (beat is not None and beat.has_stepped)
+    scope, rule = _scope(snap, job, member, cause)
+    began = member.report.create_revision
+    accused = Accused(
+        incident, cause, scope, member.task.member, report.node, stepped, known_ms, began, tail, report.warm
+    )
+    found = judge(snap, job, accused)
+    if found.away:
+        rule = f"{rule}, away from {report.node}{found.away_why}"
+        # Nobody depends on a follower's address: it moves alone. Others may have been told that of any other.
+        scope = scope if _follows(job, member) else Scope.ALL
+    return Need(
+        incident=incident,
+        cause=found.cause,
+        scope=scope,
+        rule=rule,
+        verdict=found.verdict,
+        firm=True,
+        detected_ms=0,
+        known_ms=known_ms,
+        member=member.task.member,
+        node=report.node,
+        attempt=report.number,
+        detail="; ".join(filter(None, (detail, found.cause_why))),
+        tail=tail,
+        avoid_nodes=(report.node,) if found.away else (),
+        last_step=last_step,
+        stepped=stepped,
+        began=began,
+        bad_node=found.bad_node,
+        bad_base=found.bad_base,
+        cold=found.cold,
+    )
+
+
+def _scope(snap: Snapshot, job: JobPicture, member: Member, cause: Cause) -> tuple[Scope, str]:
+    """The table's scope, or ALL where one task cannot be restarted by itself, and why."""
+    scope, rule = scope_of(job.record.value.spec, member.task, job.saver)
+    if scope is Scope.ALL:
+        return scope, rule
+    where = standing(snap, member.placement)
+    if where is not Standing.ALIVE:
+        moves = _follows(job, member)
+        return Scope.TASK if moves else Scope.ALL, f"{rule}, but its node is {where.value}"
+    if snap.blocked(member.placement.node) and not _follows(job, member):
+        return Scope.ALL, f"{rule}, but nothing new can start on its node"
+    held = member.report
+    end = held.value.exit if held is not None else None
+    if end is not None and end.rebooted and not _follows(job, member):
+        return Scope.ALL, f"{rule}, but its machine has restarted, and with it what was staged there"
+    unconfirmed = end is not None and not end.confirmed_dead
+    if held is not None and unconfirmed and snap.now_ms - held.seen_ms > snap.timing.kill_time_ms:
+        # Rule 6: an address is used again only when its last holder is dead for sure.
+        return Scope.ALL, f"{rule}, but the old attempt is not confirmed dead"
+    waited = cause is Cause.NEVER_READY and held is not None and held.value.exit is not None
+    if waited and not job.record.value.spec.role(member.task.role).outside:
+        return Scope.ALL, f"{rule}, but whom it waited for must start again, too"
+    gone = held is not None and held.value.exit is not None and held.value.exit.address_lost
+    if gone and not _follows(job, member):
+        return Scope.ALL, f"{rule}, but its address is gone"
+    if cause is Cause.PORT_CLASH:
+        return Scope.ALL, f"{rule}, but its port is taken"
+    plan = job.plan_in_force
+    harmed = befallen(snap, job, plan.value, member.placement) if plan is not None else None
+    if harmed is not None and harmed.harmful:
+        return Scope.ALL, f"{rule}, but on other GPUs"
+    return scope, rule
+
+
+def _charged(job: JobPicture, cause: Cause) -> Verdict:
+    spec = job.record.value.spec
+    return charge(job.switch.value.ledger, cause, newest_commit(job), spec.restart)
+
+
+def _node_need(snap: Snapshot, job: JobPicture, member: Member, *, firm: bool) -> Need:
+    placement = member.placement
+    picture = snap.nodes.get(placement.node)
+    mark = picture.mark_of(placement.incarnation) if picture is not None else None
+    unread_ms = snap.unread_ms(picture) if picture is not None else 0
+    # Of one that beats, but cannot read etcd, the last read is the sign of life that counts.
+    beat = picture.beat if picture is not None else None
+    heard_ms = beat.received_ms - unread_ms if beat is not None else None
+    known_ms = mark.created_ms if mark is not None else snap.now_ms
+    word = "lost" if firm else "suspected"
+    unmarked = f"etcd has not answered it for {unread_ms} ms" if unread_ms else "its key is gone"
+    reason = mark.value.reason if mark is not None else unmarked
+    detail = f"node {placement.node} is {word}: {reason}"
+    life = placement.incarnation[:8]
+    incident = incident_id(job, f"g{job.switch.value.generation}-node.{placement.node}-{life}")
+    accused = Accused(incident, Cause.NODE_LOST, Scope.ALL, "", placement.node, False, known_ms)
+    return Need(
+        incident=incident,
+        cause=Cause.NODE_LOST,
+        scope=Scope.ALL,
+        rule="node.all",
+        verdict=judge(snap, job, accused).verdict,
+        firm=firm,
+        detected_ms=max(0, known_ms - heard_ms) if heard_ms is not None else 0,
+        known_ms=known_ms,
+        member=placement.member,
+        node=placement.node,
+        detail=detail,
+    )
+
+
+def _operators_need(job: JobPicture) -> Need:
+    """All tasks, or the one that was named where its role can be restarted in place."""
+    intent = job.intent.value
+    scope, rule = Scope.ALL, "operator.all"
+    if intent.restart_member and job.plan_in_force is not None:
+        task = job.task(intent.restart_member)
+        scope = scope_of(job.record.value.spec, task, job.saver)[0]
+        rule = f"operator.{task.role}.{'in_place' if scope is Scope.TASK else 'all'}"
+    return Need(
+        incident=f"op-{intent.restart_serial}",
+        cause=Cause.OPERATOR,
+        scope=scope,
+        rule=rule,
+        verdict=_charged(job, Cause.OPERATOR),
+        firm=True,
+        detected_ms=0,
+        known_ms=job.intent.seen_ms,
+        member=intent.restart_member,
+        detail="an operator asked for a restart",
+    )
+
+
+def _first_need(job: JobPicture) -> Need:
+    """The start of a job that was submitted, or had ended: a new life, whose failures count from nought."""
+    serial = job.intent.value.restart_serial
+    started = serial > job.switch.value.restart_serial
+    return Need(
+        incident=f"start-{serial}" if started else "submit",
+        cause=Cause.SUBMITTED,
+        scope=Scope.ALL,
+        rule="start.all" if started else "submit.all",
+        verdict=_charged(job, Cause.SUBMITTED),
+        firm=True,
+        detected_ms=0,
+        known_ms=job.intent.seen_ms if started else job.record.seen_ms,
+        detail="an operator started the job" if started else "the job was submitted",
+    )

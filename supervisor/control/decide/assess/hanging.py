@@ -1,0 +1,313 @@
+"""A running job's tasks that show no sign of life: what is suspected, what is acted upon, what is left alone.
+
+The judgement itself is `recovery.policy.hangs`; this module gives it the signs, and draws the consequences.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import pairwise
+
+from recovery.policy.hangs import (
+    SAVE,
+    SAVES_LEAST,
+    STEP,
+    TRAINING,
+    Hang,
+    Judgement,
+    Running,
+    bounds_of,
+    describe,
+    judge,
+    slow_starts,
+)
+from recovery.policy.roles import RoleKind, kind_of
+from recovery.policy.rules import rule_of
+from supervisor.contract.containment import Tell, contained
+from supervisor.contract.desired import JobPhase, Plan
+from supervisor.contract.ids import TaskId
+from supervisor.contract.incident import Cause
+from supervisor.contract.job.spec import Rule, Scope
+from supervisor.contract.observed import AttemptReport, Sign, TaskBeat
+from supervisor.control.decide.assess import verdicts
+from supervisor.control.decide.assess.failures import Member, MemberState, Need, members, need_of
+from supervisor.control.decide.facts.history import incident_id, life_of, steps_are_read
+from supervisor.control.decide.plan import Action, unchanged
+from supervisor.control.decide.snapshot import Held, JobPicture, NodePicture, Snapshot
+
+
+def find_hang(snap: Snapshot, job: JobPicture, found: tuple[Member, ...]) -> Need | None:
+    """The restart that a hang asks for, if it is to be acted upon."""
+    plan = job.plan_in_force
+    assert plan is not None
+    hang = judgement_of(snap, job, plan.value).judgement.hang
+    if hang is None or rule_of(job.record.value.spec, Cause.HANG) is Rule.IGNORE:
+        return None
+    if _why_left(snap, job, found, hang):
+        return None
+    return _need_of_hang(snap, job, found, hang)
+
+
+def _need_of_hang(snap: Snapshot, job: JobPicture, found: tuple[Member, ...], hang: Hang) -> Need:
+    root = next((each for each in found if each.task == hang.root), None)
+    # Known since its time was up: the back-off runs from there.
+    need = need_for(snap, job, root, Cause.HANG, snap.now_ms - hang.late_ms, _story(snap, job, root, hang))
+    return replace(need, detected_ms=hang.stalled_ms - hang.late_ms, flat=hang.flat)
+
+
+def spared(job: JobPicture, need: Need | None) -> Need | None:
+    """A hang found by our own measure never fails the job: a healthy program may look like one."""
+    if need is None or need.cause is not Cause.HANG or need.verdict.allowed:
+        return need
+    return need if _is_users_wish(job) else None
+
+
+def _is_users_wish(job: JobPicture) -> bool:
+    """Whether the job itself says when a task hangs, or what a hang leads to."""
+    spec = job.record.value.spec
+    return spec.progress.act_after_ms is not None or rule_of(spec, Cause.HANG) is Rule.FAIL
+
+
+def suspected(snap: Snapshot, job: JobPicture) -> dict[TaskId, str]:
+    """The tasks of a running job that may hang, with the signs of life that each is missing."""
+    plan = job.plan_in_force
+    if plan is None or job.switch.value.phase is not JobPhase.RUNNING:
+        return {}
+    judged = judgement_of(snap, job, plan.value)
+    return {
+        each.task: _suspicion(judged, each)
+        for each in judged.tasks
+        if each.task in judged.judgement.suspected
+    }
+
+
+def _suspicion(judged: _Judged, each: Running) -> str:
+    lacks = describe(each)
+    if each.task in judged.slow:
+        lacks = (
+            f"has made no step in the {each.fresh_ms / 1000:.0f} s since its start (limits.startup is over)"
+        )
+    return lacks + (", but still works or writes" if each.task in judged.judgement.busy else "")
+
+
+def left_alone(snap: Snapshot, job: JobPicture, found: tuple[Member, ...]) -> list[Action]:
+    """An operator is told of a hang that we do not act upon, once for each attempt or generation."""
+    plan = job.plan_in_force
+    assert plan is not None
+    hang = judgement_of(snap, job, plan.value).judgement.hang
+    if hang is None or rule_of(job.record.value.spec, Cause.HANG) is Rule.IGNORE:
+        return []
+    why = _why_left(snap, job, found, hang)
+    if not why:
+        return []
+    root = next((each for each in found if each.task == hang.root), None)
+    attempt = attempt_of(root) if root is not None else f"{job.name}@{plan.value.generation}"
+    text = (
+        f"{_story(snap, job, root, hang)}; it is left running: {why}. If it does hang, restart it "
+        f"(supervisorctl restart {job.name}) and set progress.act_after"
+    )
+    fields = {"task": str(hang.root or ""), "attempt": attempt}
+    return [Action("hang_left", job.name, text, (unchanged(job.switch),), (), fields)]
+
+
+def _why_left(snap: Snapshot, job: JobPicture, found: tuple[Member, ...], hang: Hang) -> str:
+    """Why a hang is not acted upon; empty if it is.
+
+    The first one is. A second one is believed only if a sign of training is missing that was missing before,
+    and if nothing is written any more.
+    """
+    if _is_users_wish(job):
+        return ""
+    before = [past.incident.flat for past in life_of(job) if past.incident.cause is Cause.HANG]
+    training = set(hang.flat) & set(TRAINING)
+    if any(flat and not training & set(flat) for flat in before):
+        return "it was restarted for other missing signs before"
+    if before and hang.writes:
+        return "it was restarted for that before, and goes on writing output"
+    need = _need_of_hang(snap, job, found, hang)
+    return "" if need.verdict.allowed else need.verdict.reason
+
+
+def to_dump(snap: Snapshot, node: str, tell: Tell) -> tuple[str, ...]:
+    """Attempts on a node whose stacks are wanted: those suspected, and all of a job that stands still.
+
+    An error about a job goes to `tell`, and nothing of the job is wanted.
+    """
+    wanted: list[str] = []
+    for job in snap.jobs.values():
+        with contained(partial(tell, job.name)):
+            wanted += _to_dump(snap, job, node)
+    return tuple(wanted)
+
+
+def _to_dump(snap: Snapshot, job: JobPicture, node: str) -> list[str]:
+    plan = job.plan_in_force
+    if plan is None or job.switch.value.phase is not JobPhase.RUNNING:
+        return []
+    judged = judgement_of(snap, job, plan.value).judgement
+    return [
+        attempt_of(member)
+        for member in (members(snap, job, plan.value) if judged.suspected else ())
+        if member.placement.node == node and member.state is MemberState.RUNNING
+        if judged.everyone or member.task in judged.suspected
+    ]
+
+
+def _story(snap: Snapshot, job: JobPicture, root: Member | None, hang: Hang) -> str:
+    stalled = f"{hang.stalled_ms / 1000:.1f} s"
+    beat = beat_of(snap, root) if root is not None else None
+    where = f"{root.task} on {root.placement.node}" if root is not None else job.name
+    stopped = f"{where} is stopped by a signal" if beat is not None and beat.stopped else ""
+    if hang.everyone and hang.root != _only(job):
+        what = "made a step" if STEP in hang.flat else "shown a sign of training"
+        flat = f" ({', '.join(hang.flat)} flat)" if hang.flat != (STEP,) else ""
+        return f"no task of {job.name} has {what} for {stalled}{flat}" + (f": {stopped}" if stopped else "")
+    running = _running(snap, job, root, beat) if root is not None and beat is not None else None
+    lacks = describe(running) if running is not None and running.signs else f"has made no step for {stalled}"
+    return f"{where} {lacks}" + (": it is stopped by a signal" if stopped else "")
+
+
+def _only(job: JobPicture) -> TaskId | None:
+    tasks = job.record.value.spec.tasks()
+    return tasks[0] if len(tasks) == 1 else None
+
+
+@dataclass(frozen=True, slots=True)
+class _Judged:
+    """Holds what its key in `Snapshot.derived` tells apart by identity, so that none of it is reused.
+
+    `slow`: those of the suspected that have not come to their first step, as `slow_starts` says.
+    """
+
+    job: JobPicture
+    tasks: tuple[Running, ...]
+    judgement: Judgement = field(default_factory=Judgement)
+    slow: frozenset[TaskId] = frozenset()
+
+
+def judgement_of(snap: Snapshot, job: JobPicture, plan: Plan) -> _Judged:
+    """What the signs of life of a running job's tasks tell, judged once in a picture."""
+    key = (judgement_of, id(job))
+    found = snap.derived.get(key)
+    if isinstance(found, _Judged):
+        return found
+    tasks = _tasks(snap, job, plan)
+    spec = job.record.value.spec
+    if not spec.progress.watch_hangs:
+        judged = snap.derived[key] = _Judged(job, tasks)
+        return judged
+    before = sum(past.incident.cause is Cause.HANG for past in life_of(job)) if tasks else 0
+    bounds = bounds_of(tasks, spec.progress, spec.limits.startup_ms, hung_before=before)
+    judgement = judge(tasks, bounds, by_training=spec.progress.act_after_ms is not None)
+    slow = slow_starts(tasks, spec.limits.startup_ms, steps_are_read=steps_are_read(snap, job))
+    judgement = replace(judgement, suspected=judgement.suspected | slow, busy=judgement.busy | slow)
+    judged = snap.derived[key] = _Judged(job, tasks, judgement, slow)
+    return judged
+
+
+def _tasks(snap: Snapshot, job: JobPicture, plan: Plan) -> tuple[Running, ...]:
+    """Every task, all of which must be heard, or be done: one that is not may be who the others wait for.
+
+    So may one that has ended and is still to be reported, by an agent that etcd does not answer; and one that
+    does not run yet, or has run for too short to have been told of in a beat. None of them is judged then.
+    One that beats have left out for longer than that is taken for one that shows no signs.
+    """
+    spec = job.record.value.spec
+    running = []
+    for member in members(snap, job, plan):
+        if member.state is MemberState.DONE:
+            continue
+        picture = snap.nodes.get(member.placement.node)
+        if picture is None or _unheard_ms(snap, picture) >= snap.timing.suspect_ms:
+            return ()
+        beat = beat_of(snap, member)
+        if beat is not None and beat.ended:
+            return ()
+        if beat is not None:
+            running.append(_running(snap, job, member, beat))
+        elif spec.role(member.task.role).outside:
+            continue
+        elif member.report is None or _told_of_ms(snap, picture, member.report) < snap.timing.d_ms:
+            return ()
+        else:
+            running.append(Running(member.task))
+    return tuple(running)
+
+
+def _told_of_ms(snap: Snapshot, picture: NodePicture, report: Held[AttemptReport]) -> int:
+    """For how long its agent could have told of an attempt: one that was restarted has yet to hear of it."""
+    joined_ms = picture.incarnation.seen_ms if picture.incarnation is not None else 0
+    return snap.now_ms - max(report.created_ms, joined_ms)
+
+
+def _running(snap: Snapshot, job: JobPicture, member: Member, beat: TaskBeat) -> Running:
+    """A task as the detector of hangs sees it. One that does not train shows no signs of training."""
+    picture = snap.nodes.get(member.placement.node)
+    if picture is None or picture.beat is None:
+        return Running(member.task)
+    if kind_of(job.record.value.spec, member.task.role) is not RoleKind.TRAINING:
+        return Running(member.task, stopped=beat.stopped)
+    since_ms, fresh_ms = snap.now_ms - picture.beat.received_ms, -1
+    signs = [replace(each, age_ms=each.age_ms + since_ms) for each in beat.signs]
+    if not signs and beat.step_age_ms >= 0:
+        # Of an agent that tells of nothing else.
+        signs = [Sign(STEP, beat.step_age_ms + since_ms, beat.slowest_ms)]
+    told = any(each.name == SAVE for each in signs)
+    if signs and not told and member.task == job.saver:
+        signs += _saves(snap, job)
+    if beat.step_age_ms < 0 and member.report is not None:
+        fresh_ms = _told_of_ms(snap, picture, member.report)
+    silent_ms = beat.silent_ms + since_ms if beat.silent_ms >= 0 else -1
+    return Running(member.task, tuple(signs), silent_ms, beat.stopped, fresh_ms)
+
+
+def _saves(snap: Snapshot, job: JobPicture) -> list[Sign]:
+    """The commits of the generation in force, of a task that saves without telling of it."""
+    generation = job.switch.value.generation
+    made_ms = sorted(held.created_ms for ref, held in job.commits.items() if ref.generation == generation)
+    if not made_ms:
+        return []
+    longest_ms = max((after - before for before, after in pairwise(made_ms)), default=-1)
+    return [Sign(SAVE, snap.now_ms - made_ms[-1], longest_ms if len(made_ms) >= SAVES_LEAST else -1)]
+
+
+def _unheard_ms(snap: Snapshot, picture: NodePicture) -> int:
+    """How old the last word on the node's tasks is: also for who has not listened all that time."""
+    age_ms = snap.now_ms - picture.beat.received_ms if picture.beat is not None else 0
+    return max(age_ms, snap.silence_ms(picture))
+
+
+def beat_of(snap: Snapshot, member: Member) -> TaskBeat | None:
+    """What is heard of a member that runs."""
+    if member.state is not MemberState.RUNNING or member.report is None:
+        return None
+    return snap.beat_of(member.placement.node, member.report.value.attempt)
+
+
+def attempt_of(member: Member) -> str:
+    """The name of the attempt that a task is at, as in beats and events; empty before it is reported."""
+    return str(member.report.value.attempt) if member.report is not None else ""
+
+
+def need_for(
+    snap: Snapshot, job: JobPicture, member: Member | None, cause: Cause, known_ms: int, detail: str
+) -> Need:
+    """A restart for a member that runs; without one, of the whole job."""
+    if member is not None and member.report is not None:
+        return need_of(snap, job, member, cause, known_ms=known_ms, detail=detail)
+    name = cause.value.replace("_", "-")
+    incident = incident_id(job, f"g{job.switch.value.generation}-{name}")
+    accused = verdicts.Accused(incident, cause, Scope.ALL, "", "", False, known_ms)
+    judged = verdicts.judge(snap, job, accused)
+    return Need(
+        incident=incident,
+        cause=cause,
+        scope=Scope.ALL,
+        rule=f"{name}.all",
+        verdict=judged.verdict,
+        firm=True,
+        detected_ms=0,
+        known_ms=known_ms,
+        detail=detail,
+    )

@@ -1,0 +1,289 @@
+"""What beats alone tell of a job that runs: hangs, NaN losses, deadlines that have passed, stragglers.
+
+All of it follows from the picture. An agent that is not heard makes these detectors silent (rule 10).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from recovery.policy.budget import Verdict
+from recovery.policy.hangs import lives
+from recovery.policy.roles import RoleKind, kind_of
+from recovery.policy.rules import rule_of
+from recovery.policy.stragglers import stragglers
+from supervisor.contract.desired import JobPhase
+from supervisor.contract.ids import AttemptId, TaskId
+from supervisor.contract.incident import STANDING_STILL, Cause, Incident, Outcome
+from supervisor.contract.job.spec import Rule, Scope
+from supervisor.control.decide.assess.failures import Member, MemberState, Need, members
+from supervisor.control.decide.assess.hanging import (
+    attempt_of,
+    beat_of,
+    find_hang,
+    judgement_of,
+    left_alone,
+    need_for,
+    spared,
+    suspected,
+)
+from supervisor.control.decide.facts import missed_base
+from supervisor.control.decide.facts.history import has_stepped, steps_are_read
+from supervisor.control.decide.plan import Action, put, unchanged
+from supervisor.control.decide.snapshot import JobPicture, Snapshot
+
+WATCHED = frozenset({Cause.HANG, Cause.NAN_LOSS, Cause.NEVER_READY, Cause.BASE_MISSED})
+"""Causes that may pass by themselves once they were seen: what was begun for them is carried through."""
+
+CLOCK_MS = 5_000
+CLOCK_PARTS = 100
+_GONE = frozenset({MemberState.FAILED, MemberState.LOST, MemberState.SUSPECTED})
+
+
+def wall_time(snap: Snapshot, job: JobPicture) -> Need | None:
+    """The end of a job that has run for as long as it may; goes before all other needs."""
+    limit_ms = job.record.value.spec.limits.wall_time_ms
+    if limit_ms is None or ran_ms(snap, job) < limit_ms:
+        return None
+    ledger = job.switch.value.ledger
+    reason = f"limits.wall_time allows {limit_ms / 1000:g} s"
+    return Need(
+        incident=f"wall-time-g{job.switch.value.generation}",
+        cause=Cause.WALL_TIME,
+        scope=Scope.ALL,
+        rule="limits.wall_time",
+        verdict=Verdict(ledger, allowed=False, backoff_ms=0, reason=reason),
+        firm=True,
+        detected_ms=0,
+        known_ms=snap.now_ms,
+        detail=f"{job.name} has run for {ran_ms(snap, job) // 1000} s",
+    )
+
+
+def out_of_time(snap: Snapshot, job: JobPicture) -> str:
+    """Why a job that has ended cannot be started again; empty where it has time left."""
+    limit_ms = job.record.value.spec.limits.wall_time_ms
+    if limit_ms is None or ran_ms(snap, job) < limit_ms:
+        return ""
+    return (
+        f"job {job.name} has run for {ran_ms(snap, job) // 1000} s, all that limits.wall_time allows "
+        f"({limit_ms / 1000:g} s); submit it with --resume and a larger limits.wall_time"
+    )
+
+
+def ran_ms(snap: Snapshot, job: JobPicture) -> int:
+    """How long a job with a wall-time limit has run. A new leader may miss what no clock action has kept."""
+    record = job.record
+    return record.value.ran_ms + (snap.now_ms - record.seen_ms if record.value.counting else 0)
+
+
+def clock(snap: Snapshot, job: JobPicture) -> list[Action]:
+    """Keep the time that the job has run, so that the next leader goes on counting from it."""
+    record = job.record.value
+    limit_ms = record.spec.limits.wall_time_ms
+    runs = job.switch.value.phase is JobPhase.RUNNING
+    if limit_ms is None:
+        return []
+    due_ms = max(CLOCK_MS, limit_ms // CLOCK_PARTS)
+    if runs == record.counting and not (runs and snap.now_ms - job.record.seen_ms >= due_ms):
+        return []
+    kept = replace(record, ran_ms=ran_ms(snap, job), counting=runs)
+    return [Action("clock", job.name, "", (unchanged(job.record),), (put(job.record.key, kept),))]
+
+
+def find(snap: Snapshot, job: JobPicture) -> Need | None:
+    """What the beats of a job ask for, of which no attempt has ended and no node is silent."""
+    plan = job.plan_in_force
+    if plan is None or job.switch.value.phase is not JobPhase.RUNNING:
+        return None
+    found = members(snap, job, plan.value)
+    if any(each.state in _GONE for each in found):
+        return None
+    return (
+        spared(job, _begun(snap, job, found))
+        or _from_scratch(snap, job, found)
+        or _nan(snap, job, found)
+        or spared(job, find_hang(snap, job, found))
+        or _late(snap, job, found)
+    )
+
+
+def suspicions(snap: Snapshot, job: JobPicture) -> list[Action]:
+    """One event for each attempt that may hang, for each hang that is left alone, and for each straggler."""
+    plan = job.plan_in_force
+    if plan is None or job.switch.value.phase is not JobPhase.RUNNING:
+        return []
+    tasks = {each.task: each for each in members(snap, job, plan.value)}
+    lines = [("hang_suspected", tasks[task], text) for task, text in sorted(suspected(snap, job).items())]
+    lines += [
+        ("straggler", tasks[task], f"makes {slower:g} times fewer steps than its peers")
+        for task, slower in slow_tasks(snap, job).items()
+    ]
+    actions = left_alone(snap, job, tuple(tasks.values()))
+    actions += [
+        Action(
+            kind,
+            job.name,
+            f"{member.task} on {member.placement.node} {text}",
+            (unchanged(job.switch),),
+            (),
+            {"task": str(member.task), "attempt": attempt_of(member)},
+        )
+        for kind, member, text in lines
+    ]
+    told = {(held.value.kind, held.value.fields.get("attempt")) for held in snap.events} if actions else set()
+    return [each for each in actions if (each.kind, each.fields["attempt"]) not in told]
+
+
+def slow_tasks(snap: Snapshot, job: JobPicture) -> dict[TaskId, float]:
+    """How many times slower each straggler of a running job is than its peers; one that may hang is none."""
+    plan = job.plan_in_force
+    if plan is None or job.switch.value.phase is not JobPhase.RUNNING:
+        return {}
+    there = members(snap, job, plan.value)
+    if any(each.state in _GONE for each in there):
+        # Who waits for a peer that is gone stands still sooner or later than others.
+        return {}
+    beats = {each.task: beat_of(snap, each) for each in there}
+    paces = {task: beat.pace for task, beat in beats.items() if beat is not None and beat.pace >= 0}
+    found = stragglers(paces)
+    hung = judgement_of(snap, job, plan.value).judgement.suspected if found else frozenset()
+    return {task: slower for task, slower in found.items() if task not in hung}
+
+
+def stacks(job: JobPicture) -> list[Action]:
+    """Keep where the threads of a hung attempt were: its last report brings it, and is forgotten soon."""
+    for held in job.incidents.values():
+        incident = held.value
+        if incident.cause not in STANDING_STILL or incident.stack:
+            continue
+        hit = {
+            attempt: report.value.exit
+            for attempt, report in sorted(job.attempts.items(), key=lambda each: _tells_least(job, each[0]))
+            if _was_hit(incident, attempt) and _is_last(job, attempt)
+        }
+        # Of a whole job the one that drives it tells most; those who serve it only wait.
+        if any(each is None for attempt, each in hit.items() if attempt.task == job.saver):
+            continue
+        found = [(attempt, each) for attempt, each in hit.items() if each is not None and each.stack]
+        if found:
+            attempt, last = found[0]
+            # Says where its directory is kept, if it is.
+            detail = "; ".join(filter(None, (incident.detail, last.detail)))
+            stack = last.stack if incident.member else f"{attempt.task}, {last.stack}"
+            record = replace(incident, stack=stack, detail=detail)
+            return [Action("stack_kept", job.name, "", (unchanged(held),), (put(held.key, record),))]
+    return []
+
+
+def _tells_least(job: JobPicture, attempt: AttemptId) -> tuple[bool, AttemptId]:
+    return (attempt.task != job.saver, attempt)
+
+
+def _was_hit(incident: Incident, attempt: AttemptId) -> bool:
+    """Whether the incident ended this attempt."""
+    if incident.member and attempt.task.member != incident.member:
+        return False
+    if incident.scope is Scope.TASK:
+        return (attempt.generation, attempt.number) == (incident.generation, incident.attempt - 1)
+    return attempt.generation == incident.from_generation
+
+
+def _is_last(job: JobPicture, attempt: AttemptId) -> bool:
+    """Whether no later attempt of its task was in that generation: what ended before was hit by another."""
+    others = (each for each in job.attempts if each.task == attempt.task)
+    return not any(each.generation == attempt.generation and each.number > attempt.number for each in others)
+
+
+# What was begun.
+
+
+def _begun(snap: Snapshot, job: JobPicture, found: tuple[Member, ...]) -> Need | None:
+    """A generation in preparation for a task that may have come back to life meanwhile."""
+    plan = job.next_plan
+    held = job.incidents.get(plan.value.incident) if plan is not None else None
+    if held is None or held.value.outcome is not Outcome.OPEN or held.value.cause not in WATCHED:
+        return None
+    incident = held.value
+    accused = next((each for each in found if each.task.member == incident.member), None)
+    need = need_for(snap, job, accused, incident.cause, held.created_ms, incident.detail)
+    bad_base = missed_base.spoilt(job) if incident.cause is Cause.BASE_MISSED else need.bad_base
+    return replace(need, incident=incident.id, scope=Scope.ALL, rule=incident.rule, bad_base=bad_base)
+
+
+# Losses and deadlines.
+
+
+def _from_scratch(snap: Snapshot, job: JobPicture, found: tuple[Member, ...]) -> Need | None:
+    saver = next((each for each in found if each.task == job.saver), None)
+    told = missed_base.missed(job, beat_of(snap, saver)) if saver is not None else ""
+    if saver is None or not told:
+        return None
+    detail = f"{saver.task} on {saver.placement.node} began from scratch: {told}"
+    need = need_for(snap, job, saver, Cause.BASE_MISSED, snap.now_ms, detail)
+    return replace(need, scope=Scope.ALL, rule="base-missed.all", bad_base=missed_base.spoilt(job))
+
+
+def _nan(snap: Snapshot, job: JobPicture, found: tuple[Member, ...]) -> Need | None:
+    spec = job.record.value.spec
+    if not spec.progress.watch_nan or rule_of(spec, Cause.NAN_LOSS) is Rule.IGNORE:
+        return None
+    for member in found:
+        beat = beat_of(snap, member)
+        if beat is not None and beat.nan:
+            detail = f"{member.task} on {member.placement.node} printed a loss that is not a number"
+            need = need_for(snap, job, member, Cause.NAN_LOSS, snap.now_ms, f"{detail}, at step {beat.step}")
+            # The weights that all tasks share are spoilt.
+            return replace(need, scope=Scope.ALL, rule="nan-loss.all")
+    return None
+
+
+def _late(snap: Snapshot, job: JobPicture, found: tuple[Member, ...]) -> Need | None:
+    """The start-up deadline, from when a task was last told to start, or was reported to run.
+
+    Past it, a task that does not run yet is late; so is the whole job when none of it has made a step, though
+    this job's steps have been read before; and so is a training task when another of its role steps. A job
+    that never prints steps is not held to it once its tasks run. A new leader counts afresh.
+    """
+    spec = job.record.value.spec
+    limit_ms = spec.limits.startup_ms
+    if limit_ms is None or rule_of(spec, Cause.NEVER_READY) is Rule.IGNORE:
+        return None
+    within = f"within {limit_ms / 1000:g} s (limits.startup)"
+    starting = [each for each in found if each.state is MemberState.STARTING]
+    if starting and snap.now_ms - job.switch.seen_ms >= limit_ms:
+        names = ", ".join(str(each.task) for each in starting[:4])
+        where = ", ".join(sorted({each.placement.node for each in starting}))
+        detail = f"{names} on {where} did not start {within}"
+        return need_for(snap, job, None, Cause.NEVER_READY, snap.now_ms, detail)
+    overdue = [each for each in found if _overdue(snap, job, each, limit_ms)]
+    if not overdue or starting:
+        return None
+    if not has_stepped(snap, job):
+        trainers = [each for each in found if kind_of(spec, each.task.role) is RoleKind.TRAINING]
+        if len(overdue) < len(trainers) or not steps_are_read(snap, job):
+            return None
+        detail = f"no task of {job.name} has made a step {within}"
+        return need_for(snap, job, None, Cause.NEVER_READY, snap.now_ms, detail)
+    stepping = {each.task.role for each in found if (beat := beat_of(snap, each)) and beat.has_stepped}
+    late = next((each for each in overdue if each.task.role in stepping), None)
+    if late is None:
+        return None
+    detail = f"{late.task} on {late.placement.node} has made no step {within}, though its peers have"
+    assert late.report is not None
+    return need_for(snap, job, late, Cause.NEVER_READY, late.report.created_ms + limit_ms, detail)
+
+
+def _overdue(snap: Snapshot, job: JobPicture, member: Member, limit_ms: int) -> bool:
+    """A training task that has run for the whole of the limit without a step of its own.
+
+    One that works, or writes what is new, is waited for, and told of (`hanging.judgement_of`).
+    """
+    beat, picture = beat_of(snap, member), snap.nodes.get(member.placement.node)
+    if picture is None or picture.beat is None or member.report is None:
+        return False
+    if beat is not None and (beat.has_stepped or lives(beat.signs)):
+        return False
+    trains = kind_of(job.record.value.spec, member.task.role) is RoleKind.TRAINING
+    runs_ms = snap.now_ms - member.report.created_ms if member.state is MemberState.RUNNING else 0
+    return trains and runs_ms >= limit_ms

@@ -1,0 +1,194 @@
+"""What a failure leads to, after all that the job has been through: the rule, the budget, the suspects."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from recovery.formats.selection import candidates
+from recovery.policy.budget import Verdict, charge
+from recovery.policy.history import Past, Present, Tally, tally
+from recovery.policy.logs import Raised
+from recovery.policy.repeats import first_error, raised_on
+from recovery.policy.rules import rule_of
+from recovery.policy.suspects import BaseVerdict, NodeVerdict, suspect_base, suspect_node, try_elsewhere
+from supervisor.contract.checkpoint import CheckpointRef
+from supervisor.contract.incident import Cause
+from supervisor.contract.job.spec import Rule, Scope
+from supervisor.contract.observed import ExitReason
+from supervisor.control.decide.facts.history import (
+    has_stepped,
+    has_trained,
+    life_of,
+    newest_commit,
+    steps_are_read,
+)
+from supervisor.control.decide.snapshot import JobPicture, Snapshot
+
+
+@dataclass(frozen=True, slots=True)
+class Accused:
+    """The failure to judge. `scope` is how much it restarts if nobody is suspected.
+
+    `member` is empty for a lost node. `stepped`: the failed attempt has made a step; `known_ms` as in `Need`.
+    `began`: the revision of etcd when the attempt began; None where no attempt has failed. `tail`: the end of
+    its output. `warm`: it was started warm, or may have been.
+    """
+
+    incident: str
+    cause: Cause
+    scope: Scope
+    member: str
+    node: str
+    stepped: bool
+    known_ms: int
+    began: int | None = None
+    tail: str = ""
+    warm: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """The outcome. `away`: the task is to go to another node, for the reason `away_why` (may be empty).
+
+    `cause` is that of the accused; USER_ERROR where the program fails of its own code, as `cause_why` says.
+    `cold`: the program raised an error of its code, which the next start is to repeat without a warm start.
+    """
+
+    cause: Cause
+    rule: Rule
+    verdict: Verdict
+    away: bool = False
+    away_why: str = ""
+    bad_node: NodeVerdict | None = None
+    bad_base: BaseVerdict | None = None
+    cause_why: str = ""
+    cold: bool = False
+
+
+def judge(snap: Snapshot, job: JobPicture, accused: Accused) -> Judgement:
+    """Judge a failure that nobody asked for."""
+    life = life_of(job, without=accused.incident)
+    present = _present(snap, job, accused)
+    task = job.task(accused.member) if accused.member else None
+    if task is None:
+        rule = rule_of(job.record.value.spec, accused.cause)
+        return Judgement(accused.cause, rule, _verdict(job, life, present, rule, None))
+    elsewhere = any(name != accused.node and snap.usable(node) for name, node in snap.nodes.items())
+    error = _error(snap, job, accused, present)
+    seen_on = (
+        raised_on(error, life, present, _ended_beside(job, accused)) if error is not None else frozenset()
+    )
+    cause_why = ""
+    everywhere = not elsewhere or bool(seen_on - {accused.node})
+    if error is not None and seen_on and everywhere and _is_cold(job, accused):
+        where = ", ".join(sorted(seen_on))
+        cause_why = f"the same {error.name} at {error.frames[-1]} as on {where}, before any step"
+        present = replace(present, cause=Cause.USER_ERROR)
+    rule = rule_of(job.record.value.spec, present.cause, task, job.saver)
+    plan = job.plan_in_force
+    homes = [p.node for p in plan.value.placements] if plan is not None else []
+    read = steps_are_read(snap, job)
+    bad_node = _bad_node(snap, life, present, homes, accused.began) if elsewhere else None
+    tried = try_elsewhere(life, present, steps_are_read=read)
+    # The first time only where it costs the other tasks nothing.
+    new = error is not None and not everywhere
+    tried = tried or (new and (accused.scope is Scope.ALL or bool(seen_on)))
+    away = elsewhere and (rule is Rule.ELSEWHERE or bad_node is not None or tried)
+    bad_base = suspect_base(
+        life,
+        present,
+        older=_others(job, present.base),
+        suspected=frozenset(ref for ref, commit in job.commits.items() if commit.value.suspected),
+        steps_are_read=read,
+        elsewhere=elsewhere,
+    )
+    return Judgement(
+        cause=present.cause,
+        cause_why=cause_why,
+        cold=error is not None,
+        rule=Rule.ELSEWHERE if away and rule is not Rule.FAIL else rule,
+        verdict=_verdict(job, life, present, rule, bad_base),
+        away=away,
+        away_why=f": {bad_node.reason}" if bad_node is not None else "",
+        bad_node=bad_node,
+        bad_base=bad_base,
+    )
+
+
+def _error(snap: Snapshot, job: JobPicture, accused: Accused, present: Present) -> Raised | None:
+    """What the program raised before it trained; None also where the job says what such an end leads to.
+
+    A task outside the ClusterSpec does not count: an evaluator may find no checkpoint yet.
+    """
+    spec = job.record.value.spec
+    outside = spec.role(job.task(accused.member).role).outside
+    if outside or Cause.PROGRAM_EXIT.value in spec.restart.rules:
+        return None
+    return first_error(present, accused.tail, trained=has_trained(snap, job))
+
+
+def _is_cold(job: JobPicture, accused: Accused) -> bool:
+    """Whether a failed attempt had no warm start that it could have failed of."""
+    return not job.record.value.spec.preload or not accused.warm
+
+
+def _ended_beside(job: JobPicture, accused: Accused) -> list[tuple[str, str]]:
+    """Node and end of output of the other tasks that have ended by themselves in the generation in force."""
+    generation = job.switch.value.generation
+    return [
+        (held.value.node, held.value.exit.tail)
+        for attempt, held in job.attempts.items()
+        if attempt.generation == generation and attempt.task.member != accused.member
+        if held.value.exit is not None and held.value.exit.reason is ExitReason.EXIT
+    ]
+
+
+def _bad_node(
+    snap: Snapshot, life: tuple[Past, ...], present: Present, homes: list[str], began: int | None
+) -> NodeVerdict | None:
+    """What was before the node's cordon was lifted has been answered by that cordon."""
+    node = snap.nodes.get(present.node)
+    if node is None or (began is not None and node.pardons(began)):
+        return None
+    return suspect_node(tuple(past for past in life if not node.pardons(past.revision)), present, homes)
+
+
+def standing_of(snap: Snapshot, job: JobPicture, member: str = "") -> Tally:
+    """How much of its budget a job has used, for `status` and `explain`; nothing has failed just now."""
+    switch, policy = job.switch.value, job.record.value.spec.restart
+    life = life_of(job)
+    accused = Accused(switch.incident, Cause.OPERATOR, Scope.TASK, member, "", False, snap.now_ms)
+    return tally(life, _present(snap, job, accused), policy.window_ms)
+
+
+def _present(snap: Snapshot, job: JobPicture, accused: Accused) -> Present:
+    return Present(
+        cause=accused.cause,
+        scope=accused.scope,
+        member=accused.member,
+        node=accused.node,
+        stepped=has_stepped(snap, job) if accused.scope is Scope.ALL else accused.stepped,
+        base=job.switch.value.base,
+        newest=newest_commit(job),
+        at_ms=accused.known_ms,
+        wall_ms=snap.wall_ms - (snap.now_ms - accused.known_ms),
+    )
+
+
+def _verdict(
+    job: JobPicture, life: tuple[Past, ...], present: Present, rule: Rule, bad_base: BaseVerdict | None
+) -> Verdict:
+    """The budget's word, unless the cause or the verdict on the base ends the job anyway."""
+    policy, ledger = job.record.value.spec.restart, job.switch.value.ledger
+    if rule is Rule.FAIL:
+        reason = f"a restart does not mend {present.cause.value} (restart.rules)"
+        return Verdict(ledger, allowed=False, backoff_ms=0, reason=reason)
+    if bad_base is not None and bad_base.fails:
+        return Verdict(ledger, allowed=False, backoff_ms=0, reason=bad_base.reason)
+    return charge(ledger, present.cause, present.newest, policy, tally(life, present, policy.window_ms))
+
+
+def _others(job: JobPicture, base: CheckpointRef | None) -> int:
+    """How many checkpoints could be restored instead of `base`."""
+    usable = candidates((held.value for held in job.commits.values()), job.switch.value)
+    return sum(record.ref != base for record in usable)

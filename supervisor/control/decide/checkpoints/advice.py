@@ -1,0 +1,133 @@
+"""What a user must change so that the job's saves are kept: told once in `events`, and in `status` as long as
+it is so. Pure.
+
+Where a program saves is what its own process says (`Saves`): a hint, on which nothing but these words rests.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from supervisor.contract.errors import UserError
+from supervisor.contract.ids import AttemptId
+from supervisor.contract.incident import Event
+from supervisor.contract.job.adopted_path import check_adopted
+from supervisor.contract.observed import AttemptState, Saves
+from supervisor.control.decide.plan import Action, short, unchanged
+from supervisor.control.decide.snapshot import Held, JobPicture, Snapshot
+
+ELSEWHERE, CHANGING = "saves_elsewhere", "saves_at_changing_places"
+_MADE_UP = re.compile(r"/[t]mp[a-z0-9_]{8}(?:/|$)")
+"""A directory that Python's `tempfile.mkdtemp` has named."""
+
+
+@dataclass(frozen=True, slots=True)
+class Advice:
+    """One thing that the user should know. `fields` tell it from others of its kind."""
+
+    kind: str
+    text: str
+    fields: dict[str, str]
+
+
+def advice(snap: Snapshot, job: JobPicture) -> tuple[Advice, ...]:
+    """What there is to say now."""
+    found = _elsewhere(snap, job)
+    return () if found is None else (found,)
+
+
+def tell(snap: Snapshot, job: JobPicture) -> list[Action]:
+    """An event for each that was not told in this life of the job."""
+    found = advice(snap, job)
+    if not found:
+        return []
+    told = [(each.kind, each.fields.get("uuid"), each.fields.get("member")) for each in _events(snap, job)]
+    return [
+        Action(each.kind, job.name, each.text, (unchanged(job.switch),), (), each.fields)
+        for each in found
+        if (each.kind, each.fields["uuid"], each.fields["member"]) not in told
+    ]
+
+
+def saves_of(snap: Snapshot, job: JobPicture) -> Iterator[tuple[AttemptId, Saves]]:
+    """What the attempts of the generation in force say of their saves."""
+    for attempt, held in job.attempts.items():
+        if attempt.generation != job.switch.value.generation:
+            continue
+        report = held.value
+        beat = snap.beat_of(report.node, attempt) if report.state is AttemptState.RUNNING else None
+        yield attempt, beat.saves if beat is not None else report.saves
+
+
+def _elsewhere(snap: Snapshot, job: JobPicture) -> Advice | None:
+    """Of the task that saves, if it is among those that save elsewhere; of none if another saves inside."""
+    known = list(saves_of(snap, job))
+    if any(saves.inside for _, saves in known):
+        return None
+    saver = job.saver
+    # Tasks that do not save may all write to scratch directories when the saver saves, a little before it.
+    outside = [
+        (attempt, saves)
+        for attempt, saves in known
+        if saves.elsewhere and (attempt.task == saver or saves.outside > 1 or _has_ended(job, attempt))
+    ]
+    if not outside:
+        return None
+    attempt, saves = min(outside, key=lambda each: (each[0].task != saver, each[0]))
+    member, directory = attempt.task.member, saves.elsewhere[0]
+    fields = {
+        "uuid": job.record.value.uuid,
+        "member": member,
+        "directory": short(directory, 300),
+        "attempt": str(attempt),
+    }
+    name = f"{attempt.task.role}:{attempt.task.index}"
+    keeps = (
+        "save to os.environ['CHECKPOINT_DIR'], or to what `{checkpoint_dir}` in its command is filled with"
+    )
+    before = _other_place(snap, job, fields, saves)
+    if before or _MADE_UP.search(directory):
+        places = f"{before}, then {directory}" if before else directory
+        text = f"{name} saves to another directory at each start ({places}): the program must {keeps}"
+        return Advice(CHANGING, short(text), fields)
+    lost = "which is not read from there" if "://" in directory else "which is lost with its node"
+    path = "" if job.record.value.spec.checkpoint.adopt else _adoptable(job, directory)
+    todo = f"write `checkpoint.adopt: {path}` in the job file" if path else f"let it {keeps}"
+    return Advice(ELSEWHERE, short(f"{name} saves to {directory}, {lost}; {todo}"), fields)
+
+
+def _adoptable(job: JobPicture, directory: str) -> str:
+    """The directory as `checkpoint.adopt` takes it; empty where it takes it not."""
+    code = job.record.value.spec.code
+    if code is not None:
+        # Each node has its own copy of the shipped directory, in which the program runs.
+        directory = directory.partition(f"/{code.digest}/")[2] or directory
+    try:
+        return check_adopted(directory)
+    except UserError:
+        return ""
+
+
+def _has_ended(job: JobPicture, attempt: AttemptId) -> bool:
+    return job.attempts[attempt].value.state is AttemptState.EXITED
+
+
+def _other_place(snap: Snapshot, job: JobPicture, fields: dict[str, str], saves: Saves) -> str:
+    """Where an earlier attempt of the task saved, if this one does not save there; empty otherwise."""
+    for event in reversed(_events(snap, job)):
+        said = event.fields
+        if event.kind != ELSEWHERE or any(said.get(name) != fields[name] for name in ("uuid", "member")):
+            continue
+        directory = said.get("directory", "")
+        return (
+            directory if said.get("attempt") != fields["attempt"] and directory not in saves.elsewhere else ""
+        )
+    return ""
+
+
+def _events(snap: Snapshot, job: JobPicture) -> list[Event]:
+    kinds, name = (ELSEWHERE, CHANGING), job.name
+    held: list[Held[Event]] = [each for each in snap.events if each.value.job == name]
+    return [each.value for each in held if each.value.kind in kinds]

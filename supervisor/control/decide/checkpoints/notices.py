@@ -1,0 +1,47 @@
+"""What agents tell of a job's files on their nodes: an event for each, and a line in `status`. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from supervisor.contract.observed import NOTICES, Notice
+from supervisor.control.decide.plan import MAX_FIELD, MAX_TEXT, Action, short, unchanged
+from supervisor.control.decide.snapshot import JobPicture, Snapshot
+
+MOST_TOLD = 64
+"""Kept events about notices of one node."""
+
+
+def notices_of(snap: Snapshot, job: JobPicture) -> tuple[tuple[str, Notice], ...]:
+    """(node, what it tells) of this job, in any of its lives; of nodes that are not silent."""
+    return tuple(
+        (node, notice)
+        for node, picture in sorted(snap.nodes.items())
+        if picture.beat is not None and snap.silence_ms(picture) < snap.timing.suspect_ms
+        for notice in picture.beat.notices
+        if notice.job == job.name and notice.kind in NOTICES
+    )
+
+
+def tell(snap: Snapshot, job: JobPicture) -> list[Action]:
+    """An event for each that has none yet, one at a time.
+
+    A node's notices make no more events while `MOST_TOLD` of them are kept, so that they drive no others
+    out. `status` shows all that the node tells now.
+    """
+    found = notices_of(snap, job)
+    if not found:
+        return []
+    told = {
+        (event.kind, event.fields.get("node"), event.fields.get("about"))
+        for event in (held.value for held in snap.events)
+        if event.kind in NOTICES
+    }
+    by_node = Counter(node for _, node, _ in told)
+    for node, notice in found:
+        about = short(notice.about, MAX_FIELD)
+        if (notice.kind, node, about) not in told and by_node[node] < MOST_TOLD:
+            fields = {"node": node, "about": about}
+            text = short(notice.text, MAX_TEXT)
+            return [Action(notice.kind, job.name, text, (unchanged(job.switch),), (), fields)]
+    return []

@@ -1,0 +1,60 @@
+"""Acting on verdicts: a suspected checkpoint is set aside, a cleared one comes back."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from recovery.policy.suspects import BaseVerdict
+from supervisor.contract.checkpoint import CheckpointRef, CommitState
+from supervisor.control.decide.checkpoints.commit_list import changed
+from supervisor.control.decide.plan import Action, put, short, unchanged
+from supervisor.control.decide.snapshot import JobPicture
+
+
+def act_on(job: JobPicture, verdict: BaseVerdict) -> list[Action]:
+    """Set the base aside, if the verdict says so and its record does not yet."""
+    return _set_aside(job, verdict.base, verdict.reason) if verdict.quarantine else []
+
+
+def with_acquittal(job: JobPicture, failing: Action, verdict: BaseVerdict | None) -> Action:
+    """The end of the job, and in the same transaction the return of the checkpoints that it clears."""
+    held = (
+        [job.commits[ref] for ref in verdict.acquitted if ref in job.commits] if verdict is not None else []
+    )
+    # One that is being collected may have lost files already, and stays out of reach for good (rule 9).
+    cleared = [each for each in held if each.value.suspected and each.value.state is CommitState.QUARANTINED]
+    if not cleared:
+        return failing
+    names = ", ".join(str(each.value.ref) for each in cleared)
+    compares, ops = changed(
+        job,
+        *(replace(each.value, state=CommitState.COMMITTED, reason="", suspected=False) for each in cleared),
+    )
+    return replace(
+        failing,
+        text=f"{failing.text}; {names} can be restored again",
+        compares=(*failing.compares, *compares),
+        ops=(*failing.ops, *ops),
+    )
+
+
+def _set_aside(job: JobPicture, base: CheckpointRef, reason: str) -> list[Action]:
+    held = job.commits.get(base)
+    if held is None or held.value.state is not CommitState.COMMITTED:
+        return []
+    why = short(f"suspected: {reason}")
+    marked = replace(held.value, state=CommitState.QUARANTINED, reason=why, suspected=True)
+    compares, ops = changed(job, marked)
+    text = f"checkpoint {base} is set aside: {reason}; the one before it is tried"
+    # A switch that is closed for this base is opened, so that the next close takes another.
+    reopened = replace(job.switch.value, closing=None)
+    return [
+        Action(
+            kind="checkpoint_quarantined",
+            job=job.name,
+            text=text,
+            compares=(unchanged(job.switch), *compares),
+            ops=(*ops, put(job.switch.key, reopened)),
+            fields={"checkpoint": str(base), "detail": reason},
+        )
+    ]

@@ -1,0 +1,200 @@
+"""How a job's saves become commits: what its saver's node says of it, the lag, and what is told of both.
+
+A commit that works writes nothing but itself; only its troubles become events. The age of a commit is this
+supervisor's own: since it first saw the record, on its own clock. A new leader counts afresh.
+"""
+
+from __future__ import annotations
+
+from supervisor.contract.checkpoint import CommitState
+from supervisor.contract.desired import JobPhase
+from supervisor.contract.incident import Event
+from supervisor.contract.observed import SaverBeat
+from supervisor.control.decide.plan import Action, short, unchanged
+from supervisor.control.decide.snapshot import Held, JobPicture, Snapshot
+
+TELL_MS = 3_000
+"""Trouble that is over before is not worth an operator's time."""
+
+STUCK_MS = 10_000
+"""A commit that has not moved for so long is trouble, although nothing has failed yet."""
+
+STAGED = "staged"
+FAILING, WORKING = "commits_failing", "commits_work_again"
+LAGGING, CAUGHT_UP = "commits_lagging", "commits_caught_up"
+SKIPPED = "saves_skipped"
+UNUSABLE = "saves_unusable"
+MISSING = "commits_missing"
+KINDS = frozenset({FAILING, WORKING, LAGGING, CAUGHT_UP, SKIPPED, UNUSABLE, MISSING})
+
+
+def saver_beat(snap: Snapshot, job: JobPicture) -> SaverBeat | None:
+    """What the node of the generation's saver says; None while it is silent, or has not begun (rule 10)."""
+    plan, saver = job.plan_in_force, job.saver.member
+    if plan is None:
+        return None
+    for placement in plan.value.placements:
+        picture = snap.nodes.get(placement.node)
+        if placement.member != saver or picture is None or picture.beat is None:
+            continue
+        if not picture.acts_for(placement.incarnation) or snap.silence_ms(picture) >= snap.timing.suspect_ms:
+            continue
+        found = picture.beat.savers.get(job.name)
+        if found is not None and found.generation == job.switch.value.generation:
+            return found
+    return None
+
+
+def lag_ms(snap: Snapshot, job: JobPicture) -> int:
+    """How long a job has trained since its newest commit, or its generation's start; -1: it does not run."""
+    switch = job.switch
+    if switch.value.phase is not JobPhase.RUNNING or job.plan_in_force is None:
+        return -1
+    attempts = [
+        held.created_ms
+        for attempt, held in job.attempts.items()
+        if attempt.generation == switch.value.generation
+    ]
+    began_ms = min(attempts, default=switch.seen_ms)
+    commits = [held.created_ms for held in job.commits.values() if held.value.state is CommitState.COMMITTED]
+    return max(0, snap.now_ms - max([began_ms, *commits]))
+
+
+def still_moves(snap: Snapshot, job: JobPicture) -> bool:
+    """Whether the last commit of a job that ends is on its way: then it gets the time that it needs."""
+    beat = saver_beat(snap, job)
+    return beat is not None and 0 <= beat.still_ms < snap.timing.commit_deadline_ms
+
+
+def uncommitted(snap: Snapshot, job: JobPicture) -> str:
+    """A finished save of the generation in force that is no commit, as its node tells, and where it is.
+
+    Empty when there is none.
+    """
+    beat, plan, spec = saver_beat(snap, job), job.plan_in_force, job.record.value.spec
+    if beat is None or plan is None or beat.pending is None or beat.pending in job.commits:
+        return ""
+    nodes = [each.node for each in plan.value.placements if each.member == job.saver.member]
+    return (
+        f"{beat.pending} (a copy stays on {nodes[0]})"
+        if spec.checkpoint.mode == STAGED
+        else f"{beat.pending}"
+    )
+
+
+def missing(snap: Snapshot, job: JobPicture, beat: SaverBeat | None) -> str:
+    """That training goes on, nothing was ever committed, and no finished save waits; empty if not so."""
+    checkpoint, lag = job.record.value.spec.checkpoint, lag_ms(snap, job)
+    bound_ms = checkpoint.lag_bound_ms
+    if beat is None or bound_ms is None or lag < bound_ms or beat.waiting_ms >= 0 or job.commits:
+        return ""
+    sought = "a file that checkpoint.pattern names" if checkpoint.patterns else "a checkpoint"
+    why = f"no finished save that could be {sought} was found below $CHECKPOINT_DIR"
+    if beat.unusable:
+        why = f"what was found cannot be used: {beat.unusable[-1]}"
+    return f"nothing has been committed for {lag / 60_000:.0f} min: {why}"
+
+
+def trouble_of(beat: SaverBeat | None) -> tuple[str, int]:
+    """Why finished saves do not become commits now, and for how long that is so; empty where they do."""
+    if beat is None:
+        return "", -1
+    if not beat.trouble and beat.still_ms >= STUCK_MS:
+        return "the commit in hand does not move", beat.still_ms
+    return beat.trouble, beat.trouble_ms
+
+
+def tell(snap: Snapshot, job: JobPicture) -> list[Action]:
+    """Events about saves that do not become commits as they should."""
+    beat = saver_beat(snap, job)
+    if beat is None or job.switch.value.phase.ended:
+        return []
+    told = [held for held in snap.events if held.value.kind in KINDS and held.value.job == job.name]
+    found = (
+        _failing(job, beat, told),
+        _lagging(job, beat, told),
+        _skipped(job, beat, told),
+        _missing(snap, job, beat, told),
+    )
+    return [action for action in found if action is not None] + _unusable(job, beat, told)
+
+
+def _failing(job: JobPicture, beat: SaverBeat, told: list[Held[Event]]) -> Action | None:
+    last, (trouble, since_ms) = _last(told, FAILING, WORKING), trouble_of(beat)
+    if last is None or last.value.kind == WORKING:
+        if trouble and since_ms >= TELL_MS:
+            return _event(job, FAILING, f"{trouble} (for {since_ms / 1000:.0f} s); training goes on")
+    elif not trouble and _committed_since(job, last):
+        return _event(job, WORKING, "checkpoints are committed again")
+    return None
+
+
+def _lagging(job: JobPicture, beat: SaverBeat, told: list[Held[Event]]) -> Action | None:
+    bound_ms = job.record.value.spec.checkpoint.lag_bound_ms
+    last = _last(told, LAGGING, CAUGHT_UP)
+    late = bound_ms is not None and beat.waiting_ms >= bound_ms
+    if last is None or last.value.kind == CAUGHT_UP:
+        if late:
+            why = trouble_of(beat)[0] or "the store is slow"
+            text = f"a finished save has not become a commit for {beat.waiting_ms / 1000:.0f} s: {why}"
+            return _event(job, LAGGING, text)
+    elif not late and _committed_since(job, last):
+        return _event(job, CAUGHT_UP, "commits have caught up with the program's saves")
+    return None
+
+
+def _skipped(job: JobPicture, beat: SaverBeat, told: list[Held[Event]]) -> Action | None:
+    """Told of the first, and whenever there are twice as many: a slow store would fill the list of events."""
+    generation = str(beat.generation)
+    before = [
+        int(held.value.fields["skipped"])
+        for held in told
+        if held.value.kind == SKIPPED and held.value.fields.get("generation") == generation
+    ]
+    if beat.skipped < max(1, 2 * max(before, default=0)):
+        return None
+    why = "the store takes none now" if trouble_of(beat)[0] else "committing takes longer than they are apart"
+    text = (
+        f"{beat.skipped} finished saves of generation {generation} were skipped for newer ones so far, "
+        f"{beat.last_skipped} the last: {why}"
+    )
+    return _event(job, SKIPPED, text, {"generation": generation, "skipped": str(beat.skipped)})
+
+
+def unusable(beat: SaverBeat | None) -> tuple[str, ...]:
+    """What looks like a save and cannot be committed, each with the reason and what helps."""
+    return tuple(
+        f"a save cannot be committed: {each}" for each in (beat.unusable if beat is not None else ())
+    )
+
+
+def _missing(snap: Snapshot, job: JobPicture, beat: SaverBeat, told: list[Held[Event]]) -> Action | None:
+    """Once in a generation."""
+    generation = str(beat.generation)
+    text = missing(snap, job, beat)
+    before = (held for held in told if held.value.kind == MISSING)
+    if not text or any(held.value.fields.get("generation") == generation for held in before):
+        return None
+    return _event(job, MISSING, short(text), {"generation": generation})
+
+
+def _unusable(job: JobPicture, beat: SaverBeat, told: list[Held[Event]]) -> list[Action]:
+    """Each once, as long as its event is kept: a restart finds the same files again."""
+    before = {held.value.fields.get("path", "") for held in told if held.value.kind == UNUSABLE}
+    return [
+        _event(job, UNUSABLE, short(text), {"path": each.path})
+        for each, text in zip(beat.unusable, unusable(beat), strict=True)
+        if each.path not in before
+    ]
+
+
+def _last(told: list[Held[Event]], *kinds: str) -> Held[Event] | None:
+    return next((held for held in reversed(told) if held.value.kind in kinds), None)
+
+
+def _committed_since(job: JobPicture, event: Held[Event]) -> bool:
+    return any(held.create_revision > event.create_revision for held in job.commits.values())
+
+
+def _event(job: JobPicture, kind: str, text: str, fields: dict[str, str] | None = None) -> Action:
+    return Action(kind, job.name, text, (unchanged(job.switch),), (), fields or {})

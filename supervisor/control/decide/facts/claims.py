@@ -1,0 +1,161 @@
+"""What tasks have of the nodes, or may have: CPUs, memory and GPUs, as etcd alone tells it. Pure.
+
+A task has a claim on its node by every plan that is in force or in preparation, and by every attempt that is
+not confirmed dead, of whatever generation (rule 5). Claims are derived at each look, so that a new leader
+finds the same ones; nothing has to be released. A job's own tasks make room on their node for its next
+generation.
+
+A transaction that makes claims compares and rewrites one record of the cluster, `gpu_claims`. So no plan is
+made without knowledge of those before it, also when the answer to one of them was lost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import cast
+
+from supervisor.contract import keys
+from supervisor.contract.boundaries import Compare, Op
+from supervisor.contract.desired import Claims, JobPhase, Placement, Plan
+from supervisor.contract.job.spec import JobSpec, Resources
+from supervisor.contract.observed import AttemptReport
+from supervisor.control.decide.facts.standing import untold_ms
+from supervisor.control.decide.plan import put, unchanged_or_absent
+from supervisor.control.decide.set_aside import Claim
+from supervisor.control.decide.snapshot import Held, JobPicture, Snapshot
+
+
+@dataclass(frozen=True, slots=True)
+class Asking:
+    """The job that looks for places: for all of its tasks, or for one `member`. An empty one is no job."""
+
+    job: str = ""
+    member: str = ""
+
+    def gives_up(self, claim: Claim) -> bool:
+        """Whether a claim makes room on its node for what is placed now."""
+        return claim.job == self.job and self.member in ("", claim.member)
+
+
+def all_claims(snap: Snapshot) -> tuple[Claim, ...]:
+    """Those of all jobs, one for each task and node."""
+    found = snap.derived.get(all_claims)
+    if found is None:
+        found = tuple(claim for job in snap.jobs.values() for claim in _of_job(snap, job))
+        found += tuple(claim for each in snap.aside.values() for claim in each.claims)
+        snap.derived[all_claims] = found
+    return cast("tuple[Claim, ...]", found)
+
+
+def by_node(claims: Iterable[Claim]) -> dict[str, list[Claim]]:
+    """Claims by the node that they are on."""
+    found: dict[str, list[Claim]] = {}
+    for claim in claims:
+        found.setdefault(claim.node, []).append(claim)
+    return found
+
+
+def by_gpu(claims: Iterable[Claim]) -> dict[str, list[Claim]]:
+    """Claims by the GPUs that they name. Agents of one machine report the same ones."""
+    found: dict[str, list[Claim]] = {}
+    for claim in claims:
+        for uuid in claim.gpus:
+            found.setdefault(uuid, []).append(claim)
+    return found
+
+
+def planned(job: JobPicture) -> tuple[tuple[Claim, ...], ...]:
+    """What each plan of a job claims: the one in force, and those in preparation."""
+    return job.once(_planned)
+
+
+def may_live(snap: Snapshot, report: AttemptReport) -> bool:
+    """Whether an attempt is not known to be dead.
+
+    An agent that did not take over from the one that ran it has killed all that was left (rule 12).
+    """
+    if report.confirmed_dead:
+        return False
+    picture = snap.nodes.get(report.node)
+    if picture is None or picture.incarnation is None:
+        return True
+    return picture.acts_for(report.incarnation)
+
+
+def claiming(
+    snap: Snapshot, spec: JobSpec, plan: Plan, placements: Iterable[Placement]
+) -> tuple[tuple[Compare, ...], tuple[Op, ...]]:
+    """What a transaction compares and writes that places these tasks of a plan; nothing where none asks for
+    anything.
+    """
+    if not any(_asks(spec.role(placement.role).resources) for placement in placements):
+        return (), ()
+    compare = unchanged_or_absent(keys.CLAIMS, snap.claims)
+    return (compare,), (put(keys.CLAIMS, Claims(plan.plan_id)),)
+
+
+def with_plan(snap: Snapshot, plan: Plan) -> Snapshot:
+    """The picture as it will be once the plan is made, for those that are placed in the same look."""
+    job = snap.jobs[plan.job]
+    held = Held(keys.plan(plan.job, plan.plan_id), plan, 0, 0, snap.now_ms, snap.now_ms)
+    changed = replace(job, plans={**job.plans, plan.plan_id: held})
+    return replace(snap, jobs={**snap.jobs, plan.job: changed})
+
+
+def _asks(resources: Resources) -> bool:
+    return bool(resources.cpus or resources.memory_bytes or resources.gpus)
+
+
+def _of_job(snap: Snapshot, job: JobPicture) -> Iterable[Claim]:
+    found: dict[tuple[str, str], Claim] = {}
+    for claims in (*planned(job), tuple(_of_attempts(snap, job)), tuple(_of_untold(snap, job))):
+        for claim in claims:
+            key = claim.node, claim.member
+            other = found.setdefault(key, claim)
+            more = tuple(uuid for uuid in claim.gpus if uuid not in other.gpus)
+            if more:
+                found[key] = replace(other, gpus=(*other.gpus, *more))
+    return found.values()
+
+
+def _planned(job: JobPicture) -> tuple[tuple[Claim, ...], ...]:
+    """What ran before an end is told by the attempts that are left, also once it waits to begin again."""
+    switch, roles = job.switch.value, _resources(job)
+    if switch.phase.ended:
+        return ()
+    plans = [held.value for held in job.plans.values() if held.value.generation > switch.generation]
+    if job.plan_in_force is not None and switch.phase is not JobPhase.WAITING:
+        plans.append(job.plan_in_force.value)
+    return tuple(tuple(_of_placement(job, each, roles) for each in plan.placements) for plan in plans)
+
+
+def _of_placement(job: JobPicture, placement: Placement, roles: Mapping[str, Resources]) -> Claim:
+    resources = roles.get(placement.role, Resources())
+    return Claim(job.name, placement.node, placement.member, resources, placement.gpus)
+
+
+def _of_attempts(snap: Snapshot, job: JobPicture) -> Iterator[Claim]:
+    """By attempts that may be alive, whatever became of their plans."""
+    roles = _resources(job)
+    for held in job.attempts.values():
+        report = held.value
+        if may_live(snap, report):
+            resources = roles.get(report.role, Resources())
+            yield Claim(job.name, report.node, report.attempt.task.member, resources, report.gpus)
+
+
+def _of_untold(snap: Snapshot, job: JobPicture) -> Iterator[Claim]:
+    """By tasks of a job that has ended which may have begun just before, while no report tells it yet."""
+    phase, plan = job.switch.value.phase, job.plan_in_force
+    if plan is None or not (phase.ended or phase is JobPhase.WAITING):
+        return
+    roles = _resources(job)
+    for placement in plan.value.placements:
+        if untold_ms(snap, job, placement):
+            yield _of_placement(job, placement, roles)
+
+
+def _resources(job: JobPicture) -> dict[str, Resources]:
+    """What each role asks for; a role that the job has no more had its GPUs alone."""
+    return {role.name: role.resources for role in job.record.value.spec.roles}

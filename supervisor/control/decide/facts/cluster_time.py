@@ -1,0 +1,70 @@
+"""How old what etcd holds is, by no wall clock: on the time that leaders have counted, one after the other.
+
+Every few minutes the leader notes which revision etcd had reached at which of its times; the next one goes on
+from there. What has a revision that is in such a note is at least as old as the note. All errors make things
+younger: the minutes between two notes, those before a leader's end, and the time that nobody led.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from supervisor.contract import keys
+from supervisor.contract.desired import ClusterTime, Tick
+from supervisor.control.decide.plan import Action, put, unchanged_or_absent
+from supervisor.control.decide.snapshot import Snapshot
+
+TICK_MS = 600_000
+PRECISION = 24
+"""A note goes when those around it are no further apart than this part of their age."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ages:
+    """The present time, `now_ms` on the cluster's own count, and what is known of earlier revisions."""
+
+    now_ms: int
+    ticks: Sequence[Tick] = ()
+
+    def of(self, revision: int) -> int:
+        """At least how long ago etcd reached that revision, in milliseconds; 0 for one just made."""
+        found = bisect_left(self.ticks, revision, key=lambda tick: tick.revision)
+        return self.now_ms - self.ticks[found].at_ms if found < len(self.ticks) else 0
+
+    def since(self, at_ms: int) -> int:
+        """How long ago that time was, on the same count."""
+        return self.now_ms - at_ms
+
+    def noted(self, revision: int) -> ClusterTime:
+        """With a note that etcd has reached this revision now, and without those that are not needed."""
+        return ClusterTime(_thinned((*self.ticks, Tick(revision, self.now_ms)), self.now_ms))
+
+
+def ages(snap: Snapshot) -> Ages:
+    """What this picture knows of ages."""
+    held = snap.time
+    if held is None:
+        return Ages(0)
+    return Ages(held.value.ticks[-1].at_ms + snap.now_ms - held.seen_ms, held.value.ticks)
+
+
+def tick(snap: Snapshot) -> list[Action]:
+    """Note the time, as long as there is a job."""
+    since_ms = [held.created_ms for held in (job.record for job in snap.jobs.values())]
+    last_ms = snap.time.seen_ms if snap.time is not None else min(since_ms, default=snap.now_ms)
+    if not snap.jobs or snap.now_ms - last_ms < TICK_MS:
+        return []
+    compares = (unchanged_or_absent(keys.TIME, snap.time),)
+    return [Action("time", "", "", compares, (put(keys.TIME, ages(snap).noted(snap.revision)),))]
+
+
+def _thinned(ticks: tuple[Tick, ...], now_ms: int) -> tuple[Tick, ...]:
+    """The first and last, and of the others as many as their ages need: some 260 for ten years."""
+    kept = [ticks[0]]
+    for one, following in pairwise(ticks[1:]):
+        if following.at_ms - kept[-1].at_ms > (now_ms - following.at_ms) // PRECISION:
+            kept.append(one)
+    return (*kept, ticks[-1]) if len(ticks) > 1 else ticks

@@ -1,0 +1,50 @@
+"""What keeps a node from making a task's launcher for now, as its agent tells: dockerd, a registry, etcd."""
+
+from __future__ import annotations
+
+from supervisor.contract.desired import JobPhase, Plan
+from supervisor.contract.observed import Prepared
+from supervisor.control.decide.plan import Action, unchanged
+from supervisor.control.decide.snapshot import JobPicture, Snapshot
+
+DELAYED = "delayed"
+
+
+def explain(job: JobPicture, plan: Plan) -> str:
+    """The delays of a plan's tasks; empty without any."""
+    return "; ".join(_text(each) for each in _delayed(job, plan))
+
+
+def in_force(job: JobPicture) -> str:
+    """The same, of the plan in force, whose tasks are restarted in place."""
+    plan = job.plan_in_force
+    return explain(job, plan.value) if plan is not None and job.switch.value.phase is JobPhase.RUNNING else ""
+
+
+def tell(snap: Snapshot, job: JobPicture) -> list[Action]:
+    """An event for the first delay that a plan meets on a node: its reason may change every second."""
+    plan = job.next_plan or job.plan_in_force
+    if plan is None or job.switch.value.phase.ended:
+        return []
+    found = _delayed(job, plan.value)
+    if not found:
+        return []
+    told = {
+        (held.value.fields.get("plan"), held.value.fields.get("node"))
+        for held in snap.events
+        if held.value.job == job.name and held.value.kind == DELAYED
+    }
+    for delayed in found:
+        fields = {"plan": delayed.plan_id, "node": delayed.node}
+        if (delayed.plan_id, delayed.node) not in told:
+            return [Action(DELAYED, job.name, _text(delayed), (unchanged(job.switch),), (), fields)]
+    return []
+
+
+def _delayed(job: JobPicture, plan: Plan) -> list[Prepared]:
+    found = [job.prepared.get((plan.plan_id, placement.member)) for placement in plan.placements]
+    return [held.value for held in found if held is not None and held.value.delay]
+
+
+def _text(value: Prepared) -> str:
+    return f"{value.role}:{value.index} cannot be made ready on {value.node} for now: {value.delay}"

@@ -1,0 +1,148 @@
+"""What a job has been through, as the snapshot tells it: its failures so far, its steps and its commits."""
+
+from __future__ import annotations
+
+from recovery.formats.lineage import on_lineage
+from recovery.formats.selection import candidates
+from recovery.policy.history import Past, failed_after_a_step, goes_on, present_life, trained
+from recovery.policy.progress import Reached, global_step
+from recovery.policy.roles import training_roles
+from supervisor.contract.checkpoint import CheckpointRef, CommitRecord, CommitState
+from supervisor.contract.errors import NotFound
+from supervisor.contract.incident import Incident, Outcome
+from supervisor.contract.observed import AttemptReport, TaskBeat
+from supervisor.control.decide.snapshot import Held, JobPicture, Snapshot
+
+AGAIN = "#"
+"""Between the natural id of an incident and its number, where it is not the first. No name has it."""
+
+
+def incident_id(job: JobPicture, natural: str) -> str:
+    """The id under which a failure is told of: its natural one, the same for whoever looks (decision 0006).
+
+    What had passed, so that its record is closed, and has come back gets the next of that name.
+    """
+    again = f"{natural}{AGAIN}"
+    after = {name.removeprefix(again): name for name in job.incidents if name.startswith(again)}
+    known = {int(number): name for number, name in after.items() if number.isdigit()}
+    known |= {1: natural} if natural in job.incidents else {}
+    still = [name for name in known.values() if job.incidents[name].value.outcome is Outcome.OPEN]
+    return still[0] if still else f"{again}{max(known) + 1}" if known else natural
+
+
+def _past(entry: Held[Incident]) -> Past:
+    return Past(entry.value, entry.created_ms, entry.value.began or entry.create_revision)
+
+
+def life_of(job: JobPicture, without: str = "") -> tuple[Past, ...]:
+    """The incidents of the job's present life, oldest first; `without` names one that is being answered."""
+    held = sorted(job.incidents.values(), key=lambda entry: entry.create_revision)
+    life = present_life(_past(entry) for entry in held)
+    return tuple(past for past in life if past.incident.id != without)
+
+
+def has_trained(snap: Snapshot, job: JobPicture) -> bool:
+    """Whether the job has made a step since somebody last started it."""
+    life = life_of(job)
+    first = life[0].incident.generation if life else job.record.value.generation_floor + 1
+    saved = any(ref.generation >= first for ref in job.commits)
+    return saved or trained(life) or has_stepped(snap, job)
+
+
+def steps_are_read(snap: Snapshot, job: JobPicture) -> bool:
+    """Whether this program is known to report its steps, in whatever life."""
+    past = (held.value for held in job.incidents.values())
+    recorded = any(goes_on(each) or failed_after_a_step(each) or each.from_step >= 0 for each in past)
+    return recorded or has_stepped(snap, job)
+
+
+def has_stepped(snap: Snapshot, job: JobPicture) -> bool:
+    """Whether a training task of the generation in force has made a step, of whatever number."""
+    beats, reports = _training(snap, job)
+    return any(each.has_stepped for each in beats) or any(each.has_stepped for each in reports)
+
+
+def job_step(snap: Snapshot, job: JobPicture) -> int:
+    """The newest global step that a training task of the generation in force reported; -1: none is known.
+
+    Of any task, where none trains. An evaluator tells at once which step it reads, before any is made.
+    """
+    beats, reports = _training(snap, job)
+    base = job.switch.value.base
+    reached = global_step((_reached(each) for each in beats), base.step if base is not None else -1)
+    if reached < 0 and any(each.step >= 0 for each in beats):
+        return -1
+    return max([reached, *(each.last_step for each in reports)])
+
+
+def _reached(beat: TaskBeat) -> Reached:
+    number = beat.attempt.rpartition(".")[2]
+    return Reached(int(number) if number.isdigit() else 1, beat.first_step, beat.step, beat.is_local)
+
+
+def _training(snap: Snapshot, job: JobPicture) -> tuple[list[TaskBeat], list[AttemptReport]]:
+    """What beats and reports tell of the training tasks of the generation in force."""
+    spec, generation = job.record.value.spec, job.switch.value.generation
+    roles = training_roles(spec) or {role.name for role in spec.roles}
+    plan = job.plan_in_force
+    placed = {
+        str(job.task(each.member)): each.node
+        for each in (plan.value.placements if plan is not None else ())
+        if each.role in roles
+    }
+    beats = [
+        beat
+        for node, picture in snap.nodes.items()
+        if picture.beat is not None
+        for name, beat in picture.beat.tasks.items()
+        # An agent speaks for what is placed on its own node.
+        if placed.get(name.partition("@")[0]) == node and f"@{generation}." in name
+    ]
+    reported = [
+        held.value
+        for attempt, held in job.attempts.items()
+        if attempt.generation == generation and attempt.task.role in roles
+    ]
+    return beats, reported
+
+
+def newest_commit(job: JobPicture) -> CheckpointRef | None:
+    """The newest commit that the next generation could start from by itself."""
+    usable = candidates((held.value for held in job.commits.values()), job.switch.value)
+    return usable[0].ref if usable else None
+
+
+def find_checkpoint(picture: JobPicture, ref: CheckpointRef) -> CommitRecord:
+    """The record of `ref`; with generation 0, of its step: the one on the lineage, else the newest.
+
+    Raises NotFound, which names the steps that there are.
+    """
+    mine = [
+        held.value
+        for held in picture.commits.values()
+        if held.value.job_uuid == picture.switch.value.job_uuid
+        and held.value.state is not CommitState.COLLECTING
+    ]
+    found = {record.ref: record for record in mine if ref in (record.ref, CheckpointRef(0, record.ref.step))}
+    if not found:
+        what = f"step {ref.step}" if ref.generation == 0 else str(ref)
+        have = ", ".join(str(record.ref.step) for record in sorted(mine, key=lambda each: each.ref))
+        raise NotFound(
+            f"job {picture.name} has no checkpoint of {what}; "
+            + (f"it has those of the steps {have}" if have else "none is committed yet")
+        )
+    switch = picture.switch.value
+    lineage = on_lineage(mine, switch.job_uuid, switch.generation, switch.base)
+    preferred = [record for record in lineage if record.ref in found]
+    return preferred[0] if preferred else found[max(found)]
+
+
+def records_are_lost(job: JobPicture) -> bool:
+    """Whether etcd has lost the job's commit records: it began from a checkpoint, so that it had a head."""
+    return job.head is None and job.switch.value.base is not None
+
+
+def asked_base(job: JobPicture) -> CheckpointRef | None:
+    """The checkpoint that an operator's pending restart is to start from; None: the newest."""
+    intent = job.intent.value
+    return intent.restart_from if intent.restart_serial > job.switch.value.restart_serial else None

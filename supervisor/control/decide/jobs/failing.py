@@ -1,0 +1,93 @@
+"""The end of a job that has failed, and what is kept of it for inspection.
+
+A process that has ended cannot be kept. One that we would kill now (it hangs, prints NaN, is late, or its job
+is out of time) is stopped where it is instead, for `limits.hold_on_failure`. It has no effect on a later
+generation: it is stopped, nothing of an ended job is committed, its port stays held by its own launcher, and
+all that ends an attempt (a start of the job, the dead-man's switch, its agent) ends it as ever.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from supervisor.contract.desired import JobPhase
+from supervisor.contract.incident import Cause
+from supervisor.contract.observed import AttemptReport, AttemptState
+from supervisor.control.decide.assess.failures import Need
+from supervisor.control.decide.facts.standing import Standing, standing
+from supervisor.control.decide.jobs import incidents
+from supervisor.control.decide.plan import Action, put, short, unchanged
+from supervisor.control.decide.snapshot import JobPicture, Snapshot
+
+HELD = frozenset({Cause.HANG, Cause.NAN_LOSS, Cause.NEVER_READY, Cause.WALL_TIME})
+"""Causes of a job's end whose processes still run."""
+
+
+def fail(snap: Snapshot, job: JobPicture, need: Need, reason: str) -> Action:
+    """End the job as failed, and remove what was prepared for it."""
+    kept = _to_hold(snap, job, need)
+    reason = "; ".join(filter(None, (short(need.detail), short(reason), _how_to_look(job, kept))))
+    ended = replace(
+        job.switch.value,
+        phase=JobPhase.FAILED,
+        closing=None,
+        reason=reason,
+        # The wish that led here is answered; only a later one starts the job again (rule 8).
+        restart_serial=job.intent.value.restart_serial,
+        held=tuple(report.attempt.task.member for report in kept),
+    )
+    return Action(
+        kind="job_failed",
+        job=job.name,
+        text=f"job failed: {reason}",
+        compares=(unchanged(job.switch), unchanged(job.intent)),
+        ops=(
+            put(job.switch.key, replace(ended, ledger=need.verdict.ledger)),
+            *incidents.failed(snap, job, need, reason),
+        ),
+        fields={"cause": need.cause.value, "rule": need.rule, "incident": need.incident},
+    )
+
+
+def release(job: JobPicture) -> list[Action]:
+    """Once nothing that was kept is left, the switch says so."""
+    switch = job.switch.value
+    if not switch.held or any(is_held(job, held.value) for held in job.attempts.values()):
+        return []
+    text = "what was kept of it for inspection has ended"
+    ops = (put(job.switch.key, replace(switch, held=())),)
+    return [Action("hold_over", job.name, text, (unchanged(job.switch),), ops)]
+
+
+def is_held(job: JobPicture, report: AttemptReport) -> bool:
+    """Whether this attempt is reported alive, and is to be kept."""
+    switch = job.switch.value
+    named = report.plan_id == switch.plan_id and report.attempt.task.member in switch.held
+    return named and report.state is AttemptState.RUNNING
+
+
+def _to_hold(snap: Snapshot, job: JobPicture, need: Need) -> tuple[AttemptReport, ...]:
+    plan = job.plan_in_force
+    if plan is None or need.cause not in HELD or not job.record.value.spec.limits.hold_on_failure_ms:
+        return ()
+    found = []
+    for placement in plan.value.placements:
+        report = job.report(placement, plan.value)
+        accused = not need.member or placement.member == need.member
+        if not accused or report is None or report.value.state is not AttemptState.RUNNING:
+            continue
+        if standing(snap, placement) is Standing.ALIVE:
+            found.append(report.value)
+    return tuple(found)
+
+
+def _how_to_look(job: JobPicture, kept: tuple[AttemptReport, ...]) -> str:
+    if not kept:
+        return ""
+    seconds = job.record.value.spec.limits.hold_on_failure_ms / 1000
+    where = ", ".join(f"{each.attempt.task} (pid {each.pid} on {each.node})" for each in kept[:4])
+    more = f" and {len(kept) - 4} more" if len(kept) > 4 else ""
+    return (
+        f"kept, stopped, for {seconds:g} s: {where}{more}; attach there with `gdb -p PID`, "
+        f"end it with `supervisorctl stop {job.name}`"
+    )

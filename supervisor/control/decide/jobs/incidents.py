@@ -1,0 +1,360 @@
+"""The record of each failure and its recovery (rule 13), written in the transaction that acts on it.
+
+A phase lasts from the time this leader saw the record's previous version to the write that ends the phase,
+so that the phases add up to what an outside stopwatch shows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import takewhile
+
+from recovery.policy.history import REPORTED
+from recovery.policy.roles import RoleKind, kind_of
+from supervisor.contract import keys
+from supervisor.contract.boundaries import Op
+from supervisor.contract.desired import Plan
+from supervisor.contract.ids import AttemptId
+from supervisor.contract.incident import STANDING_STILL, Cause, Event, Incident, Outcome
+from supervisor.contract.job.spec import Scope
+from supervisor.contract.observed import AttemptReport, AttemptState, TaskBeat
+from supervisor.control.decide.assess.failures import Need
+from supervisor.control.decide.facts.history import has_stepped, job_step, steps_are_read
+from supervisor.control.decide.plan import (
+    MAX_TEXT,
+    OPS_PER_TRANSACTION,
+    Action,
+    delete_all,
+    put,
+    short,
+    unchanged,
+)
+from supervisor.control.decide.snapshot import Held, JobPicture, Snapshot
+
+BEFORE = ("detected", "decided")
+"""The phases that are over when an incident is opened."""
+
+QUIET_PROGRAM_MS = 30_000
+KEPT_INCIDENTS = 200
+KEPT_EVENTS = 2000
+
+
+def opening(
+    snap: Snapshot, job: JobPicture, need: Need, generation: int, plan_id: str, attempt: int = 0
+) -> tuple[Op, ...]:
+    """Open the incident of `need`, and close as superseded those that it overtook.
+
+    One that is open already goes another way than it was planned: with `attempt`, one task alone is started.
+    Another task that is started for it, as what it ended of followed from it, leaves it with its own.
+    """
+    held = job.incidents.get(need.incident)
+    if held is not None:
+        if attempt == 0 or held.value.outcome is not Outcome.OPEN or held.value.member != need.member:
+            return ()
+        alone = replace(
+            held.value,
+            generation=generation,
+            plan_id=plan_id,
+            attempt=attempt,
+            scope=need.scope,
+            rule=need.rule,
+        )
+        return (put(held.key, _phase(alone, "ready", snap.now_ms - held.created_ms)),)
+    record = replace(
+        _describe(snap, job, need),
+        generation=generation,
+        plan_id=plan_id,
+        attempt=attempt,
+        phases_ms={"detected": need.detected_ms, "decided": max(0, snap.now_ms - need.known_ms)},
+    )
+    kept = _planned(job) if need.scope is Scope.TASK else frozenset[str]()
+    return (*_supersede(job, record.id, kept), put(keys.incident_record(job.name, record.id), record))
+
+
+def _describe(snap: Snapshot, job: JobPicture, need: Need) -> Incident:
+    return Incident(
+        id=need.incident,
+        job=job.name,
+        cause=need.cause,
+        task=str(job.task(need.member)) if need.member else "",
+        node=need.node,
+        rule=need.rule,
+        scope=need.scope,
+        detail=short(need.detail),
+        wall_ms=snap.wall_ms,
+        generation=job.switch.value.generation,
+        member=need.member,
+        from_step=job_step(snap, job),
+        # What a killed task happened to print last says nothing of why it was killed.
+        tail=need.tail if need.cause.program_fault or need.cause in REPORTED else "",
+        stack=need.stack if need.cause in STANDING_STILL else "",
+        from_generation=job.switch.value.generation,
+        base=job.switch.value.base,
+        last_step=need.last_step,
+        stepped=has_stepped(snap, job) if need.scope is Scope.ALL else need.stepped,
+        flat=need.flat,
+        began=need.began,
+    )
+
+
+def _planned(job: JobPicture) -> frozenset[str]:
+    """Incidents whose recovery is to come by a plan: their own, or, where that has lost, the next one.
+
+    What restarts one task brings no recovery of all.
+    """
+    plan = job.next_plan
+    waiting = {
+        held.value.id for held in job.incidents.values() if held.value.plan_id != job.switch.value.plan_id
+    }
+    return frozenset(waiting | ({plan.value.incident} if plan is not None else set()))
+
+
+def _supersede(job: JobPicture, by: str, kept: frozenset[str] = frozenset()) -> tuple[Op, ...]:
+    """Close the open incidents that another one overtook, but those that are `kept`."""
+    return tuple(
+        put(held.key, replace(held.value, outcome=Outcome.SUPERSEDED))
+        for held in job.incidents.values()
+        if held.value.outcome is Outcome.OPEN and held.value.id != by and held.value.id not in kept
+    )
+
+
+def at_close(snap: Snapshot, job: JobPicture, need: Need, plan: Plan) -> tuple[Op, ...]:
+    """Prepared and fenced: end the phase `ready`; a lost node's incident is opened here, when D is over."""
+    held = job.incidents.get(plan.incident)
+    planned_ms = job.plans[plan.plan_id].created_ms
+    if held is not None:
+        if held.value.outcome is not Outcome.OPEN:
+            return ()
+        # The plan that it was opened with may have lost: this one brings the recovery. Or one task was
+        # restarted, and what followed from the same failure takes the whole job. Either took its time.
+        again = replace(
+            held.value,
+            generation=plan.generation,
+            plan_id=plan.plan_id,
+            scope=need.scope,
+            rule=need.rule,
+            phases_ms={name: held.value.phases_ms[name] for name in BEFORE if name in held.value.phases_ms},
+        )
+        ready = _phase(again, "ready", snap.now_ms - held.created_ms)
+        return (*_supersede(job, again.id), put(held.key, ready))
+    record = replace(
+        _describe(snap, job, need),
+        id=plan.incident,
+        generation=plan.generation,
+        plan_id=plan.plan_id,
+        phases_ms={
+            "detected": need.detected_ms,
+            "decided": max(0, planned_ms - need.known_ms),
+            "ready": max(0, snap.now_ms - max(planned_ms, need.known_ms)),
+        },
+    )
+    return (*_supersede(job, record.id), put(keys.incident_record(job.name, record.id), record))
+
+
+def at_flip(snap: Snapshot, job: JobPicture, incident: str) -> tuple[Op, ...]:
+    """The generation is in force: end the phase `switched`."""
+    held = job.incidents.get(incident)
+    if held is None or held.value.outcome is not Outcome.OPEN:
+        return ()
+    switched = _phase(held.value, "switched", snap.now_ms - held.seen_ms)
+    closing = job.switch.value.closing
+    to_base = closing.base if closing is not None else None
+    lost_steps = _lost_steps(snap, job, held.value)
+    return (put(held.key, replace(switched, to_base=to_base, lost_steps=lost_steps)),)
+
+
+def _lost_steps(snap: Snapshot, job: JobPicture, incident: Incident) -> int:
+    """How far training had come beyond the base that it goes back to; -1 if nobody knows."""
+    closing = job.switch.value.closing
+    reached = max(incident.from_step, job_step(snap, job))
+    if reached < 0 or closing is None:
+        return -1
+    return max(0, reached - (closing.base.step if closing.base is not None else 0))
+
+
+def failed(snap: Snapshot, job: JobPicture, need: Need, reason: str) -> tuple[Op, ...]:
+    """The job ends with this failure."""
+    held = job.incidents.get(need.incident)
+    record = held.value if held is not None else _describe(snap, job, need)
+    phases_ms = record.phases_ms or {"detected": need.detected_ms}
+    ended = replace(
+        record,
+        outcome=Outcome.FAILED,
+        detail=short(reason, 3 * MAX_TEXT),
+        phases_ms=phases_ms,
+        tail=need.tail,
+    )
+    return (*_supersede(job, ended.id), put(keys.incident_record(job.name, ended.id), ended))
+
+
+def follow_up(snap: Snapshot, job: JobPicture) -> list[Action]:
+    """Measure how open incidents go on: restored, first step; and close those of a job that has ended."""
+    actions: list[Action] = []
+    for held in job.incidents.values():
+        if held.value.outcome is not Outcome.OPEN:
+            continue
+        if job.switch.value.phase.ended:
+            actions.append(_close(job, held, replace(held.value, outcome=Outcome.ENDED), ""))
+        elif held.value.plan_id == job.switch.value.plan_id:
+            actions += _measure(snap, job, held)
+    return actions + _forget_old(job)
+
+
+def lapse(snap: Snapshot, job: JobPicture) -> list[Action]:
+    """Close the open incidents that nothing will end: their plans are gone, and nothing is needed any more.
+
+    Not at once: a need may be gone for a look and come back, and its incident, once closed, tells no more.
+    """
+    return [
+        _close(job, held, replace(held.value, outcome=Outcome.SUPERSEDED), "")
+        for held in job.incidents.values()
+        if held.value.outcome is Outcome.OPEN
+        and held.value.plan_id not in (job.switch.value.plan_id, *job.plans)
+        and snap.now_ms - held.seen_ms > snap.timing.d_ms
+    ]
+
+
+def _measure(snap: Snapshot, job: JobPicture, held: Held[Incident]) -> list[Action]:
+    incident = held.value
+    restarted = _restarted(job, incident)
+    reports = [job.attempts.get(attempt) for attempt in restarted]
+    training = tuple(attempt for attempt in restarted if _steps(job, attempt))
+    # An evaluator tells at once, too, which step it reads: the one that training is to go on from.
+    stepped = _first_steps(snap, job, training or restarted)
+    if "restored" not in incident.phases_ms:
+        running = [r for r in reports if r is not None and r.value.state is AttemptState.RUNNING]
+        if not running or len(running) < len(reports):
+            return []
+        return [_restored(snap, job, held, running, stepped)]
+    if not stepped:
+        if training and not _steps_are_known(snap, job, incident) and _has_saved(job, held):
+            done = replace(incident, outcome=Outcome.RECOVERED)
+            return [_close(job, held, done, f"{incident.id} recovered: a checkpoint was saved since")]
+        waited_ms = snap.now_ms - held.seen_ms
+        if training and waited_ms < QUIET_PROGRAM_MS:
+            return []
+        done = replace(incident, outcome=Outcome.RECOVERED)
+        return [_close(job, held, done, f"{incident.id} recovered: its tasks run, no step is reported")]
+    beat = _earliest(stepped)
+    lasted_ms = snap.now_ms - beat.first_step_age_ms - held.seen_ms
+    return [_recovered(snap, job, held, _phase(incident, "first_step", lasted_ms), beat)]
+
+
+def _restored(
+    snap: Snapshot,
+    job: JobPicture,
+    held: Held[Incident],
+    running: list[Held[AttemptReport]],
+    stepped: list[TaskBeat],
+) -> Action:
+    """All of it runs: end the phase `restored`. Training may have gone on without those that came last."""
+    incident, runs_ms = held.value, max(report.created_ms for report in running)
+    first = _earliest(stepped) if stepped else None
+    stepped_ms = snap.now_ms - first.first_step_age_ms if first is not None else runs_ms
+    if first is None or stepped_ms >= runs_ms or len(running) == 1:
+        return _close(job, held, _phase(incident, "restored", runs_ms - held.seen_ms), "")
+    began_ms = min(
+        stepped_ms, *(each.created_ms for each in running if str(each.value.attempt) == first.attempt)
+    )
+    restored = _phase(incident, "restored", began_ms - held.seen_ms)
+    with_step = _phase(restored, "first_step", stepped_ms - max(began_ms, held.seen_ms))
+    # A leader that came later tells of the time that it has seen.
+    late_ms = runs_ms - max(stepped_ms, held.seen_ms)
+    return _recovered(snap, job, held, _phase(with_step, "all_running", late_ms), first)
+
+
+def _earliest(stepped: list[TaskBeat]) -> TaskBeat:
+    return max(stepped, key=lambda beat: beat.first_step_age_ms)
+
+
+def _recovered(
+    snap: Snapshot, job: JobPicture, held: Held[Incident], record: Incident, first: TaskBeat
+) -> Action:
+    # A count of its own is no step of the job.
+    known = not first.is_local or job_step(snap, job) >= 0
+    done = replace(record, outcome=Outcome.RECOVERED, to_step=first.first_step if known else -1)
+    at = f" at step {done.to_step}" if done.to_step >= 0 else ""
+    late = f", all its tasks run after {done.total_ms} ms" if done.total_ms > done.to_first_step_ms else ""
+    text = (
+        f"training goes on{at}, {done.to_first_step_ms} ms after: {record.detail} (rule {record.rule}){late}"
+    )
+    return _close(job, held, done, text)
+
+
+def _close(job: JobPicture, held: Held[Incident], record: Incident, text: str) -> Action:
+    return Action(
+        kind="recovered" if record.outcome is Outcome.RECOVERED else "incident",
+        job=job.name,
+        text=text,
+        compares=(unchanged(held),),
+        ops=(put(held.key, record),),
+        fields={"incident": record.id, "task": record.task, "total_ms": str(record.total_ms)},
+    )
+
+
+def _forget_old(job: JobPicture) -> list[Action]:
+    closed = sorted(
+        (held for held in job.incidents.values() if held.value.outcome is not Outcome.OPEN),
+        key=lambda held: held.create_revision,
+    )
+    return [
+        Action("incident_forgotten", job.name, "", (unchanged(held),), delete_all((held,)))
+        for held in closed[: max(0, len(closed) - KEPT_INCIDENTS)]
+    ]
+
+
+def forget_events(snap: Snapshot) -> list[Action]:
+    """Drop events that should be gone: each new one deletes an old one, but not where it was refused."""
+    if not snap.events:
+        return []
+    last = _serial(snap.events[-1]) - KEPT_EVENTS
+    # They are in order, and asked for at every look: as a rule the first one is to stay.
+    old = list(takewhile(lambda held: _serial(held) <= last, snap.events))[:OPS_PER_TRANSACTION]
+    return [Action("events_removed", "", "", (), delete_all(old))] if old else []
+
+
+def _serial(held: Held[Event]) -> int:
+    return int(keys.parse(held.key)[0])
+
+
+def _restarted(job: JobPicture, incident: Incident) -> tuple[AttemptId, ...]:
+    if incident.scope is Scope.TASK:
+        return (AttemptId(job.task(incident.member), incident.generation, incident.attempt),)
+    plan = job.plan_in_force
+    if plan is None:
+        return ()
+    return tuple(AttemptId(job.task(p.member), incident.generation, 1) for p in plan.value.placements)
+
+
+def _steps(job: JobPicture, attempt: AttemptId) -> bool:
+    return kind_of(job.record.value.spec, attempt.task.role) is RoleKind.TRAINING
+
+
+def _steps_are_known(snap: Snapshot, job: JobPicture, incident: Incident) -> bool:
+    """Whether its program prints steps, as far as is known: then the first one ends the incident."""
+    return incident.cause is Cause.SUBMITTED or incident.stepped or steps_are_read(snap, job)
+
+
+def _has_saved(job: JobPicture, held: Held[Incident]) -> bool:
+    """Whether a checkpoint was committed after the restart: a program that prints no steps trains again."""
+    incident = held.value
+    return any(
+        ref.generation == incident.generation
+        and (incident.scope is Scope.ALL or commit.seen_ms > held.seen_ms)
+        for ref, commit in job.commits.items()
+    )
+
+
+def _first_steps(snap: Snapshot, job: JobPicture, attempts: tuple[AttemptId, ...]) -> list[TaskBeat]:
+    plan = job.plan_in_force
+    nodes = {p.member: p.node for p in plan.value.placements} if plan is not None else {}
+    found = []
+    for attempt in attempts:
+        beat = snap.beat_of(nodes.get(attempt.task.member, ""), attempt)
+        if beat is not None and beat.first_step_age_ms >= 0:
+            found.append(beat)
+    return found
+
+
+def _phase(incident: Incident, phase: str, lasted_ms: int) -> Incident:
+    return replace(incident, phases_ms={**incident.phases_ms, phase: max(0, lasted_ms)})

@@ -1,0 +1,267 @@
+"""How a job ends: finishing, stopping, starting again, and the removal of what it has left."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from supervisor.contract.desired import Assignment, JobPhase, Ledger, Placement, Plan
+from supervisor.contract.job.spec import CHIEF_ROLES, Wanted
+from supervisor.contract.observed import AttemptReport
+from supervisor.control.decide.assess.completion import Completion, completion
+from supervisor.control.decide.assess.failures import as_taken
+from supervisor.control.decide.checkpoints import saving, seen_saver
+from supervisor.control.decide.checkpoints.collecting import collect
+from supervisor.control.decide.facts.history import newest_commit
+from supervisor.control.decide.facts.standing import Standing, standing
+from supervisor.control.decide.jobs.prepare import serves
+from supervisor.control.decide.plan import Action, Decision, delete_all, put, unchanged
+from supervisor.control.decide.snapshot import Held, JobPicture, Snapshot
+
+STOP_PATIENCE = 2
+
+
+def judge_completion(snap: Snapshot, job: JobPicture) -> Completion | None:
+    """How far the generation in force is from its end; None when none is in force."""
+    plan = job.plan_in_force
+    if plan is None:
+        return None
+    reports: dict[str, AttemptReport] = {}
+    first_done_ms: int | None = None
+    for placement in plan.value.placements:
+        held = job.report(placement, plan.value)
+        if held is not None:
+            reports[placement.member] = as_taken(snap, job, held.value)
+            if placement.role in CHIEF_ROLES and held.value.exit is not None:
+                # Not `created_ms`: the report was created when the attempt started.
+                first_done_ms = held.seen_ms if first_done_ms is None else first_done_ms
+    grace_ms = snap.timing.completion_grace_ms
+    return completion(job.record.value.spec, reports, snap.now_ms, first_done_ms, grace_ms)
+
+
+def finish(job: JobPicture, done: Completion) -> Action:
+    """Training is over: stop the servers, and let the saver commit its last checkpoint.
+
+    An evaluator gets time to judge that one.
+    """
+    spec = job.record.value.spec
+    judges = any(role.follow and not serves(role) for role in spec.roles)
+    grace_ms = spec.limits.save_grace_ms if judges else 0
+    return _to(job, JobPhase.FINISHING, "finishing", f"training is over: {done.detail}", grace_ms)
+
+
+def stop(job: JobPicture) -> Action:
+    """The operator wants the job to stop, with or without time for its program to save."""
+    running = job.switch.value.phase is JobPhase.RUNNING
+    if not job.intent.value.save or not running:
+        return _to(job, JobPhase.STOPPING, "stopping", "an operator asked for a stop")
+    grace_ms = job.record.value.spec.limits.save_grace_ms
+    text = f"an operator asked for a stop; the program has {grace_ms} ms to save"
+    return _to(job, JobPhase.STOPPING, "stopping", text, grace_ms)
+
+
+def end(snap: Snapshot, job: JobPicture) -> list[Action]:
+    """Finishing or stopping: done when every attempt is dead and the last checkpoint is dealt with."""
+    changed = seen_saver.follow(snap, job)
+    if changed:
+        return changed
+    if job.switch.value.save_grace_ms:
+        why = _no_more_time(snap, job)
+        return [_time_is_over(job, why)] if why else []
+    switch = job.switch.value
+    waited_ms = snap.now_ms - job.switch.seen_ms
+    alive = _maybe_alive(snap, job)
+    drained = _drained(snap, job)
+    overdue = waited_ms > snap.timing.commit_deadline_ms and not saving.still_moves(snap, job)
+    if (alive or not drained) and not overdue:
+        return []
+    stopping = switch.phase is JobPhase.STOPPING
+    phase = JobPhase.STOPPED if stopping else JobPhase.SUCCEEDED
+    left = saving.uncommitted(snap, job)
+    warning = ""
+    if left:
+        warning = f"; warning: its last checkpoint, {left}, was not committed before the deadline"
+    elif not drained:
+        warning = "; warning: its last checkpoint was not committed before the deadline"
+    elif not _is_drained(job):
+        warning = "; warning: whether its last checkpoint was committed is not known: its node is lost"
+    why = switch.reason if stopping else f"all training tasks finished{warning}"
+    return [_to(job, phase, phase.value, f"{why}{warning}" if stopping else why)]
+
+
+def _no_more_time(snap: Snapshot, job: JobPicture) -> str:
+    """Why those that were let end by themselves need no more time; empty while they have some."""
+    switch, intent = job.switch.value, job.intent.value
+    plan = job.plan_in_force
+    if plan is None:
+        return "nothing runs"
+    left = [p for p in plan.value.placements if _has_time(job, p) and _is_alive(snap, job, plan.value, p)]
+    since_ms = job.switch.seen_ms
+    if switch.phase is JobPhase.STOPPING:
+        if intent.wanted is Wanted.STOP and not intent.save:
+            return "the operator waits no longer"
+        if not left:
+            return "the program has ended"
+    else:
+        saver = _saver_report(job, plan.value)
+        if not _drained(snap, job):
+            in_time = snap.now_ms - since_ms <= snap.timing.commit_deadline_ms
+            if in_time or saving.still_moves(snap, job):
+                return ""
+        elif saver is not None:
+            since_ms = max(since_ms, saver.seen_ms)
+        if all(_has_judged(snap, job, p, plan.value) for p in left):
+            return "the last checkpoint is judged" if left else "nobody is left to judge the last checkpoint"
+    # An agent counts from when it saw the switch, a little later than this.
+    over = snap.now_ms - since_ms > switch.save_grace_ms + snap.timing.suspect_ms
+    return f"{', '.join(p.member for p in left)} did not end within {switch.save_grace_ms} ms" if over else ""
+
+
+def _has_time(job: JobPicture, placement: Placement) -> bool:
+    """Whether the agents let this task end by itself, in the job's present phase."""
+    role = job.record.value.spec.role(placement.role)
+    stopping = job.switch.value.phase is JobPhase.STOPPING
+    return not serves(role) and (stopping or role.follow)
+
+
+def _has_judged(snap: Snapshot, job: JobPicture, placement: Placement, plan: Plan) -> bool:
+    """Whether a follower has reported the step of the last commit."""
+    newest, report = newest_commit(job), job.report(placement, plan)
+    if newest is None or report is None:
+        return True
+    beat = snap.beat_of(placement.node, report.value.attempt)
+    return beat is not None and beat.step >= newest.step
+
+
+def _time_is_over(job: JobPicture, why: str) -> Action:
+    changed = replace(job.switch.value, save_grace_ms=0)
+    text = f"what still runs is stopped: {why}"
+    return Action("time_is_over", job.name, text, (unchanged(job.switch),), (put(job.switch.key, changed),))
+
+
+def begin_again(job: JobPicture) -> Action:
+    """An operator starts a job that had ended: its next generation begins from its newest checkpoint."""
+    switch = replace(
+        job.switch.value, phase=JobPhase.WAITING, closing=None, reason="", ledger=Ledger(), held=()
+    )
+    text = "an operator starts the job again"
+    return Action(
+        "started",
+        job.name,
+        text,
+        (unchanged(job.switch), unchanged(job.intent)),
+        (put(job.switch.key, switch),),
+    )
+
+
+def tidy(snap: Snapshot, job: JobPicture) -> list[Decision]:
+    """Records that nothing needs: reports of dead attempts of older generations, and surplus checkpoints."""
+    decisions: list[Decision] = []
+    switch = job.switch.value
+    stale = _stale(snap, job)
+    if stale:
+        compares = tuple(unchanged(held) for held in stale[:50])
+        decisions.append(Action("reports_removed", job.name, "", compares, delete_all(stale[:50])))
+    if switch.closing is None:
+        decisions += collect(snap, job)
+    return decisions
+
+
+def _to(job: JobPicture, phase: JobPhase, kind: str, reason: str, grace_ms: int = 0) -> Action:
+    changed = replace(job.switch.value, phase=phase, closing=None, reason=reason, save_grace_ms=grace_ms)
+    if phase is JobPhase.SUCCEEDED:
+        # A restart that was asked for while the job was finishing has nothing left to restart.
+        changed = replace(changed, restart_serial=job.intent.value.restart_serial)
+    return Action(
+        kind=kind,
+        job=job.name,
+        text=reason,
+        compares=(unchanged(job.switch), unchanged(job.intent)),
+        ops=(put(job.switch.key, changed),),
+        fields={"phase": phase.value},
+    )
+
+
+def _maybe_alive(snap: Snapshot, job: JobPicture) -> bool:
+    """Whether an attempt in force may be alive: not reported dead, and its node not lost."""
+    plan = job.plan_in_force
+    return plan is not None and any(_is_alive(snap, job, plan.value, p) for p in plan.value.placements)
+
+
+def _is_alive(snap: Snapshot, job: JobPicture, plan: Plan, placement: Placement) -> bool:
+    held = job.report(placement, plan)
+    may_live = held is not None and not held.value.confirmed_dead
+    return may_live and standing(snap, placement) is not Standing.LOST
+
+
+def _drained(snap: Snapshot, job: JobPicture) -> bool:
+    """Whether the saver's agent has dealt with the last finished checkpoint."""
+    plan = job.plan_in_force
+    if plan is None or _is_drained(job):
+        return True
+    saver = job.saver.member
+    return any(p.member == saver and standing(snap, p) is Standing.LOST for p in plan.value.placements)
+
+
+def _is_drained(job: JobPicture) -> bool:
+    """Whether the saver's agent says so, or no saver ever ran."""
+    plan = job.plan_in_force
+    held = _saver_report(job, plan.value) if plan is not None else None
+    if held is None:
+        return True
+    # One that was found to save after its end said before that it had nothing to commit.
+    expected = job.saver == job.record.value.spec.saver
+    return held.value.drained and (held.value.saver or expected)
+
+
+def _saver_report(job: JobPicture, plan: Plan) -> Held[AttemptReport] | None:
+    saver = job.saver.member
+    placed = next((p for p in plan.placements if p.member == saver), None)
+    return job.report(placed, plan) if placed is not None else None
+
+
+def _stale(snap: Snapshot, job: JobPicture) -> list[Held[AttemptReport]]:
+    """Reports that may go. Of a generation that is over all stay while one of its attempts may be alive: that
+    one knows the addresses of all, which no new task may have (rule 6).
+    """
+    over = {attempt: held for attempt, held in job.attempts.items() if _forgettable(snap, job, held)}
+    known = {
+        held.value.plan_id
+        for attempt, held in job.attempts.items()
+        if attempt not in over and held.value.generation < job.switch.value.generation
+    }
+    return [held for held in over.values() if held.value.plan_id not in known]
+
+
+def _forgettable(snap: Snapshot, job: JobPicture, held: Held[AttemptReport]) -> bool:
+    """Whether an attempt's report has said its last: it is dead for sure, and its end needs no telling."""
+    report = held.value
+    switch = job.switch.value
+    superseded = report.generation < switch.generation or report.number < _wanted_number(job, report)
+    if not superseded and (not switch.phase.ended or report.confirmed_dead):
+        # How the last attempts of a job have ended stays.
+        return False
+    if report.confirmed_dead:
+        return True
+    # Never confirmed, but the incarnation that ran it is over: its successor kills all that it does not adopt
+    # before it registers (rule 12), and D has passed for one that never came back.
+    picture = snap.nodes.get(report.node)
+    over = (
+        picture is not None and picture.incarnation is not None and not picture.acts_for(report.incarnation)
+    )
+    return over and snap.now_ms - held.seen_ms > STOP_PATIENCE * snap.timing.d_ms
+
+
+def _wanted_number(job: JobPicture, report: AttemptReport) -> int:
+    held: Held[Assignment] | None = job.assigned(report.plan_id, f"{report.role}.{report.index}")
+    return held.value.attempt if held is not None else 0
+
+
+def wants_stop(job: JobPicture) -> bool:
+    """Whether the operator's wish is to stop a job that has not ended."""
+    return job.intent.value.wanted is Wanted.STOP and not job.switch.value.phase.ended
+
+
+def wants_start(job: JobPicture) -> bool:
+    """Whether the operator asked an ended job to start again."""
+    asked = job.intent.value.restart_serial > job.switch.value.restart_serial
+    return asked and job.intent.value.wanted is Wanted.RUN and job.switch.value.phase.ended

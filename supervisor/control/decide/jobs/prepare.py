@@ -1,0 +1,278 @@
+"""Preparing a generation: a place for every task, a plan, and its inert assignments (rule 6)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from recovery.policy.roles import SERVERS, RoleKind, kind_of
+from supervisor.contract import keys
+from supervisor.contract.boundaries import Absent, Compare, Op
+from supervisor.contract.desired import Assignment, Placement, Plan
+from supervisor.contract.ids import TaskId
+from supervisor.contract.job.spec import JobSpec, RoleSpec, Strategy
+from supervisor.contract.secret import environment_of, secrets_of
+from supervisor.control.decide.assess.failures import Need
+from supervisor.control.decide.facts.claims import Asking, all_claims, by_gpu, by_node, claiming
+from supervisor.control.decide.facts.devices import known_faults, slots_of
+from supervisor.control.decide.jobs import incidents
+from supervisor.control.decide.nodes.placement import Before, NodeOffer, PlacementResult, place
+from supervisor.control.decide.plan import Action, fitting, put, unchanged
+from supervisor.control.decide.set_aside import Claim
+from supervisor.control.decide.snapshot import JobPicture, Snapshot
+
+
+def prepare(snap: Snapshot, job: JobPicture, need: Need) -> list[Action]:
+    """The plan of the next generation, with as many assignments as one transaction holds."""
+    spec = job.record.value.spec
+    result = find_places(snap, job, need.avoid_nodes)
+    if result.waiting_for:
+        return []
+    generation = max(job.switch.value.generation, job.record.value.generation_floor) + 1
+    plan = Plan(
+        job=job.name,
+        plan_id=_new_id(snap, job),
+        generation=generation,
+        incident=need.incident,
+        placements=tuple(
+            Placement(task.role, task.index, offer.node, offer.incarnation, result.gpus[task.member])
+            for task in spec.tasks()
+            for offer in (result.placements[task.member],)
+        ),
+        code=spec.code.digest if spec.code is not None else "",
+    )
+    claimed, claim = claiming(snap, spec, plan, plan.placements)
+    # One whose outcome was unknown may have taken effect since, with other places: this look is the same one.
+    fresh = Absent(keys.plan(job.name, plan.plan_id))
+    compares: list[Compare] = [unchanged(job.switch), unchanged(job.intent), fresh, *claimed]
+    ops: list[Op] = [put(keys.plan(job.name, plan.plan_id), plan), *claim]
+    if need.firm:
+        ops += incidents.opening(snap, job, need, generation, plan.plan_id)
+    ops += fitting(_assignments(snap, job, plan), ops)
+    nodes = ", ".join(sorted({placement.node for placement in plan.placements}))
+    text = f"{need.detail}; generation {generation} is prepared on {nodes} (rule {need.rule})"
+    fields = {"plan": plan.plan_id, "cause": need.cause.value, "rule": need.rule, "incident": need.incident}
+    return [Action("prepare", job.name, text, tuple(compares), tuple(ops), fields, places=plan)]
+
+
+def _new_id(snap: Snapshot, job: JobPicture) -> str:
+    """Never used before: by no leader, and for no other job that is planned in the same look."""
+    return f"{snap.token.create_revision:08x}{snap.revision:08x}{job.record.create_revision:08x}"
+
+
+def find_places(snap: Snapshot, job: JobPicture, avoid: tuple[str, ...] = ()) -> PlacementResult:
+    """A node for every task of the job, or what it waits for. One to `avoid` is taken where no other does."""
+    spec = job.record.value.spec
+    return _with_blocked(snap, _place(spec, offers(snap, Asking(job.name)), _before(job), avoid))
+
+
+def find_place(snap: Snapshot, job: JobPicture, member: str, avoid: tuple[str, ...] = ()) -> PlacementResult:
+    """A node for one task beside all others of its job, which stay where they are; `avoid` as above."""
+    spec, task = job.record.value.spec, job.task(member)
+    role, before = spec.role(task.role), _before(job)
+    alone = TaskId(spec.name, task.role, 0).member
+    home = Before(
+        {alone: before.nodes[member]} if member in before.nodes else {}, {alone: before.gpus.get(member, ())}
+    )
+    only = replace(spec, roles=(replace(role, count=1),))
+    result = _place(only, offers(snap, Asking(job.name, member)), home, avoid)
+    if result.waiting_for:
+        return _with_blocked(snap, result)
+    return PlacementResult({member: result.placements[alone]}, {member: result.gpus[alone]})
+
+
+def _before(job: JobPicture) -> Before:
+    plan = job.plan_in_force
+    placed = plan.value.placements if plan is not None else ()
+    return Before({p.member: p.node for p in placed}, {p.member: p.gpus for p in placed})
+
+
+def _with_blocked(snap: Snapshot, result: PlacementResult) -> PlacementResult:
+    """With what keeps nodes from taking anything, where that may be why there is no room."""
+    blocked = [
+        f"nothing new can start on {node}: {why}" for node in snap.nodes if (why := snap.blocked(node))
+    ]
+    if not result.waiting_for or not blocked:
+        return result
+    return replace(result, waiting_for="; ".join((result.waiting_for, *blocked)))
+
+
+def _place(
+    spec: JobSpec, found: tuple[NodeOffer, ...], before: Before, avoid: tuple[str, ...]
+) -> PlacementResult:
+    others = tuple(offer for offer in found if offer.node not in avoid)
+    result = place(spec, others, before)
+    return place(spec, found, before) if avoid and result.waiting_for else result
+
+
+def offers(snap: Snapshot, asking: Asking) -> tuple[NodeOffer, ...]:
+    """The nodes that may take tasks now, with what is left there beside what `asking` does not give up."""
+    claims = all_claims(snap)
+    nodes, gpus = by_node(claims), by_gpu(claims)
+    return tuple(
+        _offer(snap, asking, name, nodes.get(name, []), gpus)
+        for name, picture in snap.nodes.items()
+        if snap.usable(picture)
+    )
+
+
+def _offer(
+    snap: Snapshot, asking: Asking, node: str, here: list[Claim], gpus: dict[str, list[Claim]]
+) -> NodeOffer:
+    picture = snap.nodes[node]
+    assert picture.incarnation is not None
+    taken = [claim for claim in here if not asking.gives_up(claim)]
+    slots, remark = slots_of(snap, picture, asking, gpus)
+    return NodeOffer(
+        node=node,
+        incarnation=picture.incarnation.value.incarnation,
+        resources=picture.incarnation.value.resources,
+        used_cpus=sum(claim.resources.cpus for claim in taken),
+        used_memory_bytes=sum(claim.resources.memory_bytes for claim in taken),
+        gpus=slots,
+        tasks=len(taken),
+        spares=picture.beat.spares.count(asking.job) if picture.beat is not None else 0,
+        remark=remark,
+    )
+
+
+def _assignments(snap: Snapshot, job: JobPicture, plan: Plan) -> list[Op]:
+    return [
+        put(keys.assignment(p.node, job.task(p.member), plan.plan_id), assignment_of(snap, job, plan, p))
+        for p in plan.placements
+        if (plan.plan_id, p.member) not in job.assignments
+    ]
+
+
+def assignment_of(snap: Snapshot, job: JobPicture, plan: Plan, placement: Placement) -> Assignment:
+    """The first assignment of a task of the plan."""
+    record, ledger = job.record.value, job.switch.value.ledger
+    return replace(
+        bare_assignment(record.spec, record.uuid, plan, placement),
+        restart_count=ledger.program + ledger.infrastructure,
+        avoid_ports=_ports_still_known(snap, job, placement.node),
+        gpu_faults=known_faults(snap, placement.node, placement.gpus),
+    )
+
+
+def bare_assignment(spec: JobSpec, uuid: str, plan: Plan, placement: Placement) -> Assignment:
+    """What of an assignment the job and the plan alone say."""
+    role = spec.role(placement.role)
+    return Assignment(
+        job=spec.name,
+        job_uuid=uuid,
+        role=placement.role,
+        index=placement.index,
+        generation=plan.generation,
+        plan_id=plan.plan_id,
+        node=placement.node,
+        incarnation=placement.incarnation,
+        attempt=1,
+        argv=role.command,
+        workdir=spec.workdir,
+        env=environment_of(spec, role),
+        secrets=secrets_of(spec, role),
+        preload=spec.preload,
+        step_patterns=spec.progress.patterns,
+        checkpoint_uri=spec.checkpoint.uri,
+        checkpoint_patterns=spec.checkpoint.patterns,
+        checkpoint_mode=spec.checkpoint.mode,
+        checkpoint_verify=spec.checkpoint.verify,
+        checkpoint_adopt=spec.checkpoint.adopt,
+        saver=TaskId(spec.name, placement.role, placement.index) == spec.saver,
+        follow=role.follow,
+        outside=role.outside,
+        after=role.after,
+        startup_ms=spec.limits.startup_ms,
+        protocol=spec.protocol,
+        code=spec.code,
+        watch_nan=spec.progress.watch_nan,
+        hold_on_failure_ms=spec.limits.hold_on_failure_ms,
+        output_budget_bytes=spec.limits.output_budget_bytes,
+        keep_work_ms=spec.limits.keep_work_ms,
+        serves=serves(role),
+        yields=waits_for_saver(spec, placement.role, placement.index),
+        container=spec.container,
+        resources=role.resources,
+        gpus=placement.gpus,
+        gpus_shared=bool(placement.gpus) and role.resources.gpu_share > 1,
+        templated=spec.templated,
+    )
+
+
+def serves(role: RoleSpec) -> bool:
+    """Whether its tasks may be killed at any time. An evaluator first judges the last checkpoint."""
+    return role.name in SERVERS - {"evaluator"} if role.serves is None else role.serves
+
+
+def waits_for_saver(spec: JobSpec, role: str, index: int) -> bool:
+    """Whether at the start of a generation a task can only wait until the saver has set up the variables."""
+    replicas = spec.strategy in (Strategy.ASYNC, Strategy.SYNC) and kind_of(spec, role) is RoleKind.TRAINING
+    return replicas and TaskId(spec.name, role, index) != spec.saver
+
+
+def unconfirmed_plans(job: JobPicture) -> frozenset[str]:
+    """Plans of which an attempt may be alive: it knows the addresses of all of its ClusterSpec.
+
+    Right after a flip agents have started what they have not reported yet.
+    """
+    switch = job.switch.value
+    in_force = set() if switch.phase.ended else {switch.plan_id}
+    reported = {held.value.plan_id for held in job.attempts.values() if not held.value.confirmed_dead}
+    return frozenset(in_force | reported)
+
+
+def _ports_still_known(snap: Snapshot, job: JobPicture, node: str) -> tuple[int, ...]:
+    """Ports on `node` that an attempt, of this job or another, which is not confirmed dead may still connect
+    to (rule 6).
+
+    Agents of one machine share its address, and so its ports. On a docker network an address that is free
+    again may be given to a container of any node: all ports.
+    """
+    picture = snap.nodes.get(node)
+    own = picture.incarnation.value.host if picture is not None and picture.incarnation is not None else ""
+    known = {
+        address
+        for each in snap.jobs.values()
+        for where, address in each.once(_known_addresses)
+        if where == node or address.rpartition(":")[0] == own or (_is_networked(job) and _is_networked(each))
+    }
+    known |= {
+        address
+        for left in snap.aside.values()
+        for where, address in left.addresses
+        if where == node or address.rpartition(":")[0] == own or _is_networked(job)
+    }
+    return tuple(sorted(int(address.rpartition(":")[2]) for address in known if ":" in address))
+
+
+def _known_addresses(job: JobPicture) -> frozenset[tuple[str, str]]:
+    """What its attempts that may be alive may connect to: node, where one is told, and address."""
+    unconfirmed = unconfirmed_plans(job)
+    reported = {
+        (held.value.node, held.value.address)
+        for held in job.attempts.values()
+        if held.value.plan_id in unconfirmed or held.value.exit is None
+    }
+    # Those of tasks that never came to start are known, too.
+    told = {
+        ("", address)
+        for plan_id, spec in job.specs.items()
+        if plan_id in unconfirmed
+        for role in (*spec.value.roles, *spec.value.outside)
+        for address in role.addresses
+    }
+    return frozenset(reported | told)
+
+
+def _is_networked(job: JobPicture) -> bool:
+    container = job.record.value.spec.container
+    return container is not None and container.networked
+
+
+def missing_assignments(snap: Snapshot, job: JobPicture, plan: Plan) -> list[Action]:
+    """A large plan needs several transactions; a leader that died in between is made up for here."""
+    ops = _assignments(snap, job, plan)
+    if not ops:
+        return []
+    compare = unchanged(job.plans[plan.plan_id])
+    return [Action("prepare_more", job.name, "", (compare,), fitting(ops))]

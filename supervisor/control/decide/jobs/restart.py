@@ -1,0 +1,73 @@
+"""Restarting one task at its own address within the generation (rule 6)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from supervisor.contract.incident import Cause
+from supervisor.contract.job.spec import Scope
+from supervisor.control.decide.assess.failures import Need
+from supervisor.control.decide.assess.progress import WATCHED
+from supervisor.control.decide.facts.devices import known_faults
+from supervisor.control.decide.facts.standing import Standing, standing
+from supervisor.control.decide.jobs import incidents
+from supervisor.control.decide.jobs.moves import move
+from supervisor.control.decide.plan import Action, put, unchanged
+from supervisor.control.decide.snapshot import JobPicture, Snapshot
+
+OF_GPUS = (Cause.GPU, Cause.PROGRAM_SIGNAL)
+"""What a fault of its GPU restarts a task for."""
+
+
+def in_place(snap: Snapshot, job: JobPicture, need: Need) -> list[Action]:
+    """Ask the task's agent for the next attempt; empty while the old one is not confirmed dead."""
+    plan = job.plan_in_force
+    switch = job.switch.value
+    assert need.scope is Scope.TASK
+    assert plan is not None
+    held = job.assigned(plan.value.plan_id, need.member)
+    if held is None or switch.closing is not None:
+        return []
+    placement = next(p for p in plan.value.placements if p.member == need.member)
+    shunned = placement.node in need.avoid_nodes or snap.blocked(placement.node)
+    away = shunned or standing(snap, placement) is Standing.LOST
+    if away and job.record.value.spec.role(placement.role).follow:
+        return move(snap, job, need)
+    if standing(snap, placement) is not Standing.ALIVE:
+        return []
+    report = job.attempts.get(held.value.attempt_id)
+    dead = report is not None and report.value.confirmed_dead
+    # One that runs needs no death first: the agent ends the old attempt before it starts the next.
+    runs = report is not None and report.value.exit is None and need.cause in {*WATCHED, *OF_GPUS}
+    if not dead and not runs and need.cause is not Cause.OPERATOR:
+        return []
+    if snap.now_ms < need.known_ms + need.verdict.backoff_ms:
+        return []
+    ledger = need.verdict.ledger
+    following = replace(
+        held.value,
+        attempt=held.value.attempt + 1,
+        restart_count=ledger.program + ledger.infrastructure,
+        gpu_faults=known_faults(snap, placement.node, held.value.gpus),
+    )
+    serial = job.intent.value.restart_serial if need.cause is Cause.OPERATOR else switch.restart_serial
+    moved = replace(switch, ledger=ledger, incident=need.incident, restart_serial=serial)
+    return [
+        Action(
+            kind="restart_in_place",
+            job=job.name,
+            text=(
+                f"{need.detail}; {job.task(need.member)} is restarted in place on {placement.node} "
+                f"as attempt {following.attempt} (rule {need.rule}; {need.verdict.reason})"
+            ),
+            compares=(unchanged(job.switch), unchanged(held)),
+            ops=(
+                put(held.key, following),
+                put(job.switch.key, moved),
+                *incidents.opening(
+                    snap, job, need, switch.generation, switch.plan_id, attempt=following.attempt
+                ),
+            ),
+            fields={"task": str(job.task(need.member)), "cause": need.cause.value, "rule": need.rule},
+        )
+    ]

@@ -1,0 +1,141 @@
+"""Launchers in reserve: what each node that could take a task of a running job is told to import beforehand.
+
+A task that moves there then starts warm. The record is inert: it never starts anything, and placement goes by
+what the agents say that they have, not by what they were told.
+"""
+
+from __future__ import annotations
+
+from supervisor.contract import keys
+from supervisor.contract.boundaries import Delete, Op
+from supervisor.contract.desired import JobPhase, Spare
+from supervisor.contract.job.spec import JobSpec, Resources, RoleSpec
+from supervisor.contract.secret import environment_of
+from supervisor.control.decide.assess.failures import MemberState, members
+from supervisor.control.decide.facts.devices import all_slots
+from supervisor.control.decide.nodes.placement import DOCKER, NodeOffer, has_room
+from supervisor.control.decide.plan import Action, fitting, put, unchanged
+from supervisor.control.decide.snapshot import JobPicture, NodePicture, Snapshot
+
+Surroundings = tuple[str, tuple[tuple[str, str], ...], float, int]
+"""What makes two launchers interchangeable within a job: program, environment, a container's limits."""
+
+CALM_MS = 2_000
+"""So long all tasks have run before a node is told to import: what starts needs its processors."""
+
+
+def keep(snap: Snapshot, job: JobPicture) -> list[Action]:
+    """Bring the records of a job's spares in line with its nodes; nothing when they are."""
+    ops: list[Op] = [
+        Delete(held.key) for node, held in job.spares.items() if _over(job, held.value, snap.nodes.get(node))
+    ]
+    # One thing at a time: a transaction may not delete a key and put it.
+    ops = ops or _declined(snap, job)
+    if not ops and job.record.value.spec.preload and _calm(snap, job):
+        ops = _told(snap, job)
+    return [Action("spares", job.name, "", (unchanged(job.switch),), fitting(ops))] if ops else []
+
+
+def _declined(snap: Snapshot, job: JobPicture) -> list[Op]:
+    """What nodes have to be told that take no tasks: a launcher in which one ran may go."""
+    if job.switch.value.phase.ended:
+        return []
+    ops: list[Op] = []
+    for name in [name for name, picture in snap.nodes.items() if _closed(picture)]:
+        held = job.spares.get(name)
+        none = Spare(job.name, job.switch.value.job_uuid, name, "", "", wanted=False)
+        if held is None or held.value != none:
+            ops.append(put(keys.spare(name, job.name), none))
+    return ops
+
+
+def _closed(picture: NodePicture) -> bool:
+    return picture.cordon is not None and picture.incarnation is not None
+
+
+def _told(snap: Snapshot, job: JobPicture) -> list[Op]:
+    """What nodes have to be told that take tasks now."""
+    spec, uuid, ops = job.record.value.spec, job.switch.value.job_uuid, list[Op]()
+    found: dict[object, Surroundings | None] = {}
+    for name, picture in snap.nodes.items():
+        if picture.incarnation is None or not snap.usable(picture):
+            continue
+        resources, held = picture.incarnation.value.resources, job.spares.get(name)
+        # A cluster has few kinds of nodes, and this is asked at every look.
+        slots = all_slots(picture)
+        devices = tuple((slot.name, slot.memory_bytes, slot.index) for slot in slots)
+        kind = (
+            resources.cpus,
+            resources.memory_bytes,
+            resources.runtime,
+            devices,
+            *sorted(resources.labels.items()),
+        )
+        if kind not in found:
+            found[kind] = _shared(spec, NodeOffer(name, "", resources, gpus=slots))
+        best = found[kind]
+        if best is None:
+            ops += [Delete(held.key)] if held is not None else []
+            continue
+        program, env, cpus, memory_bytes = best
+        spare = Spare(
+            job.name,
+            uuid,
+            name,
+            spec.workdir,
+            program,
+            spec.preload,
+            dict(env),
+            spec.code,
+            spec.container,
+            Resources(cpus, memory_bytes),
+            templated=spec.templated,
+        )
+        if held is None or held.value != spare:
+            ops.append(put(keys.spare(name, job.name), spare))
+    return ops
+
+
+def _over(job: JobPicture, spare: Spare, picture: NodePicture | None) -> bool:
+    """Whether a record has nothing to say any more. A short silence is no reason."""
+    if job.switch.value.phase.ended or picture is None or picture.incarnation is None:
+        return True
+    if _closed(picture):
+        return False
+    return not spare.wanted or picture.incarnation.value.incarnation in picture.marks
+
+
+def _calm(snap: Snapshot, job: JobPicture) -> bool:
+    """Nothing of the job starts now, nor is about to."""
+    plan, switch = job.plan_in_force, job.switch.value
+    if plan is None or switch.phase is not JobPhase.RUNNING or job.next_plan is not None:
+        return False
+    for member in members(snap, job, plan.value):
+        if member.state not in (MemberState.RUNNING, MemberState.DONE) or member.report is None:
+            return False
+        if snap.now_ms - member.report.created_ms < CALM_MS:
+            return False
+    return True
+
+
+def _shared(spec: JobSpec, empty: NodeOffer) -> Surroundings | None:
+    """Those that most of the tasks share which this node could take, were it empty; None for no task.
+
+    Whether other jobs leave room for one changes all the time, and an import takes its time. A container's
+    GPUs are fixed when it is made, and nobody knows beforehand which a task would get.
+    """
+    contained = empty.resources.runtime == DOCKER
+    if spec.container is not None and not contained:
+        return None
+    votes: dict[Surroundings, int] = {}
+    for role in spec.roles:
+        bound = contained and role.resources.gpus
+        if not bound and has_room(empty, role.resources):
+            surroundings = _surroundings(spec, role, contained=contained)
+            votes[surroundings] = votes.get(surroundings, 0) + role.count
+    return max(votes, key=lambda each: votes[each], default=None)
+
+
+def _surroundings(spec: JobSpec, role: RoleSpec, *, contained: bool) -> Surroundings:
+    limits = role.resources if contained else Resources()
+    return role.command[0], tuple(environment_of(spec, role).items()), limits.cpus, limits.memory_bytes

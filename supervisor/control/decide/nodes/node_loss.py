@@ -1,0 +1,318 @@
+"""Losing a node (rule 3): from suspicion to a lost mark, from an appeal to its withdrawal, from D to *lost*.
+
+Suspected is who is silent, and who beats but cannot read etcd for longer than a healthy agent ever cannot.
+
+A mark is a declaration, not a proof. What makes it safe to replace a node's tasks is that D has passed on
+this leader's clock since it saw the mark: by then every read that could have let the agent go on is older
+than D. What replaces them turns the mark `final`, after which no appeal is heard, and compares that none has
+come of which this leader does not know: its watch may be late.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from supervisor.contract import keys
+from supervisor.contract.boundaries import Absent, Compare, Op
+from supervisor.contract.desired import Cordon, JobPhase, LostMark, Placement
+from supervisor.contract.observed import AttemptReport, Incarnation
+from supervisor.contract.promise import Taking
+from supervisor.control.decide.facts import promises
+from supervisor.control.decide.facts.standing import appeal_of
+from supervisor.control.decide.nodes import cordons
+from supervisor.control.decide.plan import Action, delete_all, put, unchanged, unchanged_or_absent
+from supervisor.control.decide.snapshot import Held, JobPicture, NodePicture, Snapshot
+
+MARKS_KEPT_MS = 3_600_000
+DISOBEDIENT_AFTER = 2
+
+
+def by_marks(snap: Snapshot, marks: Iterable[Held[LostMark]]) -> tuple[tuple[Compare, ...], tuple[Op, ...]]:
+    """What a transaction compares and writes that takes tasks away by these marks.
+
+    None has been withdrawn or appealed against since this picture, and no appeal is heard from then on.
+    """
+    compares, ops = list[Compare](), list[Op]()
+    for mark in marks:
+        compares.append(unchanged(mark))
+        if not mark.value.final:
+            node, incarnation = mark.value.node, mark.value.incarnation
+            known = snap.nodes[node].appeals.get(incarnation)
+            compares.append(unchanged_or_absent(keys.appeal(node, incarnation), known))
+            ops.append(put(mark.key, replace(mark.value, final=True)))
+    return tuple(compares), tuple(ops)
+
+
+def taking(snap: Snapshot, job: JobPicture, placements: Iterable[Placement]) -> Taking | None:
+    """What a transaction on the job's switch takes away that may be alive; None for nothing."""
+    taken, plan_id = tuple(placements), job.switch.value.plan_id
+    if not taken:
+        return None
+    nodes = tuple(sorted({placement.node for placement in taken}))
+    assigned = (job.assigned(plan_id, placement.member) for placement in taken)
+    attempts = tuple(str(held.value.attempt_id) for held in assigned if held is not None)
+    return Taking(job.name, nodes, attempts, snap.token.create_revision, job.switch.mod_revision)
+
+
+def decide_nodes(snap: Snapshot) -> list[Action]:
+    """Marks, withdrawals and the removal of marks that nothing refers to any more."""
+    actions: list[Action] = []
+    for picture in snap.nodes.values():
+        if picture.node in snap.nodes_aside:
+            continue
+        actions += _mark_suspected(snap, picture)
+        actions += _withdraw(picture)
+        actions += _tell_return(snap, picture)
+        actions += _forget_marks(snap, picture)
+        actions += _lift_cordon(snap, picture)
+    actions += _mark_vanished(snap)
+    actions += _give_up_disobedient(snap)
+    return actions
+
+
+def _mark_suspected(snap: Snapshot, picture: NodePicture) -> list[Action]:
+    held = picture.incarnation
+    if held is None or held.value.incarnation in picture.marks or promises.held_ms(snap, picture.node):
+        return []
+    reason = _suspicion(snap, picture)
+    if not reason:
+        return []
+    # By its revision: a successor overwrites the key, and must not find a mark that came after it.
+    mark = LostMark(picture.node, held.value.incarnation, reason, boot_id=held.value.boot_id)
+    return [_mark(mark, unchanged(held))]
+
+
+def _suspicion(snap: Snapshot, picture: NodePicture) -> str:
+    """Why its agent, alive or not, will not run tasks much longer; empty for no reason to think so."""
+    silence_ms, unread_ms = _silence_ms(snap, picture), snap.unread_ms(picture)
+    if silence_ms >= _patience_ms(snap, picture):
+        return f"no beat for {silence_ms} ms"
+    return f"etcd has not answered it for {unread_ms} ms" if unread_ms else ""
+
+
+def _silence_ms(snap: Snapshot, picture: NodePicture) -> int:
+    """An appeal is a sign of life too, also one of a successor, which cannot beat before it has joined."""
+    return min([snap.silence_ms(picture), *(snap.now_ms - seen_ms for seen_ms in picture.appealed_ms())])
+
+
+def _patience_ms(snap: Snapshot, picture: NodePicture) -> int:
+    """How long a silence is suspicious.
+
+    An agent that has just registered, or that appealed and so is alive but does not reach us, gets D.
+    """
+    if picture.beat is None:
+        return snap.timing.d_ms
+    return snap.timing.d_ms if picture.appealed_ms() else snap.timing.suspect_ms
+
+
+def _mark_vanished(snap: Snapshot) -> list[Action]:
+    """Tasks placed on an incarnation whose key expired, or whose place another has taken."""
+    actions: dict[str, Action] = {}
+    for job in snap.jobs.values():
+        for placement in _placements(job):
+            picture = snap.nodes.get(placement.node)
+            if promises.held_ms(snap, placement.node) or placement.node in snap.nodes_aside:
+                continue
+            if picture is not None:
+                if picture.acts_for(placement.incarnation) or picture.mark_of(placement.incarnation):
+                    continue
+                if picture.incarnation is None and _has_just_appealed(snap, picture, placement.incarnation):
+                    continue
+                holder = picture.incarnation
+            else:
+                holder = None
+            compare = Absent(keys.node(placement.node)) if holder is None else unchanged(holder)
+            reason = "its key is gone" if holder is None else "another incarnation holds its key"
+            key = keys.lost(placement.node, placement.incarnation)
+            actions[key] = _mark(LostMark(placement.node, placement.incarnation, reason), compare)
+    return list(actions.values())
+
+
+def _has_just_appealed(snap: Snapshot, picture: NodePicture, incarnation: str) -> bool:
+    """Its agent is alive, and has D from when its mark is gone: to write its key again, and to obey."""
+    appeal = picture.appeals.get(incarnation)
+    return appeal is not None and snap.now_ms - appeal.seen_ms < snap.timing.d_ms
+
+
+def _mark(mark: LostMark, compare: Compare) -> Action:
+    node, incarnation, reason = mark.node, mark.incarnation, mark.reason
+    key = keys.lost(node, incarnation)
+    return Action(
+        kind="node_suspected",
+        job="",
+        text=f"node {node} is suspected: {reason}; its tasks are left alone until D has passed",
+        compares=(compare, Absent(key)),
+        ops=(put(key, mark),),
+        fields={"node": node, "incarnation": incarnation, "reason": reason},
+    )
+
+
+def _withdraw(picture: NodePicture) -> list[Action]:
+    actions = []
+    for incarnation, mark in picture.marks.items():
+        appeal = appeal_of(picture, mark)
+        if appeal is None:
+            continue
+        who = "its successor" if appeal.value.successor else "it"
+        actions.append(
+            Action(
+                kind="node_cleared",
+                job="",
+                text=f"node {picture.node} is not lost: {who} appealed; nothing was restarted",
+                # Not the appeal: whoever has made it makes it again until it is heard.
+                compares=(unchanged(mark),),
+                ops=delete_all((mark,)),
+                fields={"node": picture.node, "incarnation": incarnation},
+            )
+        )
+    return actions
+
+
+def _tell_return(snap: Snapshot, picture: NodePicture) -> list[Action]:
+    """When a node that was lost registers anew, its boot says whether the machine was lost or the agent."""
+    held = picture.incarnation
+    lost = [mark for mark in picture.marks.values() if mark.value.final and mark.value.boot_id]
+    if held is None or not lost:
+        return []
+    told = {event.value.fields.get("incarnation") for event in snap.events if event.value.kind == "node_back"}
+    actions = []
+    for mark in lost:
+        incarnation = mark.value.incarnation
+        if incarnation in told or picture.acts_for(incarnation):
+            continue
+        same = mark.value.boot_id == held.value.boot_id
+        what = "agent" if same else "machine"
+        why = (
+            "the machine has run all the time, so that only its agent or its link was lost"
+            if same
+            else "the machine was restarted meanwhile"
+        )
+        text = f"node {picture.node} is back: {why}"
+        fields = {"node": picture.node, "incarnation": incarnation, "lost": what}
+        actions.append(Action("node_back", "", text, (unchanged(mark), unchanged(held)), (), fields))
+    return actions
+
+
+def _forget_marks(snap: Snapshot, picture: NodePicture) -> list[Action]:
+    """Drop marks, and answered appeals, that no placement and no unconfirmed attempt refers to."""
+    current = picture.incarnation
+    actions = []
+    for incarnation, mark in picture.marks.items():
+        replaced = current is not None and not picture.acts_for(incarnation)
+        old = current is None and snap.now_ms - mark.created_ms > MARKS_KEPT_MS
+        if (replaced or old) and not _referred(snap, picture.node, incarnation):
+            appeal = picture.appeals.get(incarnation)
+            ops = delete_all((mark,)) + (delete_all((appeal,)) if appeal is not None else ())
+            actions.append(Action("mark_forgotten", "", "", (unchanged(mark),), ops))
+    for incarnation, appeal in picture.appeals.items():
+        answered = incarnation not in picture.marks
+        if answered and snap.now_ms - appeal.seen_ms > snap.timing.d_ms:
+            actions.append(Action("appeal_forgotten", "", "", (unchanged(appeal),), delete_all((appeal,))))
+    return actions
+
+
+def _give_up_disobedient(snap: Snapshot) -> list[Action]:
+    """An agent that beats but has not ended an attempt in time is out of control (rule 10)."""
+    actions: dict[str, Action] = {}
+    for job in snap.jobs.values():
+        # From the switch, which orders the end: its plan may have been prepared long before.
+        # Nor did anybody obey, or say that they had, while etcd was away.
+        ordered_ms = max(job.switch.seen_ms, snap.etcd_since_ms)
+        if snap.now_ms - ordered_ms < _obedience_ms(snap, job):
+            continue
+        for held in job.attempts.values():
+            report = held.value
+            picture = snap.nodes.get(report.node)
+            if picture is None or picture.incarnation is None or report.node in snap.nodes_aside:
+                continue
+            if not _should_have_ended(snap, job, report):
+                continue
+            if _has_just_appealed(snap, picture, report.incarnation):
+                continue
+            mark = picture.mark_of(report.incarnation)
+            if (
+                picture.acts_for(report.incarnation)
+                and mark is None
+                and not promises.held_ms(snap, report.node)
+            ):
+                actions[picture.node] = _give_up(picture, picture.incarnation, held)
+    return list(actions.values())
+
+
+def _obedience_ms(snap: Snapshot, job: JobPicture) -> int:
+    """How long after the switch an attempt may still be reported as running."""
+    given_ms = job.switch.value.save_grace_ms
+    if given_ms and job.switch.value.phase is JobPhase.FINISHING:
+        given_ms += snap.timing.commit_deadline_ms
+    return DISOBEDIENT_AFTER * snap.timing.d_ms + given_ms
+
+
+def _should_have_ended(snap: Snapshot, job: JobPicture, report: AttemptReport) -> bool:
+    """Whether an attempt lives, or may, that the switch does not stand behind.
+
+    One whose launcher is gone and whose processes SIGKILL does not end keeps its successor from starting.
+    """
+    switch = job.switch.value
+    if report.plan_id == switch.plan_id and report.attempt.task.member in switch.held:
+        held_ms = job.record.value.spec.limits.hold_on_failure_ms + DISOBEDIENT_AFTER * snap.timing.d_ms
+        return snap.now_ms - job.switch.seen_ms > held_ms
+    wanted = switch.phase is JobPhase.RUNNING and report.generation >= switch.generation
+    return not report.confirmed_dead and not wanted
+
+
+def _give_up(picture: NodePicture, holder: Held[Incarnation], ignored: Held[AttemptReport]) -> Action:
+    attempt = str(ignored.value.attempt)
+    reason = f"it did not end {attempt} when it should have"
+    node, incarnation = picture.node, holder.value.incarnation
+    mark = LostMark(node, incarnation, reason, final=True)
+    cordon = Cordon(node, reason, incarnation)
+    # An operator's stays, and outlives the restart of the agent.
+    ours = picture.cordon is None or not picture.cordon.value.by_operator
+    return Action(
+        kind="node_cordoned",
+        job="",
+        text=f"node {node} is given up and cordoned: {reason}; restart its agent to get it back",
+        compares=(
+            unchanged(holder),
+            unchanged(ignored),
+            Absent(keys.lost(node, incarnation)),
+            unchanged_or_absent(keys.cordon(node), picture.cordon),
+        ),
+        ops=(put(keys.lost(node, incarnation), mark), *([put(keys.cordon(node), cordon)] if ours else [])),
+        fields={"node": node, "incarnation": incarnation, "attempt": attempt},
+    )
+
+
+def _lift_cordon(snap: Snapshot, picture: NodePicture) -> list[Action]:
+    cordon = picture.cordon
+    if cordon is not None and 0 < cordon.value.cooldown_ms <= snap.now_ms - cordon.seen_ms:
+        # From when this leader first saw it: one that takes over waits again.
+        text = f"node {picture.node} is tried again: {cordon.value.cooldown_ms} ms have passed"
+        return [cordons.lift(cordon, text)]
+    if cordon is None or not cordon.value.incarnation or picture.incarnation is None:
+        return []
+    if picture.acts_for(cordon.value.incarnation):
+        return []
+    text = f"node {picture.node} is back: its new agent has killed all that the old one left"
+    return [cordons.lift(cordon, text, unchanged(picture.incarnation))]
+
+
+def _placements(job: JobPicture) -> tuple[Placement, ...]:
+    plan = job.plan_in_force
+    if plan is None or job.switch.value.phase.ended:
+        return ()
+    return plan.value.placements
+
+
+def _referred(snap: Snapshot, node: str, incarnation: str) -> bool:
+    if snap.aside:
+        return True  # what such a job refers to is not known
+    for job in snap.jobs.values():
+        if any(p.node == node and p.incarnation == incarnation for p in _placements(job)):
+            return True
+        for held in job.attempts.values():
+            report = held.value
+            if report.node == node and report.incarnation == incarnation:
+                return True
+    return False

@@ -1,0 +1,185 @@
+"""One frozen picture in, the next transactions out. Level-triggered: same picture, same answer."""
+
+from __future__ import annotations
+
+from supervisor.contract.containment import contained
+from supervisor.contract.desired import JobPhase
+from supervisor.contract.incident import Cause
+from supervisor.contract.job.spec import Scope
+from supervisor.control.decide import invariants, parking
+from supervisor.control.decide.assess import progress
+from supervisor.control.decide.assess.completion import CompletionState
+from supervisor.control.decide.assess.failures import Need, find_need, lost_follower
+from supervisor.control.decide.checkpoints import advice, notices, quarantine, saving, seen_saver
+from supervisor.control.decide.facts import claims, cluster_time, delays
+from supervisor.control.decide.jobs import (
+    base_checkpoint,
+    code_gc,
+    deletion,
+    failing,
+    generation,
+    incidents,
+    lifecycle,
+    moves,
+    restart,
+    spares,
+)
+from supervisor.control.decide.jobs.prepare import find_places
+from supervisor.control.decide.nodes import cordons, drain, gpu_faults
+from supervisor.control.decide.nodes.node_loss import decide_nodes
+from supervisor.control.decide.plan import Action, Decision
+from supervisor.control.decide.snapshot import JobPicture, Snapshot
+
+_PATIENT = frozenset({Cause.DRAINED, Cause.GPU})
+"""Who needs a move for these runs on until there is room, for days maybe."""
+
+
+def reconcile(snap: Snapshot) -> tuple[Decision, ...]:
+    """All that is to be done now. At most one step per job: the next look sees its outcome.
+
+    Jobs and nodes whose rules raise are left aside, and all others are decided on without them. One that is
+    alone with that is parked.
+
+    Raises InvariantBroken when what all jobs have together cannot be right, and errors that are about no job
+    and no node.
+    """
+    met: list[parking.Met] = []
+    left = snap
+    while True:
+        errors: list[Exception] = []
+        with contained(errors.append):
+            parked = parking.park_alone(snap, met)
+            return (*parked, *parking.tell(left, parked), *_look(left))
+        one, left = parking.leave(left, errors[0])
+        met.append(one)
+
+
+def _look(snap: Snapshot) -> list[Decision]:
+    invariants.check(snap)
+    decisions: list[Decision] = [
+        *decide_nodes(snap),
+        *gpu_faults.decide(snap),
+        *code_gc.tidy(snap),
+        *incidents.forget_events(snap),
+        *cluster_time.tick(snap),
+        *deletion.sweep(snap),
+    ]
+    # What was submitted first is placed first, whoever leads.
+    for job in sorted(snap.jobs.values(), key=lambda job: job.record.create_revision):
+        if deletion.due(job):
+            decisions += deletion.decide(snap, job)
+            continue
+        if job.switch.value.parked is not None:
+            continue
+        invariants.check_job(snap, job)
+        step = _step(snap, job)
+        decisions += step or _housekeeping(snap, job)
+        for plan in [action.places for action in step if action.places is not None]:
+            snap = claims.with_plan(snap, plan)
+    return decisions
+
+
+def _step(snap: Snapshot, job: JobPicture) -> list[Action]:
+    """What moves the job itself."""
+    phase = job.switch.value.phase
+    if phase.ended:
+        return _start(snap, job) if lifecycle.wants_start(job) else []
+    if phase in (JobPhase.FINISHING, JobPhase.STOPPING):
+        return lifecycle.end(snap, job)
+    if lifecycle.wants_stop(job):
+        return [lifecycle.stop(job)]
+    done = lifecycle.judge_completion(snap, job) if phase is JobPhase.RUNNING else None
+    if done is not None and done.state is CompletionState.DONE:
+        return [lifecycle.finish(job, done)]
+    need = _need(snap, job)
+    if need is not None and done is not None and done.chief_done:
+        need = None
+    return _answer(snap, job, need)
+
+
+def _start(snap: Snapshot, job: JobPicture) -> list[Action]:
+    """Neither a plan nor an incident of what has ended is to be the next run's."""
+    left = [*incidents.follow_up(snap, job), *job.once(generation.settle)]
+    return left or [lifecycle.begin_again(job)]
+
+
+def _need(snap: Snapshot, job: JobPicture) -> Need | None:
+    return (
+        progress.wall_time(snap, job)
+        or find_need(snap, job)
+        or progress.find(snap, job)
+        or gpu_faults.find(snap, job)
+        or drain.find(snap, job)
+    )
+
+
+def _answer(snap: Snapshot, job: JobPicture, need: Need | None) -> list[Action]:
+    plan = job.next_plan
+    if need is None:
+        if plan is not None:
+            return [generation.abandon(job, plan, "what it was for has passed")]
+        return _move(snap, job) or incidents.lapse(snap, job)
+    judged = quarantine.act_on(job, need.bad_base) if need.bad_base is not None else []
+    if need.bad_node is not None:
+        judged += cordons.act_on(snap, job, need.bad_node)
+    if judged:
+        return judged[:1]
+    if not need.verdict.allowed:
+        failed = failing.fail(snap, job, need, need.verdict.reason)
+        return [quarantine.with_acquittal(job, failed, need.bad_base)]
+    if need.scope is Scope.TASK and job.switch.value.closing is None:
+        steps = restart.in_place(snap, job, need)
+    else:
+        # Once the switch is closed the flip is milliseconds away, and restarts a task that failed meanwhile.
+        steps = generation.advance(snap, job, need)
+    if not steps and plan is None and need.cause in _PATIENT:
+        return _move(snap, job)
+    return steps
+
+
+def _move(snap: Snapshot, job: JobPicture) -> list[Action]:
+    """What a follower that is lost needs, whose loss is nobody else's."""
+    alone = lost_follower(snap, job)
+    return moves.move(snap, job, alone) if alone is not None else []
+
+
+def _housekeeping(snap: Snapshot, job: JobPicture) -> list[Decision]:
+    stacks = progress.stacks(job)
+    if stacks:
+        return list[Decision](stacks)
+    return [
+        *incidents.follow_up(snap, job),
+        *job.once(moves.publish),
+        *job.once(generation.settle),
+        *lifecycle.tidy(snap, job),
+        *job.once(failing.release),
+        *spares.keep(snap, job),
+        *progress.suspicions(snap, job),
+        *seen_saver.follow(snap, job),
+        *saving.tell(snap, job),
+        *advice.tell(snap, job),
+        *delays.tell(snap, job),
+        *notices.tell(snap, job),
+        *progress.clock(snap, job),
+    ]
+
+
+def waiting_for(snap: Snapshot, job: JobPicture) -> str:
+    """What a job that is not running waits for, for `status`; empty when for nothing."""
+    if deletion.due(job):
+        return deletion.waiting_for(snap, job)
+    if job.switch.value.phase in (JobPhase.FINISHING, JobPhase.STOPPING):
+        left = saving.uncommitted(snap, job)
+        return f"the commit of its last checkpoint, {left}" if left else ""
+    if job.switch.value.phase not in (JobPhase.WAITING, JobPhase.RUNNING):
+        return ""
+    need = _need(snap, job)
+    if need is None or need.scope is Scope.TASK:
+        return delays.in_force(job)
+    plan = job.next_plan
+    if plan is None:
+        return find_places(snap, job).waiting_for
+    closing = job.switch.value.closing
+    if closing is not None and closing.plan_id == plan.value.plan_id:
+        return base_checkpoint.unstaged_reason(snap, job, plan.value, closing)
+    return generation.waiting_for(snap, job, plan.value, need)

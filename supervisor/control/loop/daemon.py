@@ -1,0 +1,553 @@
+"""The supervisor daemon: inbox -> reconcile -> apply, on one asyncio loop.
+
+Followers fold the same changes and hear the same beats as the leader, so that taking over costs nothing
+but the election; they decide nothing. All that matters is in etcd: a new leader goes on from there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, field
+
+from recovery.stores.allowed import ANYWHERE, AllowedStores
+from supervisor.adapters.etcd.election import Election
+from supervisor.adapters.etcd.mirror import Mirror, MirrorUpdate
+from supervisor.adapters.secret_sources import SecretSources
+from supervisor.contract import codec, keys
+from supervisor.contract.boundaries import Absent, CheckpointStore, Clock, Coordination, Get, Op, Sink
+from supervisor.contract.containment import told
+from supervisor.contract.desired import ClusterRecord, LeaderRecord, LeaderToken, LostMark
+from supervisor.contract.errors import (
+    CoordinationFull,
+    Fenced,
+    TfSupervisorError,
+    Unreachable,
+    UserError,
+    first_of,
+)
+from supervisor.contract.observed import MOST_NOTICES, Beat, Incarnation
+from supervisor.contract.promise import PromiseAnswer, PromiseRequest, Taking
+from supervisor.contract.timing import Timing
+from supervisor.control.decide import parking
+from supervisor.control.decide.facts.cluster_time import ages
+from supervisor.control.decide.plan import Action, DeleteFiles, put, unchanged
+from supervisor.control.decide.reconcile import reconcile
+from supervisor.control.decide.set_aside import Left
+from supervisor.control.decide.snapshot import MAX_BEATS, MAX_KEY, BeatSeen, Snapshot, View
+from supervisor.control.loop.apply import Applied, Applier
+from supervisor.control.loop.etcd_identity import HighWater, MarkFile
+from supervisor.control.loop.promise_log import Promiser, Surroundings, Terms, WordFile
+from supervisor.control.loop.sweep import Sweeper
+from supervisor.control.services.jobs import Desk
+
+MAX_BATCH = 1000
+SAY_AGAIN_MS = 60_000
+MOST_TOLD = 100
+"""Jobs of which it is remembered what was said of them."""
+LEFT_MS = 60_000
+"""A job or node of which an action meets an error, and that is not parked, is looked at again then."""
+
+
+@dataclass(frozen=True, slots=True)
+class ControlSettings:
+    """What a supervisor must be told.
+
+    Attributes:
+        address: where its API and link are reached.
+        stores: where new jobs may have their checkpoints.
+        secrets: those that new jobs may name.
+    """
+
+    supervisor: str
+    cluster: str
+    address: str
+    pid: int
+    timing: Timing
+    terms: Terms = field(default_factory=Terms)
+    stores: AllowedStores = ANYWHERE
+    secrets: SecretSources = field(default_factory=SecretSources)
+
+
+@dataclass(frozen=True, slots=True)
+class StateFiles:
+    """What of a supervisor outlives it. None: nothing does."""
+
+    word: WordFile | None = None
+    mark: MarkFile | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Elected:
+    """This supervisor leads from now on, under `token`."""
+
+    token: LeaderToken
+
+
+@dataclass(frozen=True, slots=True)
+class Deposed:
+    """This supervisor leads no more."""
+
+
+@dataclass(frozen=True, slots=True)
+class BeatArrived:
+    """A beat of this life waits to be taken in."""
+
+    node: str
+    incarnation: str
+
+
+Message = MirrorUpdate | Elected | Deposed | BeatArrived
+
+
+class ControlDaemon:
+    """One supervisor. `run` returns when cancelled, and raises what its keeper must restart it for."""
+
+    def __init__(
+        self,
+        settings: ControlSettings,
+        coordination: Coordination,
+        open_store: Callable[[str], CheckpointStore],
+        clock: Clock,
+        sink: Sink,
+        new_id: Callable[[], str],
+        files: StateFiles = StateFiles(),
+    ) -> None:
+        self._settings = settings
+        self._coordination = coordination
+        self._open_store = open_store
+        self._clock = clock
+        self._sink = sink
+        self._new_id = new_id
+        self._cluster = ""
+        self._inbox: asyncio.Queue[Message] = asyncio.Queue()
+        self._beats: dict[tuple[str, str], Beat] = {}
+        """Those that wait to be taken in, by node and life."""
+        self._refused_until_ms = 0
+        self._view = View()
+        self._since_ms = clock.now_ms()
+        self._turned_ms = self._since_ms
+        self._etcd_since_ms = self._since_ms
+        self._due_ms = self._since_ms
+        self._decided: Snapshot | None = None
+        self._token: LeaderToken | None = None
+        self._applier: Applier | None = None
+        self._deletions: set[asyncio.Task[None]] = set()
+        self._promiser = Promiser(
+            settings.supervisor, settings.terms, settings.timing.d_ms, files.word, clock, sink
+        )
+        self._sweeper = Sweeper(coordination, open_store, clock, sink)
+        record = LeaderRecord(settings.supervisor, settings.address, settings.pid)
+        self._election = Election(
+            coordination, keys.LEADER, codec.encode(record), settings.timing.leader_lease_s, clock, sink
+        )
+        self._mirror = Mirror(coordination, "", self._inbox.put_nowait, clock, sink)
+        self._high_water = HighWater(files.mark, self._mirror, sink)
+        self._looked_back = False
+        self._left: dict[tuple[str, str], tuple[int, Left]] = {}
+        """Jobs and nodes that were not parked: until when this supervisor leaves each alone, and why."""
+        self._told_unreadable: set[str] = set()
+        self._told_broken: dict[str, str] = {}
+        self.desk = Desk(
+            coordination,
+            open_store,
+            clock,
+            new_id,
+            self._leader,
+            self._glance,
+            self._event,
+            settings.stores,
+        )
+        self.desk.secrets = settings.secrets
+        self.desk.broken = self._say_broken
+
+    async def run(self) -> None:
+        """Watch, campaign and decide until cancelled. Raises the error of our tree that ended one of them."""
+        self._promiser.open()
+        self._high_water.open()
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._high_water.keep())
+                group.create_task(self._mirror.run())
+                group.create_task(self._campaign())
+                group.create_task(self._decide_for_ever())
+        except BaseExceptionGroup as group:
+            ours = group.subgroup(TfSupervisorError)
+            if ours is None:
+                raise
+            raise first_of(ours) from group
+
+    async def hand_over(self) -> None:
+        """Stop leading at once, so that another supervisor need not wait for the lease to run out."""
+        self._token = None
+        await self._election.resign()
+
+    def on_beat(self, beat: Beat) -> None:
+        """Take an agent's beat into the inbox."""
+        life = beat.node, beat.incarnation
+        # Each tells all: of a life whose last beat is not taken in yet the newest counts.
+        if life not in self._beats:
+            if len(self._beats) >= MAX_BEATS:
+                self._say_refused(beat)
+                return
+            self._inbox.put_nowait(BeatArrived(*life))
+        self._beats[life] = beat
+
+    def _say_refused(self, beat: Beat) -> None:
+        now_ms = self._clock.now_ms()
+        if now_ms >= self._refused_until_ms:
+            self._refused_until_ms = now_ms + SAY_AGAIN_MS
+            self._sink.warning("beats of too many lives wait; one is refused", node=beat.node, most=MAX_BEATS)
+
+    async def on_promise(self, request: PromiseRequest) -> PromiseAnswer:
+        """Promise to leave an agent alone that etcd does not answer, or say why not (rule 11)."""
+        return await self._promiser.answer(request, Surroundings(self._etcd_answers, self._is_marked))
+
+    def promised(self) -> str:
+        """Whom this supervisor has promised that, for people; empty for nobody."""
+        return self._promiser.told()
+
+    async def _etcd_answers(self) -> bool:
+        try:
+            await self._coordination.txn((), [Get(keys.CLUSTER)])
+        except (Unreachable, CoordinationFull):
+            return False
+        return True
+
+    def _is_marked(self, node: str, incarnation: str) -> bool:
+        holder = self._view.get(Incarnation, keys.node(node))
+        lives = {incarnation}
+        if holder is not None and holder.value.acts_for(incarnation):
+            lives |= {holder.value.incarnation, *holder.value.succeeds}
+        return any(self._view.get(LostMark, keys.lost(node, life)) is not None for life in lives)
+
+    def _leader(self) -> LeaderRecord | None:
+        held = self._view.get(LeaderRecord, keys.LEADER)
+        return held.value if held is not None else None
+
+    def _event(self, action: Action) -> tuple[Op, ...]:
+        """What tells of an operator's action, numbered among the leader's own."""
+        return self._applier.event(action) if self._applier is not None else ()
+
+    def _picture(self) -> Snapshot | None:
+        """The present picture, if this supervisor leads and has caught up with its own election."""
+        if self._token is None or self._view.revision < self._token.create_revision:
+            return None
+        timing = self._settings.timing
+        picture = self._view.snapshot(
+            self._clock.now_ms(),
+            self._clock.wall_ms(),
+            self._since_ms,
+            self._token,
+            timing,
+            self._etcd_since_ms,
+            self._promiser.word,
+        )
+        for (job, node), (until_ms, why) in list(self._left.items()):
+            subject = picture.jobs.get(job) or picture.nodes.get(node)
+            if subject is not None and picture.now_ms < until_ms:
+                picture = parking.without(picture, subject, why)
+            else:
+                del self._left[job, node]
+        return picture
+
+    def _glance(self) -> Snapshot | None:
+        """What was decided on last, while that is a tick old at most and only beats have come since.
+
+        The answer to each beat of each node needs a picture, and what is derived from it.
+        """
+        last = self._decided
+        if last is not None and self._clock.now_ms() - last.now_ms < self._settings.timing.tick_ms:
+            known = (last.token, last.revision, last.word)
+            if known == (self._token, self._view.revision, self._promiser.word):
+                return last
+        return self._picture()
+
+    async def _campaign(self) -> None:
+        while True:
+            token = await self._election.campaign()
+            self._inbox.put_nowait(Elected(token))
+            await self._election.wait_lost()
+            self._inbox.put_nowait(Deposed())
+
+    async def _decide_for_ever(self) -> None:
+        while True:
+            batch = await self._next_batch()
+            self._fold(batch)
+            if not await self._has_looked_back():
+                continue
+            self._raise_faults()
+            self._notice_stall()
+            if not self._due(batch):
+                continue
+            self._settle_promises()
+            self._decided = picture = self._picture()
+            if picture is not None and self._caught_up():
+                await self._decide(picture)
+
+    async def _has_looked_back(self) -> bool:
+        """Whether etcd holds what an earlier life of this supervisor saw: nothing is decided before."""
+        if not self._looked_back and self._cluster:
+            try:
+                await self._high_water.check(self._cluster, self._coordination)
+            except Unreachable:
+                await asyncio.sleep(self._settings.timing.tick_ms / 1000)
+                return False
+            self._looked_back = True
+        return True
+
+    def _due(self, batch: list[Message]) -> bool:
+        """Beats alone do not hurry a decision: of a thousand nodes they never cease."""
+        now_ms = self._clock.now_ms()
+        if now_ms < self._due_ms and all(isinstance(message, BeatArrived) for message in batch):
+            return False
+        self._due_ms = now_ms + self._settings.timing.tick_ms
+        return True
+
+    def _settle_promises(self) -> None:
+        """A follower too: what it has promised counts whenever it leads."""
+        # Before the first list is folded in, a picture without jobs and leader would show all to be over.
+        if not self._view.revision or not self._promiser.unsettled:
+            return
+        leader = self._view.get(LeaderRecord, keys.LEADER)
+        created = leader.create_revision if leader is not None else 0
+        now_ms, wall_ms = self._clock.now_ms(), self._clock.wall_ms()
+        token = LeaderToken(keys.LEADER, created)
+        picture = self._view.snapshot(now_ms, wall_ms, self._since_ms, token, self._settings.timing)
+        earlier = leader is not None and leader.value.supervisor == self._settings.supervisor
+        leads = self._token is not None and self._token.create_revision == created
+        self._promiser.settle(picture, self._say_broken, earlier_leads=earlier and not leads)
+
+    def _notice_stall(self) -> None:
+        """After this process was frozen, or etcd away, what has not been heard proves nothing."""
+        now_ms = self._clock.now_ms()
+        if now_ms - self._turned_ms > self._settings.timing.suspect_ms // 2:
+            self._since_ms = now_ms
+        self._turned_ms = now_ms
+        alive_ms = self._mirror.last_alive_ms
+        if alive_ms is None or now_ms - alive_ms > self._settings.timing.d_ms // 2:
+            self._etcd_since_ms = now_ms
+
+    async def _next_batch(self) -> list[Message]:
+        """Everything in the inbox; waits for something to be there, but not past the next tick."""
+        batch: list[Message] = []
+        try:
+            async with asyncio.timeout((self._due_ms - self._clock.now_ms()) / 1000):
+                batch.append(await self._inbox.get())
+        except TimeoutError:
+            return batch
+        while not self._inbox.empty() and len(batch) < MAX_BATCH:
+            batch.append(self._inbox.get_nowait())
+        return batch
+
+    def _fold(self, batch: list[Message]) -> None:
+        now_ms = self._clock.now_ms()
+        for message in batch:
+            match message:
+                case MirrorUpdate():
+                    self._view.apply(message.changes, message.revision, now_ms)
+                    self._tell_unreadable()
+                    self._know_cluster(message)
+                case BeatArrived():
+                    beat = self._beats.pop((message.node, message.incarnation))
+                    tasks = {task.attempt: task for task in beat.tasks}
+                    savers = {saver.job: saver for saver in beat.savers}
+                    gpus = {gpu.uuid: gpu for gpu in beat.gpus}
+                    free = beat.released >= beat.asked
+                    seen = BeatSeen(
+                        now_ms,
+                        tasks,
+                        savers,
+                        beat.spares,
+                        gpus,
+                        free,
+                        beat.unread_ms,
+                        beat.blocked,
+                        beat.notices[:MOST_NOTICES],
+                    )
+                    self._view.beat(beat.node, beat.incarnation, seen)
+                    self._promiser.released(beat.node, beat.incarnation, beat.asked, beat.released)
+                case Elected():
+                    self._take_over(message.token)
+                case Deposed():
+                    self._step_down("its lease ran out, or it handed over")
+
+    def _take_over(self, token: LeaderToken) -> None:
+        self._token = token
+        self._applier = None
+        self._sink.info(
+            "this supervisor leads; it goes on from what etcd holds",
+            supervisor=self._settings.supervisor,
+            leader_token=token.create_revision,
+        )
+
+    def _step_down(self, why: str) -> None:
+        if self._token is not None:
+            self._sink.warning(
+                "this supervisor no longer leads; it follows",
+                supervisor=self._settings.supervisor,
+                leader_token=self._token.create_revision,
+                why=why,
+            )
+        self._token = None
+        self._applier = None
+
+    def _caught_up(self) -> bool:
+        """Whether the mirror shows our own last write: deciding on an older picture would repeat it."""
+        return self._applier is None or self._view.revision >= self._applier.revision
+
+    async def _decide(self, picture: Snapshot) -> None:
+        if self._applier is None:
+            self._applier = Applier(
+                picture.token,
+                self._coordination,
+                self._open_store,
+                self._clock,
+                self._sink,
+                self._view.last_event_serial() + 1,
+                self._may_take,
+            )
+        applier = self._applier
+        decisions = reconcile(picture)
+        try:
+            await self._fix_cluster(applier)
+            outcomes = await applier.run_all([each for each in decisions if isinstance(each, Action)])
+            await self._park_broken(applier, picture)
+        except Fenced as error:
+            self._step_down(str(error))
+            return
+        if Applied.UNKNOWN in outcomes:
+            await asyncio.sleep(self._settings.timing.tick_ms / 1000)
+        for decision in decisions:
+            if isinstance(decision, DeleteFiles):
+                self._delete(applier, decision)
+        for job in picture.jobs.values():
+            if job.switch.value.parked is None and self._sweeper.due(job):
+                spec, uuid = job.record.value.spec, job.switch.value.job_uuid
+                uri, known = spec.checkpoint.uri, ages(picture)
+                self._sweeper.keep({each.switch.value.job_uuid for each in picture.jobs.values()})
+                self._begin(self._sweeper.sweep(picture.token, job.name, uuid, uri, known))
+                break
+
+    async def _park_broken(self, applier: Applier, picture: Snapshot) -> None:
+        """Park the only job or node of which an action met an unexpected error; those that are not parked
+        are left alone for a while.
+
+        Raises the error of an action that is about no job and no node.
+        """
+        broken, applier.broken = applier.broken, []
+        met: dict[tuple[str, str], parking.Met] = {}
+        for action, error in broken:
+            job, node = about = action.job, "" if action.job else action.fields.get("node", "")
+            text = "an action met an unexpected error"
+            self._sink.error(text, what=action.kind, job=job, node=node, error=told(error))
+            subject = picture.jobs.get(job) or picture.nodes.get(node)
+            if subject is not None:
+                met.setdefault(about, parking.Met(subject, error))
+            elif about == ("", ""):
+                raise error
+        tried = any(action.kind in (parking.JOB_PARKED, parking.NODE_PARKED) for action, _error in broken)
+        for park in [] if tried else parking.park_alone(picture, list(met.values())):
+            if await applier.run(park) is not Applied.BROKEN:
+                met.clear()
+            applier.broken = [each for each in applier.broken if each[0] is not park]
+        for about, each in met.items():
+            self._left[about] = picture.now_ms + LEFT_MS, parking.why_of(each.error)
+            text = "nothing is decided about this job or node for a minute"
+            self._sink.error(text, job=about[0], node=about[1])
+
+    def _say_broken(self, job: str, error: Exception) -> None:
+        """An error met while something beside decisions was found out about a job; said once."""
+        why = told(error)
+        if self._told_broken.pop(job, "") != why:
+            text = "an unexpected error about a job; what was to be found out is left out"
+            self._sink.error(text, job=job, error=why)
+        self._told_broken[job] = why
+        if len(self._told_broken) > MOST_TOLD:
+            del self._told_broken[next(iter(self._told_broken))]
+
+    def _tell_unreadable(self) -> None:
+        """Say once of each record that it cannot be read."""
+        for key, why in self._view.unreadable.items():
+            if key not in self._told_unreadable:
+                self._sink.error(
+                    "a record in etcd is left alone, with the job or node that it is about",
+                    key=key[:MAX_KEY],
+                    reason=why,
+                )
+        self._told_unreadable = set(self._view.unreadable)
+
+    async def _may_take(self, taking: Taking) -> bool:
+        picture = self._picture()
+        return picture is not None and await self._promiser.take(picture, taking)
+
+    async def _fix_cluster(self, applier: Applier) -> None:
+        """The first leader of a cluster fixes its D, and who promises for how long (rule 11)."""
+        self._check_cluster()
+        held = self._view.get(ClusterRecord, keys.CLUSTER)
+        known = held.value.uuid if held is not None else ""
+        own = self._own_cluster(known or self._cluster or self._new_id())
+        text = f"cluster {own.cluster} runs with D = {own.d_ms} ms (profile {own.profile})"
+        if own.promise_ms:
+            text += f"; without etcd for up to {own.promise_ms} ms, as {', '.join(own.supervisors)} promise"
+        if held is None:
+            action = Action("cluster", "", text, (Absent(keys.CLUSTER),), (put(keys.CLUSTER, own),))
+            if await applier.run(action) is Applied.DONE:
+                self._promiser.first_of_all()
+        elif not known or (own.promise_ms and not held.value.promise_ms):
+            # An earlier release's; or from no promises to some: nobody has asked for any yet.
+            await applier.run(Action("cluster", "", text, (unchanged(held),), (put(keys.CLUSTER, own),)))
+
+    def _own_cluster(self, uuid: str = "") -> ClusterRecord:
+        settings, terms = self._settings, self._settings.terms
+        supervisors = tuple(sorted(terms.supervisors)) if terms.promise_ms else ()
+        timing = settings.timing
+        return ClusterRecord(
+            settings.cluster, timing.profile, timing.d_ms, terms.promise_ms, supervisors, uuid
+        )
+
+    def _know_cluster(self, update: MirrorUpdate) -> None:
+        """What this process holds may be of a cluster that is gone, or etcd may be behind what was decided.
+
+        Raises Fenced when etcd was begun anew; UserError when an old snapshot of it was restored.
+        """
+        held = self._view.get(ClusterRecord, keys.CLUSTER)
+        uuid = held.value.uuid if held is not None else ""
+        if self._cluster and (held is None or uuid not in {"", self._cluster}):
+            raise Fenced(
+                "etcd holds no record of the cluster that this supervisor has served, or another's: it was "
+                "begun anew. Started again, this supervisor goes on from what etcd holds now"
+            )
+        self._cluster = uuid or self._cluster
+        if self._cluster:
+            self._high_water.rise(self._cluster, update)
+
+    def _check_cluster(self) -> None:
+        held = self._view.get(ClusterRecord, keys.CLUSTER)
+        if held is None:
+            return
+        record, own = held.value, self._own_cluster()
+        if record.d_ms != own.d_ms:
+            raise UserError(
+                f"this supervisor is configured with D = {own.d_ms} ms (profile {own.profile}), but the "
+                f"cluster runs with {record.d_ms} ms (profile {record.profile}): make them equal"
+            )
+        if record.promise_ms and (record.promise_ms, record.supervisors) != (own.promise_ms, own.supervisors):
+            raise UserError(
+                f"this supervisor is configured with promise_for = {own.promise_ms} ms of "
+                f"{', '.join(own.supervisors) or 'nobody'}, but the cluster runs with {record.promise_ms} ms "
+                f"of {', '.join(record.supervisors)}: make them equal, or see docs/etcd-outage.md"
+            )
+
+    def _delete(self, applier: Applier, decision: DeleteFiles) -> None:
+        if not applier.is_deleting(decision.key):
+            self._begin(applier.delete_files(decision))
+
+    def _begin(self, work: Coroutine[None, None, None]) -> None:
+        self._deletions.add(asyncio.create_task(work))
+
+    def _raise_faults(self) -> None:
+        """Work in the background deals with errors of our tree itself: any other is a bug, and ends this."""
+        for task in [each for each in self._deletions if each.done()]:
+            self._deletions.discard(task)
+            task.result()

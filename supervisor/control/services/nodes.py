@@ -1,0 +1,102 @@
+"""What operators ask about nodes and their GPUs: to keep tasks away, and to let them come again."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+
+from supervisor.contract import keys
+from supervisor.contract.desired import Cordon, GpuQuarantine
+from supervisor.contract.errors import NotFound, UserError
+from supervisor.contract.ids import check_name
+from supervisor.contract.views.nodes import CordonRequest, NodeAnswer, UncordonRequest
+from supervisor.control.decide.facts.devices import find_gpu, quarantines_of
+from supervisor.control.decide.nodes import cordons
+from supervisor.control.decide.plan import Action, put, unchanged, unchanged_or_absent
+from supervisor.control.decide.snapshot import Held, NodePicture, Snapshot
+
+MAX_REASON = 1000
+BY_AN_OPERATOR = "an operator asked for it"
+
+
+class Warden:
+    """Serves the API for the leader's desk.
+
+    Args:
+        leading: the present picture; raises Unreachable while this supervisor follows.
+        run: one transaction under the leader token; raises Conflict when a compare fails.
+    """
+
+    def __init__(self, leading: Callable[[], Snapshot], run: Callable[[Action], Awaitable[None]]) -> None:
+        self._leading = leading
+        self._run = run
+
+    async def cordon(self, request: CordonRequest) -> NodeAnswer:
+        """Give a node no new task; with `drain`, move away those that it has.
+
+        An operator's cordon takes the place of one of the leader's, and stays until an operator lifts it.
+        Raises NotFound, and UserError for a reason that is too long.
+        """
+        picture = self._node(request.node)
+        if len(request.reason) > MAX_REASON:
+            raise UserError(
+                f"the reason has {len(request.reason)} characters; at most {MAX_REASON} are allowed"
+            )
+        held, node = picture.cordon, picture.node
+        before = held.value if held is not None else None
+        reason = request.reason or (before.reason if before is not None else BY_AN_OPERATOR)
+        wanted = Cordon(node, reason, drain=request.drain or (before is not None and before.drain))
+        word = "drained" if wanted.drain else "cordoned"
+        if before == wanted:
+            return NodeAnswer(node, f"it is {word} already: {reason}")
+        key = keys.cordon(node)
+        text = f"node {node} is {word}: {reason}"
+        compares = (unchanged_or_absent(key, held),)
+        fields = {"node": node, "reason": reason}
+        await self._run(Action(f"node_{word}", "", text, compares, (put(key, wanted),), fields))
+        tasks = "its tasks move away when there is room elsewhere" if wanted.drain else "its tasks stay"
+        return NodeAnswer(node, f"it gets no new task; {tasks}")
+
+    async def uncordon(self, request: UncordonRequest) -> NodeAnswer:
+        """Let tasks go to a node again, or to one of its GPUs. Raises NotFound."""
+        picture = self._node(request.node)
+        if request.gpu:
+            return await self._release(picture, request.gpu)
+        held, node = picture.cordon, picture.node
+        left = quarantines_of(self._leading(), node)
+        rest = "".join(f"; its GPU {each.index} stays quarantined: {each.reason}" for each in left)
+        if held is None:
+            return NodeAnswer(node, f"it is not cordoned{rest}")
+        text = f"node {node} takes tasks again: {BY_AN_OPERATOR}"
+        await self._run(cordons.lift(held, text))
+        return NodeAnswer(node, f"it takes tasks again{rest}")
+
+    async def _release(self, picture: NodePicture, name: str) -> NodeAnswer:
+        held = self._quarantine(picture.node, name)
+        value, node = held.value, picture.node
+        gpu = find_gpu(picture, value.uuid)
+        lifted = replace(value, lifted=True, fault=gpu.fault if gpu is not None else value.fault)
+        text = f"GPU {value.index} of {node} may be used again: {BY_AN_OPERATOR}"
+        fields = {"node": node, "gpu": value.uuid, "index": str(value.index), "reason": value.reason}
+        await self._run(
+            Action("gpu_released", "", text, (unchanged(held),), (put(held.key, lifted),), fields)
+        )
+        return NodeAnswer(
+            node, f"its GPU {value.index} ({value.uuid}) may be used again, until its next fault"
+        )
+
+    def _node(self, name: str) -> NodePicture:
+        nodes = self._leading().nodes
+        picture = nodes.get(check_name("node", name))
+        if picture is None:
+            known = ", ".join(sorted(nodes)) or "none"
+            raise NotFound(f"there is no node {name!r}; known nodes: {known}")
+        return picture
+
+    def _quarantine(self, node: str, name: str) -> Held[GpuQuarantine]:
+        snap = self._leading()
+        for each in quarantines_of(snap, node):
+            if name in (each.uuid, str(each.index)):
+                return snap.quarantines[(node, each.uuid)]
+        known = ", ".join(f"{each.index} ({each.uuid})" for each in quarantines_of(snap, node)) or "none"
+        raise NotFound(f"no GPU {name!r} of {node} is quarantined; quarantined there: {known}")

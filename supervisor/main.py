@@ -1,0 +1,92 @@
+"""`tfsup-supervisord --config FILE`: wires one supervisor to etcd, its API and the signals of its keeper."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import uuid
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+
+import click
+
+from recovery.stores.allowed import AllowedStores, entries_or_default
+from recovery.stores.open import Stores
+from supervisor.adapters import service
+from supervisor.adapters.audit import open_audit
+from supervisor.adapters.certificates.watch import CertificateWatch, own_certificates
+from supervisor.adapters.clock import BootClock
+from supervisor.adapters.files.config import SupervisorConfig, load_supervisor
+from supervisor.adapters.secret_sources import SecretSources
+from supervisor.api.certificates import CertificateEvents
+from supervisor.api.server import policy_of, serve_api, sources_of
+from supervisor.contract.boundaries import Sink
+from supervisor.control.loop.daemon import ControlDaemon, ControlSettings, StateFiles
+from supervisor.control.loop.promise_log import Terms
+from supervisor.control.loop.state_files import StateDirMarkFile, StateDirWordFile
+from supervisor.wire.gate import Policy
+
+STORE_THREADS = 16
+"""Apart from the loop's own threads: a store that hangs holds up nothing else."""
+
+
+@click.command()
+@click.option("--config", "config_path", type=click.Path(path_type=Path), required=True)
+def main(config_path: Path) -> None:
+    """Run one supervisor until SIGTERM, which hands leadership over first."""
+    service.run("tfsup-supervisord", partial(_prepare, config_path))
+
+
+def _prepare(path: Path) -> tuple[SupervisorConfig, dict[str, str], service.Serve]:
+    config = load_supervisor(path)
+    return config, {"supervisor": config.id}, partial(_serve, config, partial(load_supervisor, path))
+
+
+async def _serve(config: SupervisorConfig, load: Callable[[], SupervisorConfig], sink: Sink) -> None:
+    timing = config.timing
+    config.hadoop.settings().put_into_environment()
+    stores = Stores(config.hadoop.settings(), ThreadPoolExecutor(STORE_THREADS, "store"), sink)
+    await asyncio.to_thread(stores.preload)
+    coordination = service.connect(config)
+    terms = Terms(config.promise_for, tuple(config.supervisors))
+    allowed = AllowedStores(entries_or_default(config.stores))
+    secrets = SecretSources(sources_of(config))
+    settings = ControlSettings(
+        config.id, config.cluster, config.address, os.getpid(), timing, terms, allowed, secrets
+    )
+    directory = Path(config.state_dir)
+    files = StateFiles(StateDirWordFile(directory), StateDirMarkFile(directory))
+    daemon = ControlDaemon(
+        settings, coordination, stores.open, BootClock(), sink, lambda: uuid.uuid4().hex, files
+    )
+    audit = open_audit(config.audit, sink)
+    events = CertificateEvents(daemon.desk, sink)
+    watch = CertificateWatch(own_certificates(config, f"supervisor:{config.id}"), sink)
+    policy = policy_of(config)
+    api = await serve_api(daemon.desk, daemon.on_beat, config, daemon, audit, events, policy, secrets)
+    reload = service.reloading(config, load, partial(_take, policy, secrets), sink)
+    watching = asyncio.create_task(watch.run(events.tell))
+    sink.info("supervisor is up", listen=config.listen, profile=timing.profile, d_ms=timing.d_ms)
+    try:
+        # The campaign ends first, so that this supervisor does not win again what it hands over.
+        if await service.until_told(daemon.run(), reload=reload):
+            await daemon.hand_over()
+    finally:
+        watching.cancel()
+        await api.close()
+        if audit is not None:
+            audit.close()
+        await stores.close()
+        await coordination.close()
+
+
+def _take(policy: Policy, secrets: SecretSources, config: SupervisorConfig) -> None:
+    newest = policy_of(config)
+    policy.users, policy.denied = newest.users, newest.denied
+    secrets.sources = sources_of(config)
+
+
+if __name__ == "__main__":
+    main()
