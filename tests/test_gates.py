@@ -14,23 +14,8 @@ from tests.support import security_page
 
 ROOT = Path(__file__).resolve().parent.parent
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
-CONTRACTS = {contract["name"]: contract for contract in PYPROJECT["tool"]["importlinter"]["contracts"]}
-LEADER = CONTRACTS["What the leader decides with is pure"]
 PRODUCT = ("supervisor", "agent", "recovery", "chaos")
 LOCKS = ("requirements.lock", "requirements-alone.lock")
-IMPURE_CONTROL = {
-    "apply",
-    "daemon",
-    "desk",
-    "high_water",
-    "main",
-    "promiser",
-    "shelf",
-    "state_files",
-    "sweep",
-    "vault",
-    "warden",
-}
 
 
 def locked_requirements() -> dict[str, list[str]]:
@@ -93,22 +78,6 @@ def test_every_dependency_says_what_it_is_for() -> None:
 def test_nothing_of_tensorflow_is_a_dependency_of_the_product() -> None:
     product = " ".join(PYPROJECT["project"]["dependencies"]).lower()
     assert not re.findall(r"tensorflow|keras|numpy|scikit", product)
-
-
-def test_every_module_of_the_leader_is_pure_or_named_as_impure() -> None:
-    """A new module of control joins the contract of purity unless this test is told otherwise."""
-    modules = {path.stem for path in (ROOT / "supervisor/control").glob("*.py")} - {"__init__"}
-    pure = {name.removeprefix("supervisor.control.") for name in LEADER["source_modules"]}
-    assert modules - pure - IMPURE_CONTROL == set()
-    assert pure & IMPURE_CONTROL == set()
-
-
-@pytest.mark.parametrize("package", ["recovery/decide", "recovery/checkpoints", "agent/core"])
-def test_every_pure_package_is_under_the_contract_of_purity(package: str) -> None:
-    if not (ROOT / package / "__init__.py").exists():
-        return
-    contract = CONTRACTS["The cores of recovery and agent are pure"]
-    assert package.replace("/", ".") in contract["source_modules"]
 
 
 def test_every_method_has_a_row_in_the_table_of_rights() -> None:

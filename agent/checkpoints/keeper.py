@@ -423,7 +423,7 @@ def _needing_room(record: CommitRecord | None) -> Iterator[None]:
 
 
 def _remove(parent: Path, but: Path | None, stay: frozenset[str] = frozenset()) -> None:
-    """All but that, what is to `stay`, and outputs, which `agent.outputs.sender` removes once they are sent."""
+    """Remove all but `but`, `stay`, and outputs: `agent.outputs.sender` removes those once they are sent."""
     with mapped_errors(f"remove {parent}"), suppress(FileNotFoundError), effect("checkpoints.remove"):
         beside = tuple(but.parent.iterdir()) if but is not None else ()
         for entry in (*parent.iterdir(), *beside):

@@ -1,1 +1,1 @@
-"""."""
+"""NVML, in a child process that may hang or end."""

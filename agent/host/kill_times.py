@@ -23,7 +23,7 @@ FIRST_S = 10.0
 AGAIN_S = 600.0
 MIB, LITTLE_MIB = 128, 16
 """Memory of the rehearsing task, in MiB, and its memory where little is free."""
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 
 
 class RehearsedKills:

@@ -83,7 +83,9 @@ def _is_same(path: str, checkpoint_dir: str) -> bool:
 
 
 def _note(path: str, checkpoint_dir: str) -> None:
-    """For `agent.checkpoints.adopted`. Where this task may not write it, as in a container, the path ends with it.
+    """Note the path for `agent.checkpoints.adopted`.
+
+    Where this task may not write the note, as in a container, the path ends with the container.
 
     `made`: the directories that are not there yet; `was`: mode and owner of an empty one, if it is there.
     """

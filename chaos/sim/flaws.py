@@ -18,15 +18,15 @@ from functools import cache, wraps
 from types import FunctionType, ModuleType
 
 import agent.core
-import supervisor.control
+import supervisor.control.decide
 from agent.core.state import Attempt, Hold, Launcher
 from supervisor.contract.desired import Assignment
 from supervisor.control.decide.snapshot import JobPicture
 
 NAMES_IN = ("supervisor.control.", "supervisor.api.", "agent.core.")
-SPARED = frozenset({"parking", "snapshot", "desk", "vault", "entry", "adoption", "deletion"})
+SPARED = frozenset({"parking", "snapshot", "admission", "adoption", "deletion"})
 """Modules that park or delete jobs, and those that answer operators."""
-SPARED_IN_AGENTS = frozenset({"aside", "work", "adopt", "record", "state"})
+SPARED_IN_AGENTS = frozenset({"set_aside", "step_context", "adopt", "record", "state"})
 """Modules that set things aside, and those that hold or save what an agent is."""
 _ABOUT = ("Assignment", "Attempt", "Hold", "Launcher")
 
@@ -116,7 +116,7 @@ def job_of(value: object) -> str:
 @cache
 def rules() -> dict[str, FunctionType]:
     """Every rule of the leader, by module and name."""
-    return _rules_in(supervisor.control, SPARED, ("JobPicture",))
+    return _rules_in(supervisor.control.decide, SPARED, ("JobPicture",))
 
 
 @cache
@@ -128,14 +128,15 @@ def agent_rules() -> dict[str, FunctionType]:
 
 def _rules_in(package: ModuleType, spared: frozenset[str], about: tuple[str, ...]) -> dict[str, FunctionType]:
     found: dict[str, FunctionType] = {}
-    for each in pkgutil.iter_modules(package.__path__):
-        if each.name in spared:
+    for each in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
+        short = each.name.rpartition(".")[2]
+        if short in spared:
             continue
-        module = importlib.import_module(f"{package.__name__}.{each.name}")
+        module = importlib.import_module(each.name)
         for name, value in vars(module).items():
             mine = isinstance(value, FunctionType) and value.__module__ == module.__name__
             if mine and _takes(value, about):
-                found[f"{each.name}.{name}"] = value
+                found[f"{short}.{name}"] = value
     return found
 
 

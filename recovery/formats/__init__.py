@@ -1,1 +1,1 @@
-"""What checkpoints are and which one to take: pure, values in and values out."""
+"""The formats of checkpoints, of TensorFlow and our own: read, written and compared. Pure."""

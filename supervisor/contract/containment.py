@@ -59,7 +59,7 @@ def described(error: BaseException) -> str:
 
 
 def place_of(error: BaseException) -> str:
-    """The innermost line of ours that an error was raised at: `supervisor/control/decide/assess/progress.py:120 in _late`."""
+    """The innermost line of ours that an error was raised at: `agent/core/tasks.py:120 in start`."""
     place, trace = "", error.__traceback__
     while trace is not None:
         place = _of_ours(trace.tb_frame, trace.tb_lineno) or place

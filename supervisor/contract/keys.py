@@ -286,8 +286,8 @@ def is_well_formed(key: str) -> bool:
 def subject_of(key: str) -> tuple[str, str]:
     """The job that a well-formed key is about, or the node; as (job, ""), ("", node) or ("", "")."""
     named = dict(zip(family(key).shape.split("/"), parse(key), strict=False))
-    spec = named.get("job", "")
-    return spec, "" if spec else named.get("node", "")
+    job = named.get("job", "")
+    return job, "" if job else named.get("node", "")
 
 
 def parse(key: str) -> tuple[str, ...]:

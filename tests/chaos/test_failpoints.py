@@ -133,7 +133,7 @@ def test_a_name_is_of_one_effect() -> None:
 
 def kinds_in_source() -> Iterator[tuple[str, str]]:
     """Each kind of action that is written out where it is made: (module, kind)."""
-    for path in (source.ROOT / "supervisor/control").glob("*.py"):
+    for path in (source.ROOT / "supervisor/control").rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "Action":
                 kind = node.args[0] if node.args else next(k.value for k in node.keywords if k.arg == "kind")

@@ -1,1 +1,1 @@
-"""."""
+"""The file systems below a mount: HDFS and a local directory."""

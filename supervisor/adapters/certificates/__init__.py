@@ -1,1 +1,1 @@
-"""."""
+"""TLS certificates: read, reloaded, watched for their end."""

@@ -1,1 +1,1 @@
-"""."""
+"""etcd, and its in-memory counterpart: clients, election, mirrors."""

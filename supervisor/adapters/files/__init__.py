@@ -1,1 +1,1 @@
-"""."""
+"""Files that people write: configuration, job files, archives of programs."""

@@ -1,1 +1,1 @@
-"""."""
+"""The verb `checkpoints`."""

@@ -1,1 +1,1 @@
-"""."""
+"""The documents of the API."""

@@ -1,1 +1,1 @@
-"""."""
+"""The requests of operators: each is checked, then becomes one fenced transaction."""
