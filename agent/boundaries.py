@@ -28,7 +28,7 @@ from agent.core.saved.record import AgentRecord, Saved
 from agent.inside import protocol
 from agent.retry_log import Tell, raise_it
 from agent.secrets import TaskSecrets
-from supervisor.contract.boundaries import CheckpointStore, Clock, Coordination, ModifiedAt, Sink
+from supervisor.contract.boundaries import CheckpointStore, Clock, Coordination, Logger, ModifiedAt
 from supervisor.contract.ids import AttemptId, TaskId
 from supervisor.contract.job.spec import CodeRef, ContainerSpec
 from supervisor.contract.observed import Beat, Notice, SaverBeat, Saves, TaskBeat
@@ -461,7 +461,7 @@ class Outside:
     checkpoints: Checkpoints
     state_file: StateFile
     clock: Clock
-    sink: Sink
+    sink: Logger
     new_id: Callable[[], str]
     code: Code
     gpus: Gpus = field(default_factory=NoGpus)

@@ -18,13 +18,13 @@ from agent.boundaries import Outside, Process
 from agent.core.events import (
     Broken,
     Event,
+    Evicted,
     Heard,
     Joined,
     LauncherGone,
     LauncherSaid,
     MemoryFree,
     Observed,
-    Outcast,
     Tick,
 )
 from agent.core.gpus import report
@@ -181,7 +181,7 @@ class AgentDaemon:
                 if saved or not self._effects.refuse(instruction, self._unsaved):
                     self._effects.perform(instruction, self.state)
             match event:
-                case Outcast():
+                case Evicted():
                     self._begin_mirrors_anew()
                 case Joined():
                     # What was noticed before is why the life before is over.

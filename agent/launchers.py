@@ -21,7 +21,7 @@ from agent.host.host_pids import PidSpace, peer
 from agent.host.task_users import TaskUsers
 from agent.inside import protocol
 from supervisor.adapters.failpoints import effect
-from supervisor.contract.boundaries import Sink
+from supervisor.contract.boundaries import Logger
 from supervisor.contract.errors import Conflict, Refused, TfSupervisorError, UserError
 
 HELLO_S = 5.0
@@ -80,7 +80,7 @@ class SocketLaunchers:
     def __init__(
         self,
         path: Path,
-        sink: Sink,
+        sink: Logger,
         vouch: Vouch | None = None,
         users: TaskUsers | None = None,
         lend: Lend | None = None,

@@ -13,7 +13,7 @@ from agent.boundaries import Post
 from agent.core.events import DumpAsked, Event, Promised
 from supervisor.adapters.backoff import Backoff
 from supervisor.contract import codec
-from supervisor.contract.boundaries import Sink
+from supervisor.contract.boundaries import Logger
 from supervisor.contract.errors import TfSupervisorError, Unreachable
 from supervisor.contract.observed import Beat, BeatAck
 from supervisor.contract.promise import PromiseAnswer, PromiseRequest
@@ -34,7 +34,7 @@ MOST_ASKED = 64
 class GrpcLinks:
     """`Links` to the supervisors at `addresses`, each `host:port` or `unix:/path`."""
 
-    def __init__(self, addresses: Sequence[str], guard: Guard, sink: Sink) -> None:
+    def __init__(self, addresses: Sequence[str], guard: Guard, sink: Logger) -> None:
         self._guard = guard
         self._sink = sink
         self._streams = [_Stream(address, guard, sink) for address in addresses]
@@ -133,7 +133,7 @@ class GrpcLinks:
 
 
 class _Stream:
-    def __init__(self, address: str, guard: Guard, sink: Sink) -> None:
+    def __init__(self, address: str, guard: Guard, sink: Logger) -> None:
         self.address = address
         self._guard = guard
         self._sink = sink

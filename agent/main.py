@@ -56,7 +56,7 @@ from supervisor.adapters.audit import open_audit
 from supervisor.adapters.certificates.watch import CertificateWatch, own_certificates
 from supervisor.adapters.clock import BootClock
 from supervisor.adapters.files.config import AgentConfig, load_agent
-from supervisor.contract.boundaries import Sink
+from supervisor.contract.boundaries import Logger
 from supervisor.contract.errors import Refused, UserError
 from supervisor.contract.job.spec import Mount
 from supervisor.contract.observed import NodeResources
@@ -85,7 +85,7 @@ def _prepare(path: Path) -> tuple[AgentConfig, dict[str, str], service.Serve]:
     return config, {"node": config.node}, partial(_serve, config, partial(load_agent, path))
 
 
-async def _serve(config: AgentConfig, load: Callable[[], AgentConfig], sink: Sink) -> None:
+async def _serve(config: AgentConfig, load: Callable[[], AgentConfig], sink: Logger) -> None:
     guard = Guard(config.tls_files(), config.token, config.insecure)
     state_dir = Path(config.state_dir)
     files = AttemptFiles(state_dir / ATTEMPTS, sink, config.log_budget)
@@ -146,7 +146,7 @@ async def _run(config: AgentConfig, daemon: AgentDaemon, api: NodeApi) -> None:
 
 
 def _outside(
-    config: AgentConfig, sink: Sink, links: GrpcLinks, files: AttemptFiles, stores: Stores
+    config: AgentConfig, sink: Logger, links: GrpcLinks, files: AttemptFiles, stores: Stores
 ) -> Outside:
     clock, state_dir = BootClock(), Path(config.state_dir)
     coordination = service.connect(config)
@@ -198,7 +198,7 @@ def _disk(config: AgentConfig) -> Disk:
     return DiskWatch(config.job_disk, parent, state_dir / ATTEMPTS, state_dir / LAUNCHERS)
 
 
-def _firewall(config: AgentConfig, sink: Sink) -> Firewall:
+def _firewall(config: AgentConfig, sink: Logger) -> Firewall:
     """Checked, where there is to be one; raises UserError where this machine cannot keep it."""
     users, kept = task_users(config), nft_firewall(config)
     if kept is not None:
@@ -242,7 +242,7 @@ def _shared(config: AgentConfig) -> tuple[Mount, ...]:
     return tuple(Mount(each.source, each.source, each.read_only) for each in always)
 
 
-def _process(config: AgentConfig, sink: Sink, users: TaskUsers | None) -> tuple[Runtime, SocketLaunchers]:
+def _process(config: AgentConfig, sink: Logger, users: TaskUsers | None) -> tuple[Runtime, SocketLaunchers]:
     state_dir, sockets = Path(config.state_dir), Path(config.socket_dir)
     homes, attempts = state_dir / LAUNCHERS, state_dir / ATTEMPTS
     marks = Marks(owner(f"{config.cluster}/{config.node}", homes), load_key(state_dir))
@@ -263,7 +263,7 @@ def _process(config: AgentConfig, sink: Sink, users: TaskUsers | None) -> tuple[
     return runtime, SocketLaunchers(sockets / SOCKET, sink, runtime.vouch, users)
 
 
-def _tell_shortfall(lacks: str, sink: Sink) -> None:
+def _tell_shortfall(lacks: str, sink: Logger) -> None:
     """Once: with fewer rights a kill takes longer on a busy machine (decision 0046)."""
     if lacks:
         sink.info(
@@ -282,7 +282,7 @@ def _let_through(directory: Path) -> None:
         raise Refused(f"cannot make {directory}: {error.strerror}") from error
 
 
-def _docker(config: AgentConfig, sink: Sink) -> tuple[Runtime, SocketLaunchers]:
+def _docker(config: AgentConfig, sink: Logger) -> tuple[Runtime, SocketLaunchers]:
     """The socket is in a directory of its own, which is all of the agent's that containers see."""
     # docker's client is a seventh of what an agent loads before it can adopt its tasks.
     from agent.runtimes.docker import DockerRuntime

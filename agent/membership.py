@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import NoReturn
 
 from agent.boundaries import Outside, Post
-from agent.core.events import BeatSeen, Joined, Outcast, TermsSeen
+from agent.core.events import BeatSeen, Evicted, Joined, TermsSeen
 from agent.settings import AgentSettings
 from supervisor.adapters.etcd.timeline import still_holds
 from supervisor.adapters.failpoints import effect
@@ -114,7 +114,7 @@ class Membership:
 
     async def _begin_again(self, reason: str) -> None:
         self._cleared.clear()
-        self._post(Outcast(reason))
+        self._post(Evicted(reason))
         await self._cleared.wait()
         if self._me is not None:
             self._own = (self._life, *self._own)

@@ -24,7 +24,7 @@ from agent.inside.mask import Masker
 from agent.logs.task_logs import AttemptFiles
 from agent.secrets import TaskSecrets
 from supervisor.adapters.failpoints import effect
-from supervisor.contract.boundaries import Clock, Sink
+from supervisor.contract.boundaries import Clock, Logger
 from supervisor.contract.errors import NotFound, Refused, UserError
 from supervisor.contract.ids import TaskId
 from supervisor.contract.views.jobs import Accepted, ExecChunk, ExecRequest, SignalRequest
@@ -68,7 +68,7 @@ class Operator:
         files: AttemptFiles,
         state: Callable[[], AgentState],
         clock: Clock,
-        sink: Sink,
+        sink: Logger,
         inside: Callable[[str], tuple[str, ...]] | None = None,
         *,
         foreign: bool = False,

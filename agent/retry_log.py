@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Iterable
 
 from supervisor.adapters.backoff import Backoff
-from supervisor.contract.boundaries import Clock, Sink
+from supervisor.contract.boundaries import Clock, Logger
 from supervisor.contract.errors import TfSupervisorError
 
 SILENT_MS = (300, 5_000)
@@ -30,7 +30,7 @@ class Trouble:
     """
 
     def __init__(
-        self, what: str, job: str, clock: Clock, sink: Sink, refused_ms: tuple[int, int] = SILENT_MS
+        self, what: str, job: str, clock: Clock, sink: Logger, refused_ms: tuple[int, int] = SILENT_MS
     ) -> None:
         self._what = what
         self._job = job

@@ -22,7 +22,7 @@ from supervisor.adapters.files.config import SupervisorConfig, load_supervisor
 from supervisor.adapters.secret_sources import SecretSources
 from supervisor.api.certificates import CertificateEvents
 from supervisor.api.server import policy_of, serve_api, sources_of
-from supervisor.contract.boundaries import Sink
+from supervisor.contract.boundaries import Logger
 from supervisor.control.loop.daemon import ControlDaemon, ControlSettings, StateFiles
 from supervisor.control.loop.promise_log import Terms
 from supervisor.control.loop.state_files import StateDirMarkFile, StateDirWordFile
@@ -44,7 +44,7 @@ def _prepare(path: Path) -> tuple[SupervisorConfig, dict[str, str], service.Serv
     return config, {"supervisor": config.id}, partial(_serve, config, partial(load_supervisor, path))
 
 
-async def _serve(config: SupervisorConfig, load: Callable[[], SupervisorConfig], sink: Sink) -> None:
+async def _serve(config: SupervisorConfig, load: Callable[[], SupervisorConfig], sink: Logger) -> None:
     timing = config.timing
     config.hadoop.settings().put_into_environment()
     stores = Stores(config.hadoop.settings(), ThreadPoolExecutor(STORE_THREADS, "store"), sink)

@@ -15,27 +15,13 @@ PRODUCT = ("supervisor", "agent", "recovery")
 PAGES = ("docs/design.md", "docs/architecture.md", "CONTRIBUTING.md", "README.md")
 
 OLD_NAMES = {
-    "Accused": 1,
-    "Befallen": 1,
-    "Desk": 2,
     "Failure": 3,
     "Finding": 3,
-    "Held": 1,
-    "Hold": 1,
-    "JobPicture": 1,
     "Judgement": 2,
-    "Meter": 1,
-    "NodePicture": 1,
-    "Office": 1,
-    "Outcast": 1,
     "Pardon": 1,
     "Place": 5,
-    "Shelf": 1,
-    "Sink": 1,
     "Taking": 1,
-    "Told": 2,
-    "Vault": 1,
-    "Warden": 1,
+    "Told": 1,
     "Word": 1,
 }
 """Names that tell a newcomer nothing, or too many things, and how many classes have each of them yet."""

@@ -13,7 +13,7 @@ from recovery.commit.follow import Follower, saved_here
 from recovery.commit.outbox import generation_directory
 from recovery.commit.stage import Stager
 from supervisor.contract import codec, keys
-from supervisor.contract.boundaries import Clock, Coordination, Sink
+from supervisor.contract.boundaries import Clock, Coordination, Logger
 from supervisor.contract.checkpoint import CheckpointRef, CommitRecord, CommitState
 from supervisor.contract.errors import BadCheckpoint, TfSupervisorError
 
@@ -31,7 +31,7 @@ class CommitFollower:
         stager: Stager,
         coordination: Coordination,
         clock: Clock,
-        sink: Sink,
+        sink: Logger,
         new_id: Callable[[], str],
     ) -> None:
         self._what = what

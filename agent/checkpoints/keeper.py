@@ -34,7 +34,7 @@ from recovery.mount.layout import MOUNTED
 from recovery.mount.take import MountedGeneration
 from supervisor.adapters.failpoints import effect
 from supervisor.contract import codec, keys
-from supervisor.contract.boundaries import Clock, Coordination, Sink
+from supervisor.contract.boundaries import Clock, Coordination, Logger
 from supervisor.contract.checkpoint import CommitHead, CommitRecord
 from supervisor.contract.containment import contained
 from supervisor.contract.desired import JobSwitch
@@ -80,7 +80,7 @@ class NodeCheckpoints:
         coordination: Coordination,
         opener: StoreOpener,
         clock: Clock,
-        sink: Sink,
+        sink: Logger,
         new_id: Callable[[], str],
         disk: LocalDisk = UNLIMITED,
     ) -> None:

@@ -30,7 +30,7 @@ from recovery.stores.open import Stores
 from supervisor.adapters.failpoints import effect
 from supervisor.adapters.files.hadoop import HadoopSettings
 from supervisor.contract import codec, keys
-from supervisor.contract.boundaries import Clock, Coordination, KeyValue, Sink
+from supervisor.contract.boundaries import Clock, Coordination, KeyValue, Logger
 from supervisor.contract.desired import JobSwitch
 from supervisor.contract.errors import StoreUnreachable, TfSupervisorError
 
@@ -55,7 +55,7 @@ class NodeMounts:
         stores: Stores,
         hadoop: HadoopSettings,
         clock: Clock,
-        sink: Sink,
+        sink: Logger,
         users: TaskUsers | None = None,
     ) -> None:
         self._users = users

@@ -24,7 +24,7 @@ from recovery.formats.manifest import Manifest
 from recovery.mount.commit import MountedCommitter
 from recovery.mount.take import MountedGeneration, MountedWatcher
 from supervisor.contract import codec, keys
-from supervisor.contract.boundaries import CheckpointStore, Clock, Coordination, Sink
+from supervisor.contract.boundaries import CheckpointStore, Clock, Coordination, Logger
 from supervisor.contract.checkpoint import CheckpointRef, CommitRecord
 from supervisor.contract.errors import BadCheckpoint, InvariantBroken, NotFound, OutOfSpace, TfSupervisorError
 from supervisor.contract.observed import SaverBeat, UnusableSave
@@ -54,7 +54,7 @@ class SaverSite:
     store: CheckpointStore
     coordination: Coordination
     clock: Clock
-    sink: Sink
+    sink: Logger
     fence: Fence
     new_id: Callable[[], str]
     newest_step: Callable[[], int]

@@ -15,7 +15,7 @@ from recovery.io.files import mapped_errors
 from recovery.io.trees import remove_tree
 from supervisor.adapters.failpoints import effect
 from supervisor.contract import codec, keys
-from supervisor.contract.boundaries import Coordination, KeyValue, Sink
+from supervisor.contract.boundaries import Coordination, KeyValue, Logger
 from supervisor.contract.code import MAX_PACKED_BYTES, CodeChunk, chunk_count, is_digest
 from supervisor.contract.errors import NotFound, Refused, Unreachable, UserError
 from supervisor.contract.job.spec import CodeRef
@@ -33,7 +33,7 @@ _AWAY = ".away"
 class NodeCode:
     """`Code` over a directory of this agent's own: `DIGEST/` and `DIGEST.manifest` for each archive."""
 
-    def __init__(self, directory: Path, coordination: Coordination, sink: Sink) -> None:
+    def __init__(self, directory: Path, coordination: Coordination, sink: Logger) -> None:
         self._directory = directory
         self._coordination = coordination
         self._sink = sink

@@ -68,7 +68,7 @@ class Promised:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcast:
+class Evicted:
     """Our incarnation is lost for good: everything must die before the node may join again."""
 
     reason: str
@@ -317,7 +317,7 @@ Event = (
     | BeatSeen
     | TermsSeen
     | Promised
-    | Outcast
+    | Evicted
     | Observed
     | Heard
     | MemoryFree

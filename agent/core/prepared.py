@@ -7,7 +7,7 @@ from dataclasses import replace
 from agent.core import code, secrets
 from agent.core.desired import Wants, name_of
 from agent.core.instructions import Reach, Write
-from agent.core.state import Delay, Hold, HoldState
+from agent.core.state import Delay, HoldState, PortReservation
 from agent.core.step_context import Work
 from supervisor.contract import keys
 from supervisor.contract.desired import Assignment
@@ -67,7 +67,7 @@ def tell_delays(work: Work, wants: Wants) -> None:
         del delays[name]
 
 
-def address_of(reach: Reach | None, hold: Hold) -> str:
+def address_of(reach: Reach | None, hold: PortReservation) -> str:
     """`host:port` of a task whose launcher holds the port; empty while its host is not known."""
     return f"{reach.host}:{hold.port}" if reach is not None else ""
 

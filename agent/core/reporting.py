@@ -16,7 +16,7 @@ from agent.core.instructions import (
     StopFollowing,
     Write,
 )
-from agent.core.state import AgentState, Attempt, Staging, Told
+from agent.core.state import AgentState, Attempt, ReportLevel, Staging
 from agent.core.step_context import Work
 from supervisor.contract import keys
 from supervisor.contract.desired import Assignment, Closing
@@ -92,8 +92,8 @@ def commit_and_drain(work: Work, wants: Wants) -> None:
 def _find_saving(work: Work, assignment: Assignment) -> None:
     """An attempt that began before it was seen to save owes its last checkpoint, though it has ended."""
     attempt = work.state.attempts.get(assignment.attempt_id)
-    if attempt is not None and not attempt.saver and attempt.telling is Told.NOTHING:
-        told = min(attempt.told, Told.DEAD)
+    if attempt is not None and not attempt.saver and attempt.telling is ReportLevel.NOTHING:
+        told = min(attempt.told, ReportLevel.DEAD)
         work.put_attempt(replace(attempt, saver=True, drained=False, told=told))
 
 
@@ -125,7 +125,7 @@ def report(work: Work) -> None:
     """One write at a time for each attempt, until etcd has its whole story."""
     for attempt in list(work.state.attempts.values()):
         owed = attempt.owed
-        if owed <= attempt.told or attempt.telling is not Told.NOTHING:
+        if owed <= attempt.told or attempt.telling is not ReportLevel.NOTHING:
             continue
         work.put_attempt(replace(attempt, telling=owed))
         ended_ms = attempt.end.ended_ms if attempt.end is not None else -1

@@ -49,7 +49,7 @@ from agent.core.instructions import (
 )
 from agent.core.prepared import refuse
 from agent.core.saved.record import End
-from agent.core.state import AgentState, Attempt, Hold, HoldState, Launcher
+from agent.core.state import AgentState, Attempt, HoldState, Launcher, PortReservation
 from agent.core.step_context import Work
 from agent.inside.protocol import StartFailed
 from supervisor.contract.containment import frames_of
@@ -280,7 +280,7 @@ def _subject(value: object) -> Subject | None:
             return Subject(value.id.task.job, value.launcher_id, value.id)
         case Launcher():
             return Subject(value.recipe.job, value.launcher_id)
-        case Hold():
+        case PortReservation():
             return Subject(value.job, value.launcher_id, plan_id=value.plan_id)
         case Assignment():
             return Subject(value.job, plan_id=value.plan_id)

@@ -69,7 +69,7 @@ class HoldState(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Hold:
+class PortReservation:
     """A port of a plan's task at a launcher.
 
     `answered`: the Prepared record is written by this life, or moot; `told`: the address in it, empty for a
@@ -106,7 +106,7 @@ def hold_name(plan_id: str, member: str) -> str:
     return f"{plan_id}.{member}"
 
 
-class Told(IntEnum):
+class ReportLevel(IntEnum):
     """How much of an attempt's story etcd has; it only grows."""
 
     NOTHING = 0
@@ -157,8 +157,8 @@ class Attempt:
     end: End | None = None
     drained: bool = False
     draining: bool = False
-    told: Told = Told.NOTHING
-    telling: Told = Told.NOTHING
+    told: ReportLevel = ReportLevel.NOTHING
+    telling: ReportLevel = ReportLevel.NOTHING
     acked: bool = False
     dumped: bool = False
     suspended: bool = False
@@ -185,18 +185,18 @@ class Attempt:
         return self.end is None or not self.end.confirmed_dead
 
     @property
-    def owed(self) -> Told:
+    def owed(self) -> ReportLevel:
         """The report that etcd should have."""
         if self.end is None:
-            return Told.RUNNING if self.pid else Told.NOTHING
+            return ReportLevel.RUNNING if self.pid else ReportLevel.NOTHING
         if not self.end.confirmed_dead:
-            return Told.EXITED
-        return Told.DRAINED if self.drained else Told.DEAD
+            return ReportLevel.EXITED
+        return ReportLevel.DRAINED if self.drained else ReportLevel.DEAD
 
     @property
     def settled(self) -> bool:
         """Nothing is left to do about it."""
-        return not self.alive and self.drained and self.told >= Told.DRAINED
+        return not self.alive and self.drained and self.told >= ReportLevel.DRAINED
 
 
 @dataclass(frozen=True, slots=True)
@@ -331,7 +331,7 @@ class AgentState:
     spawn_failed_ms: int = -1
     free_bytes: int = -1
     launchers: dict[str, Launcher] = field(default_factory=dict)
-    holds: dict[str, Hold] = field(default_factory=dict)
+    holds: dict[str, PortReservation] = field(default_factory=dict)
     attempts: dict[AttemptId, Attempt] = field(default_factory=dict)
     specs: dict[str, ClusterSpec] = field(default_factory=dict)
     reading: dict[str, int] = field(default_factory=dict)

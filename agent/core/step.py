@@ -31,6 +31,7 @@ from agent.core.events import (
     Drained,
     DumpAsked,
     Event,
+    Evicted,
     Fenced,
     FirewallSet,
     GpusSeen,
@@ -43,7 +44,6 @@ from agent.core.events import (
     LauncherSaid,
     MemoryFree,
     Observed,
-    Outcast,
     OutputsReady,
     OverDisk,
     Promised,
@@ -60,7 +60,7 @@ from agent.core.events import (
 )
 from agent.core.gpus import report
 from agent.core.instructions import Cleared, Instruction, Unfollow
-from agent.core.state import ROOM_AGAIN_MS, AgentState, Full, Told
+from agent.core.state import ROOM_AGAIN_MS, AgentState, Full, ReportLevel
 from agent.core.step_context import Work
 from agent.inside import protocol
 from supervisor.contract.containment import contained, place_of, told
@@ -140,7 +140,7 @@ def _take(work: Work, event: Event) -> None:
             _on_machine(work, event)
         case LauncherSaid():
             launcher_events.on_said(work, event)
-        case Joined() | Outcast() | BeatSeen() | Observed() | Heard():
+        case Joined() | Evicted() | BeatSeen() | Observed() | Heard():
             _on_membership(work, event)
         case TermsSeen():
             promised.on_terms(work, event)
@@ -211,12 +211,12 @@ def _of_slow_kills(state: AgentState) -> str:
     return "tasks are ended so early that a change of etcd's leader, or a restart of this agent, may end them"
 
 
-def _on_membership(work: Work, event: Joined | Outcast | BeatSeen | Observed | Heard) -> None:
+def _on_membership(work: Work, event: Joined | Evicted | BeatSeen | Observed | Heard) -> None:
     state = work.state
     match event:
         case Joined():
             _on_joined(work, event)
-        case Outcast():
+        case Evicted():
             work.note("outcast", "warning", reason=event.reason)
             fresh = state.promises.anew()
             work.state = replace(state, outcast=True, me=None, deadline_ms=None, promises=fresh)
@@ -339,12 +339,12 @@ def _on_reported(work: Work, event: Reported) -> None:
     attempt = work.state.attempts.get(event.attempt)
     if attempt is None:
         return
-    told = max(attempt.told, Told(event.serial)) if event.ok else attempt.told
-    work.put_attempt(replace(attempt, told=told, telling=Told.NOTHING))
-    if attempt.told < Told.DRAINED <= told:
+    told = max(attempt.told, ReportLevel(event.serial)) if event.ok else attempt.told
+    work.put_attempt(replace(attempt, told=told, telling=ReportLevel.NOTHING))
+    if attempt.told < ReportLevel.DRAINED <= told:
         # Not before: each report is written whole, with the end of the output and the newest step.
         work.emit(Unfollow(attempt.id))
-    if attempt.told < Told.DEAD <= told:
+    if attempt.told < ReportLevel.DEAD <= told:
         warmth.learn(work, attempt, event)
 
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from agent.core.instructions import Fence, Instruction, Note, Say
 from agent.core.saved.record import End
-from agent.core.state import AgentState, Attempt, Hold, Launcher
+from agent.core.state import AgentState, Attempt, Launcher, PortReservation
 from agent.inside import protocol
 from supervisor.contract.observed import ExitReason
 
@@ -41,7 +41,7 @@ class Work:
         self.state.launchers[launcher.launcher_id] = launcher
         return launcher
 
-    def put_hold(self, hold: Hold) -> Hold:
+    def put_hold(self, hold: PortReservation) -> PortReservation:
         """Store a reservation."""
         self.state.holds[hold.name] = hold
         return hold

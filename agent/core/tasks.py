@@ -11,7 +11,7 @@ from agent.core.gpus import report
 from agent.core.instructions import Dump, Launch, PrepareOutputs, Reach, ReadSpec, Recipe
 from agent.core.prepared import address_of
 from agent.core.saved.record import End
-from agent.core.state import Attempt, Hold, HoldState, Launcher, Told
+from agent.core.state import Attempt, HoldState, Launcher, PortReservation, ReportLevel
 from agent.core.step_context import Work
 from agent.inside import protocol
 from supervisor.contract.desired import Assignment, ClusterSpec, JobPhase, JobSwitch
@@ -103,7 +103,9 @@ def hold_ports(work: Work, wants: Wants) -> None:
         if brought.failure:
             lacks = HoldState.FAILED
             work.put_hold(
-                Hold(assignment.job, assignment.plan_id, member, "", lacks, failure=brought.failure)
+                PortReservation(
+                    assignment.job, assignment.plan_id, member, "", lacks, failure=brought.failure
+                )
             )
         # A new launcher would wait for the code, and be given up for it; one that is there need not wait.
         elif brought.done or there:
@@ -130,7 +132,7 @@ def forget(work: Work, wants: Wants) -> None:
     view = work.state.view
     assigned = {(each.task, each.generation) for each in view.assignments} if view else set()
     for attempt in list(work.state.attempts.values()):
-        if attempt.told < Told.DEAD or attempt.alive:
+        if attempt.told < ReportLevel.DEAD or attempt.alive:
             continue
         acked = attempt.acked or _acknowledge(work, attempt)
         if acked and attempt.settled and (attempt.id.task, attempt.id.generation) not in assigned:
@@ -155,17 +157,17 @@ def _recipe(work: Work, assignment: Assignment) -> Recipe:
     return recipe_of(assignment, work.state.settings.resources.runtime)
 
 
-def _running(wants: Wants, hold: Hold) -> Assignment | None:
+def _running(wants: Wants, hold: PortReservation) -> Assignment | None:
     for assignment in wants.run.values():
         if name_of(assignment) == hold.name:
             return assignment
     return None
 
 
-def _new_hold(work: Work, assignment: Assignment, reuse: int | None) -> Hold:
+def _new_hold(work: Work, assignment: Assignment, reuse: int | None) -> PortReservation:
     launcher = pool.choose(work, _recipe(work, assignment), assignment.task.member)
     return work.put_hold(
-        Hold(
+        PortReservation(
             assignment.job,
             assignment.plan_id,
             assignment.task.member,
@@ -176,7 +178,7 @@ def _new_hold(work: Work, assignment: Assignment, reuse: int | None) -> Hold:
     )
 
 
-def _pursue(work: Work, hold: Hold, assignment: Assignment) -> None:
+def _pursue(work: Work, hold: PortReservation, assignment: Assignment) -> None:
     """Bring a reservation closer to HELD."""
     launcher = work.state.launchers.get(hold.launcher_id)
     if launcher is None:
@@ -215,7 +217,7 @@ def _pursue(work: Work, hold: Hold, assignment: Assignment) -> None:
         work.put_hold(replace(hold, state=HoldState.ASKED))
 
 
-def _awaited_ports(work: Work, hold: Hold) -> tuple[int, ...]:
+def _awaited_ports(work: Work, hold: PortReservation) -> tuple[int, ...]:
     """Ports that other tasks' next launchers are to claim again; until then nothing but this keeps them."""
     others = (each for each in work.state.holds.values() if each.name != hold.name)
     return tuple(sorted({each.port or each.reuse or 0 for each in others} - {0, hold.reuse}))
@@ -298,7 +300,7 @@ def _predecessors_dead(work: Work, assignment: Assignment) -> bool:
         if attempt.id.task != assignment.task or attempt.id.generation != assignment.generation:
             continue
         # And etcd knows that it is: the leader never sees two attempts of a task run.
-        if attempt.alive or attempt.told < Told.DEAD or attempt.id.number > assignment.attempt:
+        if attempt.alive or attempt.told < ReportLevel.DEAD or attempt.id.number > assignment.attempt:
             return False
     return True
 
@@ -338,7 +340,7 @@ def _gpus_free(work: Work, assignment: Assignment) -> bool:
     )
 
 
-def _new_attempt(work: Work, wants: Wants, assignment: Assignment, hold: Hold) -> Attempt:
+def _new_attempt(work: Work, wants: Wants, assignment: Assignment, hold: PortReservation) -> Attempt:
     return work.put_attempt(
         Attempt(
             assignment.attempt_id,

@@ -21,7 +21,7 @@ from agent.settings import GpuSettings
 from supervisor.adapters.backoff import Backoff
 from supervisor.adapters.failpoints import effect
 from supervisor.contract import codec
-from supervisor.contract.boundaries import Sink
+from supervisor.contract.boundaries import Logger
 from supervisor.contract.errors import IncompatibleRecord
 
 DRIVERS = ("/dev/nvidiactl", "/dev/nvidia0", "/dev/dxg")
@@ -39,7 +39,7 @@ MOST_UNDEAD = 3
 class NvmlGpus:
     """`Gpus` by a child process. `present`: says why there is no driver to ask; empty if there is one."""
 
-    def __init__(self, settings: GpuSettings, sink: Sink, present: Callable[[], str] | None = None) -> None:
+    def __init__(self, settings: GpuSettings, sink: Logger, present: Callable[[], str] | None = None) -> None:
         self._settings = settings
         self._sink = sink
         self._absent = present or (lambda: "" if settings.library else _no_driver())

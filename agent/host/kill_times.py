@@ -15,7 +15,7 @@ from agent.boundaries import Post
 from agent.core.events import KillRehearsed
 from agent.inside import rehearsal
 from supervisor.adapters.failpoints import effect
-from supervisor.contract.boundaries import Sink
+from supervisor.contract.boundaries import Logger
 from supervisor.contract.errors import Refused
 
 FIRST_S = 10.0
@@ -32,7 +32,7 @@ class RehearsedKills:
     `nice`: of tasks that train. `user`: (uid, gid) of launchers that are another user's.
     """
 
-    def __init__(self, nice: int, user: tuple[int, int] | None, sink: Sink) -> None:
+    def __init__(self, nice: int, user: tuple[int, int] | None, sink: Logger) -> None:
         self._nice, self._user, self._sink = nice, user, sink
 
     async def run(self, post: Post) -> NoReturn:

@@ -17,7 +17,7 @@ from types import FrameType
 from weakref import WeakSet
 
 from agent.logs.counts import Count, Counts, Kind, count_of
-from supervisor.contract.boundaries import Sink
+from supervisor.contract.boundaries import Logger
 from supervisor.contract.bounds import MAX_STEP_PATTERNS, STEPS
 from supervisor.contract.errors import UserError
 from supervisor.contract.job.spec import DEFAULT_STEP_PATTERNS
@@ -113,7 +113,7 @@ class Matcher:
     def __init__(
         self,
         patterns: Sequence[str],
-        sink: Sink,
+        sink: Logger,
         *,
         watch_nan: bool = False,
         budget: Budget | None = None,
@@ -222,7 +222,7 @@ class Matcher:
         )
 
 
-def _compiled(patterns: Sequence[str], sink: Sink) -> list[re.Pattern[bytes]]:
+def _compiled(patterns: Sequence[str], sink: Logger) -> list[re.Pattern[bytes]]:
     found = []
     for text in patterns[:MAX_STEP_PATTERNS]:
         try:

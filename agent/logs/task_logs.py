@@ -20,7 +20,7 @@ from agent.logs.steps import MEASURE_MS, OUTPUT, Followed, StepReader
 from agent.retry_log import Tell, raise_it
 from recovery.io.trees import TooMany, entries_below, remove_tree
 from supervisor.adapters.failpoints import effect
-from supervisor.contract.boundaries import Sink
+from supervisor.contract.boundaries import Logger
 from supervisor.contract.containment import contained
 from supervisor.contract.ids import AttemptId, TaskId
 from supervisor.contract.observed import Saves, TaskBeat
@@ -40,7 +40,7 @@ class AttemptFiles:
     `budget_bytes`: what `tidy` leaves of attempts that have ended, at most; None: it removes nothing.
     """
 
-    def __init__(self, root: Path, sink: Sink, budget_bytes: int | None = None) -> None:
+    def __init__(self, root: Path, sink: Logger, budget_bytes: int | None = None) -> None:
         self._root = root
         self._sink = sink
         self._budget_bytes = budget_bytes

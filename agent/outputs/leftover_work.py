@@ -29,7 +29,7 @@ from recovery.outputs.bring import remove_file
 from recovery.outputs.scan import scan, shown
 from supervisor.adapters.failpoints import effect
 from supervisor.contract import codec, keys
-from supervisor.contract.boundaries import Clock, Coordination, Sink
+from supervisor.contract.boundaries import Clock, Coordination, Logger
 from supervisor.contract.errors import IncompatibleRecord, TfSupervisorError
 from supervisor.contract.incident import Event
 from supervisor.contract.job.file_pattern import compile_pattern
@@ -107,7 +107,7 @@ class NodeWork:
         parent: Path,
         coordination: Coordination,
         clock: Clock,
-        sink: Sink,
+        sink: Logger,
         budget_bytes: int | None = None,
     ) -> None:
         self._node = node

@@ -15,7 +15,7 @@ from recovery.io.files import mapped_errors
 from recovery.outputs.bring import Mirror
 from recovery.outputs.note import OutputState
 from recovery.outputs.stored import members_of
-from supervisor.contract.boundaries import Clock, Sink
+from supervisor.contract.boundaries import Clock, Logger
 from supervisor.contract.containment import contained
 from supervisor.contract.errors import TfSupervisorError
 
@@ -34,7 +34,7 @@ class Mirrors:
     """
 
     def __init__(
-        self, files: OutputFiles, opener: StoreOpener, clock: Clock, sink: Sink, threads: Executor | None
+        self, files: OutputFiles, opener: StoreOpener, clock: Clock, sink: Logger, threads: Executor | None
     ) -> None:
         self.look_s = LOOK_S
         self._files = files

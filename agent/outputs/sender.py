@@ -31,7 +31,7 @@ from recovery.outputs.note import OutputState, load_state, save_state, saves_are
 from recovery.outputs.send import MOST_LEFT_OUT, OutputSender
 from recovery.outputs.stored import read_index
 from supervisor.contract import keys
-from supervisor.contract.boundaries import Clock, Coordination, Sink
+from supervisor.contract.boundaries import Clock, Coordination, Logger
 from supervisor.contract.containment import contained
 from supervisor.contract.errors import TfSupervisorError
 from supervisor.contract.ids import AttemptId, TaskId
@@ -106,7 +106,7 @@ class NodeOutputs:
         coordination: Coordination,
         opener: StoreOpener,
         clock: Clock,
-        sink: Sink,
+        sink: Logger,
         new_id: Callable[[], str],
         threads: Executor | None = None,
     ) -> None:

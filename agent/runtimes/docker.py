@@ -24,7 +24,7 @@ from agent.runtimes.docker_node import LAUNCHER, DockerNode, container_name, spe
 from agent.runtimes.local import SOCKET, LocalLaunchers, write_config
 from agent.runtimes.weights import Weights
 from supervisor.adapters.failpoints import effect
-from supervisor.contract.boundaries import Sink
+from supervisor.contract.boundaries import Logger
 from supervisor.contract.errors import NotFound, Refused, TfSupervisorError, UserError
 from supervisor.contract.job.spec import ContainerSpec
 from supervisor.contract.timing import Timing
@@ -44,7 +44,7 @@ class DockerRuntime(LocalLaunchers):
     """`Runtime` over dockerd."""
 
     def __init__(
-        self, node: DockerNode, engine: Engine, timing: Timing, sink: Sink, task_nice: int = 0
+        self, node: DockerNode, engine: Engine, timing: Timing, sink: Logger, task_nice: int = 0
     ) -> None:
         super().__init__(node.homes, node.marks, node.users)
         self._believes = _is_first

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from agent.runtimes.docker_engine import Engine, Image
 from agent.runtimes.docker_node import DockerNode
 from supervisor.adapters.dockerd import architecture
-from supervisor.contract.boundaries import Sink
+from supervisor.contract.boundaries import Logger
 from supervisor.contract.errors import NotFound, Refused, Unreachable, UserError
 from supervisor.contract.job.spec import ContainerSpec, Pull
 
@@ -58,7 +58,7 @@ class _Fetch:
 class Images:
     """Of one node. Raises Unreachable, UserError, Refused."""
 
-    def __init__(self, node: DockerNode, engine: Engine, sink: Sink) -> None:
+    def __init__(self, node: DockerNode, engine: Engine, sink: Logger) -> None:
         self._node = node
         self._engine = engine
         self._sink = sink

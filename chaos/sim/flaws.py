@@ -19,16 +19,16 @@ from types import FunctionType, ModuleType
 
 import agent.core
 import supervisor.control.decide
-from agent.core.state import Attempt, Hold, Launcher
+from agent.core.state import Attempt, Launcher, PortReservation
 from supervisor.contract.desired import Assignment
-from supervisor.control.decide.snapshot import JobPicture
+from supervisor.control.decide.snapshot import JobState
 
 NAMES_IN = ("supervisor.control.", "supervisor.api.", "agent.core.")
 SPARED = frozenset({"parking", "snapshot", "admission", "adoption", "deletion"})
 """Modules that park or delete jobs, and those that answer operators."""
 SPARED_IN_AGENTS = frozenset({"set_aside", "step_context", "adopt", "record", "state"})
 """Modules that set things aside, and those that hold or save what an agent is."""
-_ABOUT = ("Assignment", "Attempt", "Hold", "Launcher")
+_ABOUT = ("Assignment", "Attempt", "PortReservation", "Launcher")
 
 
 _EFFECTS = (
@@ -101,9 +101,9 @@ class Flaw:
 def job_of(value: object) -> str:
     """The job that an argument of a rule is about; empty for any other argument."""
     match value:
-        case JobPicture():
+        case JobState():
             return value.name
-        case Assignment() | Hold():
+        case Assignment() | PortReservation():
             return value.job
         case Attempt():
             return value.id.task.job
@@ -116,7 +116,7 @@ def job_of(value: object) -> str:
 @cache
 def rules() -> dict[str, FunctionType]:
     """Every rule of the leader, by module and name."""
-    return _rules_in(supervisor.control.decide, SPARED, ("JobPicture",))
+    return _rules_in(supervisor.control.decide, SPARED, ("JobState",))
 
 
 @cache

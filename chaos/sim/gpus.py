@@ -31,7 +31,7 @@ from supervisor.contract.job.spec import (
 from supervisor.contract.views.jobs import SubmitRequest
 from supervisor.contract.views.nodes import CordonRequest, UncordonRequest
 from supervisor.control.decide.snapshot import Snapshot
-from supervisor.control.services.jobs import Desk
+from supervisor.control.services.jobs import JobService
 
 JOBS = ("digits", "letters")
 NODES = 4
@@ -133,7 +133,7 @@ class TwoJobs:
             case _:
                 await self._uncordon(node)
 
-    async def _ask(self, what: Callable[[Desk], Coroutine[object, object, object]]) -> None:
+    async def _ask(self, what: Callable[[JobService], Coroutine[object, object, object]]) -> None:
         """An operator's request; it may well fail, and then the operator is told."""
         seat = self._world.leader()
         if seat is None or seat.control is None:

@@ -28,9 +28,9 @@ from supervisor.contract.views.jobs import JobRequest, SubmitMode, SubmitRequest
 from supervisor.contract.views.nodes import CordonRequest, UncordonRequest
 from supervisor.control.decide.facts.history import records_are_lost
 from supervisor.control.decide.snapshot import Snapshot
-from supervisor.control.services.jobs import Desk
+from supervisor.control.services.jobs import JobService
 
-Request = Callable[[Desk], Coroutine[object, object, object]]
+Request = Callable[[JobService], Coroutine[object, object, object]]
 
 MOST_WORKERS = 3
 ANSWER_S = 3.0
@@ -249,7 +249,7 @@ def _is_no_worker(member: str) -> bool:
     return not member.startswith("worker")
 
 
-async def _verify(desk: Desk, job: str) -> str:
+async def _verify(desk: JobService, job: str) -> str:
     """Read all of a job's checkpoints back."""
     end = ""
     async for sign in desk.checkpoints.verify(VerifyRequest(job)):
@@ -257,7 +257,7 @@ async def _verify(desk: Desk, job: str) -> str:
     return end
 
 
-async def _adopt(desk: Desk, request: AdoptRequest) -> str:
+async def _adopt(desk: JobService, request: AdoptRequest) -> str:
     end = ""
     async for sign in desk.checkpoints.adopt(request):
         end = sign.end
@@ -269,7 +269,7 @@ def _is_complete(snap: Snapshot, code: CodeRef) -> bool:
     return held is not None and held.value.complete
 
 
-async def _rebuild(desk: Desk, job: str) -> str:
+async def _rebuild(desk: JobService, job: str) -> str:
     end = ""
     async for sign in desk.checkpoints.rebuild(JobRequest(job)):
         end = sign.end

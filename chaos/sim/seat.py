@@ -10,11 +10,11 @@ from chaos.sim.etcd import SimEtcd
 from chaos.sim.loop import SimProcess
 from chaos.sim.machine import Machine, NodeClock
 from chaos.sim.node import LauncherTable, SimLaunchers
-from supervisor.contract.boundaries import Sink
+from supervisor.contract.boundaries import Logger
 from supervisor.control.loop.daemon import ControlDaemon
 
 
-class SimSink(Sink):
+class SimSink(Logger):
     """A daemon's log, as lines of the trace."""
 
     def __init__(self, who: str, say: Callable[[str], None]) -> None:

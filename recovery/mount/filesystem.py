@@ -22,7 +22,7 @@ from recovery.mount.layout import SIGN
 from recovery.mount.live import Found, LiveDirectory
 from recovery.mount.reading import ChunkedReader
 from recovery.mount.writing import SMALL_BYTES, WriteFile
-from supervisor.contract.boundaries import Sink
+from supervisor.contract.boundaries import Logger
 from supervisor.contract.errors import Conflict, NotFound, OutOfSpace, Refused, TfSupervisorError, UserError
 
 IDLE_FLUSH_S = 5.0
@@ -59,7 +59,7 @@ class MountedFiles:
     `read` and `write` may be called from any thread but the loop's; all else on the loop.
     """
 
-    def __init__(self, live: LiveDirectory, spool: Path, sink: Sink) -> None:
+    def __init__(self, live: LiveDirectory, spool: Path, sink: Logger) -> None:
         self._live = live
         self._spool = spool
         self._sink = sink

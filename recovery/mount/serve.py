@@ -22,7 +22,7 @@ from recovery.mount.record import MountBeat, MountFiles, MountWish, start_ticks
 from supervisor.adapters import failpoints
 from supervisor.adapters.clock import BootClock
 from supervisor.adapters.telemetry import configure_logging, get_logger
-from supervisor.contract.boundaries import Sink
+from supervisor.contract.boundaries import Logger
 from supervisor.contract.errors import TfSupervisorError
 
 BEAT_S = 0.3
@@ -36,7 +36,7 @@ SERVED_ELSEWHERE = 75
 class Server:
     """One mount, from `run` until its end."""
 
-    def __init__(self, files: MountFiles, wish: MountWish, sink: Sink) -> None:
+    def __init__(self, files: MountFiles, wish: MountWish, sink: Logger) -> None:
         self._files = files
         self._wish = wish
         self._sink = sink

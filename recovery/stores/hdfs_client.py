@@ -34,7 +34,7 @@ from supervisor.adapters.files.hadoop import (
     Kerberos,
     read_conf,
 )
-from supervisor.contract.boundaries import Sink
+from supervisor.contract.boundaries import Logger
 from supervisor.contract.errors import (
     Conflict,
     NotFound,
@@ -90,7 +90,7 @@ class HdfsClient:
         authority: str,
         hadoop: HadoopSettings = _DEFAULTS,
         patience: Patience = PATIENT,
-        sink: Sink | None = None,
+        sink: Logger | None = None,
     ) -> None:
         self.uri = f"hdfs://{authority}"
         self.patience = patience

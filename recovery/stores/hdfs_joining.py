@@ -15,7 +15,7 @@ from recovery.stores.hdfs_files import NotJoined, Patience
 from recovery.stores.hdfs_threads import Threads
 from recovery.stores.hdfs_web import WebFailed, WebNameNode
 from supervisor.adapters.files.hadoop import USER_VARIABLE
-from supervisor.contract.boundaries import Sink
+from supervisor.contract.boundaries import Logger
 
 if TYPE_CHECKING:
     from recovery.stores.hdfs_client import FileInfo
@@ -40,7 +40,7 @@ class Joiner:
         info: Callable[[str], Awaitable[FileInfo]],
         patience: Patience,
         threads: Threads,
-        sink: Sink | None = None,
+        sink: Logger | None = None,
     ) -> None:
         self._uri = uri
         self._addresses = addresses

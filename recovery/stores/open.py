@@ -11,7 +11,7 @@ from recovery.stores.allowed import ANYWHERE, AllowedStores
 from recovery.stores.local import LocalStore
 from supervisor.adapters.files.hadoop import HadoopSettings, read_conf
 from supervisor.adapters.files.store_uri import Scheme, StoreUri, parse_uri
-from supervisor.contract.boundaries import CheckpointStore, Sink
+from supervisor.contract.boundaries import CheckpointStore, Logger
 
 if TYPE_CHECKING:
     from recovery.stores.hdfs_client import HdfsClient
@@ -31,7 +31,7 @@ class Stores:
         self,
         hadoop: HadoopSettings = _DEFAULTS,
         executor: Executor | None = None,
-        sink: Sink | None = None,
+        sink: Logger | None = None,
         allowed: AllowedStores = ANYWHERE,
     ) -> None:
         self._hadoop = hadoop

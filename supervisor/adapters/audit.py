@@ -15,7 +15,7 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from supervisor.contract.boundaries import Sink
+from supervisor.contract.boundaries import Logger
 from supervisor.contract.errors import Refused, UserError
 
 if TYPE_CHECKING:
@@ -133,7 +133,7 @@ class AuditLog:
     """
 
     def __init__(
-        self, lines: Lines, sink: Sink, *, required: bool = False, problem: OSError | None = None
+        self, lines: Lines, sink: Logger, *, required: bool = False, problem: OSError | None = None
     ) -> None:
         self.required = required
         self._lines = lines
@@ -203,7 +203,7 @@ class AuditLog:
         self._sink.error("the audit log cannot be written", reason=str(error), next=next_)
 
 
-def open_audit(config: AuditConfig, sink: Sink) -> AuditLog | None:
+def open_audit(config: AuditConfig, sink: Logger) -> AuditLog | None:
     """The log that a configuration asks for; None: it asks for none. Raises UserError."""
     if config.file is not None:
         lines = FileLines(Path(config.file))

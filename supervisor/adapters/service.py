@@ -17,11 +17,11 @@ from supervisor.adapters.etcd.client import EtcdCoordination
 from supervisor.adapters.files.config import DaemonConfig
 from supervisor.adapters.systemd import Keeper, keeper_of
 from supervisor.adapters.telemetry import configure_logging, get_logger
-from supervisor.contract.boundaries import Sink
+from supervisor.contract.boundaries import Logger
 from supervisor.contract.errors import TfSupervisorError, UserError
 
 C = TypeVar("C", bound=DaemonConfig)
-Serve = Callable[[Sink], Coroutine[object, object, None]]
+Serve = Callable[[Logger], Coroutine[object, object, None]]
 SILENCE_SHARE = 2
 
 
@@ -44,7 +44,7 @@ def run(program: str, prepare: Callable[[], tuple[DaemonConfig, dict[str, str], 
         sys.exit(error.exit_code)
 
 
-def _arm_failpoints(sink: Sink) -> None:
+def _arm_failpoints(sink: Logger) -> None:
     try:
         directory = failpoints.arm(os.environ)
     except ValueError as error:
@@ -69,7 +69,9 @@ RELOADED = frozenset({"users", "denied", "secrets"})
 """Fields of the configurations that SIGHUP takes into force."""
 
 
-def reloading(config: C, load: Callable[[], C], take: Callable[[C], None], sink: Sink) -> Callable[[], None]:
+def reloading(
+    config: C, load: Callable[[], C], take: Callable[[C], None], sink: Logger
+) -> Callable[[], None]:
     """What a daemon does at SIGHUP: it reads its configuration again, and `take` gets it.
 
     The log says which fields have changed, and which of them need a restart. A file that is wrong changes

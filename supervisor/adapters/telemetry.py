@@ -62,7 +62,7 @@ def configure_logging(json_file: Path | None, level: str = "info", *, console: b
 
 
 def get_logger(component: str, **fields: object) -> FilteringBoundLogger:
-    """A logger whose every line names the component and carries `fields`; it is a `Sink`."""
+    """A logger whose every line names the component and carries `fields`; it is a `Logger`."""
     logger: FilteringBoundLogger = structlog.get_logger(component=component, **fields)
     return logger
 

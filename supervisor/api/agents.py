@@ -12,7 +12,7 @@ import grpc
 from supervisor.contract import codec
 from supervisor.contract.errors import NotFound, Unreachable
 from supervisor.contract.ids import TaskId
-from supervisor.control.decide.snapshot import JobPicture, Snapshot
+from supervisor.control.decide.snapshot import JobState, Snapshot
 from supervisor.wire.failures import from_failure, read_failure
 from supervisor.wire.rpc import Guard
 from supervisor.wire.tfsup_pb2 import Record
@@ -99,7 +99,7 @@ def address_of(snap: Snapshot, node: str) -> str:
     return picture.incarnation.value.address
 
 
-def node_of(job: JobPicture, task: TaskId) -> str:
+def node_of(job: JobState, task: TaskId) -> str:
     """Where a task of a job is placed by the plan in force; raises NotFound."""
     check_task(job, task)
     plan = job.plan_in_force
@@ -109,7 +109,7 @@ def node_of(job: JobPicture, task: TaskId) -> str:
     raise NotFound(f"{task} does not run at the moment; see `supervisorctl status {job.name}`")
 
 
-def check_task(job: JobPicture, task: TaskId) -> None:
+def check_task(job: JobState, task: TaskId) -> None:
     """Raise NotFound, with the tasks that there are, unless the job has this one."""
     tasks = job.record.value.spec.tasks()
     if task not in tasks:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Protocol
 
-from supervisor.contract.boundaries import Sink
+from supervisor.contract.boundaries import Logger
 from supervisor.contract.errors import TfSupervisorError
 from supervisor.contract.observed import Beat
 from supervisor.control.decide.snapshot import Snapshot
@@ -28,7 +28,7 @@ class CertificateDesk(Protocol):
 class CertificateEvents:
     """Makes one event of each text of each holder, while this supervisor leads."""
 
-    def __init__(self, desk: CertificateDesk, sink: Sink) -> None:
+    def __init__(self, desk: CertificateDesk, sink: Logger) -> None:
         self._desk = desk
         self._sink = sink
         self._nodes: dict[str, str] = {}

@@ -45,7 +45,7 @@ class CheckpointDesk(Protocol):
         """Record again what etcd has lost."""
 
 
-class CheckpointService:
+class CheckpointMethods:
     """Answers `supervisorctl checkpoints`. `leading` raises NotLeading where another supervisor leads."""
 
     def __init__(self, desk: CheckpointDesk, leading: Callable[[], object]) -> None:

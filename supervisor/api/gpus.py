@@ -8,7 +8,7 @@ from supervisor.contract.views.nodes import GpuList, GpuNodeView, GpuView
 from supervisor.control.decide.facts.claims import all_claims, by_gpu
 from supervisor.control.decide.facts.devices import QUARANTINED, quarantined, reported
 from supervisor.control.decide.set_aside import Claim
-from supervisor.control.decide.snapshot import NodePicture, Snapshot
+from supervisor.control.decide.snapshot import NodeState, Snapshot
 
 NOT_TOLD = "its agent has not told of its GPUs"
 
@@ -27,21 +27,21 @@ def gpu_list(snap: Snapshot, node: str = "") -> GpuList:
     )
 
 
-def _node_view(picture: NodePicture) -> GpuNodeView:
+def _node_view(picture: NodeState) -> GpuNodeView:
     held = reported(picture)
     if held is None:
         return GpuNodeView(picture.node, problem=NOT_TOLD)
     return GpuNodeView(picture.node, held.value.driver, held.value.problem)
 
 
-def _views(snap: Snapshot, picture: NodePicture, claims: dict[str, list[Claim]]) -> list[GpuView]:
+def _views(snap: Snapshot, picture: NodeState, claims: dict[str, list[Claim]]) -> list[GpuView]:
     held = reported(picture)
     if held is None:
         return []
     return [_view(snap, picture, gpu, claims.get(gpu.uuid, [])) for gpu in held.value.gpus]
 
 
-def _view(snap: Snapshot, picture: NodePicture, gpu: Gpu, claims: list[Claim]) -> GpuView:
+def _view(snap: Snapshot, picture: NodeState, gpu: Gpu, claims: list[Claim]) -> GpuView:
     barred = quarantined(snap, gpu.uuid)
     return GpuView(
         node=picture.node,

@@ -20,7 +20,7 @@ from supervisor.contract.views.nodes import (
 from supervisor.control.decide.facts import promises
 from supervisor.control.decide.facts.claims import all_claims, may_live
 from supervisor.control.decide.facts.devices import quarantines_of, reported
-from supervisor.control.decide.snapshot import Held, NodePicture, Snapshot
+from supervisor.control.decide.snapshot import NodeState, Snapshot, Versioned
 from supervisor.wire import rpc
 
 
@@ -34,7 +34,7 @@ class NodeDesk(Protocol):
         """Let tasks come again."""
 
 
-class NodeService:
+class NodeMethods:
     """Answers `supervisorctl nodes` and what changes them. `leading` raises NotLeading elsewhere."""
 
     def __init__(self, desk: NodeDesk, leading: Callable[[], Snapshot]) -> None:
@@ -90,7 +90,7 @@ def node_list(snap: Snapshot) -> NodeList:
     )
 
 
-def _node_view(snap: Snapshot, picture: NodePicture, tasks: tuple[str, ...], used: set[str]) -> NodeView:
+def _node_view(snap: Snapshot, picture: NodeState, tasks: tuple[str, ...], used: set[str]) -> NodeView:
     held, report = picture.incarnation, reported(picture)
     state, reason = _node_state(snap, picture, busy=bool(tasks))
     if held is None:
@@ -116,7 +116,7 @@ def _node_view(snap: Snapshot, picture: NodePicture, tasks: tuple[str, ...], use
     )
 
 
-def _node_state(snap: Snapshot, picture: NodePicture, *, busy: bool) -> tuple[str, str]:
+def _node_state(snap: Snapshot, picture: NodeState, *, busy: bool) -> tuple[str, str]:
     held = picture.incarnation
     if left := snap.nodes_aside.get(picture.node):
         return "aside", f"nothing is decided about it: {left.why}"
@@ -144,7 +144,7 @@ def _node_state(snap: Snapshot, picture: NodePicture, *, busy: bool) -> tuple[st
     return "ready", ""
 
 
-def _marked(snap: Snapshot, mark: Held[LostMark], d_ms: int) -> tuple[str, str]:
+def _marked(snap: Snapshot, mark: Versioned[LostMark], d_ms: int) -> tuple[str, str]:
     """A mark is a declaration; the node counts as lost when D has passed since (rule 3)."""
     lost = mark.value.final or snap.now_ms - mark.created_ms >= d_ms
     return "lost" if lost else "suspected", mark.value.reason

@@ -18,7 +18,7 @@ from supervisor.contract.views.jobs import (
     TailChunk,
     TailRequest,
 )
-from supervisor.control.decide.snapshot import JobPicture, Snapshot
+from supervisor.control.decide.snapshot import JobState, Snapshot
 
 ALL_BYTES = 1 << 40
 LIST_S = 2.0
@@ -135,7 +135,7 @@ class OutputTail:
                 yield TailChunk(self._place, "")
             await asyncio.sleep(POLL_S)
 
-    async def _next_piece(self, job: JobPicture) -> TailChunk | None:
+    async def _next_piece(self, job: JobState) -> TailChunk | None:
         """New output of the present attempt, a note, or nothing."""
         attempt = AttemptId.parse(self._place.attempt)
         node = self._reported(job).get(attempt, "")
@@ -181,12 +181,12 @@ class OutputTail:
         except TfSupervisorError:
             return None
 
-    def _reported(self, job: JobPicture) -> dict[AttemptId, str]:
+    def _reported(self, job: JobState) -> dict[AttemptId, str]:
         """Attempts that etcd still tells of, and their nodes."""
         task = TaskId.parse(self.request.task)
         return {attempt: held.value.node for attempt, held in job.attempts.items() if attempt.task == task}
 
-    def _job(self) -> JobPicture:
+    def _job(self) -> JobState:
         task = TaskId.parse(self.request.task)
         job = views.find_job(self.snapshot(), task.job)
         check_task(job, task)

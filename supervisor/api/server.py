@@ -16,8 +16,8 @@ from supervisor.adapters.secret_sources import SecretSources
 from supervisor.api import views
 from supervisor.api.agents import Agents, address_of, node_of
 from supervisor.api.certificates import CertificateEvents
-from supervisor.api.checkpoints import CheckpointDesk, CheckpointService
-from supervisor.api.nodes import NodeDesk, NodeService
+from supervisor.api.checkpoints import CheckpointDesk, CheckpointMethods
+from supervisor.api.nodes import NodeDesk, NodeMethods
 from supervisor.api.output import OutputTail
 from supervisor.api.secrets import deliver
 from supervisor.contract.access import Target
@@ -202,8 +202,8 @@ class ControlService:
         self._promising = promising
         self._cluster = cluster
         self._guard = guard
-        self._checkpoints = CheckpointService(desk.checkpoints, self._snapshot)
-        self._nodes = NodeService(desk.nodes, self._snapshot)
+        self._checkpoints = CheckpointMethods(desk.checkpoints, self._snapshot)
+        self._nodes = NodeMethods(desk.nodes, self._snapshot)
 
     def methods(self) -> dict[str, rpc.Method]:
         """Method name -> handler."""

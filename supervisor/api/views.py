@@ -35,7 +35,7 @@ from supervisor.control.decide.facts.history import job_step, newest_commit
 from supervisor.control.decide.facts.standing import Standing, standing
 from supervisor.control.decide.jobs.failing import is_held
 from supervisor.control.decide.reconcile import waiting_for
-from supervisor.control.decide.snapshot import Held, JobPicture, Snapshot
+from supervisor.control.decide.snapshot import JobState, Snapshot, Versioned
 
 TENSORBOARD = "tensorboard"
 
@@ -91,7 +91,7 @@ def _parked_view(name: str, why: str, record: JobRecord | None = None) -> JobVie
     )
 
 
-def find_job(snap: Snapshot, name: str) -> JobPicture:
+def find_job(snap: Snapshot, name: str) -> JobState:
     """A job by name; raises NotFound that lists the jobs there are, Conflict for one that is left alone."""
     if name in snap.jobs:
         return snap.jobs[name]
@@ -101,7 +101,7 @@ def find_job(snap: Snapshot, name: str) -> JobPicture:
     raise NotFound(f"no job {name!r}; jobs here: {known}")
 
 
-def job_view(snap: Snapshot, job: JobPicture) -> JobView:
+def job_view(snap: Snapshot, job: JobState) -> JobView:
     """One job with its tasks."""
     spec, switch = job.record.value.spec, job.switch.value
     slow, hung, saver = slow_tasks(snap, job), suspected(snap, job), saving.saver_beat(snap, job)
@@ -141,7 +141,7 @@ def job_view(snap: Snapshot, job: JobPicture) -> JobView:
     )
 
 
-def _budget(snap: Snapshot, job: JobPicture) -> BudgetView:
+def _budget(snap: Snapshot, job: JobState) -> BudgetView:
     policy = job.record.value.spec.restart
     return BudgetView(
         in_a_row=job.switch.value.ledger.streak,
@@ -160,7 +160,7 @@ def _tensorboard(tasks: tuple[TaskView, ...]) -> str:
     return ""
 
 
-def _code_of(job: JobPicture) -> str:
+def _code_of(job: JobState) -> str:
     """The digest that the generation in force runs; before the first, the one that it will run."""
     plan, code = job.plan_in_force, job.record.value.spec.code
     return plan.value.code if plan is not None else code.digest if code is not None else ""
@@ -229,7 +229,7 @@ def events_after(snap: Snapshot, job: str, after: int) -> tuple[tuple[EventView,
     ), last
 
 
-def _task_view(snap: Snapshot, job: JobPicture, task: TaskId, slower: float | None, hung: str) -> TaskView:
+def _task_view(snap: Snapshot, job: JobState, task: TaskId, slower: float | None, hung: str) -> TaskView:
     """`slower`: how many times slower than its peers a straggler is. `hung`: the signs of life it lacks."""
     plan, state = job.plan_in_force, "waiting"
     if plan is None:
@@ -274,7 +274,7 @@ def _task_view(snap: Snapshot, job: JobPicture, task: TaskId, slower: float | No
     )
 
 
-def _task_without_plan(job: JobPicture, task: TaskId) -> TaskView:
+def _task_without_plan(job: JobState, task: TaskId) -> TaskView:
     """A task of a job that has ended, or has not begun: its last attempt, if one is remembered."""
     reports = [held.value for held in job.attempts.values() if held.value.attempt.task == task]
     if not reports:
@@ -318,13 +318,13 @@ def describe_exit(ending: Exit) -> str:
     return f"{how}: {ending.detail}" if ending.detail else how
 
 
-def _placement(plan: Held[Plan] | None, member: str) -> Placement | None:
+def _placement(plan: Versioned[Plan] | None, member: str) -> Placement | None:
     if plan is None:
         return None
     return next((placement for placement in plan.value.placements if placement.member == member), None)
 
 
-def _address(job: JobPicture, plan: Held[Plan], report: AttemptReport | None, task: TaskId) -> str:
+def _address(job: JobState, plan: Versioned[Plan], report: AttemptReport | None, task: TaskId) -> str:
     if report is not None and report.address:
         return report.address
     prepared = job.prepared.get((plan.value.plan_id, task.member))

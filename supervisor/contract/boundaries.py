@@ -25,7 +25,7 @@ class Clock(Protocol):
         """Milliseconds since the Unix epoch; may jump."""
 
 
-class Sink(Protocol):
+class Logger(Protocol):
     """Where a daemon says what happened. A structlog logger is one."""
 
     def debug(self, event: str, **fields: object) -> object:

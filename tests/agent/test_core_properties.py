@@ -14,6 +14,7 @@ from agent.core.events import (
     BeatSeen,
     Drained,
     Event,
+    Evicted,
     Fenced,
     Joined,
     LauncherGone,
@@ -21,7 +22,6 @@ from agent.core.events import (
     LauncherSaid,
     MemoryFree,
     Observed,
-    Outcast,
     Reported,
     Spawned,
     SpecRead,
@@ -44,7 +44,7 @@ from agent.core.instructions import (
 )
 from agent.core.pool import SPARE_BYTES
 from agent.core.saved import adopt
-from agent.core.state import AgentState, Told
+from agent.core.state import AgentState, ReportLevel
 from agent.core.step import step
 from agent.inside import protocol
 from agent.settings import AgentSettings
@@ -193,7 +193,7 @@ class CoreMachine(RuleBasedStateMachine):
         name = str(report.record.attempt)
         if ok:
             self.reports[name] = report.record.state
-            if report.serial >= Told.DEAD:
+            if report.serial >= ReportLevel.DEAD:
                 assert all(each.attempt != name for each in self.launchers.values()), "told dead, but runs"
         self.events.append(Reported(report.record.attempt, report.serial, ok))
 
@@ -401,7 +401,7 @@ class CoreMachine(RuleBasedStateMachine):
             self.join(adopt=True)
         else:
             self.lost = True
-            self.feed(Outcast("test"))
+            self.feed(Evicted("test"))
 
     # Promises.
 

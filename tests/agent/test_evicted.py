@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from agent.core.events import Fenced, Joined, Observed, Outcast, TermsSeen
+from agent.core.events import Evicted, Fenced, Joined, Observed, TermsSeen
 from agent.core.instructions import Cleared, Commit, FollowCommits, StopCommit, StopFollowing, Unfollow
 from agent.core.saved import adopt
 from supervisor.contract.boundaries import Seen
@@ -32,13 +32,13 @@ def saving() -> Core:
 
 def test_what_a_lost_life_saved_is_no_more_committed() -> None:
     """The simulator: the saver went on under the next life's fence, and committed for a job on hold."""
-    out = saving().feed(Outcast("lost"))
+    out = saving().feed(Evicted("lost"))
     assert [(each.job_uuid, each.generation) for each in only(StopCommit, out)] == [("u", 1)]
 
 
 def test_what_other_nodes_save_is_no_more_brought_in_for_a_lost_life() -> None:
     core = saving()
-    out = core.feed(Outcast("lost"))
+    out = core.feed(Evicted("lost"))
     assert [(each.job_uuid, each.generation) for each in only(StopFollowing, out)] == [("v", 1)]
     assert not core.state.following
 
@@ -46,7 +46,7 @@ def test_what_other_nodes_save_is_no_more_brought_in_for_a_lost_life() -> None:
 def test_the_output_of_a_lost_life_is_no_more_read() -> None:
     """The simulator: it was read for ever, and the beats told of a task that nobody had placed there."""
     core = Core().running()
-    out = core.feed(Outcast("lost"), Fenced(core.launcher_id, 0))
+    out = core.feed(Evicted("lost"), Fenced(core.launcher_id, 0))
     assert only(Cleared, out)
     assert [each.attempt for each in only(Unfollow, out)] == [ORDER.attempt_id]
 
@@ -55,7 +55,7 @@ def test_a_successor_knows_which_cluster_the_tasks_are_of() -> None:
     core = Core().running()
     seen = Seen("assignments/n1/x", 7, "digest")
     core.feed(TermsSeen((), 0, "c1"), Observed((ORDER,), (RUNNING,), core.now_ms, seen=seen))
-    core.feed(Outcast("lost"), Observed((), (), core.now_ms), Fenced(core.launcher_id, 0))
+    core.feed(Evicted("lost"), Observed((), (), core.now_ms), Fenced(core.launcher_id, 0))
     heir = adopt.restore(adopt.record_of(core.state), SETTINGS, "life2", "boot", core.now_ms, frozenset())
     assert (heir.cluster, heir.seen) == ("c1", seen), "until this life has joined anew"
     core.feed(Joined(replace(ME, incarnation="life9"), core.now_ms, adopt=False, d_ms=FAST.d_ms))

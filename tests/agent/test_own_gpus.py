@@ -13,7 +13,7 @@ from agent.core.instructions import Instruction, Launch, Report
 from agent.core.reporting import report
 from agent.core.saved.adopt import record_of, restore
 from agent.core.saved.record import End
-from agent.core.state import AgentState, Attempt, Hold, HoldState, Launcher
+from agent.core.state import AgentState, Attempt, HoldState, Launcher, PortReservation
 from agent.core.step import step
 from agent.core.step_context import Work
 from supervisor.contract.desired import Assignment, ClusterSpec, JobPhase, JobSwitch, RoleAddresses
@@ -50,7 +50,7 @@ def state(old: Assignment, end: End | None, new: Assignment) -> AgentState:
     made = AgentState(SETTINGS, "life1", "boot", FAST.d_ms)
     made.launchers["L-old"] = _launcher("L-old", old, 5)
     made.launchers["L-new"] = _launcher("L-new", new, 7)
-    held = Hold("new", "p2", "worker.0", "L-new", HoldState.HELD, port=20001, answered=True)
+    held = PortReservation("new", "p2", "worker.0", "L-new", HoldState.HELD, port=20001, answered=True)
     made.holds[name_of(new)] = held
     made.attempts[old.attempt_id] = attempt(old, end)
     made.specs["p2"] = SPEC

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from agent.core.events import BeatSeen, Heard, Outcast, Promised, TermsSeen, Tick
+from agent.core.events import BeatSeen, Evicted, Heard, Promised, TermsSeen, Tick
 from agent.core.instructions import AskPromises, Instruction
 from supervisor.contract.timing import FAST
 from tests.guarantees.test_agent_rules import ORDER, Core, kills
@@ -106,7 +106,7 @@ def test_an_answer_to_what_was_given_up_counts_no_more() -> None:
 def test_another_life_has_no_promises() -> None:
     core, ask = cut_off()
     answer(core, ask, *NAMES)
-    core.feed(Outcast("marked lost for good"))
+    core.feed(Evicted("marked lost for good"))
     assert core.state.promises.until_ms < 0
     assert core.state.promises.supervisors == NAMES
 

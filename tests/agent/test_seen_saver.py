@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from agent.core.events import Drained, Reported
 from agent.core.instructions import Commit, Drain, Instruction, Report, StopCommit
-from agent.core.state import Told
+from agent.core.state import ReportLevel
 from agent.inside import protocol
 from supervisor.contract.desired import JobPhase
 from tests.guarantees.test_agent_rules import ORDER, RUNNING, Core, only
@@ -57,7 +57,7 @@ def test_what_had_ended_before_it_was_seen_to_save_is_drained_and_told_again() -
     core.see(RUNNING, ORDER)
     (*_, before) = exits(core)
     assert (before.record.drained, before.record.saver) == (True, False)
-    assert core.attempt.told is Told.DRAINED
+    assert core.attempt.told is ReportLevel.DRAINED
     said = core.see(replace(SEEN, phase=JobPhase.FINISHING), ORDER)
     assert len(only(Commit, said)) == 1
     assert len(only(Drain, said)) == 1

@@ -38,7 +38,7 @@ from agent.core.instructions import (
     StopCommit,
     Write,
 )
-from agent.core.state import AgentState, Told
+from agent.core.state import AgentState, ReportLevel
 from agent.core.step import step
 from agent.inside import protocol
 from chaos.sim import flaws
@@ -247,7 +247,7 @@ def test_an_error_that_all_jobs_of_a_node_meet_is_the_agents_own(
     monkeypatch.setattr("agent.core.reporting._record", faulty)
     for order in (ORDER, OTHER):
         attempt = two.state.attempts[order.attempt_id]
-        two.state.attempts[order.attempt_id] = replace(attempt, told=Told.NOTHING)
+        two.state.attempts[order.attempt_id] = replace(attempt, told=ReportLevel.NOTHING)
     with pytest.raises(ZeroDivisionError):
         two.feed(Tick())
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from agent.core.desired import recipe_of
 from agent.core.events import Drained, Event, Joined, LauncherSaid, Observed, Reported
 from agent.core.instructions import Drain, Instruction, Report, Unfollow
-from agent.core.state import AgentState, Attempt, Launcher, Told
+from agent.core.state import AgentState, Attempt, Launcher, ReportLevel
 from agent.core.step import step
 from agent.inside import protocol
 from agent.settings import AgentSettings
@@ -38,14 +38,14 @@ def test_the_output_of_a_saver_is_followed_until_its_last_commit_is_told_of() ->
     hello = protocol.Hello(protocol.PROTOCOL, "L", "job", 5, 5, "boot", warm=True, attempt=running)
     take(Joined(ME, NOW_MS, adopt=True, d_ms=FAST.d_ms), LauncherSaid("L", hello))
     take(Observed((ORDER,), (JobSwitch("job", "u", JobPhase.RUNNING, 1, "p1"),), NOW_MS))
-    take(Reported(attempt, int(Told.RUNNING), True))
+    take(Reported(attempt, int(ReportLevel.RUNNING), True))
     exited = protocol.Exited(str(attempt), 1, None, NOW_MS, "exit", confirmed_dead=True)
     take(LauncherSaid("L", exited))
     assert any(isinstance(each, Drain) for each in done)
-    assert [each.serial for each in done if isinstance(each, Report)][-1] == Told.DEAD
-    take(Reported(attempt, int(Told.DEAD), True, stepped=True), Drained(attempt))
-    assert [each.serial for each in done if isinstance(each, Report)][-1] == Told.DRAINED
+    assert [each.serial for each in done if isinstance(each, Report)][-1] == ReportLevel.DEAD
+    take(Reported(attempt, int(ReportLevel.DEAD), True, stepped=True), Drained(attempt))
+    assert [each.serial for each in done if isinstance(each, Report)][-1] == ReportLevel.DRAINED
     assert not [each for each in done if isinstance(each, Unfollow)], "the second report needs its output too"
-    take(Reported(attempt, int(Told.DRAINED), True, stepped=True))
+    take(Reported(attempt, int(ReportLevel.DRAINED), True, stepped=True))
     assert [each for each in done if isinstance(each, Unfollow)] == [Unfollow(attempt)]
     assert state.attempts[attempt].settled

@@ -10,7 +10,7 @@ import pytest
 from agent.core.desired import recipe_of
 from agent.core.events import Event, Joined, LauncherSaid, Observed, Reported, SpecRead
 from agent.core.instructions import Instruction, Launch, Say
-from agent.core.state import AgentState, Launcher, Told
+from agent.core.state import AgentState, Launcher, ReportLevel
 from agent.core.step import step
 from agent.core.warmth import EARLY_MS
 from agent.effects import _lost_a_peer
@@ -87,7 +87,7 @@ class Task:
         self.take(
             LauncherSaid("L", protocol.Exited(name, code, None, self.now_ms, "exit", confirmed_dead=True))
         )
-        for serial in (Told.DEAD, Told.DRAINED):
+        for serial in (ReportLevel.DEAD, ReportLevel.DRAINED):
             self.take(Reported(self.order.attempt_id, int(serial), True, step >= 0, peer_lost))
 
 

@@ -70,7 +70,7 @@ from supervisor.contract.views.jobs import (
 from supervisor.contract.views.nodes import CordonRequest, GpusRequest, UncordonRequest
 from supervisor.control.decide.plan import put
 from supervisor.control.decide.set_aside import Aside
-from supervisor.control.decide.snapshot import Held
+from supervisor.control.decide.snapshot import Versioned
 from supervisor.wire.audit import Auditor
 from supervisor.wire.failures import read_failure
 from supervisor.wire.gate import Policy
@@ -408,7 +408,7 @@ async def test_a_role_that_is_taken_away_is_gone_with_the_next_request(doors: Do
 
 async def test_the_name_of_a_deleted_job_is_its_owners_while_that_is_known(doors: Doors) -> None:
     assert doors.desk.picture is not None
-    gone = Held(keys.deleted(JOB), DeletedJob(JOB, "uuid", 1, ALICES[1], ALICES[2]), 1, 1, 0, 0)
+    gone = Versioned(keys.deleted(JOB), DeletedJob(JOB, "uuid", 1, ALICES[1], ALICES[2]), 1, 1, 0, 0)
     doors.desk.picture = replace(doors.desk.picture, jobs={}, deleted={JOB: gone})
     answers = {
         name: await ask(await doors.caller(f"user:{name}"), "Control.Submit", REQUESTS["Control.Submit"])

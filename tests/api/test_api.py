@@ -48,7 +48,7 @@ from supervisor.contract.views.jobs import (
     SubmitRequest,
 )
 from supervisor.contract.views.nodes import CordonRequest, NodeAnswer, UncordonRequest
-from supervisor.control.decide.snapshot import Held, Snapshot
+from supervisor.control.decide.snapshot import Snapshot, Versioned
 from supervisor.wire.rpc import Guard, Server, unary
 from supervisor.wire.tfsup_pb2 import Record
 from tests.control.world import World
@@ -439,7 +439,7 @@ def _with_events(
     snap: Snapshot, *jobs: str, wall_ms: Callable[[int], int] = lambda serial: serial
 ) -> Snapshot:
     events = tuple(
-        Held(keys.event(n), Event(wall_ms(n), "incident", job, f"event {n}"), n, n, 0, 0)
+        Versioned(keys.event(n), Event(wall_ms(n), "incident", job, f"event {n}"), n, n, 0, 0)
         for n, job in enumerate(jobs, 1)
     )
     return replace(snap, events=events)

@@ -23,7 +23,7 @@ from supervisor.contract.desired import LeaderRecord
 from supervisor.contract.errors import TfSupervisorError
 from supervisor.contract.incident import Event
 from supervisor.contract.observed import LINK_PROTOCOL, Beat
-from supervisor.control.decide.snapshot import Held
+from supervisor.control.decide.snapshot import Versioned
 from supervisor.wire.rpc import Guard
 from tests.api.test_api import FakeDesk, Place
 from tests.control.world import World
@@ -181,7 +181,7 @@ async def test_an_agents_certificate_that_ends_soon_is_an_event_once(served: Ser
     texts = {**own, "agent:n1": "expired at 2026-03-01 12:00 UTC"}
     assert served.desk.asked == list(texts.items())
     made = [Event(0, "certificate", "", "", {"holder": each, "state": text}) for each, text in texts.items()]
-    told = tuple(Held(f"events/{number}", event, 1, 1, 0, 0) for number, event in enumerate(made))
+    told = tuple(Versioned(f"events/{number}", event, 1, 1, 0, 0) for number, event in enumerate(made))
     assert served.desk.picture is not None
     served.desk.picture = replace(served.desk.picture, events=told)
     await events.tell(own)

@@ -17,7 +17,7 @@ from supervisor.contract.incident import Event
 from supervisor.contract.job.spec import Strategy
 from supervisor.contract.observed import TaskBeat
 from supervisor.contract.views.jobs import TaskView
-from supervisor.control.decide.snapshot import Held
+from supervisor.control.decide.snapshot import Versioned
 from tests.control.world import World
 from tests.support.builders import job_spec
 
@@ -139,7 +139,7 @@ def test_an_event_that_is_written_late_is_told_all_the_same() -> None:
     def told(*written: tuple[int, int], after: int) -> tuple[list[int], int]:
         """Serials, of events with these serials and revisions."""
         events = tuple(
-            Held(keys.event(serial), Event(1, "k", "digits", "t"), revision, revision, 0, 0)
+            Versioned(keys.event(serial), Event(1, "k", "digits", "t"), revision, revision, 0, 0)
             for serial, revision in sorted(written)
         )
         found, last = views.events_after(replace(world.snapshot(), events=events), "", after)

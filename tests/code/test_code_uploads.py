@@ -19,7 +19,7 @@ from supervisor.contract.job.spec import CodeRef, JobRecord, JobSpec
 from supervisor.control.decide.jobs import code_gc
 from supervisor.control.decide.plan import put
 from supervisor.control.services import code_uploads as shelf_module
-from supervisor.control.services.code_uploads import Shelf
+from supervisor.control.services.code_uploads import CodeUploads
 from tests.control.world import World
 from tests.support.builders import job_spec
 
@@ -40,7 +40,7 @@ class Office:
     def __init__(self, fault: Callable[[str], Fault | None] = no_fault, spec: JobSpec | None = None) -> None:
         self.world = World(spec)
         self.coordination = MemoryCoordination(self.world.store, fault=fault, rpc_deadline_ms=50)
-        self.shelf = Shelf(self.coordination, self.world.snapshot)
+        self.shelf = CodeUploads(self.coordination, self.world.snapshot)
 
     async def upload(self, ref: CodeRef, data: bytes, *indexes: int) -> bool:
         state = [(await self.shelf.put(part(ref, data, index))).complete for index in indexes]

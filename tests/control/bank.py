@@ -27,7 +27,7 @@ from supervisor.contract.views.checkpoints import (
     Thing,
 )
 from supervisor.control.decide.plan import put
-from supervisor.control.services.jobs import Desk
+from supervisor.control.services.jobs import JobService
 from tests.control.world import World, check
 
 FILE = "weights.bin"
@@ -40,7 +40,7 @@ class Bank:
         self.world = World()
         self.world.form_cluster()
         self.store = MemoryCheckpointStore()
-        self.desk = Desk(
+        self.desk = JobService(
             MemoryCoordination(self.world.store),
             lambda _uri: self.store,
             BootClock(),

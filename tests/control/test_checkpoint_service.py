@@ -28,7 +28,7 @@ from supervisor.contract.views.checkpoints import (
     VerifyRequest,
 )
 from supervisor.control.decide.plan import put
-from supervisor.control.services.jobs import Desk
+from supervisor.control.services.jobs import JobService
 from tests.control.bank import FILE, Bank, items, open_bank, views
 
 
@@ -172,7 +172,7 @@ async def test_a_deposed_leader_quarantines_nothing(bank: Bank) -> None:
     ref = await bank.save(1, 10)
     bank.damage(ref)
     stale = bank.world.snapshot()
-    desk = Desk(
+    desk = JobService(
         MemoryCoordination(bank.world.store),
         lambda _uri: bank.store,
         BootClock(),

@@ -11,19 +11,19 @@ from supervisor.contract.timing import FAST
 from supervisor.control.decide.jobs.incidents import KEPT_EVENTS
 from supervisor.control.decide.plan import put
 from supervisor.control.decide.reconcile import reconcile
-from supervisor.control.decide.snapshot import Held, JobPicture
+from supervisor.control.decide.snapshot import JobState, Versioned
 from tests.control.world import STEP_MS, World
 
 FEW = 3
 
 
-class Read(tuple[Held[Event], ...]):
+class Read(tuple[Versioned[Event], ...]):
     """Events of which each that is walked over counts."""
 
     __slots__ = ()
     walked = 0
 
-    def __iter__(self) -> Iterator[Held[Event]]:
+    def __iter__(self) -> Iterator[Versioned[Event]]:
         for event in super().__iter__():
             Read.walked += 1
             yield event
@@ -43,9 +43,9 @@ def test_a_look_at_a_healthy_cluster_does_not_read_its_history() -> None:
 
 def test_what_follows_from_records_alone_is_found_once_for_all_pictures_of_them() -> None:
     world = World().start()
-    looked: list[JobPicture] = []
+    looked: list[JobState] = []
 
-    def rule(job: JobPicture) -> int:
+    def rule(job: JobState) -> int:
         looked.append(job)
         return len(looked)
 

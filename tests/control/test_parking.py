@@ -27,7 +27,7 @@ from supervisor.control.decide.nodes import node_loss
 from supervisor.control.decide.plan import Action, put
 from supervisor.control.decide.reconcile import reconcile
 from supervisor.control.decide.set_aside import Left
-from supervisor.control.decide.snapshot import JobPicture, NodePicture, Snapshot
+from supervisor.control.decide.snapshot import JobState, NodeState, Snapshot
 from tests.control.world import World
 from tests.support.builders import job_spec
 
@@ -162,7 +162,7 @@ def test_a_node_whose_rules_raise_is_cordoned_and_all_else_is_decided(
 ) -> None:
     rule = node_loss._suspicion
 
-    def faulty(snap: Snapshot, picture: NodePicture) -> str:
+    def faulty(snap: Snapshot, picture: NodeState) -> str:
         if picture.node == "n1":
             raise ZeroDivisionError
         return rule(snap, picture)
@@ -308,7 +308,7 @@ def test_an_error_that_two_jobs_meet_parks_neither(
     """What they share is wrong then: the traceback has the job whose turn it was."""
     rule = notices.tell
 
-    def faulty(snap: Snapshot, job: JobPicture) -> list[Action]:
+    def faulty(snap: Snapshot, job: JobState) -> list[Action]:
         broken_of_the_leader(snap)
         return rule(snap, job)
 
@@ -387,7 +387,7 @@ def test_what_a_job_that_is_left_aside_has_is_given_to_nobody() -> None:
 
 
 def test_an_error_that_two_nodes_meet_cordons_neither(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    def faulty(snap: Snapshot, picture: NodePicture) -> str:
+    def faulty(snap: Snapshot, picture: NodeState) -> str:
         raise ZeroDivisionError
 
     monkeypatch.setattr(node_loss, "_suspicion", faulty)
@@ -402,7 +402,7 @@ def test_a_node_that_meets_an_error_at_the_place_of_a_cordoned_one_is_not_cordon
     rule = node_loss._suspicion
     faulty_node = ["n1"]
 
-    def faulty(snap: Snapshot, picture: NodePicture) -> str:
+    def faulty(snap: Snapshot, picture: NodeState) -> str:
         if picture.node in faulty_node:
             put("jobs/x", object())
         return rule(snap, picture)

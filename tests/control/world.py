@@ -44,7 +44,7 @@ from supervisor.control.decide import invariants
 from supervisor.control.decide.facts.cluster_time import ages
 from supervisor.control.decide.plan import Action, DeleteFiles, put
 from supervisor.control.decide.reconcile import reconcile
-from supervisor.control.decide.snapshot import BeatSeen, JobPicture, Snapshot, View
+from supervisor.control.decide.snapshot import BeatSeen, JobState, Snapshot, View
 from tests.support.builders import job_spec
 
 T = TypeVar("T")
@@ -179,7 +179,7 @@ class World:
         self.view.apply(changes, self.store.revision, self.now_ms)
         return self.view.snapshot(self.now_ms, self.wall_ms, self.since_ms, self.token, FAST)
 
-    def job(self) -> JobPicture:
+    def job(self) -> JobState:
         return self.snapshot().jobs[self.spec.name]
 
     def switch(self) -> JobSwitch:

@@ -11,13 +11,13 @@ import pytest
 from agent.core.events import (
     BeatSeen,
     Event,
+    Evicted,
     Fenced,
     Heard,
     Joined,
     KillRehearsed,
     LauncherSaid,
     Observed,
-    Outcast,
     OutputsReady,
     Reported,
     Spawned,
@@ -37,7 +37,7 @@ from agent.core.instructions import (
 )
 from agent.core.pool import silence_ms
 from agent.core.saved import adopt
-from agent.core.state import AgentState, Attempt, Told
+from agent.core.state import AgentState, Attempt, ReportLevel
 from agent.core.step import step
 from agent.inside import protocol
 from agent.settings import AgentSettings
@@ -186,7 +186,7 @@ def test_nothing_starts_past_the_deadline() -> None:
 
 def test_an_outcast_kills_all_and_joins_anew_with_nothing() -> None:
     core = Core().running()
-    out = core.feed(Outcast("marked lost for good"))
+    out = core.feed(Evicted("marked lost for good"))
     (fence,) = only(Fence, out)
     assert set(fence.processes) == {(100, 1), (101, 1)}
     with pytest.raises(InvalidTransition):
@@ -259,7 +259,7 @@ def test_the_next_attempt_waits_until_the_one_before_is_confirmed_dead() -> None
     assert following.attempt_id not in core.state.attempts
     core.hear(protocol.Exited(str(ORDER.attempt_id), None, 9, core.now_ms, "killed", True))
     assert only(Launch, core.said)[-1].assignment.attempt == 1
-    for told in (Told.EXITED, Told.DEAD):
+    for told in (ReportLevel.EXITED, ReportLevel.DEAD):
         core.feed(Reported(ORDER.attempt_id, told, True))
     assert only(Launch, core.said)[-1].assignment.attempt == 2
 
@@ -283,7 +283,7 @@ def test_an_output_directory_is_made_after_the_attempt_before_is_confirmed_dead(
     core.see(RUNNING, following)
     assert not only(PrepareOutputs, core.said)
     core.hear(protocol.Exited(str(ORDER.attempt_id), None, 9, core.now_ms, "killed", True))
-    for told in (Told.EXITED, Told.DEAD):
+    for told in (ReportLevel.EXITED, ReportLevel.DEAD):
         core.feed(Reported(ORDER.attempt_id, told, True))
     assert [each.attempt for each in only(PrepareOutputs, core.said)] == [following.attempt_id]
     core.see(replace(RUNNING, generation=2, plan_id="p2"), following)

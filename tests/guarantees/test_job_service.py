@@ -30,7 +30,7 @@ from supervisor.contract.job.spec import CheckpointSpec, JobRecord, JobSpec
 from supervisor.contract.observed import Gpu
 from supervisor.contract.views.jobs import SubmitMode, SubmitRequest
 from supervisor.control.decide.plan import put
-from supervisor.control.services.jobs import Desk
+from supervisor.control.services.jobs import JobService
 from tests.control.world import World
 from tests.support.builders import job_spec
 
@@ -47,9 +47,9 @@ class Office:
 
     def beside(
         self, coordination: type[MemoryCoordination] = MemoryCoordination, uuid: str = "new-uuid"
-    ) -> Desk:
+    ) -> JobService:
         """Another desk over the same world."""
-        return Desk(
+        return JobService(
             coordination(self.world.store),
             self._open_store,
             BootClock(),
@@ -177,7 +177,7 @@ async def test_what_was_accepted_is_known_to_whoever_asks_next() -> None:
     """The leader's picture follows etcd by a watch, which may be late."""
     office = Office()
     late = [office.world.snapshot()] * 9
-    desk = Desk(
+    desk = JobService(
         MemoryCoordination(office.world.store),
         office._open_store,
         BootClock(),
@@ -195,7 +195,7 @@ async def test_a_deposed_leader_records_no_job() -> None:
     office = Office()
     stale = office.world.snapshot()
     office.world.new_leader()
-    desk = Desk(
+    desk = JobService(
         MemoryCoordination(office.world.store),
         office._open_store,
         BootClock(),

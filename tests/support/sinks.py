@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from supervisor.contract.boundaries import Sink
+from supervisor.contract.boundaries import Logger
 
 
 @dataclass
-class ListSink(Sink):
+class ListSink(Logger):
     """Keeps (level, event, fields) in `lines`."""
 
     lines: list[tuple[str, str, dict[str, object]]] = field(default_factory=list)

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from agent.core.gpus.health import remembered
 from agent.core.saved.record import AgentRecord, AttemptRecord, End, LauncherRecord, PortRecord, Saved
-from agent.core.state import AgentState, Attempt, Hold, HoldState, Launcher, Told
+from agent.core.state import AgentState, Attempt, HoldState, Launcher, PortReservation, ReportLevel
 from agent.settings import AgentSettings
 from supervisor.contract.ids import AttemptId, TaskId
 from supervisor.contract.observed import ExitReason
@@ -123,7 +123,7 @@ def restore(
             reach=launcher.reach,
         )
     for port in record.ports:
-        hold = Hold(
+        hold = PortReservation(
             port.job,
             port.plan_id,
             port.member,
@@ -137,7 +137,7 @@ def restore(
     return state
 
 
-def _port_record(hold: Hold) -> PortRecord:
+def _port_record(hold: PortReservation) -> PortRecord:
     return PortRecord(hold.job, hold.plan_id, hold.member, hold.launcher_id, hold.port, hold.warm)
 
 
@@ -191,7 +191,7 @@ def _attempt(record: AttemptRecord) -> Attempt:
         ending_ms=record.ending_ms,
         end=record.end,
         drained=record.drained,
-        told=Told(record.told),
+        told=ReportLevel(record.told),
         gpus=record.gpus,
         gpus_shared=record.gpus_shared,
     )

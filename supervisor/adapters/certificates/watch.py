@@ -12,7 +12,7 @@ from supervisor.adapters.certificates.reload import Certificates
 from supervisor.adapters.certificates.tls import TlsMaterial
 from supervisor.adapters.certificates.x509 import validity
 from supervisor.adapters.files.config import DaemonConfig
-from supervisor.contract.boundaries import Sink
+from supervisor.contract.boundaries import Logger
 from supervisor.contract.errors import UserError
 
 LOOK_S = 10.0
@@ -36,7 +36,7 @@ class CertificateWatch:
     def __init__(
         self,
         own: Mapping[str, Certificates],
-        sink: Sink,
+        sink: Logger,
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
         self._own = own

@@ -18,8 +18,8 @@ from supervisor.contract.boundaries import (
     Get,
     KeyDeleted,
     KeyValue,
+    Logger,
     Put,
-    Sink,
 )
 from supervisor.contract.desired import LeaderToken
 from supervisor.contract.errors import CoordinationUnreachable, NotFound, TfSupervisorError
@@ -44,7 +44,7 @@ class Election:
     """
 
     def __init__(
-        self, coordination: Coordination, key: str, value: bytes, ttl_s: int, clock: Clock, sink: Sink
+        self, coordination: Coordination, key: str, value: bytes, ttl_s: int, clock: Clock, sink: Logger
     ) -> None:
         self.lost = asyncio.Event()
         self.lost.set()

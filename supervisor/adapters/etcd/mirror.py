@@ -16,7 +16,7 @@ from supervisor.contract.boundaries import (
     KeyDeleted,
     KeyValue,
     Listing,
-    Sink,
+    Logger,
     WatchBatch,
 )
 from supervisor.contract.errors import Compacted, TfSupervisorError
@@ -59,7 +59,7 @@ class Mirror:
         prefix: str,
         deliver: Callable[[MirrorUpdate], None],
         clock: Clock,
-        sink: Sink,
+        sink: Logger,
     ) -> None:
         self._coordination = coordination
         self._prefix = prefix

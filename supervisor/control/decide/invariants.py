@@ -12,7 +12,7 @@ from supervisor.contract.errors import InvariantBroken
 from supervisor.contract.observed import AttemptReport, AttemptState
 from supervisor.control.decide.facts.claims import by_gpu, planned
 from supervisor.control.decide.set_aside import Claim
-from supervisor.control.decide.snapshot import JobPicture, Snapshot
+from supervisor.control.decide.snapshot import JobState, Snapshot
 
 
 def check(snap: Snapshot) -> None:
@@ -21,7 +21,7 @@ def check(snap: Snapshot) -> None:
         raise InvariantBroken("; ".join(broken))
 
 
-def check_job(snap: Snapshot, job: JobPicture) -> None:
+def check_job(snap: Snapshot, job: JobState) -> None:
     """Raise InvariantBroken that names every broken invariant of one job."""
     if broken := [*job.once(_of_its_records), *_attempts(snap, job)]:
         raise InvariantBroken("; ".join(broken))
@@ -48,11 +48,11 @@ def _gpus(snap: Snapshot) -> Iterator[str]:
             yield f"GPU {uuid} is given to {names} (rule 5)"
 
 
-def _of_its_records(job: JobPicture) -> tuple[str, ...]:
+def _of_its_records(job: JobState) -> tuple[str, ...]:
     return (*_generations(job), *_checkpoints(job))
 
 
-def _generations(job: JobPicture) -> Iterator[str]:
+def _generations(job: JobState) -> Iterator[str]:
     switch = job.switch.value
     if switch.job_uuid != job.record.value.uuid:
         yield f"{job.name}: switch and record have different UUIDs"
@@ -68,7 +68,7 @@ def _generations(job: JobPicture) -> Iterator[str]:
             yield f"{job.name}: {held.key} is of another generation than its plan"
 
 
-def _checkpoints(job: JobPicture) -> Iterator[str]:
+def _checkpoints(job: JobState) -> Iterator[str]:
     switch = job.switch.value
     for ref, held in job.commits.items():
         if held.value.job_uuid == switch.job_uuid and ref.generation > switch.generation:
@@ -82,7 +82,7 @@ def _checkpoints(job: JobPicture) -> Iterator[str]:
             yield f"{job.name}: base {base} is being collected (rule 7)"
 
 
-def _attempts(snap: Snapshot, job: JobPicture) -> Iterator[str]:
+def _attempts(snap: Snapshot, job: JobState) -> Iterator[str]:
     """Inside a generation one attempt of a task is alive at most (rule 6).
 
     What a follower that has moved left on a node that is lost for good is never reported dead.

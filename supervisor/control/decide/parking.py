@@ -30,7 +30,7 @@ from supervisor.contract.incident import Event
 from supervisor.contract.job.spec import JobIntent, Wanted
 from supervisor.control.decide.plan import Action, put, short, unchanged
 from supervisor.control.decide.set_aside import Left, aside
-from supervisor.control.decide.snapshot import JobPicture, NodePicture, Snapshot
+from supervisor.control.decide.snapshot import JobState, NodeState, Snapshot
 
 JOB_PARKED, NODE_PARKED = "job_parked", "node_parked"
 MAX_REASON = 300
@@ -44,7 +44,7 @@ MOST_NAMES = 5
 class Met:
     """A job or node, and the error that was met while it was dealt with."""
 
-    subject: JobPicture | NodePicture
+    subject: JobState | NodeState
     error: Exception
 
 
@@ -54,9 +54,9 @@ def leave(snap: Snapshot, error: Exception) -> tuple[Met, Snapshot]:
     Raises the error itself when it is about nobody, or when the picture was without that one already.
     """
     for subject in _subjects(error):
-        if isinstance(subject, NodePicture) and subject.node not in snap.nodes_aside:
+        if isinstance(subject, NodeState) and subject.node not in snap.nodes_aside:
             return Met(subject, error), without(snap, subject, why_of(error))
-        if isinstance(subject, JobPicture) and subject.name in snap.jobs:
+        if isinstance(subject, JobState) and subject.name in snap.jobs:
             job = snap.jobs[subject.name]
             return Met(job, error), without(snap, job, why_of(error))
     raise error
@@ -79,11 +79,11 @@ def park_alone(snap: Snapshot, met: Sequence[Met]) -> list[Action]:
     subject, error = new[0].subject, new[0].error
     actions: list[Action] = []
     with contained(lambda _error: actions.clear()):
-        actions.append(park(subject, error) if isinstance(subject, JobPicture) else _cordon(subject, error))
+        actions.append(park(subject, error) if isinstance(subject, JobState) else _cordon(subject, error))
     return actions
 
 
-def park(job: JobPicture, error: BaseException) -> Action:
+def park(job: JobState, error: BaseException) -> Action:
     """Turn the job's switch, so that its tasks end and no rule looks at it any more."""
     switch = replace(
         parked(job.switch.value, error),
@@ -116,7 +116,7 @@ def parked(switch: JobSwitch, error: BaseException) -> JobSwitch:
     )
 
 
-def release(job: JobPicture) -> Action:
+def release(job: JobState) -> Action:
     """An operator lets a parked job be looked at again.
 
     It goes on in the phase in which it was parked. One whose tasks ran has been ended by that, and is started
@@ -143,9 +143,9 @@ def release(job: JobPicture) -> Action:
     )
 
 
-def without(snap: Snapshot, subject: JobPicture | NodePicture, why: Left) -> Snapshot:
+def without(snap: Snapshot, subject: JobState | NodeState, why: Left) -> Snapshot:
     """The picture without a job or node. What a job's records name is kept from others."""
-    if isinstance(subject, NodePicture):
+    if isinstance(subject, NodeState):
         return replace(snap, nodes_aside={**snap.nodes_aside, subject.node: why})
     job = subject
     left = aside(
@@ -207,9 +207,9 @@ def _left_alone(kind: str, place: str, whys: Mapping[str, str]) -> Action:
     return Action(kind, job, f"nothing is decided about {subject}: {why}; {rest}", (), (), fields)
 
 
-def _is_parked(subject: JobPicture | NodePicture) -> bool:
+def _is_parked(subject: JobState | NodeState) -> bool:
     """An operator's cordon keeps tasks away, too."""
-    if isinstance(subject, NodePicture):
+    if isinstance(subject, NodeState):
         return subject.cordon is not None
     return subject.switch.value.parked is not None
 
@@ -223,7 +223,7 @@ def _places_of_parked(snap: Snapshot) -> set[str]:
     return jobs | (cordons - {""})
 
 
-def _cordon(picture: NodePicture, error: Exception) -> Action:
+def _cordon(picture: NodeState, error: Exception) -> Action:
     """An operator's `uncordon` lifts it."""
     reason = f"an error of the supervisor's own was met while this node was dealt with ({told(error)})"
     key = keys.cordon(picture.node)
@@ -237,11 +237,11 @@ def _cordon(picture: NodePicture, error: Exception) -> Action:
     )
 
 
-def _subjects(error: BaseException) -> list[JobPicture | NodePicture]:
+def _subjects(error: BaseException) -> list[JobState | NodeState]:
     """The jobs and nodes that the frames of the traceback dealt with, the innermost first."""
-    found: list[JobPicture | NodePicture] = []
+    found: list[JobState | NodeState] = []
     for _, values in frames_of(error):
         # Where a function has both, it looks at the job.
-        found[:0] = [each for each in values if isinstance(each, NodePicture)]
-        found[:0] = [each for each in values if isinstance(each, JobPicture)]
+        found[:0] = [each for each in values if isinstance(each, NodeState)]
+        found[:0] = [each for each in values if isinstance(each, JobState)]
     return found

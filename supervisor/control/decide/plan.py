@@ -12,7 +12,7 @@ from supervisor.contract.checkpoint import CommitRecord
 from supervisor.contract.desired import Plan
 from supervisor.contract.errors import InvariantBroken
 from supervisor.contract.promise import Taking
-from supervisor.control.decide.snapshot import Held
+from supervisor.control.decide.snapshot import Versioned
 
 T = TypeVar("T")
 
@@ -79,17 +79,17 @@ def short(text: str, most: int = MAX_TEXT) -> str:
     return text if len(text) <= most else f"{text[: most - 3]}..."
 
 
-def unchanged(held: Held[T]) -> ModifiedAt:
+def unchanged(held: Versioned[T]) -> ModifiedAt:
     """Compare: the record is still this version."""
     return ModifiedAt(held.key, held.mod_revision)
 
 
-def still(held: Held[T]) -> CreatedAt:
+def still(held: Versioned[T]) -> CreatedAt:
     """Compare: the key has not been deleted since, whatever was written to it."""
     return CreatedAt(held.key, held.create_revision)
 
 
-def unchanged_or_absent(key: str, held: Held[T] | None) -> Compare:
+def unchanged_or_absent(key: str, held: Versioned[T] | None) -> Compare:
     """Compare: the record is still this version, or still missing."""
     return Absent(key) if held is None else unchanged(held)
 
@@ -110,6 +110,6 @@ def _size(op: Op) -> int:
     return _BYTES_PER_OP + (len(op.key) + len(op.value) if isinstance(op, Put) else 0)
 
 
-def delete_all(held: Iterable[Held[T]]) -> tuple[Delete, ...]:
+def delete_all(held: Iterable[Versioned[T]]) -> tuple[Delete, ...]:
     """Deletes of records."""
     return tuple(Delete(entry.key) for entry in held)

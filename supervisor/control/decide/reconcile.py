@@ -28,7 +28,7 @@ from supervisor.control.decide.jobs.prepare import find_places
 from supervisor.control.decide.nodes import cordons, drain, gpu_faults
 from supervisor.control.decide.nodes.node_loss import decide_nodes
 from supervisor.control.decide.plan import Action, Decision
-from supervisor.control.decide.snapshot import JobPicture, Snapshot
+from supervisor.control.decide.snapshot import JobState, Snapshot
 
 _PATIENT = frozenset({Cause.DRAINED, Cause.GPU})
 """Who needs a move for these runs on until there is room, for days maybe."""
@@ -79,7 +79,7 @@ def _look(snap: Snapshot) -> list[Decision]:
     return decisions
 
 
-def _step(snap: Snapshot, job: JobPicture) -> list[Action]:
+def _step(snap: Snapshot, job: JobState) -> list[Action]:
     """What moves the job itself."""
     phase = job.switch.value.phase
     if phase.ended:
@@ -97,13 +97,13 @@ def _step(snap: Snapshot, job: JobPicture) -> list[Action]:
     return _answer(snap, job, need)
 
 
-def _start(snap: Snapshot, job: JobPicture) -> list[Action]:
+def _start(snap: Snapshot, job: JobState) -> list[Action]:
     """Neither a plan nor an incident of what has ended is to be the next run's."""
     left = [*incidents.follow_up(snap, job), *job.once(generation.settle)]
     return left or [lifecycle.begin_again(job)]
 
 
-def _need(snap: Snapshot, job: JobPicture) -> Need | None:
+def _need(snap: Snapshot, job: JobState) -> Need | None:
     return (
         progress.wall_time(snap, job)
         or find_need(snap, job)
@@ -113,7 +113,7 @@ def _need(snap: Snapshot, job: JobPicture) -> Need | None:
     )
 
 
-def _answer(snap: Snapshot, job: JobPicture, need: Need | None) -> list[Action]:
+def _answer(snap: Snapshot, job: JobState, need: Need | None) -> list[Action]:
     plan = job.next_plan
     if need is None:
         if plan is not None:
@@ -137,13 +137,13 @@ def _answer(snap: Snapshot, job: JobPicture, need: Need | None) -> list[Action]:
     return steps
 
 
-def _move(snap: Snapshot, job: JobPicture) -> list[Action]:
+def _move(snap: Snapshot, job: JobState) -> list[Action]:
     """What a follower that is lost needs, whose loss is nobody else's."""
     alone = lost_follower(snap, job)
     return moves.move(snap, job, alone) if alone is not None else []
 
 
-def _housekeeping(snap: Snapshot, job: JobPicture) -> list[Decision]:
+def _housekeeping(snap: Snapshot, job: JobState) -> list[Decision]:
     stacks = progress.stacks(job)
     if stacks:
         return list[Decision](stacks)
@@ -164,7 +164,7 @@ def _housekeeping(snap: Snapshot, job: JobPicture) -> list[Decision]:
     ]
 
 
-def waiting_for(snap: Snapshot, job: JobPicture) -> str:
+def waiting_for(snap: Snapshot, job: JobState) -> str:
     """What a job that is not running waits for, for `status`; empty when for nothing."""
     if deletion.due(job):
         return deletion.waiting_for(snap, job)

@@ -66,7 +66,7 @@ MAX_KEY = 300
 
 
 @dataclass(frozen=True, slots=True)
-class Held(Generic[T]):
+class Versioned(Generic[T]):
     """A decoded record, the revisions that a transaction compares, and when it was first seen.
 
     `seen_ms` is of this version, `created_ms` of the key since it was last created.
@@ -100,20 +100,20 @@ class BeatSeen:
 
 
 @dataclass(frozen=True, slots=True)
-class NodePicture:
+class NodeState:
     """One node: its agent's present incarnation, and what was declared of this and earlier ones.
 
     `heard_before_ms`: when an incarnation that it succeeded was heard last; None if this leader heard none.
     """
 
     node: str
-    incarnation: Held[Incarnation] | None
-    marks: Mapping[str, Held[LostMark]]
-    appeals: Mapping[str, Held[Appeal]]
-    cordon: Held[Cordon] | None
+    incarnation: Versioned[Incarnation] | None
+    marks: Mapping[str, Versioned[LostMark]]
+    appeals: Mapping[str, Versioned[Appeal]]
+    cordon: Versioned[Cordon] | None
     beat: BeatSeen | None
-    gpus: Held[GpuReport] | None = None
-    pardon: Held[Pardon] | None = None
+    gpus: Versioned[GpuReport] | None = None
+    pardon: Versioned[Pardon] | None = None
     heard_before_ms: int | None = None
 
     def acts_for(self, incarnation: str) -> bool:
@@ -128,7 +128,7 @@ class NodePicture:
         """When appeals of the agent registered now, or of lives that it adopted from, were seen."""
         return [appeal.seen_ms for life, appeal in self.appeals.items() if self.acts_for(life)]
 
-    def mark_of(self, incarnation: str) -> Held[LostMark] | None:
+    def mark_of(self, incarnation: str) -> Versioned[LostMark] | None:
         """The lost mark that holds for what was placed on `incarnation`: its own or its successor's."""
         if self.incarnation is not None and self.incarnation.value.acts_for(incarnation):
             current = self.marks.get(self.incarnation.value.incarnation)
@@ -138,49 +138,49 @@ class NodePicture:
 
 
 @dataclass(frozen=True, slots=True)
-class JobPicture:
+class JobState:
     """One job: what is wanted, what is in force, what is in preparation, what was reported."""
 
     name: str
-    record: Held[JobRecord]
-    intent: Held[JobIntent]
-    switch: Held[JobSwitch]
-    head: Held[CommitHead] | None
-    plans: Mapping[str, Held[Plan]]
-    specs: Mapping[str, Held[ClusterSpec]]
-    assignments: Mapping[tuple[str, str], Held[Assignment]]
-    prepared: Mapping[tuple[str, str], Held[Prepared]]
-    staged: Mapping[tuple[str, str], Held[Staged]]
-    attempts: Mapping[AttemptId, Held[AttemptReport]]
-    commits: Mapping[CheckpointRef, Held[CommitRecord]]
-    incidents: Mapping[str, Held[Incident]]
-    spares: Mapping[str, Held[Spare]] = field(default_factory=dict)
-    derived: dict[Callable[[JobPicture], object], object] = field(
+    record: Versioned[JobRecord]
+    intent: Versioned[JobIntent]
+    switch: Versioned[JobSwitch]
+    head: Versioned[CommitHead] | None
+    plans: Mapping[str, Versioned[Plan]]
+    specs: Mapping[str, Versioned[ClusterSpec]]
+    assignments: Mapping[tuple[str, str], Versioned[Assignment]]
+    prepared: Mapping[tuple[str, str], Versioned[Prepared]]
+    staged: Mapping[tuple[str, str], Versioned[Staged]]
+    attempts: Mapping[AttemptId, Versioned[AttemptReport]]
+    commits: Mapping[CheckpointRef, Versioned[CommitRecord]]
+    incidents: Mapping[str, Versioned[Incident]]
+    spares: Mapping[str, Versioned[Spare]] = field(default_factory=dict)
+    derived: dict[Callable[[JobState], object], object] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
 
-    def once(self, rule: Callable[[JobPicture], T]) -> T:
+    def once(self, rule: Callable[[JobState], T]) -> T:
         """What a rule finds in the job's records alone: those are the same in many pictures."""
         if rule not in self.derived:
             self.derived[rule] = rule(self)
         return cast("T", self.derived[rule])
 
     @property
-    def plan_in_force(self) -> Held[Plan] | None:
+    def plan_in_force(self) -> Versioned[Plan] | None:
         """The plan that the switch names."""
         return self.plans.get(self.switch.value.plan_id)
 
     @property
-    def next_plan(self) -> Held[Plan] | None:
+    def next_plan(self) -> Versioned[Plan] | None:
         """The newest plan above the generation in force, if one is in preparation."""
         ahead = [held for held in self.plans.values() if held.value.generation > self.switch.value.generation]
         return max(ahead, key=lambda held: held.create_revision, default=None)
 
-    def assigned(self, plan_id: str, member: str) -> Held[Assignment] | None:
+    def assigned(self, plan_id: str, member: str) -> Versioned[Assignment] | None:
         """A member's assignment in a plan."""
         return self.assignments.get((plan_id, member))
 
-    def report(self, placement: Placement, plan: Plan) -> Held[AttemptReport] | None:
+    def report(self, placement: Placement, plan: Plan) -> Versioned[AttemptReport] | None:
         """The report of the attempt that is wanted now of this placement."""
         held = self.assigned(plan.plan_id, placement.member)
         return None if held is None else self.attempts.get(held.value.attempt_id)
@@ -214,18 +214,18 @@ class Snapshot:
     revision: int
     token: LeaderToken
     timing: Timing
-    nodes: Mapping[str, NodePicture]
-    jobs: Mapping[str, JobPicture]
+    nodes: Mapping[str, NodeState]
+    jobs: Mapping[str, JobState]
     etcd_since_ms: int = 0
-    events: tuple[Held[Event], ...] = ()
-    codes: Mapping[str, Held[ShippedCode]] = field(default_factory=dict)
-    quarantines: Mapping[tuple[str, str], Held[GpuQuarantine]] = field(default_factory=dict)
-    claims: Held[Claims] | None = None
-    cluster: Held[ClusterRecord] | None = None
-    time: Held[ClusterTime] | None = None
+    events: tuple[Versioned[Event], ...] = ()
+    codes: Mapping[str, Versioned[ShippedCode]] = field(default_factory=dict)
+    quarantines: Mapping[tuple[str, str], Versioned[GpuQuarantine]] = field(default_factory=dict)
+    claims: Versioned[Claims] | None = None
+    cluster: Versioned[ClusterRecord] | None = None
+    time: Versioned[ClusterTime] | None = None
     word: Word = field(default_factory=lambda: Word(""))
-    deleted: Mapping[str, Held[DeletedJob]] = field(default_factory=dict)
-    strays: tuple[Held[object], ...] = ()
+    deleted: Mapping[str, Versioned[DeletedJob]] = field(default_factory=dict)
+    strays: tuple[Versioned[object], ...] = ()
     aside: Mapping[str, Aside] = field(default_factory=dict)
     nodes_aside: Mapping[str, Left] = field(default_factory=dict)
     derived: dict[Hashable, object] = field(default_factory=dict, init=False, repr=False, compare=False)
@@ -248,7 +248,7 @@ class Snapshot:
             return None
         return picture.beat.tasks.get(str(attempt))
 
-    def silence_ms(self, picture: NodePicture) -> int:
+    def silence_ms(self, picture: NodeState) -> int:
         """How long the node's present incarnation has been silent."""
         heard = self.since_ms
         if picture.beat is not None:
@@ -257,7 +257,7 @@ class Snapshot:
             heard = max(heard, picture.incarnation.seen_ms)
         return self.now_ms - heard
 
-    def unread_ms(self, picture: NodePicture) -> int:
+    def unread_ms(self, picture: NodeState) -> int:
         """For how long etcd has not answered the node's agent, which beats all the same; 0 if that is normal.
 
         Nor is it told while etcd has not answered this process either: then it says nothing of the node. An
@@ -273,7 +273,7 @@ class Snapshot:
         picture = self.nodes.get(node)
         return picture.beat.blocked if picture is not None and picture.beat is not None else ""
 
-    def usable(self, picture: NodePicture) -> bool:
+    def usable(self, picture: NodeState) -> bool:
         """Whether new tasks may be placed on the node."""
         return (
             picture.incarnation is not None
@@ -290,15 +290,15 @@ class Snapshot:
 class _Folded:
     """What snapshots show of one state of etcd at any time. `nodes` are without their beats."""
 
-    nodes: Mapping[str, NodePicture]
-    jobs: Mapping[str, JobPicture]
-    deleted: Mapping[str, Held[DeletedJob]]
-    strays: tuple[Held[object], ...]
+    nodes: Mapping[str, NodeState]
+    jobs: Mapping[str, JobState]
+    deleted: Mapping[str, Versioned[DeletedJob]]
+    strays: tuple[Versioned[object], ...]
     aside: Mapping[str, Aside]
     nodes_aside: Mapping[str, Left]
-    events: tuple[Held[Event], ...]
-    codes: Mapping[str, Held[ShippedCode]]
-    quarantines: Mapping[tuple[str, str], Held[GpuQuarantine]]
+    events: tuple[Versioned[Event], ...]
+    codes: Mapping[str, Versioned[ShippedCode]]
+    quarantines: Mapping[tuple[str, str], Versioned[GpuQuarantine]]
 
 
 OWN = frozenset({keys.LEADER, keys.CLUSTER, keys.CLAIMS, keys.TIME})
@@ -309,7 +309,7 @@ class View:
     """The fold of all changes so far. Not shared between threads; holds nothing that etcd does not."""
 
     def __init__(self) -> None:
-        self._held: dict[str, dict[str, Held[object]]] = {family.prefix: {} for family in keys.FAMILIES}
+        self._held: dict[str, dict[str, Versioned[object]]] = {family.prefix: {} for family in keys.FAMILIES}
         self._beats: dict[str, dict[str, BeatSeen]] = {}
         self._folded: _Folded | None = None
         self.unreadable: dict[str, str] = {}
@@ -341,7 +341,7 @@ class View:
             before = self._held[family.prefix].get(change.key)
             same = before is not None and before.create_revision == change.create_revision
             created_ms = before.created_ms if before is not None and same else now_ms
-            self._held[family.prefix][change.key] = Held(
+            self._held[family.prefix][change.key] = Versioned(
                 change.key, value, change.create_revision, change.mod_revision, now_ms, created_ms
             )
         self.revision = max(self.revision, revision)
@@ -384,13 +384,13 @@ class View:
         """The newest event's number; 0 before the first."""
         return max((int(keys.parse(key)[0]) for key in self._held["events/"]), default=0)
 
-    def get(self, record: type[R], key: str) -> Held[R] | None:
+    def get(self, record: type[R], key: str) -> Versioned[R] | None:
         """One record by key."""
         held = self._held[keys.family(key).prefix].get(key)
         if held is None:
             return None
         assert isinstance(held.value, record)
-        return cast("Held[R]", held)
+        return cast("Versioned[R]", held)
 
     def snapshot(
         self,
@@ -444,9 +444,9 @@ class View:
             },
         )
 
-    def _all_jobs(self) -> tuple[dict[str, JobPicture], dict[str, Aside]]:
+    def _all_jobs(self) -> tuple[dict[str, JobState], dict[str, Aside]]:
         """All jobs, and those of which a record cannot be read or that make no picture."""
-        jobs: dict[str, JobPicture] = {}
+        jobs: dict[str, JobState] = {}
         left: dict[str, Aside] = {}
         for name, each in self._unreadable_of("job").items():
             left[name] = self._set_aside(name, each)
@@ -463,7 +463,7 @@ class View:
                 left[name] = self._set_aside(name, Left(told(errors[0]), place_of(errors[0])))
         return jobs, left
 
-    def _strays(self) -> Iterator[Held[object]]:
+    def _strays(self) -> Iterator[Versioned[object]]:
         """Records about jobs that were deleted, and are not there again."""
         names = {keys.parse(key)[0] for key in self._held["deleted/"]}
         names -= {keys.parse(key)[0] for key in self._held["jobs/"]}
@@ -493,21 +493,21 @@ class View:
             (held.value for held in self._of_job("specs/", ClusterSpec, name)),
         )
 
-    def _family(self, prefix: str, _record: type[R]) -> list[Held[R]]:
-        return cast("list[Held[R]]", list(self._held[prefix].values()))
+    def _family(self, prefix: str, _record: type[R]) -> list[Versioned[R]]:
+        return cast("list[Versioned[R]]", list(self._held[prefix].values()))
 
-    def _of_job(self, prefix: str, record: type[R], name: str) -> list[Held[R]]:
+    def _of_job(self, prefix: str, record: type[R], name: str) -> list[Versioned[R]]:
         return [held for held in self._family(prefix, record) if keys.parse(held.key)[0] == name]
 
-    def _nodes(self) -> dict[str, NodePicture]:
+    def _nodes(self) -> dict[str, NodeState]:
         names = set(self._unreadable_of("node"))
         for prefix in ("nodes/", "lost/", "cordons/", "appeals/"):
             names.update(keys.parse(key)[0] for key in self._held[prefix])
         marks = self._family("lost/", LostMark)
         appeals = self._family("appeals/", Appeal)
-        pictures: dict[str, NodePicture] = {}
+        pictures: dict[str, NodeState] = {}
         for name in sorted(names):
-            pictures[name] = NodePicture(
+            pictures[name] = NodeState(
                 node=name,
                 incarnation=self.get(Incarnation, keys.node(name)),
                 marks={held.value.incarnation: held for held in marks if held.value.node == name},
@@ -519,7 +519,7 @@ class View:
             )
         return pictures
 
-    def _with_beats(self, picture: NodePicture) -> NodePicture:
+    def _with_beats(self, picture: NodeState) -> NodeState:
         if picture.incarnation is None:
             return picture
         life, node = picture.incarnation.value, picture.node
@@ -528,14 +528,14 @@ class View:
         beat = lives.get(life.incarnation)
         return replace(picture, beat=beat, heard_before_ms=max(before, default=None))
 
-    def _job(self, record: Held[JobRecord]) -> JobPicture | None:
+    def _job(self, record: Versioned[JobRecord]) -> JobState | None:
         name = record.value.spec.name
         intent = self.get(JobIntent, keys.intent(name))
         switch = self.get(JobSwitch, keys.switch(name))
         if intent is None or switch is None:
             return None
         plans = self._of_job("plans/", Plan, name)
-        return JobPicture(
+        return JobState(
             name=name,
             record=record,
             intent=intent,

@@ -16,10 +16,10 @@ from supervisor.contract.boundaries import (
     Coordination,
     Delete,
     Get,
+    Logger,
     ModifiedAt,
     Op,
     Put,
-    Sink,
 )
 from supervisor.contract.containment import contained, told
 from supervisor.contract.desired import LeaderToken
@@ -63,7 +63,7 @@ class Applier:
         coordination: Coordination,
         open_store: Callable[[str], CheckpointStore],
         clock: Clock,
-        sink: Sink,
+        sink: Logger,
         first_event: int,
         may_take: Callable[[Taking], Awaitable[bool]] | None = None,
     ) -> None:

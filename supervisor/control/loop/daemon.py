@@ -15,7 +15,7 @@ from supervisor.adapters.etcd.election import Election
 from supervisor.adapters.etcd.mirror import Mirror, MirrorUpdate
 from supervisor.adapters.secret_sources import SecretSources
 from supervisor.contract import codec, keys
-from supervisor.contract.boundaries import Absent, CheckpointStore, Clock, Coordination, Get, Op, Sink
+from supervisor.contract.boundaries import Absent, CheckpointStore, Clock, Coordination, Get, Logger, Op
 from supervisor.contract.containment import told
 from supervisor.contract.desired import ClusterRecord, LeaderRecord, LeaderToken, LostMark
 from supervisor.contract.errors import (
@@ -39,7 +39,7 @@ from supervisor.control.loop.apply import Applied, Applier
 from supervisor.control.loop.etcd_identity import HighWater, MarkFile
 from supervisor.control.loop.promise_log import Promiser, Surroundings, Terms, WordFile
 from supervisor.control.loop.sweep import Sweeper
-from supervisor.control.services.jobs import Desk
+from supervisor.control.services.jobs import JobService
 
 MAX_BATCH = 1000
 SAY_AGAIN_MS = 60_000
@@ -109,7 +109,7 @@ class ControlDaemon:
         coordination: Coordination,
         open_store: Callable[[str], CheckpointStore],
         clock: Clock,
-        sink: Sink,
+        sink: Logger,
         new_id: Callable[[], str],
         files: StateFiles = StateFiles(),
     ) -> None:
@@ -148,7 +148,7 @@ class ControlDaemon:
         """Jobs and nodes that were not parked: until when this supervisor leaves each alone, and why."""
         self._told_unreadable: set[str] = set()
         self._told_broken: dict[str, str] = {}
-        self.desk = Desk(
+        self.desk = JobService(
             coordination,
             open_store,
             clock,

@@ -12,7 +12,7 @@ from typing import NoReturn, Protocol
 
 from supervisor.adapters.etcd.mirror import Mirror, MirrorUpdate
 from supervisor.adapters.etcd.timeline import newest, still_holds
-from supervisor.contract.boundaries import Coordination, Seen, Sink
+from supervisor.contract.boundaries import Coordination, Logger, Seen
 from supervisor.contract.errors import Refused, UserError
 
 KEEP_S = 0.5
@@ -43,7 +43,7 @@ class HighWater:
     `mirror`: of all of etcd.
     """
 
-    def __init__(self, file: MarkFile | None, mirror: Mirror, sink: Sink) -> None:
+    def __init__(self, file: MarkFile | None, mirror: Mirror, sink: Logger) -> None:
         self._file = file
         self._mirror = mirror
         self._sink = sink

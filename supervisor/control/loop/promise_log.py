@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from supervisor.contract.boundaries import Clock, Sink
+from supervisor.contract.boundaries import Clock, Logger
 from supervisor.contract.containment import Tell
 from supervisor.contract.errors import Refused
 from supervisor.contract.promise import PromiseAnswer, PromiseRequest, Taking, Word
@@ -70,7 +70,7 @@ class Promiser:
         d_ms: int,
         file: WordFile | None,
         clock: Clock,
-        sink: Sink,
+        sink: Logger,
     ) -> None:
         self.terms = terms
         self._supervisor = supervisor

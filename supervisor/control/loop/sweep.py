@@ -35,7 +35,7 @@ from recovery.retention.collect import (
 from recovery.retention.leftovers import Leftover, leftovers
 from supervisor.adapters.failpoints import effect
 from supervisor.contract import codec, keys
-from supervisor.contract.boundaries import CheckpointStore, Clock, Coordination, Get, GetPrefix, Op, Sink
+from supervisor.contract.boundaries import CheckpointStore, Clock, Coordination, Get, GetPrefix, Logger, Op
 from supervisor.contract.checkpoint import CommitRecord
 from supervisor.contract.containment import contained, told
 from supervisor.contract.desired import JobPhase, JobSwitch, LeaderToken
@@ -43,7 +43,7 @@ from supervisor.contract.errors import Conflict, NotFound, StoreUnreachable, TfS
 from supervisor.contract.job.spec import JobRecord
 from supervisor.contract.views.checkpoints import Thing
 from supervisor.control.decide.facts.cluster_time import Ages
-from supervisor.control.decide.snapshot import JobPicture
+from supervisor.control.decide.snapshot import JobState
 
 SWEEP_EVERY_MS = 60_000
 SWEEP_ENDED_MS = 3_600_000
@@ -132,7 +132,7 @@ class Sweeper:
         coordination: Coordination,
         open_store: Callable[[str], CheckpointStore],
         clock: Clock,
-        sink: Sink,
+        sink: Logger,
     ) -> None:
         self._coordination = coordination
         self._open_store = open_store
@@ -143,7 +143,7 @@ class Sweeper:
         self._seen: dict[str, dict[str, int]] = {}
         self._busy = False
 
-    def due(self, job: JobPicture) -> bool:
+    def due(self, job: JobState) -> bool:
         """Whether it is this job's turn: it trains or has ended, and nothing waits for its store."""
         switch, now_ms = job.switch.value, self._clock.now_ms()
         if not switch.phase.ended:

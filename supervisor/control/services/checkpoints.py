@@ -60,7 +60,7 @@ from supervisor.control.decide.facts.cluster_time import ages
 from supervisor.control.decide.facts.history import find_checkpoint
 from supervisor.control.decide.jobs.admission import MAX_GENERATION_SEEN, check_records
 from supervisor.control.decide.plan import Action, put, short, unchanged
-from supervisor.control.decide.snapshot import JobPicture, Snapshot
+from supervisor.control.decide.snapshot import JobState, Snapshot
 from supervisor.control.loop.sweep import Place, look_over
 
 T = TypeVar("T")
@@ -75,7 +75,7 @@ ReadBack = Callable[[Moved], Awaitable[object]]
 
 
 @dataclass(frozen=True, slots=True)
-class Office:
+class LeaderContext:
     """What the leader's desk offers to those who work for it.
 
     Attributes:
@@ -85,12 +85,12 @@ class Office:
     """
 
     leading: Callable[[], Snapshot]
-    job: Callable[[str], JobPicture]
+    job: Callable[[str], JobState]
     run: Callable[[Action], Awaitable[None]]
 
 
 @dataclass(slots=True)
-class Meter:
+class ReadProgress:
     """How far reading has come. Told from several threads: it is for people, and may miss a little."""
 
     count: int
@@ -107,12 +107,12 @@ class Meter:
         return CheckProgress(self.number, self.count, self.moved, self.total, found, end)
 
 
-class Vault:
+class CheckpointService:
     """Serves `supervisorctl checkpoints JOB ...`. Any call may raise the store's errors."""
 
     def __init__(
         self,
-        office: Office,
+        office: LeaderContext,
         coordination: Coordination,
         open_store: Callable[[str], CheckpointStore],
         clock: Clock,
@@ -163,7 +163,7 @@ class Vault:
         if not records:
             raise NotFound(f"job {job.name} has no checkpoint: none is committed yet")
         store = self._open_store(_uri(job))
-        meter = Meter(len(records), sum(record.size for record in records))
+        meter = ReadProgress(len(records), sum(record.size for record in records))
         done = 0
         for meter.number, record in enumerate(records, 1):
             began_ms = self._clock.now_ms()
@@ -198,7 +198,7 @@ class Vault:
         check_records(job)
         store = self._open_store(_uri(job))
         manifest = await _import_of(store, job, request.path)
-        meter = Meter(1, manifest.size, 1)
+        meter = ReadProgress(1, manifest.size, 1)
         work = self._begin(meter, request.path, partial(audit_files, store, request.path, manifest))
         async with aclosing(_watched(work, meter)) as signs:
             async for sign in signs:
@@ -237,7 +237,7 @@ class Vault:
         if not mine:
             raise NotFound(f"{_uri(job)} holds no checkpoint of job {job.name} ({job.record.value.uuid})")
         mine.sort(key=lambda one: one.manifest.ref, reverse=True)
-        meter = Meter(len(mine), sum(one.manifest.size for one in mine))
+        meter = ReadProgress(len(mine), sum(one.manifest.size for one in mine))
         records: dict[CheckpointRef, CommitRecord] = {}
         done = 0
         for meter.number, one in enumerate(mine, 1):
@@ -271,7 +271,7 @@ class Vault:
         told = f"{len(records)} checkpoints are recorded; `supervisorctl start {job.name}` begins from {base}"
         yield meter.progress(end=told)
 
-    def _begin(self, meter: Meter, what: str, read: ReadBack) -> asyncio.Future[Exception | None]:
+    def _begin(self, meter: ReadProgress, what: str, read: ReadBack) -> asyncio.Future[Exception | None]:
         """Read back in the background. None: it is whole; else what is wrong, or in the way."""
 
         async def work() -> Exception | None:
@@ -290,7 +290,7 @@ class Vault:
 
         return asyncio.ensure_future(work())
 
-    def _still(self, before: JobPicture) -> JobPicture:
+    def _still(self, before: JobState) -> JobState:
         """The job as it is now; raises Conflict when what was read for it may be another's meanwhile."""
         job = self._office.job(before.name)
         if job.record.mod_revision != before.record.mod_revision:
@@ -340,7 +340,7 @@ class Vault:
 _COLLECTING = CommitState.COLLECTING
 
 
-def _uri(job: JobPicture) -> str:
+def _uri(job: JobState) -> str:
     return job.record.value.spec.checkpoint.uri
 
 
@@ -357,7 +357,7 @@ def _changed(record: CommitRecord, failure: Exception | None) -> tuple[CommitRec
     return replace(record, state=CommitState.COMMITTED, reason="", verified=Verify.READBACK), was
 
 
-async def _watched(work: asyncio.Future[T], meter: Meter) -> AsyncGenerator[CheckProgress, None]:
+async def _watched(work: asyncio.Future[T], meter: ReadProgress) -> AsyncGenerator[CheckProgress, None]:
     """Signs of life until the work is done; it is stopped when nobody listens any more."""
     try:
         while not (await asyncio.wait({work}, timeout=SIGN_S))[0]:
@@ -369,7 +369,7 @@ async def _watched(work: asyncio.Future[T], meter: Meter) -> AsyncGenerator[Chec
                 await work
 
 
-async def _import_of(store: CheckpointStore, job: JobPicture, path: str) -> Manifest:
+async def _import_of(store: CheckpointStore, job: JobState, path: str) -> Manifest:
     """The manifest of a directory that a client says is complete; raises BadCheckpoint if not this job's."""
     ref = stored_ref(path)
     if ref is None or ref.generation > MAX_GENERATION_SEEN:

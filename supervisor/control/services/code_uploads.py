@@ -50,7 +50,7 @@ TRIES = 4
 AT_ONCE = 4
 
 
-class Shelf:
+class CodeUploads:
     """Where archives are put for the nodes. `leading` raises Unreachable while this supervisor follows."""
 
     def __init__(self, coordination: Coordination, leading: Callable[[], Snapshot]) -> None:

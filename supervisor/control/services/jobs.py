@@ -42,17 +42,17 @@ from supervisor.control.decide.facts.history import find_checkpoint
 from supervisor.control.decide.jobs import admission, deletion
 from supervisor.control.decide.jobs.sizes import check_sizes
 from supervisor.control.decide.plan import Action, put, unchanged
-from supervisor.control.decide.snapshot import JobPicture, Snapshot
-from supervisor.control.services.checkpoints import Office, Vault
-from supervisor.control.services.code_uploads import Shelf
-from supervisor.control.services.nodes import Warden
+from supervisor.control.decide.snapshot import JobState, Snapshot
+from supervisor.control.services.checkpoints import CheckpointService, LeaderContext
+from supervisor.control.services.code_uploads import CodeUploads
+from supervisor.control.services.nodes import NodeService
 
 SEEN_MS = 5_000
 SEEN_LOOK_S = 0.02
 NOTE_MS = 5_000
 
 
-class Desk:
+class JobService:
     """Serves the API. Only the leader's desk is open; the others say who leads.
 
     Attributes:
@@ -81,9 +81,11 @@ class Desk:
         self._allowed = allowed
         self.secrets = SecretSources()
         self.broken: Tell = _raise
-        self._shelf = Shelf(coordination, self._leading)
-        self.nodes = Warden(self._leading, self._run)
-        self.checkpoints = Vault(Office(self._leading, self._job, self._run), coordination, open_store, clock)
+        self._shelf = CodeUploads(coordination, self._leading)
+        self.nodes = NodeService(self._leading, self._run)
+        self.checkpoints = CheckpointService(
+            LeaderContext(self._leading, self._job, self._run), coordination, open_store, clock
+        )
 
     def leader(self) -> LeaderRecord | None:
         """Who leads, as far as this supervisor knows."""
@@ -307,7 +309,7 @@ class Desk:
         noted = await self._note_pin(picture, record.path, pinned=pinned)
         return Accepted(job, f"checkpoint {record.ref} is {word}{noted}")
 
-    async def _note_pin(self, picture: JobPicture, path: str, *, pinned: bool) -> str:
+    async def _note_pin(self, picture: JobState, path: str, *, pinned: bool) -> str:
         """Note a pin in the store; what to say if that cannot be done now. The record counts in any case."""
         store = self._open_store(picture.record.value.spec.checkpoint.uri)
         try:
@@ -323,7 +325,7 @@ class Desk:
             raise Unreachable("this supervisor does not lead")
         return snap
 
-    def _job(self, name: str) -> JobPicture:
+    def _job(self, name: str) -> JobState:
         snap = self._leading()
         _check_not_aside(snap, name)
         picture = snap.jobs.get(name)
@@ -332,7 +334,7 @@ class Desk:
             raise NotFound(f"there is no job {name!r}; known jobs: {known}")
         return picture
 
-    def _check_time(self, picture: JobPicture) -> None:
+    def _check_time(self, picture: JobState) -> None:
         """A job that has used up its time would fail at once."""
         if why := out_of_time(self._leading(), picture):
             raise Conflict(why)
@@ -348,7 +350,7 @@ class Desk:
                     f"{spec.checkpoint.uri} belongs to job {job}; two jobs cannot share one"
                 ).about("checkpoint", "uri")
 
-    async def _scan(self, request: SubmitRequest, before: JobPicture | None) -> StoreScan:
+    async def _scan(self, request: SubmitRequest, before: JobState | None) -> StoreScan:
         """What the job's store holds. It is made only where no checkpoint is known to be in it."""
         store = self._open_store(request.spec.checkpoint.uri)
         known = before is None or before.commits or before.switch.value.base
@@ -363,7 +365,7 @@ class Desk:
         told = f"the certificate of {holder} {text}; replace its files, no restart is needed"
         await self._run(Action("certificate", "", told, (), (), fields))
 
-    async def _write_intent(self, picture: JobPicture, intent: JobIntent, what: str) -> None:
+    async def _write_intent(self, picture: JobState, intent: JobIntent, what: str) -> None:
         ops: list[Op] = [put(picture.intent.key, intent)]
         await self._write([unchanged(picture.intent)], ops, picture.name, f"{what} is asked for")
 
@@ -403,7 +405,7 @@ def _by_caller(action: Action) -> Action:
     return replace(action, text=f"{action.text} (by {caller})", fields={**action.fields, "by": str(caller)})
 
 
-def _owner(before: JobPicture | None) -> tuple[str, str]:
+def _owner(before: JobState | None) -> tuple[str, str]:
     """The owner and group of a submitted job: those of its earlier life, else the caller's."""
     if before is not None and before.record.value.owner:
         return before.record.value.owner, before.record.value.group
@@ -415,7 +417,7 @@ def _caller() -> tuple[str, str]:
     return (str(caller), caller.standing.group) if caller is not None else ("", "")
 
 
-def _check_not_parked(picture: JobPicture) -> None:
+def _check_not_parked(picture: JobState) -> None:
     if picture.switch.value.parked is not None:
         raise Conflict(f"job {picture.name} is parked; `supervisorctl release {picture.name}` lets it go on")
 
@@ -430,11 +432,11 @@ def _check_restorable(record: CommitRecord) -> None:
         raise Conflict(f"checkpoint {record.ref} is quarantined: {record.reason}")
 
 
-def _next_serial(picture: JobPicture) -> int:
+def _next_serial(picture: JobState) -> int:
     return max(picture.intent.value.restart_serial, picture.switch.value.restart_serial) + 1
 
 
-def _check_moved(spec: JobSpec, before: JobPicture, scan: StoreScan) -> None:
+def _check_moved(spec: JobSpec, before: JobState, scan: StoreScan) -> None:
     """A job that goes on from another directory than before must find its checkpoints there.
 
     Otherwise each of them would look like one whose files are missing, and be quarantined.

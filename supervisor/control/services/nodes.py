@@ -13,13 +13,13 @@ from supervisor.contract.views.nodes import CordonRequest, NodeAnswer, UncordonR
 from supervisor.control.decide.facts.devices import find_gpu, quarantines_of
 from supervisor.control.decide.nodes import cordons
 from supervisor.control.decide.plan import Action, put, unchanged, unchanged_or_absent
-from supervisor.control.decide.snapshot import Held, NodePicture, Snapshot
+from supervisor.control.decide.snapshot import NodeState, Snapshot, Versioned
 
 MAX_REASON = 1000
 BY_AN_OPERATOR = "an operator asked for it"
 
 
-class Warden:
+class NodeService:
     """Serves the API for the leader's desk.
 
     Args:
@@ -71,7 +71,7 @@ class Warden:
         await self._run(cordons.lift(held, text))
         return NodeAnswer(node, f"it takes tasks again{rest}")
 
-    async def _release(self, picture: NodePicture, name: str) -> NodeAnswer:
+    async def _release(self, picture: NodeState, name: str) -> NodeAnswer:
         held = self._quarantine(picture.node, name)
         value, node = held.value, picture.node
         gpu = find_gpu(picture, value.uuid)
@@ -85,7 +85,7 @@ class Warden:
             node, f"its GPU {value.index} ({value.uuid}) may be used again, until its next fault"
         )
 
-    def _node(self, name: str) -> NodePicture:
+    def _node(self, name: str) -> NodeState:
         nodes = self._leading().nodes
         picture = nodes.get(check_name("node", name))
         if picture is None:
@@ -93,7 +93,7 @@ class Warden:
             raise NotFound(f"there is no node {name!r}; known nodes: {known}")
         return picture
 
-    def _quarantine(self, node: str, name: str) -> Held[GpuQuarantine]:
+    def _quarantine(self, node: str, name: str) -> Versioned[GpuQuarantine]:
         snap = self._leading()
         for each in quarantines_of(snap, node):
             if name in (each.uuid, str(each.index)):

@@ -17,11 +17,11 @@ from supervisor.contract.ids import TaskId
 from supervisor.contract.incident import Cause, Incident, Outcome
 from supervisor.contract.job.spec import Rule, Scope
 from supervisor.contract.observed import AttemptReport, AttemptState, Exit, ExitReason
-from supervisor.control.decide.assess.verdicts import Accused, judge
+from supervisor.control.decide.assess.verdicts import Suspect, judge
 from supervisor.control.decide.facts.devices import befallen
 from supervisor.control.decide.facts.history import has_trained, incident_id, newest_commit
 from supervisor.control.decide.facts.standing import Standing, standing
-from supervisor.control.decide.snapshot import Held, JobPicture, Snapshot
+from supervisor.control.decide.snapshot import JobState, Snapshot, Versioned
 
 
 class MemberState(Enum):
@@ -42,7 +42,7 @@ class Member:
     placement: Placement
     task: TaskId
     state: MemberState
-    report: Held[AttemptReport] | None
+    report: Versioned[AttemptReport] | None
     cause: Cause | None = None
     line: str = ""
 
@@ -95,12 +95,12 @@ class Need:
 class _Derived:
     """Holds what its key in `Snapshot.derived` tells apart by identity, so that none of it is reused."""
 
-    job: JobPicture
+    job: JobState
     plan: Plan
     members: tuple[Member, ...]
 
 
-def members(snap: Snapshot, job: JobPicture, plan: Plan) -> tuple[Member, ...]:
+def members(snap: Snapshot, job: JobState, plan: Plan) -> tuple[Member, ...]:
     """The state of every member of the plan in force."""
     key = (members, id(job), id(plan))
     found = snap.derived.get(key)
@@ -111,7 +111,7 @@ def members(snap: Snapshot, job: JobPicture, plan: Plan) -> tuple[Member, ...]:
     return derived.members
 
 
-def _member(snap: Snapshot, job: JobPicture, plan: Plan, placement: Placement) -> Member:
+def _member(snap: Snapshot, job: JobState, plan: Plan, placement: Placement) -> Member:
     task = job.task(placement.member)
     report = job.report(placement, plan)
     if report is not None and report.value.state is AttemptState.EXITED:
@@ -139,12 +139,12 @@ def _member(snap: Snapshot, job: JobPicture, plan: Plan, placement: Placement) -
     return Member(placement, task, MemberState.STARTING if report is None else MemberState.RUNNING, report)
 
 
-def _judged(snap: Snapshot, job: JobPicture, report: AttemptReport) -> Judged | None:
+def _judged(snap: Snapshot, job: JobState, report: AttemptReport) -> Judged | None:
     trained = report.has_stepped or has_trained(snap, job)
     return classify(report, job.record.value.spec, job.switch.value.phase, trained=trained)
 
 
-def as_taken(snap: Snapshot, job: JobPicture, report: AttemptReport) -> AttemptReport:
+def as_taken(snap: Snapshot, job: JobState, report: AttemptReport) -> AttemptReport:
     """The report as completion takes it: an end that the job ignores counts as exit code 0."""
     judged = _judged(snap, job, report)
     if report.exit is None or judged is None:
@@ -158,7 +158,7 @@ def _succeeded(report: AttemptReport) -> bool:
     return report.exit is not None and report.exit.code == 0
 
 
-def find_need(snap: Snapshot, job: JobPicture) -> Need | None:
+def find_need(snap: Snapshot, job: JobState) -> Need | None:
     """The restart that the job needs most, or None when it is healthy."""
     switch, plan = job.switch.value, job.plan_in_force
     if switch.phase is JobPhase.WAITING or plan is None:
@@ -179,7 +179,7 @@ def find_need(snap: Snapshot, job: JobPicture) -> Need | None:
     return need if blocked or (need is not None and not alive) else asked
 
 
-def _own_need(snap: Snapshot, job: JobPicture, plan: Plan) -> Need | None:
+def _own_need(snap: Snapshot, job: JobState, plan: Plan) -> Need | None:
     found = members(snap, job, plan)
     failed = [member for member in found if member.state is MemberState.FAILED]
     bound = [member for member in found if not _follows(job, member)]
@@ -193,11 +193,11 @@ def _own_need(snap: Snapshot, job: JobPicture, plan: Plan) -> Need | None:
     return _need_of_followers(snap, job, failed)
 
 
-def _follows(job: JobPicture, member: Member) -> bool:
+def _follows(job: JobState, member: Member) -> bool:
     return job.record.value.spec.role(member.task.role).follow
 
 
-def lost_follower(snap: Snapshot, job: JobPicture) -> Need | None:
+def lost_follower(snap: Snapshot, job: JobState) -> Need | None:
     """A follower whose node is lost: it moves alone, so that the loss is nobody else's (rule 6.2)."""
     plan = job.plan_in_force
     if plan is None or job.switch.value.phase is not JobPhase.RUNNING:
@@ -210,7 +210,7 @@ def lost_follower(snap: Snapshot, job: JobPicture) -> Need | None:
     return None
 
 
-def _need_of_followers(snap: Snapshot, job: JobPicture, failed: list[Member]) -> Need | None:
+def _need_of_followers(snap: Snapshot, job: JobState, failed: list[Member]) -> Need | None:
     """Tasks that speak of a lost peer, and no peer that is: its loss is waited for, but not for ever.
 
     What restarted a single task a moment ago, and has not recovered yet, is the loss they speak of.
@@ -232,7 +232,7 @@ def _need_of_followers(snap: Snapshot, job: JobPicture, failed: list[Member]) ->
     return replace(need, incident=explained.id, cause=explained.cause, verdict=paid, detail=detail)
 
 
-def _explaining(job: JobPicture, ended: Held[AttemptReport]) -> Incident | None:
+def _explaining(job: JobState, ended: Versioned[AttemptReport]) -> Incident | None:
     """The open incident whose one task was restarted inside the generation in force.
 
     It explains the end of attempts that ran when it happened. What was started after it and loses its peer
@@ -276,7 +276,7 @@ def _failure(member: Member) -> Failure:
     return Failure(member.task, cause, held.seen_ms - exit_.age_ms, exit_)
 
 
-def _evidence(member: Member) -> tuple[Held[AttemptReport], Exit, Cause]:
+def _evidence(member: Member) -> tuple[Versioned[AttemptReport], Exit, Cause]:
     held = member.report
     assert held is not None
     assert held.value.exit is not None
@@ -284,7 +284,7 @@ def _evidence(member: Member) -> tuple[Held[AttemptReport], Exit, Cause]:
     return held, held.value.exit, member.cause
 
 
-def _task_need(snap: Snapshot, job: JobPicture, member: Member) -> Need:
+def _task_need(snap: Snapshot, job: JobState, member: Member) -> Need:
     held, exit_, cause = _evidence(member)
     need = need_of(
         snap,
@@ -299,7 +299,7 @@ def _task_need(snap: Snapshot, job: JobPicture, member: Member) -> Need:
     return replace(need, detected_ms=detected_ms, stack=exit_.stack)
 
 
-def _unseen_ms(snap: Snapshot, held: Held[AttemptReport]) -> int:
+def _unseen_ms(snap: Snapshot, held: Versioned[AttemptReport]) -> int:
     """What ended with its machine ended when that was heard last, as far as anybody can tell; else 0."""
     report = held.value
     picture = snap.nodes.get(report.node)
@@ -310,7 +310,7 @@ def _unseen_ms(snap: Snapshot, held: Held[AttemptReport]) -> int:
 
 def need_of(
     snap: Snapshot,
-    job: JobPicture,
+    job: JobState,
     member: Member,
     cause: Cause,
     *,
@@ -330,7 +330,7 @@ def need_of(
     stepped = report.has_stepped or (beat is not None and beat.has_stepped)
     scope, rule = _scope(snap, job, member, cause)
     began = member.report.create_revision
-    accused = Accused(
+    accused = Suspect(
         incident, cause, scope, member.task.member, report.node, stepped, known_ms, began, tail, report.warm
     )
     found = judge(snap, job, accused)
@@ -362,7 +362,7 @@ def need_of(
     )
 
 
-def _scope(snap: Snapshot, job: JobPicture, member: Member, cause: Cause) -> tuple[Scope, str]:
+def _scope(snap: Snapshot, job: JobState, member: Member, cause: Cause) -> tuple[Scope, str]:
     """The table's scope, or ALL where one task cannot be restarted by itself, and why."""
     scope, rule = scope_of(job.record.value.spec, member.task, job.saver)
     if scope is Scope.ALL:
@@ -396,12 +396,12 @@ def _scope(snap: Snapshot, job: JobPicture, member: Member, cause: Cause) -> tup
     return scope, rule
 
 
-def _charged(job: JobPicture, cause: Cause) -> Verdict:
+def _charged(job: JobState, cause: Cause) -> Verdict:
     spec = job.record.value.spec
     return charge(job.switch.value.ledger, cause, newest_commit(job), spec.restart)
 
 
-def _node_need(snap: Snapshot, job: JobPicture, member: Member, *, firm: bool) -> Need:
+def _node_need(snap: Snapshot, job: JobState, member: Member, *, firm: bool) -> Need:
     placement = member.placement
     picture = snap.nodes.get(placement.node)
     mark = picture.mark_of(placement.incarnation) if picture is not None else None
@@ -416,7 +416,7 @@ def _node_need(snap: Snapshot, job: JobPicture, member: Member, *, firm: bool) -
     detail = f"node {placement.node} is {word}: {reason}"
     life = placement.incarnation[:8]
     incident = incident_id(job, f"g{job.switch.value.generation}-node.{placement.node}-{life}")
-    accused = Accused(incident, Cause.NODE_LOST, Scope.ALL, "", placement.node, False, known_ms)
+    accused = Suspect(incident, Cause.NODE_LOST, Scope.ALL, "", placement.node, False, known_ms)
     return Need(
         incident=incident,
         cause=Cause.NODE_LOST,
@@ -432,7 +432,7 @@ def _node_need(snap: Snapshot, job: JobPicture, member: Member, *, firm: bool) -
     )
 
 
-def _operators_need(job: JobPicture) -> Need:
+def _operators_need(job: JobState) -> Need:
     """All tasks, or the one that was named where its role can be restarted in place."""
     intent = job.intent.value
     scope, rule = Scope.ALL, "operator.all"
@@ -454,7 +454,7 @@ def _operators_need(job: JobPicture) -> Need:
     )
 
 
-def _first_need(job: JobPicture) -> Need:
+def _first_need(job: JobState) -> Need:
     """The start of a job that was submitted, or had ended: a new life, whose failures count from nought."""
     serial = job.intent.value.restart_serial
     started = serial > job.switch.value.restart_serial

@@ -34,10 +34,10 @@ from supervisor.control.decide.assess import verdicts
 from supervisor.control.decide.assess.failures import Member, MemberState, Need, members, need_of
 from supervisor.control.decide.facts.history import incident_id, life_of, steps_are_read
 from supervisor.control.decide.plan import Action, unchanged
-from supervisor.control.decide.snapshot import Held, JobPicture, NodePicture, Snapshot
+from supervisor.control.decide.snapshot import JobState, NodeState, Snapshot, Versioned
 
 
-def find_hang(snap: Snapshot, job: JobPicture, found: tuple[Member, ...]) -> Need | None:
+def find_hang(snap: Snapshot, job: JobState, found: tuple[Member, ...]) -> Need | None:
     """The restart that a hang asks for, if it is to be acted upon."""
     plan = job.plan_in_force
     assert plan is not None
@@ -49,27 +49,27 @@ def find_hang(snap: Snapshot, job: JobPicture, found: tuple[Member, ...]) -> Nee
     return _need_of_hang(snap, job, found, hang)
 
 
-def _need_of_hang(snap: Snapshot, job: JobPicture, found: tuple[Member, ...], hang: Hang) -> Need:
+def _need_of_hang(snap: Snapshot, job: JobState, found: tuple[Member, ...], hang: Hang) -> Need:
     root = next((each for each in found if each.task == hang.root), None)
     # Known since its time was up: the back-off runs from there.
     need = need_for(snap, job, root, Cause.HANG, snap.now_ms - hang.late_ms, _story(snap, job, root, hang))
     return replace(need, detected_ms=hang.stalled_ms - hang.late_ms, flat=hang.flat)
 
 
-def spared(job: JobPicture, need: Need | None) -> Need | None:
+def spared(job: JobState, need: Need | None) -> Need | None:
     """A hang found by our own measure never fails the job: a healthy program may look like one."""
     if need is None or need.cause is not Cause.HANG or need.verdict.allowed:
         return need
     return need if _is_users_wish(job) else None
 
 
-def _is_users_wish(job: JobPicture) -> bool:
+def _is_users_wish(job: JobState) -> bool:
     """Whether the job itself says when a task hangs, or what a hang leads to."""
     spec = job.record.value.spec
     return spec.progress.act_after_ms is not None or rule_of(spec, Cause.HANG) is Rule.FAIL
 
 
-def suspected(snap: Snapshot, job: JobPicture) -> dict[TaskId, str]:
+def suspected(snap: Snapshot, job: JobState) -> dict[TaskId, str]:
     """The tasks of a running job that may hang, with the signs of life that each is missing."""
     plan = job.plan_in_force
     if plan is None or job.switch.value.phase is not JobPhase.RUNNING:
@@ -91,7 +91,7 @@ def _suspicion(judged: _Judged, each: Running) -> str:
     return lacks + (", but still works or writes" if each.task in judged.judgement.busy else "")
 
 
-def left_alone(snap: Snapshot, job: JobPicture, found: tuple[Member, ...]) -> list[Action]:
+def left_alone(snap: Snapshot, job: JobState, found: tuple[Member, ...]) -> list[Action]:
     """An operator is told of a hang that we do not act upon, once for each attempt or generation."""
     plan = job.plan_in_force
     assert plan is not None
@@ -111,7 +111,7 @@ def left_alone(snap: Snapshot, job: JobPicture, found: tuple[Member, ...]) -> li
     return [Action("hang_left", job.name, text, (unchanged(job.switch),), (), fields)]
 
 
-def _why_left(snap: Snapshot, job: JobPicture, found: tuple[Member, ...], hang: Hang) -> str:
+def _why_left(snap: Snapshot, job: JobState, found: tuple[Member, ...], hang: Hang) -> str:
     """Why a hang is not acted upon; empty if it is.
 
     The first one is. A second one is believed only if a sign of training is missing that was missing before,
@@ -141,7 +141,7 @@ def to_dump(snap: Snapshot, node: str, tell: Tell) -> tuple[str, ...]:
     return tuple(wanted)
 
 
-def _to_dump(snap: Snapshot, job: JobPicture, node: str) -> list[str]:
+def _to_dump(snap: Snapshot, job: JobState, node: str) -> list[str]:
     plan = job.plan_in_force
     if plan is None or job.switch.value.phase is not JobPhase.RUNNING:
         return []
@@ -154,7 +154,7 @@ def _to_dump(snap: Snapshot, job: JobPicture, node: str) -> list[str]:
     ]
 
 
-def _story(snap: Snapshot, job: JobPicture, root: Member | None, hang: Hang) -> str:
+def _story(snap: Snapshot, job: JobState, root: Member | None, hang: Hang) -> str:
     stalled = f"{hang.stalled_ms / 1000:.1f} s"
     beat = beat_of(snap, root) if root is not None else None
     where = f"{root.task} on {root.placement.node}" if root is not None else job.name
@@ -168,7 +168,7 @@ def _story(snap: Snapshot, job: JobPicture, root: Member | None, hang: Hang) -> 
     return f"{where} {lacks}" + (": it is stopped by a signal" if stopped else "")
 
 
-def _only(job: JobPicture) -> TaskId | None:
+def _only(job: JobState) -> TaskId | None:
     tasks = job.record.value.spec.tasks()
     return tasks[0] if len(tasks) == 1 else None
 
@@ -180,13 +180,13 @@ class _Judged:
     `slow`: those of the suspected that have not come to their first step, as `slow_starts` says.
     """
 
-    job: JobPicture
+    job: JobState
     tasks: tuple[Running, ...]
     judgement: Judgement = field(default_factory=Judgement)
     slow: frozenset[TaskId] = frozenset()
 
 
-def judgement_of(snap: Snapshot, job: JobPicture, plan: Plan) -> _Judged:
+def judgement_of(snap: Snapshot, job: JobState, plan: Plan) -> _Judged:
     """What the signs of life of a running job's tasks tell, judged once in a picture."""
     key = (judgement_of, id(job))
     found = snap.derived.get(key)
@@ -206,7 +206,7 @@ def judgement_of(snap: Snapshot, job: JobPicture, plan: Plan) -> _Judged:
     return judged
 
 
-def _tasks(snap: Snapshot, job: JobPicture, plan: Plan) -> tuple[Running, ...]:
+def _tasks(snap: Snapshot, job: JobState, plan: Plan) -> tuple[Running, ...]:
     """Every task, all of which must be heard, or be done: one that is not may be who the others wait for.
 
     So may one that has ended and is still to be reported, by an agent that etcd does not answer; and one that
@@ -235,13 +235,13 @@ def _tasks(snap: Snapshot, job: JobPicture, plan: Plan) -> tuple[Running, ...]:
     return tuple(running)
 
 
-def _told_of_ms(snap: Snapshot, picture: NodePicture, report: Held[AttemptReport]) -> int:
+def _told_of_ms(snap: Snapshot, picture: NodeState, report: Versioned[AttemptReport]) -> int:
     """For how long its agent could have told of an attempt: one that was restarted has yet to hear of it."""
     joined_ms = picture.incarnation.seen_ms if picture.incarnation is not None else 0
     return snap.now_ms - max(report.created_ms, joined_ms)
 
 
-def _running(snap: Snapshot, job: JobPicture, member: Member, beat: TaskBeat) -> Running:
+def _running(snap: Snapshot, job: JobState, member: Member, beat: TaskBeat) -> Running:
     """A task as the detector of hangs sees it. One that does not train shows no signs of training."""
     picture = snap.nodes.get(member.placement.node)
     if picture is None or picture.beat is None:
@@ -262,7 +262,7 @@ def _running(snap: Snapshot, job: JobPicture, member: Member, beat: TaskBeat) ->
     return Running(member.task, tuple(signs), silent_ms, beat.stopped, fresh_ms)
 
 
-def _saves(snap: Snapshot, job: JobPicture) -> list[Sign]:
+def _saves(snap: Snapshot, job: JobState) -> list[Sign]:
     """The commits of the generation in force, of a task that saves without telling of it."""
     generation = job.switch.value.generation
     made_ms = sorted(held.created_ms for ref, held in job.commits.items() if ref.generation == generation)
@@ -272,7 +272,7 @@ def _saves(snap: Snapshot, job: JobPicture) -> list[Sign]:
     return [Sign(SAVE, snap.now_ms - made_ms[-1], longest_ms if len(made_ms) >= SAVES_LEAST else -1)]
 
 
-def _unheard_ms(snap: Snapshot, picture: NodePicture) -> int:
+def _unheard_ms(snap: Snapshot, picture: NodeState) -> int:
     """How old the last word on the node's tasks is: also for who has not listened all that time."""
     age_ms = snap.now_ms - picture.beat.received_ms if picture.beat is not None else 0
     return max(age_ms, snap.silence_ms(picture))
@@ -291,14 +291,14 @@ def attempt_of(member: Member) -> str:
 
 
 def need_for(
-    snap: Snapshot, job: JobPicture, member: Member | None, cause: Cause, known_ms: int, detail: str
+    snap: Snapshot, job: JobState, member: Member | None, cause: Cause, known_ms: int, detail: str
 ) -> Need:
     """A restart for a member that runs; without one, of the whole job."""
     if member is not None and member.report is not None:
         return need_of(snap, job, member, cause, known_ms=known_ms, detail=detail)
     name = cause.value.replace("_", "-")
     incident = incident_id(job, f"g{job.switch.value.generation}-{name}")
-    accused = verdicts.Accused(incident, cause, Scope.ALL, "", "", False, known_ms)
+    accused = verdicts.Suspect(incident, cause, Scope.ALL, "", "", False, known_ms)
     judged = verdicts.judge(snap, job, accused)
     return Need(
         incident=incident,

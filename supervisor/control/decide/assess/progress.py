@@ -30,7 +30,7 @@ from supervisor.control.decide.assess.hanging import (
 from supervisor.control.decide.facts import missed_base
 from supervisor.control.decide.facts.history import has_stepped, steps_are_read
 from supervisor.control.decide.plan import Action, put, unchanged
-from supervisor.control.decide.snapshot import JobPicture, Snapshot
+from supervisor.control.decide.snapshot import JobState, Snapshot
 
 WATCHED = frozenset({Cause.HANG, Cause.NAN_LOSS, Cause.NEVER_READY, Cause.BASE_MISSED})
 """Causes that may pass by themselves once they were seen: what was begun for them is carried through."""
@@ -40,7 +40,7 @@ CLOCK_PARTS = 100
 _GONE = frozenset({MemberState.FAILED, MemberState.LOST, MemberState.SUSPECTED})
 
 
-def wall_time(snap: Snapshot, job: JobPicture) -> Need | None:
+def wall_time(snap: Snapshot, job: JobState) -> Need | None:
     """The end of a job that has run for as long as it may; goes before all other needs."""
     limit_ms = job.record.value.spec.limits.wall_time_ms
     if limit_ms is None or ran_ms(snap, job) < limit_ms:
@@ -60,7 +60,7 @@ def wall_time(snap: Snapshot, job: JobPicture) -> Need | None:
     )
 
 
-def out_of_time(snap: Snapshot, job: JobPicture) -> str:
+def out_of_time(snap: Snapshot, job: JobState) -> str:
     """Why a job that has ended cannot be started again; empty where it has time left."""
     limit_ms = job.record.value.spec.limits.wall_time_ms
     if limit_ms is None or ran_ms(snap, job) < limit_ms:
@@ -71,13 +71,13 @@ def out_of_time(snap: Snapshot, job: JobPicture) -> str:
     )
 
 
-def ran_ms(snap: Snapshot, job: JobPicture) -> int:
+def ran_ms(snap: Snapshot, job: JobState) -> int:
     """How long a job with a wall-time limit has run. A new leader may miss what no clock action has kept."""
     record = job.record
     return record.value.ran_ms + (snap.now_ms - record.seen_ms if record.value.counting else 0)
 
 
-def clock(snap: Snapshot, job: JobPicture) -> list[Action]:
+def clock(snap: Snapshot, job: JobState) -> list[Action]:
     """Keep the time that the job has run, so that the next leader goes on counting from it."""
     record = job.record.value
     limit_ms = record.spec.limits.wall_time_ms
@@ -91,7 +91,7 @@ def clock(snap: Snapshot, job: JobPicture) -> list[Action]:
     return [Action("clock", job.name, "", (unchanged(job.record),), (put(job.record.key, kept),))]
 
 
-def find(snap: Snapshot, job: JobPicture) -> Need | None:
+def find(snap: Snapshot, job: JobState) -> Need | None:
     """What the beats of a job ask for, of which no attempt has ended and no node is silent."""
     plan = job.plan_in_force
     if plan is None or job.switch.value.phase is not JobPhase.RUNNING:
@@ -108,7 +108,7 @@ def find(snap: Snapshot, job: JobPicture) -> Need | None:
     )
 
 
-def suspicions(snap: Snapshot, job: JobPicture) -> list[Action]:
+def suspicions(snap: Snapshot, job: JobState) -> list[Action]:
     """One event for each attempt that may hang, for each hang that is left alone, and for each straggler."""
     plan = job.plan_in_force
     if plan is None or job.switch.value.phase is not JobPhase.RUNNING:
@@ -135,7 +135,7 @@ def suspicions(snap: Snapshot, job: JobPicture) -> list[Action]:
     return [each for each in actions if (each.kind, each.fields["attempt"]) not in told]
 
 
-def slow_tasks(snap: Snapshot, job: JobPicture) -> dict[TaskId, float]:
+def slow_tasks(snap: Snapshot, job: JobState) -> dict[TaskId, float]:
     """How many times slower each straggler of a running job is than its peers; one that may hang is none."""
     plan = job.plan_in_force
     if plan is None or job.switch.value.phase is not JobPhase.RUNNING:
@@ -151,7 +151,7 @@ def slow_tasks(snap: Snapshot, job: JobPicture) -> dict[TaskId, float]:
     return {task: slower for task, slower in found.items() if task not in hung}
 
 
-def stacks(job: JobPicture) -> list[Action]:
+def stacks(job: JobState) -> list[Action]:
     """Keep where the threads of a hung attempt were: its last report brings it, and is forgotten soon."""
     for held in job.incidents.values():
         incident = held.value
@@ -176,7 +176,7 @@ def stacks(job: JobPicture) -> list[Action]:
     return []
 
 
-def _tells_least(job: JobPicture, attempt: AttemptId) -> tuple[bool, AttemptId]:
+def _tells_least(job: JobState, attempt: AttemptId) -> tuple[bool, AttemptId]:
     return (attempt.task != job.saver, attempt)
 
 
@@ -189,7 +189,7 @@ def _was_hit(incident: Incident, attempt: AttemptId) -> bool:
     return attempt.generation == incident.from_generation
 
 
-def _is_last(job: JobPicture, attempt: AttemptId) -> bool:
+def _is_last(job: JobState, attempt: AttemptId) -> bool:
     """Whether no later attempt of its task was in that generation: what ended before was hit by another."""
     others = (each for each in job.attempts if each.task == attempt.task)
     return not any(each.generation == attempt.generation and each.number > attempt.number for each in others)
@@ -198,7 +198,7 @@ def _is_last(job: JobPicture, attempt: AttemptId) -> bool:
 # What was begun.
 
 
-def _begun(snap: Snapshot, job: JobPicture, found: tuple[Member, ...]) -> Need | None:
+def _begun(snap: Snapshot, job: JobState, found: tuple[Member, ...]) -> Need | None:
     """A generation in preparation for a task that may have come back to life meanwhile."""
     plan = job.next_plan
     held = job.incidents.get(plan.value.incident) if plan is not None else None
@@ -214,7 +214,7 @@ def _begun(snap: Snapshot, job: JobPicture, found: tuple[Member, ...]) -> Need |
 # Losses and deadlines.
 
 
-def _from_scratch(snap: Snapshot, job: JobPicture, found: tuple[Member, ...]) -> Need | None:
+def _from_scratch(snap: Snapshot, job: JobState, found: tuple[Member, ...]) -> Need | None:
     saver = next((each for each in found if each.task == job.saver), None)
     told = missed_base.missed(job, beat_of(snap, saver)) if saver is not None else ""
     if saver is None or not told:
@@ -224,7 +224,7 @@ def _from_scratch(snap: Snapshot, job: JobPicture, found: tuple[Member, ...]) ->
     return replace(need, scope=Scope.ALL, rule="base-missed.all", bad_base=missed_base.spoilt(job))
 
 
-def _nan(snap: Snapshot, job: JobPicture, found: tuple[Member, ...]) -> Need | None:
+def _nan(snap: Snapshot, job: JobState, found: tuple[Member, ...]) -> Need | None:
     spec = job.record.value.spec
     if not spec.progress.watch_nan or rule_of(spec, Cause.NAN_LOSS) is Rule.IGNORE:
         return None
@@ -238,7 +238,7 @@ def _nan(snap: Snapshot, job: JobPicture, found: tuple[Member, ...]) -> Need | N
     return None
 
 
-def _late(snap: Snapshot, job: JobPicture, found: tuple[Member, ...]) -> Need | None:
+def _late(snap: Snapshot, job: JobState, found: tuple[Member, ...]) -> Need | None:
     """The start-up deadline, from when a task was last told to start, or was reported to run.
 
     Past it, a task that does not run yet is late; so is the whole job when none of it has made a step, though
@@ -274,7 +274,7 @@ def _late(snap: Snapshot, job: JobPicture, found: tuple[Member, ...]) -> Need | 
     return need_for(snap, job, late, Cause.NEVER_READY, late.report.created_ms + limit_ms, detail)
 
 
-def _overdue(snap: Snapshot, job: JobPicture, member: Member, limit_ms: int) -> bool:
+def _overdue(snap: Snapshot, job: JobState, member: Member, limit_ms: int) -> bool:
     """A training task that has run for the whole of the limit without a step of its own.
 
     One that works, or writes what is new, is waited for, and told of (`hanging.judgement_of`).

@@ -22,11 +22,11 @@ from supervisor.control.decide.facts.history import (
     newest_commit,
     steps_are_read,
 )
-from supervisor.control.decide.snapshot import JobPicture, Snapshot
+from supervisor.control.decide.snapshot import JobState, Snapshot
 
 
 @dataclass(frozen=True, slots=True)
-class Accused:
+class Suspect:
     """The failure to judge. `scope` is how much it restarts if nobody is suspected.
 
     `member` is empty for a lost node. `stepped`: the failed attempt has made a step; `known_ms` as in `Need`.
@@ -65,7 +65,7 @@ class Judgement:
     cold: bool = False
 
 
-def judge(snap: Snapshot, job: JobPicture, accused: Accused) -> Judgement:
+def judge(snap: Snapshot, job: JobState, accused: Suspect) -> Judgement:
     """Judge a failure that nobody asked for."""
     life = life_of(job, without=accused.incident)
     present = _present(snap, job, accused)
@@ -115,7 +115,7 @@ def judge(snap: Snapshot, job: JobPicture, accused: Accused) -> Judgement:
     )
 
 
-def _error(snap: Snapshot, job: JobPicture, accused: Accused, present: Present) -> Raised | None:
+def _error(snap: Snapshot, job: JobState, accused: Suspect, present: Present) -> Raised | None:
     """What the program raised before it trained; None also where the job says what such an end leads to.
 
     A task outside the ClusterSpec does not count: an evaluator may find no checkpoint yet.
@@ -127,12 +127,12 @@ def _error(snap: Snapshot, job: JobPicture, accused: Accused, present: Present) 
     return first_error(present, accused.tail, trained=has_trained(snap, job))
 
 
-def _is_cold(job: JobPicture, accused: Accused) -> bool:
+def _is_cold(job: JobState, accused: Suspect) -> bool:
     """Whether a failed attempt had no warm start that it could have failed of."""
     return not job.record.value.spec.preload or not accused.warm
 
 
-def _ended_beside(job: JobPicture, accused: Accused) -> list[tuple[str, str]]:
+def _ended_beside(job: JobState, accused: Suspect) -> list[tuple[str, str]]:
     """Node and end of output of the other tasks that have ended by themselves in the generation in force."""
     generation = job.switch.value.generation
     return [
@@ -153,15 +153,15 @@ def _bad_node(
     return suspect_node(tuple(past for past in life if not node.pardons(past.revision)), present, homes)
 
 
-def standing_of(snap: Snapshot, job: JobPicture, member: str = "") -> Tally:
+def standing_of(snap: Snapshot, job: JobState, member: str = "") -> Tally:
     """How much of its budget a job has used, for `status` and `explain`; nothing has failed just now."""
     switch, policy = job.switch.value, job.record.value.spec.restart
     life = life_of(job)
-    accused = Accused(switch.incident, Cause.OPERATOR, Scope.TASK, member, "", False, snap.now_ms)
+    accused = Suspect(switch.incident, Cause.OPERATOR, Scope.TASK, member, "", False, snap.now_ms)
     return tally(life, _present(snap, job, accused), policy.window_ms)
 
 
-def _present(snap: Snapshot, job: JobPicture, accused: Accused) -> Present:
+def _present(snap: Snapshot, job: JobState, accused: Suspect) -> Present:
     return Present(
         cause=accused.cause,
         scope=accused.scope,
@@ -176,7 +176,7 @@ def _present(snap: Snapshot, job: JobPicture, accused: Accused) -> Present:
 
 
 def _verdict(
-    job: JobPicture, life: tuple[Past, ...], present: Present, rule: Rule, bad_base: BaseVerdict | None
+    job: JobState, life: tuple[Past, ...], present: Present, rule: Rule, bad_base: BaseVerdict | None
 ) -> Verdict:
     """The budget's word, unless the cause or the verdict on the base ends the job anyway."""
     policy, ledger = job.record.value.spec.restart, job.switch.value.ledger
@@ -188,7 +188,7 @@ def _verdict(
     return charge(ledger, present.cause, present.newest, policy, tally(life, present, policy.window_ms))
 
 
-def _others(job: JobPicture, base: CheckpointRef | None) -> int:
+def _others(job: JobState, base: CheckpointRef | None) -> int:
     """How many checkpoints could be restored instead of `base`."""
     usable = candidates((held.value for held in job.commits.values()), job.switch.value)
     return sum(record.ref != base for record in usable)

@@ -20,7 +20,7 @@ from supervisor.contract.errors import Conflict
 from supervisor.control.decide.checkpoints.collecting import ADOPTED
 from supervisor.control.decide.checkpoints.commit_list import head_unchanged, next_head
 from supervisor.control.decide.plan import Action, put, short, unchanged
-from supervisor.control.decide.snapshot import JobPicture
+from supervisor.control.decide.snapshot import JobState
 
 RECORDS_AT_ONCE = 80
 """In one transaction, beside the switch and the head."""
@@ -35,7 +35,7 @@ class Read:
     bad: str = ""
 
 
-def check_idle(job: JobPicture, verb: str) -> None:
+def check_idle(job: JobState, verb: str) -> None:
     """Raise Conflict unless the job has ended and nobody has asked it to start again."""
     phase = job.switch.value.phase
     if not phase.ended:
@@ -52,7 +52,7 @@ def check_idle(job: JobPicture, verb: str) -> None:
         raise Conflict(f"job {job.name} is about to start again; stop it first")
 
 
-def next_generation(job: JobPicture, seen: int = 0) -> int:
+def next_generation(job: JobState, seen: int = 0) -> int:
     """A generation that no record and no manifest has, `seen` being the highest of the manifests."""
     return max(job.switch.value.generation, job.record.value.generation_floor, seen) + 1
 
@@ -77,7 +77,7 @@ def record_of(read: Read, verified: Verify, wall_ms: int | None = None) -> Commi
     )
 
 
-def adopt(job: JobPicture, read: Read, wall_ms: int) -> Action:
+def adopt(job: JobState, read: Read, wall_ms: int) -> Action:
     """Make an import the newest checkpoint of the job: the next start begins from it.
 
     It descends from nothing that the job has saved. What it saved before is off its lineage from now on, and
@@ -111,7 +111,7 @@ def newest_base(records: Iterable[CommitRecord]) -> CheckpointRef | None:
     return next((each.ref for each in lineage if each.state is CommitState.COMMITTED), None)
 
 
-def rebuild(job: JobPicture, records: Sequence[CommitRecord], seen: int) -> tuple[Action, ...]:
+def rebuild(job: JobState, records: Sequence[CommitRecord], seen: int) -> tuple[Action, ...]:
     """The transactions that give a job its records back; each compares what the one before has written.
 
     The first names the base and holds the newest records, the last writes the head: until that is there, the

@@ -16,7 +16,7 @@ from supervisor.contract.incident import Event
 from supervisor.contract.job.adopted_path import check_adopted
 from supervisor.contract.observed import AttemptState, Saves
 from supervisor.control.decide.plan import Action, short, unchanged
-from supervisor.control.decide.snapshot import Held, JobPicture, Snapshot
+from supervisor.control.decide.snapshot import JobState, Snapshot, Versioned
 
 ELSEWHERE, CHANGING = "saves_elsewhere", "saves_at_changing_places"
 _MADE_UP = re.compile(r"/[t]mp[a-z0-9_]{8}(?:/|$)")
@@ -32,13 +32,13 @@ class Advice:
     fields: dict[str, str]
 
 
-def advice(snap: Snapshot, job: JobPicture) -> tuple[Advice, ...]:
+def advice(snap: Snapshot, job: JobState) -> tuple[Advice, ...]:
     """What there is to say now."""
     found = _elsewhere(snap, job)
     return () if found is None else (found,)
 
 
-def tell(snap: Snapshot, job: JobPicture) -> list[Action]:
+def tell(snap: Snapshot, job: JobState) -> list[Action]:
     """An event for each that was not told in this life of the job."""
     found = advice(snap, job)
     if not found:
@@ -51,7 +51,7 @@ def tell(snap: Snapshot, job: JobPicture) -> list[Action]:
     ]
 
 
-def saves_of(snap: Snapshot, job: JobPicture) -> Iterator[tuple[AttemptId, Saves]]:
+def saves_of(snap: Snapshot, job: JobState) -> Iterator[tuple[AttemptId, Saves]]:
     """What the attempts of the generation in force say of their saves."""
     for attempt, held in job.attempts.items():
         if attempt.generation != job.switch.value.generation:
@@ -61,7 +61,7 @@ def saves_of(snap: Snapshot, job: JobPicture) -> Iterator[tuple[AttemptId, Saves
         yield attempt, beat.saves if beat is not None else report.saves
 
 
-def _elsewhere(snap: Snapshot, job: JobPicture) -> Advice | None:
+def _elsewhere(snap: Snapshot, job: JobState) -> Advice | None:
     """Of the task that saves, if it is among those that save elsewhere; of none if another saves inside."""
     known = list(saves_of(snap, job))
     if any(saves.inside for _, saves in known):
@@ -98,7 +98,7 @@ def _elsewhere(snap: Snapshot, job: JobPicture) -> Advice | None:
     return Advice(ELSEWHERE, short(f"{name} saves to {directory}, {lost}; {todo}"), fields)
 
 
-def _adoptable(job: JobPicture, directory: str) -> str:
+def _adoptable(job: JobState, directory: str) -> str:
     """The directory as `checkpoint.adopt` takes it; empty where it takes it not."""
     code = job.record.value.spec.code
     if code is not None:
@@ -110,11 +110,11 @@ def _adoptable(job: JobPicture, directory: str) -> str:
         return ""
 
 
-def _has_ended(job: JobPicture, attempt: AttemptId) -> bool:
+def _has_ended(job: JobState, attempt: AttemptId) -> bool:
     return job.attempts[attempt].value.state is AttemptState.EXITED
 
 
-def _other_place(snap: Snapshot, job: JobPicture, fields: dict[str, str], saves: Saves) -> str:
+def _other_place(snap: Snapshot, job: JobState, fields: dict[str, str], saves: Saves) -> str:
     """Where an earlier attempt of the task saved, if this one does not save there; empty otherwise."""
     for event in reversed(_events(snap, job)):
         said = event.fields
@@ -127,7 +127,7 @@ def _other_place(snap: Snapshot, job: JobPicture, fields: dict[str, str], saves:
     return ""
 
 
-def _events(snap: Snapshot, job: JobPicture) -> list[Event]:
+def _events(snap: Snapshot, job: JobState) -> list[Event]:
     kinds, name = (ELSEWHERE, CHANGING), job.name
-    held: list[Held[Event]] = [each for each in snap.events if each.value.job == name]
+    held: list[Versioned[Event]] = [each for each in snap.events if each.value.job == name]
     return [each.value for each in held if each.value.kind in kinds]

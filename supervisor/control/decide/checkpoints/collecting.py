@@ -11,13 +11,13 @@ from supervisor.control.decide.checkpoints import commit_list
 from supervisor.control.decide.facts.cluster_time import ages
 from supervisor.control.decide.facts.history import asked_base, records_are_lost
 from supervisor.control.decide.plan import Action, Decision, DeleteFiles, unchanged
-from supervisor.control.decide.snapshot import JobPicture, Snapshot
+from supervisor.control.decide.snapshot import JobState, Snapshot
 
 ADOPTED = "adopted"
 """Stands for the incarnation in a commit record that the leader made: an import."""
 
 
-def collect(snap: Snapshot, job: JobPicture) -> list[Decision]:
+def collect(snap: Snapshot, job: JobState) -> list[Decision]:
     """Mark, then delete the files, then the record."""
     decisions: list[Decision] = [
         DeleteFiles(job.name, held.key, held.mod_revision, held.value, job.record.value.spec.checkpoint.uri)
@@ -32,7 +32,7 @@ def collect(snap: Snapshot, job: JobPicture) -> list[Decision]:
     return [*decisions, *(_mark(job, record) for record in going[:1])]
 
 
-def fates_of(snap: Snapshot, job: JobPicture) -> tuple[Fate, ...]:
+def fates_of(snap: Snapshot, job: JobState) -> tuple[Fate, ...]:
     """What becomes of each of the job's checkpoints, and why, oldest first."""
     policy, age = policy_of(snap, job), _age(snap, job)
     found = fates(_records(job), job.switch.value, _wanted(job), policy, age)
@@ -44,7 +44,7 @@ def fates_of(snap: Snapshot, job: JobPicture) -> tuple[Fate, ...]:
     )
 
 
-def policy_of(snap: Snapshot, job: JobPicture) -> RetentionPolicy:
+def policy_of(snap: Snapshot, job: JobState) -> RetentionPolicy:
     """What the job asks to keep, with the time from which the grace of what fell off its lineage counts."""
     spec, known = job.record.value.spec.checkpoint, ages(snap)
     # Any new generation, any new life and any import may have begun at an older checkpoint than the newest.
@@ -58,7 +58,7 @@ def policy_of(snap: Snapshot, job: JobPicture) -> RetentionPolicy:
     )
 
 
-def _age(snap: Snapshot, job: JobPicture) -> Age:
+def _age(snap: Snapshot, job: JobState) -> Age:
     known = ages(snap)
 
     def age_ms(record: CommitRecord) -> int:
@@ -69,17 +69,17 @@ def _age(snap: Snapshot, job: JobPicture) -> Age:
     return age_ms
 
 
-def _records(job: JobPicture) -> list[CommitRecord]:
+def _records(job: JobState) -> list[CommitRecord]:
     return [held.value for held in job.commits.values()]
 
 
-def _wanted(job: JobPicture) -> tuple[CheckpointRef, ...]:
+def _wanted(job: JobState) -> tuple[CheckpointRef, ...]:
     """The checkpoint that a pending restart is to start from."""
     asked = asked_base(job)
     return () if asked is None else (asked,)
 
 
-def _mark(job: JobPicture, record: CommitRecord) -> Action:
+def _mark(job: JobState, record: CommitRecord) -> Action:
     compares, ops = commit_list.changed(job, replace(record, state=CommitState.COLLECTING))
     return Action(
         kind="checkpoint_collecting",

@@ -10,15 +10,15 @@ from supervisor.contract import keys
 from supervisor.contract.boundaries import Compare, Op
 from supervisor.contract.checkpoint import CheckpointRef, CommitHead, CommitRecord
 from supervisor.control.decide.plan import put, unchanged, unchanged_or_absent
-from supervisor.control.decide.snapshot import JobPicture
+from supervisor.control.decide.snapshot import JobState
 
 
-def head_unchanged(job: JobPicture) -> Compare:
+def head_unchanged(job: JobState) -> Compare:
     """Compare: no commit, quarantine or collection since this picture (rule 7)."""
     return unchanged_or_absent(keys.head(job.name), job.head)
 
 
-def changed(job: JobPicture, *records: CommitRecord) -> tuple[tuple[Compare, ...], tuple[Op, ...]]:
+def changed(job: JobState, *records: CommitRecord) -> tuple[tuple[Compare, ...], tuple[Op, ...]]:
     """Compares and operations of a transaction that rewrites these records of the list, and its head."""
     held = [(job.commits[record.ref], record) for record in records]
     compares = (*(unchanged(before) for before, _ in held), head_unchanged(job))
@@ -26,7 +26,7 @@ def changed(job: JobPicture, *records: CommitRecord) -> tuple[tuple[Compare, ...
     return compares, ops
 
 
-def next_head(job: JobPicture, newest: CheckpointRef | None = None) -> CommitHead:
+def next_head(job: JobState, newest: CheckpointRef | None = None) -> CommitHead:
     """The head after a change of the list; `newest`: the commit that the change adds, if it adds one."""
     serial = job.head.value.serial + 1 if job.head is not None else 1
     before = job.head.value.newest if job.head is not None else None

@@ -6,13 +6,13 @@ from collections import Counter
 
 from supervisor.contract.observed import NOTICES, Notice
 from supervisor.control.decide.plan import MAX_FIELD, MAX_TEXT, Action, short, unchanged
-from supervisor.control.decide.snapshot import JobPicture, Snapshot
+from supervisor.control.decide.snapshot import JobState, Snapshot
 
 MOST_TOLD = 64
 """Kept events about notices of one node."""
 
 
-def notices_of(snap: Snapshot, job: JobPicture) -> tuple[tuple[str, Notice], ...]:
+def notices_of(snap: Snapshot, job: JobState) -> tuple[tuple[str, Notice], ...]:
     """(node, what it tells) of this job, in any of its lives; of nodes that are not silent."""
     return tuple(
         (node, notice)
@@ -23,7 +23,7 @@ def notices_of(snap: Snapshot, job: JobPicture) -> tuple[tuple[str, Notice], ...
     )
 
 
-def tell(snap: Snapshot, job: JobPicture) -> list[Action]:
+def tell(snap: Snapshot, job: JobState) -> list[Action]:
     """An event for each that has none yet, one at a time.
 
     A node's notices make no more events while `MOST_TOLD` of them are kept, so that they drive no others

@@ -8,15 +8,15 @@ from recovery.policy.suspects import BaseVerdict
 from supervisor.contract.checkpoint import CheckpointRef, CommitState
 from supervisor.control.decide.checkpoints.commit_list import changed
 from supervisor.control.decide.plan import Action, put, short, unchanged
-from supervisor.control.decide.snapshot import JobPicture
+from supervisor.control.decide.snapshot import JobState
 
 
-def act_on(job: JobPicture, verdict: BaseVerdict) -> list[Action]:
+def act_on(job: JobState, verdict: BaseVerdict) -> list[Action]:
     """Set the base aside, if the verdict says so and its record does not yet."""
     return _set_aside(job, verdict.base, verdict.reason) if verdict.quarantine else []
 
 
-def with_acquittal(job: JobPicture, failing: Action, verdict: BaseVerdict | None) -> Action:
+def with_acquittal(job: JobState, failing: Action, verdict: BaseVerdict | None) -> Action:
     """The end of the job, and in the same transaction the return of the checkpoints that it clears."""
     held = (
         [job.commits[ref] for ref in verdict.acquitted if ref in job.commits] if verdict is not None else []
@@ -38,7 +38,7 @@ def with_acquittal(job: JobPicture, failing: Action, verdict: BaseVerdict | None
     )
 
 
-def _set_aside(job: JobPicture, base: CheckpointRef, reason: str) -> list[Action]:
+def _set_aside(job: JobState, base: CheckpointRef, reason: str) -> list[Action]:
     held = job.commits.get(base)
     if held is None or held.value.state is not CommitState.COMMITTED:
         return []

@@ -11,7 +11,7 @@ from supervisor.contract.desired import JobPhase
 from supervisor.contract.incident import Event
 from supervisor.contract.observed import SaverBeat
 from supervisor.control.decide.plan import Action, short, unchanged
-from supervisor.control.decide.snapshot import Held, JobPicture, Snapshot
+from supervisor.control.decide.snapshot import JobState, Snapshot, Versioned
 
 TELL_MS = 3_000
 """Trouble that is over before is not worth an operator's time."""
@@ -28,7 +28,7 @@ MISSING = "commits_missing"
 KINDS = frozenset({FAILING, WORKING, LAGGING, CAUGHT_UP, SKIPPED, UNUSABLE, MISSING})
 
 
-def saver_beat(snap: Snapshot, job: JobPicture) -> SaverBeat | None:
+def saver_beat(snap: Snapshot, job: JobState) -> SaverBeat | None:
     """What the node of the generation's saver says; None while it is silent, or has not begun (rule 10)."""
     plan, saver = job.plan_in_force, job.saver.member
     if plan is None:
@@ -45,7 +45,7 @@ def saver_beat(snap: Snapshot, job: JobPicture) -> SaverBeat | None:
     return None
 
 
-def lag_ms(snap: Snapshot, job: JobPicture) -> int:
+def lag_ms(snap: Snapshot, job: JobState) -> int:
     """How long a job has trained since its newest commit, or its generation's start; -1: it does not run."""
     switch = job.switch
     if switch.value.phase is not JobPhase.RUNNING or job.plan_in_force is None:
@@ -60,13 +60,13 @@ def lag_ms(snap: Snapshot, job: JobPicture) -> int:
     return max(0, snap.now_ms - max([began_ms, *commits]))
 
 
-def still_moves(snap: Snapshot, job: JobPicture) -> bool:
+def still_moves(snap: Snapshot, job: JobState) -> bool:
     """Whether the last commit of a job that ends is on its way: then it gets the time that it needs."""
     beat = saver_beat(snap, job)
     return beat is not None and 0 <= beat.still_ms < snap.timing.commit_deadline_ms
 
 
-def uncommitted(snap: Snapshot, job: JobPicture) -> str:
+def uncommitted(snap: Snapshot, job: JobState) -> str:
     """A finished save of the generation in force that is no commit, as its node tells, and where it is.
 
     Empty when there is none.
@@ -82,7 +82,7 @@ def uncommitted(snap: Snapshot, job: JobPicture) -> str:
     )
 
 
-def missing(snap: Snapshot, job: JobPicture, beat: SaverBeat | None) -> str:
+def missing(snap: Snapshot, job: JobState, beat: SaverBeat | None) -> str:
     """That training goes on, nothing was ever committed, and no finished save waits; empty if not so."""
     checkpoint, lag = job.record.value.spec.checkpoint, lag_ms(snap, job)
     bound_ms = checkpoint.lag_bound_ms
@@ -104,7 +104,7 @@ def trouble_of(beat: SaverBeat | None) -> tuple[str, int]:
     return beat.trouble, beat.trouble_ms
 
 
-def tell(snap: Snapshot, job: JobPicture) -> list[Action]:
+def tell(snap: Snapshot, job: JobState) -> list[Action]:
     """Events about saves that do not become commits as they should."""
     beat = saver_beat(snap, job)
     if beat is None or job.switch.value.phase.ended:
@@ -119,7 +119,7 @@ def tell(snap: Snapshot, job: JobPicture) -> list[Action]:
     return [action for action in found if action is not None] + _unusable(job, beat, told)
 
 
-def _failing(job: JobPicture, beat: SaverBeat, told: list[Held[Event]]) -> Action | None:
+def _failing(job: JobState, beat: SaverBeat, told: list[Versioned[Event]]) -> Action | None:
     last, (trouble, since_ms) = _last(told, FAILING, WORKING), trouble_of(beat)
     if last is None or last.value.kind == WORKING:
         if trouble and since_ms >= TELL_MS:
@@ -129,7 +129,7 @@ def _failing(job: JobPicture, beat: SaverBeat, told: list[Held[Event]]) -> Actio
     return None
 
 
-def _lagging(job: JobPicture, beat: SaverBeat, told: list[Held[Event]]) -> Action | None:
+def _lagging(job: JobState, beat: SaverBeat, told: list[Versioned[Event]]) -> Action | None:
     bound_ms = job.record.value.spec.checkpoint.lag_bound_ms
     last = _last(told, LAGGING, CAUGHT_UP)
     late = bound_ms is not None and beat.waiting_ms >= bound_ms
@@ -143,7 +143,7 @@ def _lagging(job: JobPicture, beat: SaverBeat, told: list[Held[Event]]) -> Actio
     return None
 
 
-def _skipped(job: JobPicture, beat: SaverBeat, told: list[Held[Event]]) -> Action | None:
+def _skipped(job: JobState, beat: SaverBeat, told: list[Versioned[Event]]) -> Action | None:
     """Told of the first, and whenever there are twice as many: a slow store would fill the list of events."""
     generation = str(beat.generation)
     before = [
@@ -168,7 +168,7 @@ def unusable(beat: SaverBeat | None) -> tuple[str, ...]:
     )
 
 
-def _missing(snap: Snapshot, job: JobPicture, beat: SaverBeat, told: list[Held[Event]]) -> Action | None:
+def _missing(snap: Snapshot, job: JobState, beat: SaverBeat, told: list[Versioned[Event]]) -> Action | None:
     """Once in a generation."""
     generation = str(beat.generation)
     text = missing(snap, job, beat)
@@ -178,7 +178,7 @@ def _missing(snap: Snapshot, job: JobPicture, beat: SaverBeat, told: list[Held[E
     return _event(job, MISSING, short(text), {"generation": generation})
 
 
-def _unusable(job: JobPicture, beat: SaverBeat, told: list[Held[Event]]) -> list[Action]:
+def _unusable(job: JobState, beat: SaverBeat, told: list[Versioned[Event]]) -> list[Action]:
     """Each once, as long as its event is kept: a restart finds the same files again."""
     before = {held.value.fields.get("path", "") for held in told if held.value.kind == UNUSABLE}
     return [
@@ -188,13 +188,13 @@ def _unusable(job: JobPicture, beat: SaverBeat, told: list[Held[Event]]) -> list
     ]
 
 
-def _last(told: list[Held[Event]], *kinds: str) -> Held[Event] | None:
+def _last(told: list[Versioned[Event]], *kinds: str) -> Versioned[Event] | None:
     return next((held for held in reversed(told) if held.value.kind in kinds), None)
 
 
-def _committed_since(job: JobPicture, event: Held[Event]) -> bool:
+def _committed_since(job: JobState, event: Versioned[Event]) -> bool:
     return any(held.create_revision > event.create_revision for held in job.commits.values())
 
 
-def _event(job: JobPicture, kind: str, text: str, fields: dict[str, str] | None = None) -> Action:
+def _event(job: JobState, kind: str, text: str, fields: dict[str, str] | None = None) -> Action:
     return Action(kind, job.name, text, (unchanged(job.switch),), (), fields or {})

@@ -15,14 +15,14 @@ from supervisor.contract.ids import AttemptId, TaskId
 from supervisor.contract.observed import AttemptState, Saves
 from supervisor.control.decide.checkpoints.advice import saves_of
 from supervisor.control.decide.plan import Action, put, unchanged
-from supervisor.control.decide.snapshot import JobPicture, NodePicture, Snapshot
+from supervisor.control.decide.snapshot import JobState, NodeState, Snapshot
 
 CHANGED = "saver_changed"
 STAGED = "staged"
 _PHASES = (JobPhase.RUNNING, JobPhase.FINISHING, JobPhase.STOPPING)
 
 
-def follow(snap: Snapshot, job: JobPicture) -> list[Action]:
+def follow(snap: Snapshot, job: JobState) -> list[Action]:
     """The step by which the node of the task that saves commits from now on, if another one does so now."""
     switch = job.switch.value
     if job.plan_in_force is None or switch.closing is not None or switch.phase not in _PHASES:
@@ -45,7 +45,7 @@ def follow(snap: Snapshot, job: JobPicture) -> list[Action]:
     ]
 
 
-def _seen(snap: Snapshot, job: JobPicture, known: dict[AttemptId, Saves]) -> TaskId | None:
+def _seen(snap: Snapshot, job: JobState, known: dict[AttemptId, Saves]) -> TaskId | None:
     """The expected one as soon as it saves; else the only other, if the present one surely saves nothing."""
     spec = job.record.value.spec
     saving = {attempt.task for attempt, saves in known.items() if saves.inside}
@@ -66,7 +66,7 @@ def _seen(snap: Snapshot, job: JobPicture, known: dict[AttemptId, Saves]) -> Tas
     return task if times > 1 or ended or job.switch.value.phase is not JobPhase.RUNNING else None
 
 
-def _saves_nothing(job: JobPicture, known: dict[AttemptId, Saves]) -> bool:
+def _saves_nothing(job: JobState, known: dict[AttemptId, Saves]) -> bool:
     """Whether the present saver is known to have noted no save in this generation."""
     its = [(attempt, saves) for attempt, saves in known.items() if attempt.task == job.saver]
     if not its or not all(saves.watched for _, saves in its):
@@ -75,7 +75,7 @@ def _saves_nothing(job: JobPicture, known: dict[AttemptId, Saves]) -> bool:
     return not (restarted and _commits(job))
 
 
-def _found_its_own(snap: Snapshot, job: JobPicture, other: TaskId) -> bool:
+def _found_its_own(snap: Snapshot, job: JobState, other: TaskId) -> bool:
     """Whether the saver's node has committed what `other` cannot have saved, as it sees other files.
 
     A child process, or a call that no hook knows, saves without a note.
@@ -88,12 +88,12 @@ def _found_its_own(snap: Snapshot, job: JobPicture, other: TaskId) -> bool:
     return any(record.node == its.node for record in _commits(job))
 
 
-def _share_files(one: NodePicture, other: NodePicture | None) -> bool:
+def _share_files(one: NodeState, other: NodeState | None) -> bool:
     if one.incarnation is None or other is None or other.incarnation is None:
         return False
     return one.incarnation.value.shares_files(other.incarnation.value)
 
 
-def _commits(job: JobPicture) -> list[CommitRecord]:
+def _commits(job: JobState) -> list[CommitRecord]:
     generation = job.switch.value.generation
     return [held.value for ref, held in job.commits.items() if ref.generation == generation]

@@ -23,7 +23,7 @@ from supervisor.contract.observed import AttemptReport
 from supervisor.control.decide.facts.standing import untold_ms
 from supervisor.control.decide.plan import put, unchanged_or_absent
 from supervisor.control.decide.set_aside import Claim
-from supervisor.control.decide.snapshot import Held, JobPicture, Snapshot
+from supervisor.control.decide.snapshot import JobState, Snapshot, Versioned
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,7 @@ def by_gpu(claims: Iterable[Claim]) -> dict[str, list[Claim]]:
     return found
 
 
-def planned(job: JobPicture) -> tuple[tuple[Claim, ...], ...]:
+def planned(job: JobState) -> tuple[tuple[Claim, ...], ...]:
     """What each plan of a job claims: the one in force, and those in preparation."""
     return job.once(_planned)
 
@@ -98,7 +98,7 @@ def claiming(
 def with_plan(snap: Snapshot, plan: Plan) -> Snapshot:
     """The picture as it will be once the plan is made, for those that are placed in the same look."""
     job = snap.jobs[plan.job]
-    held = Held(keys.plan(plan.job, plan.plan_id), plan, 0, 0, snap.now_ms, snap.now_ms)
+    held = Versioned(keys.plan(plan.job, plan.plan_id), plan, 0, 0, snap.now_ms, snap.now_ms)
     changed = replace(job, plans={**job.plans, plan.plan_id: held})
     return replace(snap, jobs={**snap.jobs, plan.job: changed})
 
@@ -107,7 +107,7 @@ def _asks(resources: Resources) -> bool:
     return bool(resources.cpus or resources.memory_bytes or resources.gpus)
 
 
-def _of_job(snap: Snapshot, job: JobPicture) -> Iterable[Claim]:
+def _of_job(snap: Snapshot, job: JobState) -> Iterable[Claim]:
     found: dict[tuple[str, str], Claim] = {}
     for claims in (*planned(job), tuple(_of_attempts(snap, job)), tuple(_of_untold(snap, job))):
         for claim in claims:
@@ -119,7 +119,7 @@ def _of_job(snap: Snapshot, job: JobPicture) -> Iterable[Claim]:
     return found.values()
 
 
-def _planned(job: JobPicture) -> tuple[tuple[Claim, ...], ...]:
+def _planned(job: JobState) -> tuple[tuple[Claim, ...], ...]:
     """What ran before an end is told by the attempts that are left, also once it waits to begin again."""
     switch, roles = job.switch.value, _resources(job)
     if switch.phase.ended:
@@ -130,12 +130,12 @@ def _planned(job: JobPicture) -> tuple[tuple[Claim, ...], ...]:
     return tuple(tuple(_of_placement(job, each, roles) for each in plan.placements) for plan in plans)
 
 
-def _of_placement(job: JobPicture, placement: Placement, roles: Mapping[str, Resources]) -> Claim:
+def _of_placement(job: JobState, placement: Placement, roles: Mapping[str, Resources]) -> Claim:
     resources = roles.get(placement.role, Resources())
     return Claim(job.name, placement.node, placement.member, resources, placement.gpus)
 
 
-def _of_attempts(snap: Snapshot, job: JobPicture) -> Iterator[Claim]:
+def _of_attempts(snap: Snapshot, job: JobState) -> Iterator[Claim]:
     """By attempts that may be alive, whatever became of their plans."""
     roles = _resources(job)
     for held in job.attempts.values():
@@ -145,7 +145,7 @@ def _of_attempts(snap: Snapshot, job: JobPicture) -> Iterator[Claim]:
             yield Claim(job.name, report.node, report.attempt.task.member, resources, report.gpus)
 
 
-def _of_untold(snap: Snapshot, job: JobPicture) -> Iterator[Claim]:
+def _of_untold(snap: Snapshot, job: JobState) -> Iterator[Claim]:
     """By tasks of a job that has ended which may have begun just before, while no report tells it yet."""
     phase, plan = job.switch.value.phase, job.plan_in_force
     if plan is None or not (phase.ended or phase is JobPhase.WAITING):
@@ -156,6 +156,6 @@ def _of_untold(snap: Snapshot, job: JobPicture) -> Iterator[Claim]:
             yield _of_placement(job, placement, roles)
 
 
-def _resources(job: JobPicture) -> dict[str, Resources]:
+def _resources(job: JobState) -> dict[str, Resources]:
     """What each role asks for; a role that the job has no more had its GPUs alone."""
     return {role.name: role.resources for role in job.record.value.spec.roles}

@@ -5,23 +5,23 @@ from __future__ import annotations
 from supervisor.contract.desired import JobPhase, Plan
 from supervisor.contract.observed import Prepared
 from supervisor.control.decide.plan import Action, unchanged
-from supervisor.control.decide.snapshot import JobPicture, Snapshot
+from supervisor.control.decide.snapshot import JobState, Snapshot
 
 DELAYED = "delayed"
 
 
-def explain(job: JobPicture, plan: Plan) -> str:
+def explain(job: JobState, plan: Plan) -> str:
     """The delays of a plan's tasks; empty without any."""
     return "; ".join(_text(each) for each in _delayed(job, plan))
 
 
-def in_force(job: JobPicture) -> str:
+def in_force(job: JobState) -> str:
     """The same, of the plan in force, whose tasks are restarted in place."""
     plan = job.plan_in_force
     return explain(job, plan.value) if plan is not None and job.switch.value.phase is JobPhase.RUNNING else ""
 
 
-def tell(snap: Snapshot, job: JobPicture) -> list[Action]:
+def tell(snap: Snapshot, job: JobState) -> list[Action]:
     """An event for the first delay that a plan meets on a node: its reason may change every second."""
     plan = job.next_plan or job.plan_in_force
     if plan is None or job.switch.value.phase.ended:
@@ -41,7 +41,7 @@ def tell(snap: Snapshot, job: JobPicture) -> list[Action]:
     return []
 
 
-def _delayed(job: JobPicture, plan: Plan) -> list[Prepared]:
+def _delayed(job: JobState, plan: Plan) -> list[Prepared]:
     found = [job.prepared.get((plan.plan_id, placement.member)) for placement in plan.placements]
     return [held.value for held in found if held is not None and held.value.delay]
 

@@ -16,7 +16,7 @@ from supervisor.contract.job.spec import Resources
 from supervisor.contract.observed import Gpu, GpuAction, GpuHealth, GpuReport
 from supervisor.control.decide.facts.claims import Asking
 from supervisor.control.decide.set_aside import Claim
-from supervisor.control.decide.snapshot import Held, JobPicture, NodePicture, Snapshot
+from supervisor.control.decide.snapshot import JobState, NodeState, Snapshot, Versioned
 
 HARMFUL = frozenset({GpuAction.RESET_GPU, GpuAction.DRAIN_NODE, GpuAction.CONTACT})
 """After a fault that asks for one of these, no task should have the GPU."""
@@ -89,7 +89,7 @@ def asked_for(need: Resources) -> str:
     return f"GPUs{named}{size}{which}"
 
 
-def reported(picture: NodePicture) -> Held[GpuReport] | None:
+def reported(picture: NodeState) -> Versioned[GpuReport] | None:
     """What the node's present agent, or one that it succeeded, last said of its GPUs, since the last boot."""
     held, life = picture.gpus, picture.incarnation
     if held is None or life is None or not picture.acts_for(held.value.incarnation):
@@ -97,7 +97,7 @@ def reported(picture: NodePicture) -> Held[GpuReport] | None:
     return held if held.value.boot_id == life.value.boot_id else None
 
 
-def find_gpu(picture: NodePicture, uuid: str) -> Gpu | None:
+def find_gpu(picture: NodeState, uuid: str) -> Gpu | None:
     """A GPU of a node, as last reported by its present agent."""
     held = reported(picture)
     return next((gpu for gpu in held.value.gpus if gpu.uuid == uuid), None) if held is not None else None
@@ -117,7 +117,7 @@ def quarantines_of(snap: Snapshot, node: str) -> list[GpuQuarantine]:
     return sorted((each for each in held if not each.lifted), key=lambda each: each.index)
 
 
-def unfit(snap: Snapshot, picture: NodePicture, gpu: Gpu) -> str:
+def unfit(snap: Snapshot, picture: NodeState, gpu: Gpu) -> str:
     """Why no task may be given this GPU, in a word or two; empty if one may."""
     if quarantined(snap, gpu.uuid) is not None:
         return QUARANTINED
@@ -131,7 +131,7 @@ def unfit(snap: Snapshot, picture: NodePicture, gpu: Gpu) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Befallen:
+class GpuHarm:
     """A GPU of a task has had a fault that its attempt must not go on with. `harmful`: nor may the next.
 
     `seen_ms`: since when the fault is known. `blames_program`: it is mostly the task's own.
@@ -148,7 +148,7 @@ class Befallen:
         return f"GPU {self.gpu.index} of {self.node} ({self.gpu.uuid}): {self.gpu.reason or 'quarantined'}"
 
 
-def befallen(snap: Snapshot, job: JobPicture, plan: Plan, placement: Placement) -> Befallen | None:
+def befallen(snap: Snapshot, job: JobState, plan: Plan, placement: Placement) -> GpuHarm | None:
     """What has befallen the GPUs of a task since its present attempt was decided on; the worst first.
 
     A GPU that is unknown now has befallen nobody (rule 10), nor has what a program did on a GPU that is
@@ -159,22 +159,22 @@ def befallen(snap: Snapshot, job: JobPicture, plan: Plan, placement: Placement) 
     if picture is None or report is None or assigned is None:
         return None
     known = dict(zip(assigned.value.gpus, assigned.value.gpu_faults, strict=False))
-    found: Befallen | None = None
+    found: GpuHarm | None = None
     for uuid in assigned.value.gpus:
         gpu = find_gpu(picture, uuid)
         if gpu is None:
             continue
         if unfit(snap, picture, gpu) in (QUARANTINED, FAULTY):
-            return Befallen(gpu, placement.node, True, _known_ms(snap, placement.node, gpu, report))
+            return GpuHarm(gpu, placement.node, True, _known_ms(snap, placement.node, gpu, report))
         own = gpu.blames_program
         restarts = gpu.action is GpuAction.RESTART_TASK and gpu.fault != known.get(uuid, 0)
         if restarts and not (own and assigned.value.gpus_shared) and (found is None or found.blames_program):
             since_ms = _known_ms(snap, placement.node, gpu, report)
-            found = Befallen(gpu, placement.node, False, since_ms, blames_program=own)
+            found = GpuHarm(gpu, placement.node, False, since_ms, blames_program=own)
     return found
 
 
-def told_of(snap: Snapshot, node: str, gpu: Gpu) -> Held[Event] | None:
+def told_of(snap: Snapshot, node: str, gpu: Gpu) -> Versioned[Event] | None:
     """The line of history about a GPU's newest fault, if there is one (yet)."""
     wanted = (node, gpu.uuid, str(gpu.fault))
     for event in snap.events:
@@ -184,7 +184,7 @@ def told_of(snap: Snapshot, node: str, gpu: Gpu) -> Held[Event] | None:
     return None
 
 
-def _known_ms(snap: Snapshot, node: str, gpu: Gpu, report: Held[GpuReport]) -> int:
+def _known_ms(snap: Snapshot, node: str, gpu: Gpu, report: Versioned[GpuReport]) -> int:
     """Since when its newest fault is known; a report is renewed by whatever changes in it."""
     event = told_of(snap, node, gpu)
     return report.seen_ms if event is None else min(event.seen_ms, report.seen_ms)
@@ -202,7 +202,7 @@ def known_faults(snap: Snapshot, node: str, gpus: tuple[str, ...]) -> tuple[int,
 
 
 def slots_of(
-    snap: Snapshot, picture: NodePicture, asking: Asking, found: Mapping[str, list[Claim]]
+    snap: Snapshot, picture: NodeState, asking: Asking, found: Mapping[str, list[Claim]]
 ) -> tuple[tuple[GpuSlot, ...], str]:
     """The GPUs of a node that a job may be given, and a remark on those that it may not.
 
@@ -233,7 +233,7 @@ def slots_of(
     return tuple(slots), ", ".join(remarks)
 
 
-def all_slots(picture: NodePicture) -> tuple[GpuSlot, ...]:
+def all_slots(picture: NodeState) -> tuple[GpuSlot, ...]:
     """The GPUs of a node as if nobody had any, and whatever state they are in."""
     held = reported(picture)
     if picture.incarnation is None or held is None:

@@ -11,13 +11,13 @@ from supervisor.contract.checkpoint import CheckpointRef, CommitRecord, CommitSt
 from supervisor.contract.errors import NotFound
 from supervisor.contract.incident import Incident, Outcome
 from supervisor.contract.observed import AttemptReport, TaskBeat
-from supervisor.control.decide.snapshot import Held, JobPicture, Snapshot
+from supervisor.control.decide.snapshot import JobState, Snapshot, Versioned
 
 AGAIN = "#"
 """Between the natural id of an incident and its number, where it is not the first. No name has it."""
 
 
-def incident_id(job: JobPicture, natural: str) -> str:
+def incident_id(job: JobState, natural: str) -> str:
     """The id under which a failure is told of: its natural one, the same for whoever looks (decision 0006).
 
     What had passed, so that its record is closed, and has come back gets the next of that name.
@@ -30,18 +30,18 @@ def incident_id(job: JobPicture, natural: str) -> str:
     return still[0] if still else f"{again}{max(known) + 1}" if known else natural
 
 
-def _past(entry: Held[Incident]) -> Past:
+def _past(entry: Versioned[Incident]) -> Past:
     return Past(entry.value, entry.created_ms, entry.value.began or entry.create_revision)
 
 
-def life_of(job: JobPicture, without: str = "") -> tuple[Past, ...]:
+def life_of(job: JobState, without: str = "") -> tuple[Past, ...]:
     """The incidents of the job's present life, oldest first; `without` names one that is being answered."""
     held = sorted(job.incidents.values(), key=lambda entry: entry.create_revision)
     life = present_life(_past(entry) for entry in held)
     return tuple(past for past in life if past.incident.id != without)
 
 
-def has_trained(snap: Snapshot, job: JobPicture) -> bool:
+def has_trained(snap: Snapshot, job: JobState) -> bool:
     """Whether the job has made a step since somebody last started it."""
     life = life_of(job)
     first = life[0].incident.generation if life else job.record.value.generation_floor + 1
@@ -49,20 +49,20 @@ def has_trained(snap: Snapshot, job: JobPicture) -> bool:
     return saved or trained(life) or has_stepped(snap, job)
 
 
-def steps_are_read(snap: Snapshot, job: JobPicture) -> bool:
+def steps_are_read(snap: Snapshot, job: JobState) -> bool:
     """Whether this program is known to report its steps, in whatever life."""
     past = (held.value for held in job.incidents.values())
     recorded = any(goes_on(each) or failed_after_a_step(each) or each.from_step >= 0 for each in past)
     return recorded or has_stepped(snap, job)
 
 
-def has_stepped(snap: Snapshot, job: JobPicture) -> bool:
+def has_stepped(snap: Snapshot, job: JobState) -> bool:
     """Whether a training task of the generation in force has made a step, of whatever number."""
     beats, reports = _training(snap, job)
     return any(each.has_stepped for each in beats) or any(each.has_stepped for each in reports)
 
 
-def job_step(snap: Snapshot, job: JobPicture) -> int:
+def job_step(snap: Snapshot, job: JobState) -> int:
     """The newest global step that a training task of the generation in force reported; -1: none is known.
 
     Of any task, where none trains. An evaluator tells at once which step it reads, before any is made.
@@ -80,7 +80,7 @@ def _reached(beat: TaskBeat) -> Reached:
     return Reached(int(number) if number.isdigit() else 1, beat.first_step, beat.step, beat.is_local)
 
 
-def _training(snap: Snapshot, job: JobPicture) -> tuple[list[TaskBeat], list[AttemptReport]]:
+def _training(snap: Snapshot, job: JobState) -> tuple[list[TaskBeat], list[AttemptReport]]:
     """What beats and reports tell of the training tasks of the generation in force."""
     spec, generation = job.record.value.spec, job.switch.value.generation
     roles = training_roles(spec) or {role.name for role in spec.roles}
@@ -106,13 +106,13 @@ def _training(snap: Snapshot, job: JobPicture) -> tuple[list[TaskBeat], list[Att
     return beats, reported
 
 
-def newest_commit(job: JobPicture) -> CheckpointRef | None:
+def newest_commit(job: JobState) -> CheckpointRef | None:
     """The newest commit that the next generation could start from by itself."""
     usable = candidates((held.value for held in job.commits.values()), job.switch.value)
     return usable[0].ref if usable else None
 
 
-def find_checkpoint(picture: JobPicture, ref: CheckpointRef) -> CommitRecord:
+def find_checkpoint(picture: JobState, ref: CheckpointRef) -> CommitRecord:
     """The record of `ref`; with generation 0, of its step: the one on the lineage, else the newest.
 
     Raises NotFound, which names the steps that there are.
@@ -137,12 +137,12 @@ def find_checkpoint(picture: JobPicture, ref: CheckpointRef) -> CommitRecord:
     return preferred[0] if preferred else found[max(found)]
 
 
-def records_are_lost(job: JobPicture) -> bool:
+def records_are_lost(job: JobState) -> bool:
     """Whether etcd has lost the job's commit records: it began from a checkpoint, so that it had a head."""
     return job.head is None and job.switch.value.base is not None
 
 
-def asked_base(job: JobPicture) -> CheckpointRef | None:
+def asked_base(job: JobState) -> CheckpointRef | None:
     """The checkpoint that an operator's pending restart is to start from; None: the newest."""
     intent = job.intent.value
     return intent.restart_from if intent.restart_serial > job.switch.value.restart_serial else None

@@ -18,12 +18,12 @@ from supervisor.contract.incident import Cause
 from supervisor.contract.job.spec import Rule
 from supervisor.contract.observed import TaskBeat
 from supervisor.control.decide.facts.history import life_of
-from supervisor.control.decide.snapshot import JobPicture
+from supervisor.control.decide.snapshot import JobState
 
 MOST_TIMES = 3
 
 
-def missed(job: JobPicture, beat: TaskBeat | None) -> str:
+def missed(job: JobState, beat: TaskBeat | None) -> str:
     """What the saver's beat tells of a start from scratch, for people; empty where it tells of none."""
     base, spec = job.switch.value.base, job.record.value.spec
     if base is None or beat is None or not 0 <= beat.first_step < base.step:
@@ -41,7 +41,7 @@ def missed(job: JobPicture, beat: TaskBeat | None) -> str:
     return f"its first step was {beat.first_step}, though it was to go on from {base}"
 
 
-def spoilt(job: JobPicture) -> BaseVerdict | None:
+def spoilt(job: JobState) -> BaseVerdict | None:
     """A commit of the generation in force that must be set aside, as it was made before the base's step."""
     switch = job.switch.value
     base = switch.base

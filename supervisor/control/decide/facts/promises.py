@@ -15,7 +15,7 @@ from functools import partial
 
 from supervisor.contract.containment import Tell, contained
 from supervisor.contract.promise import OPEN, Promise, PromiseAnswer, PromiseRequest, Taking, Word
-from supervisor.control.decide.snapshot import JobPicture, NodePicture, Snapshot
+from supervisor.control.decide.snapshot import JobState, NodeState, Snapshot
 
 LONGEST_LIFE = 64
 """Characters of an incarnation's name."""
@@ -52,7 +52,7 @@ def held_ms(snap: Snapshot, node: str) -> int:
     return max(0, max(ends_ms) - snap.now_ms) if ends_ms else 0
 
 
-def _superseded(snap: Snapshot, picture: NodePicture | None, promise: Promise) -> bool:
+def _superseded(snap: Snapshot, picture: NodeState | None, promise: Promise) -> bool:
     """Another life holds the node's key: the one before is dead, and its launchers' last grants are over.
 
     Not so one that was seen to hold it before the promise was given: it is the earlier one, and who asked has
@@ -151,7 +151,7 @@ def _settled(snap: Snapshot, taking: Taking) -> Taking | None:
     return None
 
 
-def _is_past(snap: Snapshot, job: JobPicture | None, taking: Taking) -> bool:
+def _is_past(snap: Snapshot, job: JobState | None, taking: Taking) -> bool:
     """It has happened, or its compares can never hold again."""
     return (
         job is None
@@ -160,7 +160,7 @@ def _is_past(snap: Snapshot, job: JobPicture | None, taking: Taking) -> bool:
     )
 
 
-def _is_over(snap: Snapshot, job: JobPicture, taking: Taking, since_ms: int) -> bool:
+def _is_over(snap: Snapshot, job: JobState, taking: Taking, since_ms: int) -> bool:
     if snap.now_ms - since_ms >= KEPT_D * snap.timing.d_ms:
         return True
     dead = {str(attempt) for attempt, held in job.attempts.items() if held.value.confirmed_dead}

@@ -11,7 +11,7 @@ from enum import Enum
 from supervisor.contract.desired import LostMark, Placement, Plan
 from supervisor.contract.observed import Appeal
 from supervisor.control.decide.facts import promises
-from supervisor.control.decide.snapshot import Held, JobPicture, NodePicture, Snapshot
+from supervisor.control.decide.snapshot import JobState, NodeState, Snapshot, Versioned
 
 ENDED_AFTER = 2
 """D's after which an agent that has told nothing of an ended job's task has begun none."""
@@ -52,7 +52,7 @@ def lost_since_ms(snap: Snapshot, placement: Placement) -> int:
     return mark.created_ms + wait_ms(snap, picture) if picture is not None and mark is not None else 0
 
 
-def suspected_placements(snap: Snapshot, job: JobPicture) -> tuple[Placement, ...]:
+def suspected_placements(snap: Snapshot, job: JobState) -> tuple[Placement, ...]:
     """Placements in force that no flip may replace yet: suspected for less than D, and not reported dead."""
     return tuple(
         placement
@@ -61,7 +61,7 @@ def suspected_placements(snap: Snapshot, job: JobPicture) -> tuple[Placement, ..
     )
 
 
-def not_dead(job: JobPicture) -> tuple[Placement, ...]:
+def not_dead(job: JobState) -> tuple[Placement, ...]:
     """Placements in force whose attempts are not reported to be confirmed dead."""
     plan = job.plan_in_force
     if plan is None:
@@ -69,7 +69,7 @@ def not_dead(job: JobPicture) -> tuple[Placement, ...]:
     return tuple(each for each in plan.value.placements if not _reported_dead(job, each, plan.value))
 
 
-def untold_ms(snap: Snapshot, job: JobPicture, placement: Placement) -> int:
+def untold_ms(snap: Snapshot, job: JobState, placement: Placement) -> int:
     """For how long an attempt in force may still begin, or run, of which its agent has told nothing: it may
     have begun it just before it saw that the job has ended.
     """
@@ -87,18 +87,18 @@ def untold_ms(snap: Snapshot, job: JobPicture, placement: Placement) -> int:
     return max(0, ENDED_AFTER * snap.timing.d_ms - ended_ms, promises.held_ms(snap, placement.node))
 
 
-def _reported_dead(job: JobPicture, placement: Placement, plan: Plan) -> bool:
+def _reported_dead(job: JobState, placement: Placement, plan: Plan) -> bool:
     report = job.report(placement, plan)
     return report is not None and report.value.confirmed_dead
 
 
-def wait_ms(snap: Snapshot, picture: NodePicture) -> int:
+def wait_ms(snap: Snapshot, picture: NodeState) -> int:
     """The larger of the cluster's D and the one that the incarnation runs under (rule 11)."""
     own = picture.incarnation.value.d_ms if picture.incarnation is not None else 0
     return max(snap.timing.d_ms, own)
 
 
-def appeal_of(picture: NodePicture, mark: Held[LostMark]) -> Held[Appeal] | None:
+def appeal_of(picture: NodeState, mark: Versioned[LostMark]) -> Versioned[Appeal] | None:
     """The one to which this mark gives way."""
     appeal = picture.appeals.get(mark.value.incarnation)
     if appeal is None or mark.value.final or appeal.mod_revision < mark.create_revision:

@@ -24,7 +24,7 @@ from supervisor.control.decide.facts.promises import held_ms
 from supervisor.control.decide.facts.standing import ENDED_AFTER, not_dead
 from supervisor.control.decide.nodes.placement import Before, NodeOffer, place
 from supervisor.control.decide.plan import put, unchanged
-from supervisor.control.decide.snapshot import JobPicture, Snapshot
+from supervisor.control.decide.snapshot import JobState, Snapshot
 
 MAX_GENERATION_SEEN = 9_999_999
 """A directory that claims more was not left by training: no job restarts ten million times."""
@@ -140,7 +140,7 @@ def cautions(snap: Snapshot, spec: JobSpec) -> tuple[str, ...]:
     return (f"{text}; `resources: {{gpus: 1}}` gives each task of a role one",)
 
 
-def check_over(snap: Snapshot, before: JobPicture | None) -> None:
+def check_over(snap: Snapshot, before: JobState | None) -> None:
     """The record of the job's placements is about to be replaced: nothing of it may run by then (rule 3)."""
     if before is None:
         return
@@ -161,7 +161,7 @@ def check_over(snap: Snapshot, before: JobPicture | None) -> None:
         raise Conflict(f"{longest} of the job's last life may still be running; submit again in {again_s} s")
 
 
-def check_name_free(spec: JobSpec, before: JobPicture | None, mode: SubmitMode) -> None:
+def check_name_free(spec: JobSpec, before: JobState | None, mode: SubmitMode) -> None:
     """Raise Conflict for a name that is in use (rule 12)."""
     if before is None:
         return
@@ -176,7 +176,7 @@ def check_name_free(spec: JobSpec, before: JobPicture | None, mode: SubmitMode) 
         )
 
 
-def begin(request: SubmitRequest, before: JobPicture | None, traces: Traces) -> Begin:
+def begin(request: SubmitRequest, before: JobState | None, traces: Traces) -> Begin:
     """Where the job begins, by what etcd and its store hold of it.
 
     Args:
@@ -212,7 +212,7 @@ def begin(request: SubmitRequest, before: JobPicture | None, traces: Traces) -> 
 
 
 def check_claims(
-    snap: Snapshot, request: SubmitRequest, before: JobPicture | None, claims: Mapping[str, str]
+    snap: Snapshot, request: SubmitRequest, before: JobState | None, claims: Mapping[str, str]
 ) -> None:
     """Raise Conflict when the directory is known to be another's, by whatever name that one knows it.
 
@@ -245,7 +245,7 @@ def check_claims(
             ).about("checkpoint", "uri")
 
 
-def check_alone(snap: Snapshot, request: SubmitRequest, before: JobPicture | None, traces: Traces) -> None:
+def check_alone(snap: Snapshot, request: SubmitRequest, before: JobState | None, traces: Traces) -> None:
     """Raise Conflict while tasks may run of a job of which only the directory tells: etcd has lost it.
 
     Who takes it up again waits in `rebuild`.
@@ -260,7 +260,7 @@ def check_alone(snap: Snapshot, request: SubmitRequest, before: JobPicture | Non
         ).about("checkpoint", "uri")
 
 
-def _begin_again(mode: SubmitMode, before: JobPicture, seen: int) -> Begin:
+def _begin_again(mode: SubmitMode, before: JobState, seen: int) -> Begin:
     switch = before.switch.value
     floor = max(seen, switch.generation)
     if mode is not SubmitMode.RESUME:
@@ -293,7 +293,7 @@ def _take_up(spec: JobSpec, traces: Traces) -> Begin:
 
 def record(
     request: SubmitRequest,
-    before: JobPicture | None,
+    before: JobState | None,
     begins: Begin,
     uuid: str,
     wall_ms: int,
@@ -340,7 +340,7 @@ def record(
     return compares, ops
 
 
-def _former(before: JobPicture | None, uuid: str) -> tuple[str, ...]:
+def _former(before: JobState | None, uuid: str) -> tuple[str, ...]:
     """What a job was called in its lives before this one, as far as this cluster has ended them."""
     if before is None:
         return ()
@@ -348,7 +348,7 @@ def _former(before: JobPicture | None, uuid: str) -> tuple[str, ...]:
     return last.former if last.uuid == uuid else (*last.former, last.uuid)[-MOST_FORMER:]
 
 
-def check_records(job: JobPicture) -> None:
+def check_records(job: JobState) -> None:
     """Raise Conflict, which says what to do, when etcd has lost the job's commit records."""
     if records_are_lost(job):
         raise Conflict(f"job {job.name}: {_lost(job.name)}")

@@ -16,13 +16,13 @@ from supervisor.control.decide.facts.history import asked_base
 from supervisor.control.decide.jobs import incidents
 from supervisor.control.decide.jobs.failing import fail
 from supervisor.control.decide.plan import Action, put, short, unchanged
-from supervisor.control.decide.snapshot import Held, JobPicture, Snapshot
+from supervisor.control.decide.snapshot import JobState, Snapshot, Versioned
 
 UNREADABLE_MS = 600_000
 """How long an unreadable base is waited for before the job stops for the operator."""
 
 
-def close(snap: Snapshot, job: JobPicture, plan: Held[Plan], need: Need) -> Action:
+def close(snap: Snapshot, job: JobState, plan: Versioned[Plan], need: Need) -> Action:
     """Choose the base, write the ClusterSpec, stop commits (rule 7). No base left: fail (rule 8)."""
     asked = asked_base(job)
     if asked is not None:
@@ -43,7 +43,7 @@ def close(snap: Snapshot, job: JobPicture, plan: Held[Plan], need: Need) -> Acti
 
 
 def _close_with(
-    snap: Snapshot, job: JobPicture, plan: Held[Plan], need: Need, base: CheckpointRef | None
+    snap: Snapshot, job: JobState, plan: Versioned[Plan], need: Need, base: CheckpointRef | None
 ) -> Action:
     prepared = {
         placement.member: job.prepared[(plan.value.plan_id, placement.member)].value
@@ -71,7 +71,7 @@ def _close_with(
 
 
 def stage(
-    snap: Snapshot, job: JobPicture, plan: Held[Plan], need: Need, closing: Closing
+    snap: Snapshot, job: JobState, plan: Versioned[Plan], need: Need, closing: Closing
 ) -> list[Action] | None:
     """What the base of a closed switch asks for; empty while it is awaited, None once every node has it."""
     asked = asked_base(job)
@@ -94,7 +94,7 @@ def stage(
     return None
 
 
-def _reopen(job: JobPicture, why: str) -> Action:
+def _reopen(job: JobState, why: str) -> Action:
     """Commits may go on; the plan stays, and is closed for anew."""
     return Action(
         kind="reopened",
@@ -105,7 +105,7 @@ def _reopen(job: JobPicture, why: str) -> Action:
     )
 
 
-def _decline(snap: Snapshot, job: JobPicture, need: Need, why: str) -> Action:
+def _decline(snap: Snapshot, job: JobState, need: Need, why: str) -> Action:
     """An operator's restart from a checkpoint that cannot be restored: what runs goes on as it is."""
     if job.switch.value.phase is not JobPhase.RUNNING:
         return fail(snap, job, need, why)
@@ -121,9 +121,7 @@ def _decline(snap: Snapshot, job: JobPicture, need: Need, why: str) -> Action:
     )
 
 
-def _without_base(
-    snap: Snapshot, job: JobPicture, need: Need, staged: Staged, waited_ms: int
-) -> list[Action]:
+def _without_base(snap: Snapshot, job: JobState, need: Need, staged: Staged, waited_ms: int) -> list[Action]:
     """The base cannot be read: unknown is not bad (rule 8). Wait; then what the job says, or the operator."""
     switch = job.switch.value
     older = [
@@ -155,7 +153,9 @@ def _without_base(
     ]
 
 
-def _staged_of(snap: Snapshot, job: JobPicture, plan: Plan, base: CheckpointRef | None) -> list[Held[Staged]]:
+def _staged_of(
+    snap: Snapshot, job: JobState, plan: Plan, base: CheckpointRef | None
+) -> list[Versioned[Staged]]:
     return [
         held
         for (plan_id, _), held in job.staged.items()
@@ -169,7 +169,7 @@ def _booted_since(snap: Snapshot, staged: Staged) -> bool:
     return held is not None and held.value.boot_id != staged.boot_id
 
 
-def unstaged_reason(snap: Snapshot, job: JobPicture, plan: Plan, closing: Closing) -> str:
+def unstaged_reason(snap: Snapshot, job: JobState, plan: Plan, closing: Closing) -> str:
     """What staging waits for, for `status`."""
     staged = _staged_of(snap, job, plan, closing.base)
     unknown = [held.value for held in staged if held.value.failure is StageFailure.UNKNOWN]
@@ -180,7 +180,7 @@ def unstaged_reason(snap: Snapshot, job: JobPicture, plan: Plan, closing: Closin
     return f"{', '.join(nodes)} to stage {closing.base}" if nodes else ""
 
 
-def _quarantine(job: JobPicture, base: CheckpointRef, detail: str) -> Action:
+def _quarantine(job: JobState, base: CheckpointRef, detail: str) -> Action:
     """Take a bad base out of use and reopen the switch: the one before is next (rule 8)."""
     reason = short(f"failed verification: {detail}")
     marked = replace(job.commits[base].value, state=CommitState.QUARANTINED, reason=reason)

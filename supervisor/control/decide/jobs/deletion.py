@@ -20,13 +20,13 @@ from supervisor.control.decide.facts.claims import may_live
 from supervisor.control.decide.facts.standing import Standing, not_dead, standing, untold_ms
 from supervisor.control.decide.nodes.node_loss import by_marks
 from supervisor.control.decide.plan import Action, fitting, put, unchanged
-from supervisor.control.decide.snapshot import Held, JobPicture, Snapshot
+from supervisor.control.decide.snapshot import JobState, Snapshot, Versioned
 
 KEPT_MS = 86_400_000
 """The record of a deletion stays so long."""
 
 
-def ask(job: JobPicture) -> Action:
+def ask(job: JobState) -> Action:
     """An operator wants the job to be deleted; what is kept of it for inspection ends."""
     intent, switch = job.intent, job.switch
     wish = replace(intent.value, wanted=Wanted.STOP, save=False, delete=True)
@@ -44,12 +44,12 @@ def check_kept(snap: Snapshot, name: str) -> None:
         raise Conflict(f"job {name} has been deleted, and its last records are being removed; try again")
 
 
-def due(job: JobPicture) -> bool:
+def due(job: JobState) -> bool:
     """Whether the job has ended, and is to be deleted: no other rule looks at it."""
     return job.intent.value.delete and job.switch.value.phase.ended
 
 
-def decide(snap: Snapshot, job: JobPicture) -> list[Action]:
+def decide(snap: Snapshot, job: JobState) -> list[Action]:
     """Remove the job, if nothing of it can run any more.
 
     An attempt on a node that is lost may be frozen: its mark becomes final, so that its agent cannot come
@@ -76,12 +76,12 @@ def decide(snap: Snapshot, job: JobPicture) -> list[Action]:
     ]
 
 
-def _deleted(job: JobPicture) -> DeletedJob:
+def _deleted(job: JobState) -> DeletedJob:
     switch, record = job.switch.value, job.record.value
     return DeletedJob(job.name, switch.job_uuid, switch.generation, record.owner, record.group)
 
 
-def waiting_for(snap: Snapshot, job: JobPicture) -> str:
+def waiting_for(snap: Snapshot, job: JobState) -> str:
     """The reason for which the deletion of an ended job waits; empty for none."""
     if job.switch.value.held:
         return "the end of what is kept for inspection"
@@ -118,11 +118,11 @@ def _may_run(snap: Snapshot, report: AttemptReport) -> bool:
     return may_live(snap, report) and standing(snap, _place(report)) is not Standing.LOST
 
 
-def _marks(snap: Snapshot, job: JobPicture) -> list[Held[LostMark]]:
+def _marks(snap: Snapshot, job: JobState) -> list[Versioned[LostMark]]:
     """The marks by which attempts count as dead that nobody has seen die."""
     places = [_place(held.value) for held in job.attempts.values() if may_live(snap, held.value)]
     places += [each for each in not_dead(job) if standing(snap, each) is Standing.LOST]
-    found: dict[str, Held[LostMark]] = {}
+    found: dict[str, Versioned[LostMark]] = {}
     for place in places:
         picture = snap.nodes.get(place.node)
         mark = picture.mark_of(place.incarnation) if picture is not None else None

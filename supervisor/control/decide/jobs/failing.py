@@ -17,13 +17,13 @@ from supervisor.control.decide.assess.failures import Need
 from supervisor.control.decide.facts.standing import Standing, standing
 from supervisor.control.decide.jobs import incidents
 from supervisor.control.decide.plan import Action, put, short, unchanged
-from supervisor.control.decide.snapshot import JobPicture, Snapshot
+from supervisor.control.decide.snapshot import JobState, Snapshot
 
 HELD = frozenset({Cause.HANG, Cause.NAN_LOSS, Cause.NEVER_READY, Cause.WALL_TIME})
 """Causes of a job's end whose processes still run."""
 
 
-def fail(snap: Snapshot, job: JobPicture, need: Need, reason: str) -> Action:
+def fail(snap: Snapshot, job: JobState, need: Need, reason: str) -> Action:
     """End the job as failed, and remove what was prepared for it."""
     kept = _to_hold(snap, job, need)
     reason = "; ".join(filter(None, (short(need.detail), short(reason), _how_to_look(job, kept))))
@@ -49,7 +49,7 @@ def fail(snap: Snapshot, job: JobPicture, need: Need, reason: str) -> Action:
     )
 
 
-def release(job: JobPicture) -> list[Action]:
+def release(job: JobState) -> list[Action]:
     """Once nothing that was kept is left, the switch says so."""
     switch = job.switch.value
     if not switch.held or any(is_held(job, held.value) for held in job.attempts.values()):
@@ -59,14 +59,14 @@ def release(job: JobPicture) -> list[Action]:
     return [Action("hold_over", job.name, text, (unchanged(job.switch),), ops)]
 
 
-def is_held(job: JobPicture, report: AttemptReport) -> bool:
+def is_held(job: JobState, report: AttemptReport) -> bool:
     """Whether this attempt is reported alive, and is to be kept."""
     switch = job.switch.value
     named = report.plan_id == switch.plan_id and report.attempt.task.member in switch.held
     return named and report.state is AttemptState.RUNNING
 
 
-def _to_hold(snap: Snapshot, job: JobPicture, need: Need) -> tuple[AttemptReport, ...]:
+def _to_hold(snap: Snapshot, job: JobState, need: Need) -> tuple[AttemptReport, ...]:
     plan = job.plan_in_force
     if plan is None or need.cause not in HELD or not job.record.value.spec.limits.hold_on_failure_ms:
         return ()
@@ -81,7 +81,7 @@ def _to_hold(snap: Snapshot, job: JobPicture, need: Need) -> tuple[AttemptReport
     return tuple(found)
 
 
-def _how_to_look(job: JobPicture, kept: tuple[AttemptReport, ...]) -> str:
+def _how_to_look(job: JobState, kept: tuple[AttemptReport, ...]) -> str:
     if not kept:
         return ""
     seconds = job.record.value.spec.limits.hold_on_failure_ms / 1000

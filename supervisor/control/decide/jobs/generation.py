@@ -41,12 +41,12 @@ from supervisor.control.decide.jobs.failing import fail
 from supervisor.control.decide.jobs.prepare import missing_assignments, prepare, unconfirmed_plans
 from supervisor.control.decide.nodes.node_loss import by_marks, taking
 from supervisor.control.decide.plan import OPS_PER_TRANSACTION, Action, delete_all, put, still, unchanged
-from supervisor.control.decide.snapshot import Held, JobPicture, Snapshot
+from supervisor.control.decide.snapshot import JobState, Snapshot, Versioned
 
 FROM_RULE = "operator.from"
 
 
-def advance(snap: Snapshot, job: JobPicture, need: Need) -> list[Action]:
+def advance(snap: Snapshot, job: JobState, need: Need) -> list[Action]:
     """The next step towards the generation that `need` asks for; empty while something is awaited."""
     need = _as_asked(job, need)
     plan = job.next_plan
@@ -72,7 +72,7 @@ def advance(snap: Snapshot, job: JobPicture, need: Need) -> list[Action]:
     return [_flip(snap, job, plan, need, closing)] if staging is None else staging
 
 
-def _is_for_another(job: JobPicture, plan: Plan, need: Need) -> bool:
+def _is_for_another(job: JobState, plan: Plan, need: Need) -> bool:
     """Whether its incident cannot tell of this recovery: it was never opened, or is over since."""
     held = job.incidents.get(plan.incident)
     if need.incident == plan.incident:
@@ -80,14 +80,14 @@ def _is_for_another(job: JobPicture, plan: Plan, need: Need) -> bool:
     return need.firm if held is None else held.value.outcome is not Outcome.OPEN
 
 
-def _as_asked(job: JobPicture, need: Need) -> Need:
+def _as_asked(job: JobState, need: Need) -> Need:
     asked = asked_base(job)
     if asked is None or need.cause is not Cause.OPERATOR:
         return need
     return replace(need, rule=FROM_RULE, detail=f"an operator asked for a restart from checkpoint {asked}")
 
 
-def waiting_for(snap: Snapshot, job: JobPicture, plan: Plan, need: Need) -> str:
+def waiting_for(snap: Snapshot, job: JobState, plan: Plan, need: Need) -> str:
     """What the plan waits for before its switch may be closed; empty when nothing."""
     refused = _refused(job, plan)
     if refused is not None:
@@ -119,7 +119,7 @@ def _held_back(snap: Snapshot, nodes: list[str]) -> str:
     return f"D to pass since {', '.join(nodes)} was suspected"
 
 
-def _degraded(snap: Snapshot, job: JobPicture, plan: Plan, need: Need) -> str:
+def _degraded(snap: Snapshot, job: JobState, plan: Plan, need: Need) -> str:
     """What healthy tasks go on training for, although the next generation is ready (rule 6).
 
     Where a lost node cost no more than workers, a flip right after a commit costs the others nothing.
@@ -147,14 +147,14 @@ def _goes_on(report: AttemptReport) -> bool:
     return report.exit is None or (report.exit.reason is ExitReason.EXIT and report.exit.code == 0)
 
 
-def _refused(job: JobPicture, plan: Plan) -> Held[Prepared] | None:
+def _refused(job: JobState, plan: Plan) -> Versioned[Prepared] | None:
     """A task that its agent could not prepare."""
     answers = [held for (plan_id, _), held in job.prepared.items() if plan_id == plan.plan_id]
     refusal = next((held for held in answers if held.value.failure), None)
     return refusal or _apart([held for held in answers if held.value.address])
 
 
-def _apart(ready: list[Held[Prepared]]) -> Held[Prepared] | None:
+def _apart(ready: list[Versioned[Prepared]]) -> Versioned[Prepared] | None:
     """A task that another one of its job cannot reach: a docker network of this name ends at each machine."""
     for first, other in pairwise(ready):
         if first.value.segment != other.value.segment:
@@ -167,7 +167,7 @@ def _apart(ready: list[Held[Prepared]]) -> Held[Prepared] | None:
 
 
 def _give_up(
-    snap: Snapshot, job: JobPicture, plan: Held[Plan], need: Need, refused: Held[Prepared]
+    snap: Snapshot, job: JobState, plan: Versioned[Plan], need: Need, refused: Versioned[Prepared]
 ) -> list[Action]:
     """A task cannot be prepared: charged like a failed start, so that trying again has a pause and an end.
 
@@ -208,7 +208,7 @@ def _unfit(snap: Snapshot, plan: Plan) -> str:
     return ""
 
 
-def abandon(job: JobPicture, plan: Held[Plan], why: str, ledger: Ledger | None = None) -> Action:
+def abandon(job: JobState, plan: Versioned[Plan], why: str, ledger: Ledger | None = None) -> Action:
     """Remove a plan that lost, and reopen the switch if it was closed for it."""
     switch = job.switch.value
     plan_id = plan.value.plan_id
@@ -226,7 +226,7 @@ def abandon(job: JobPicture, plan: Held[Plan], why: str, ledger: Ledger | None =
     )
 
 
-def settle(job: JobPicture) -> list[Action]:
+def settle(job: JobState) -> list[Action]:
     """Remove the records of plans that can never come into force, and those whose plan is gone."""
     switch = job.switch.value
     over = {
@@ -244,7 +244,7 @@ def settle(job: JobPicture) -> list[Action]:
     ]
 
 
-def _leavings(job: JobPicture, plan_id: str) -> tuple[Op, ...]:
+def _leavings(job: JobState, plan_id: str) -> tuple[Op, ...]:
     """Deletes of all that a plan has written. The plan goes first: `settle` sweeps what has none.
 
     The addresses stay while somebody who may be alive knows them: no new task may have them (rule 6).
@@ -260,7 +260,7 @@ def _leavings(job: JobPicture, plan_id: str) -> tuple[Op, ...]:
     return tuple(ops[:OPS_PER_TRANSACTION])
 
 
-def _flip(snap: Snapshot, job: JobPicture, plan: Held[Plan], need: Need, closing: Closing) -> Action:
+def _flip(snap: Snapshot, job: JobState, plan: Versioned[Plan], need: Need, closing: Closing) -> Action:
     """The one transaction that brings the generation into force."""
     compared, made_final = by_marks(snap, _marks_used(snap, job))
     ledger = _charged(job, plan.value, need)
@@ -306,7 +306,7 @@ def _flip(snap: Snapshot, job: JobPicture, plan: Held[Plan], need: Need, closing
     )
 
 
-def _charged(job: JobPicture, plan: Plan, need: Need) -> Ledger:
+def _charged(job: JobState, plan: Plan, need: Need) -> Ledger:
     """The job's ledger after this restart: charged is what its record tells of, whatever has failed since.
 
     Not where that is paid for, as it restarted one task before; nor where the budget would not allow it any
@@ -329,10 +329,10 @@ def _still_registered(snap: Snapshot, plan: Plan) -> Iterable[CreatedAt]:
         yield still(held)
 
 
-def _marks_used(snap: Snapshot, job: JobPicture) -> list[Held[LostMark]]:
+def _marks_used(snap: Snapshot, job: JobState) -> list[Versioned[LostMark]]:
     """The marks that allow this flip to replace tasks; it compares their revisions and makes them final."""
     plan = job.plan_in_force
-    marks: dict[str, Held[LostMark]] = {}
+    marks: dict[str, Versioned[LostMark]] = {}
     for placement in plan.value.placements if plan is not None else ():
         picture = snap.nodes.get(placement.node)
         mark = picture.mark_of(placement.incarnation) if picture is not None else None

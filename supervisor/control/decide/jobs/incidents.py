@@ -29,7 +29,7 @@ from supervisor.control.decide.plan import (
     short,
     unchanged,
 )
-from supervisor.control.decide.snapshot import Held, JobPicture, Snapshot
+from supervisor.control.decide.snapshot import JobState, Snapshot, Versioned
 
 BEFORE = ("detected", "decided")
 """The phases that are over when an incident is opened."""
@@ -40,7 +40,7 @@ KEPT_EVENTS = 2000
 
 
 def opening(
-    snap: Snapshot, job: JobPicture, need: Need, generation: int, plan_id: str, attempt: int = 0
+    snap: Snapshot, job: JobState, need: Need, generation: int, plan_id: str, attempt: int = 0
 ) -> tuple[Op, ...]:
     """Open the incident of `need`, and close as superseded those that it overtook.
 
@@ -71,7 +71,7 @@ def opening(
     return (*_supersede(job, record.id, kept), put(keys.incident_record(job.name, record.id), record))
 
 
-def _describe(snap: Snapshot, job: JobPicture, need: Need) -> Incident:
+def _describe(snap: Snapshot, job: JobState, need: Need) -> Incident:
     return Incident(
         id=need.incident,
         job=job.name,
@@ -97,7 +97,7 @@ def _describe(snap: Snapshot, job: JobPicture, need: Need) -> Incident:
     )
 
 
-def _planned(job: JobPicture) -> frozenset[str]:
+def _planned(job: JobState) -> frozenset[str]:
     """Incidents whose recovery is to come by a plan: their own, or, where that has lost, the next one.
 
     What restarts one task brings no recovery of all.
@@ -109,7 +109,7 @@ def _planned(job: JobPicture) -> frozenset[str]:
     return frozenset(waiting | ({plan.value.incident} if plan is not None else set()))
 
 
-def _supersede(job: JobPicture, by: str, kept: frozenset[str] = frozenset()) -> tuple[Op, ...]:
+def _supersede(job: JobState, by: str, kept: frozenset[str] = frozenset()) -> tuple[Op, ...]:
     """Close the open incidents that another one overtook, but those that are `kept`."""
     return tuple(
         put(held.key, replace(held.value, outcome=Outcome.SUPERSEDED))
@@ -118,7 +118,7 @@ def _supersede(job: JobPicture, by: str, kept: frozenset[str] = frozenset()) -> 
     )
 
 
-def at_close(snap: Snapshot, job: JobPicture, need: Need, plan: Plan) -> tuple[Op, ...]:
+def at_close(snap: Snapshot, job: JobState, need: Need, plan: Plan) -> tuple[Op, ...]:
     """Prepared and fenced: end the phase `ready`; a lost node's incident is opened here, when D is over."""
     held = job.incidents.get(plan.incident)
     planned_ms = job.plans[plan.plan_id].created_ms
@@ -151,7 +151,7 @@ def at_close(snap: Snapshot, job: JobPicture, need: Need, plan: Plan) -> tuple[O
     return (*_supersede(job, record.id), put(keys.incident_record(job.name, record.id), record))
 
 
-def at_flip(snap: Snapshot, job: JobPicture, incident: str) -> tuple[Op, ...]:
+def at_flip(snap: Snapshot, job: JobState, incident: str) -> tuple[Op, ...]:
     """The generation is in force: end the phase `switched`."""
     held = job.incidents.get(incident)
     if held is None or held.value.outcome is not Outcome.OPEN:
@@ -163,7 +163,7 @@ def at_flip(snap: Snapshot, job: JobPicture, incident: str) -> tuple[Op, ...]:
     return (put(held.key, replace(switched, to_base=to_base, lost_steps=lost_steps)),)
 
 
-def _lost_steps(snap: Snapshot, job: JobPicture, incident: Incident) -> int:
+def _lost_steps(snap: Snapshot, job: JobState, incident: Incident) -> int:
     """How far training had come beyond the base that it goes back to; -1 if nobody knows."""
     closing = job.switch.value.closing
     reached = max(incident.from_step, job_step(snap, job))
@@ -172,7 +172,7 @@ def _lost_steps(snap: Snapshot, job: JobPicture, incident: Incident) -> int:
     return max(0, reached - (closing.base.step if closing.base is not None else 0))
 
 
-def failed(snap: Snapshot, job: JobPicture, need: Need, reason: str) -> tuple[Op, ...]:
+def failed(snap: Snapshot, job: JobState, need: Need, reason: str) -> tuple[Op, ...]:
     """The job ends with this failure."""
     held = job.incidents.get(need.incident)
     record = held.value if held is not None else _describe(snap, job, need)
@@ -187,7 +187,7 @@ def failed(snap: Snapshot, job: JobPicture, need: Need, reason: str) -> tuple[Op
     return (*_supersede(job, ended.id), put(keys.incident_record(job.name, ended.id), ended))
 
 
-def follow_up(snap: Snapshot, job: JobPicture) -> list[Action]:
+def follow_up(snap: Snapshot, job: JobState) -> list[Action]:
     """Measure how open incidents go on: restored, first step; and close those of a job that has ended."""
     actions: list[Action] = []
     for held in job.incidents.values():
@@ -200,7 +200,7 @@ def follow_up(snap: Snapshot, job: JobPicture) -> list[Action]:
     return actions + _forget_old(job)
 
 
-def lapse(snap: Snapshot, job: JobPicture) -> list[Action]:
+def lapse(snap: Snapshot, job: JobState) -> list[Action]:
     """Close the open incidents that nothing will end: their plans are gone, and nothing is needed any more.
 
     Not at once: a need may be gone for a look and come back, and its incident, once closed, tells no more.
@@ -214,7 +214,7 @@ def lapse(snap: Snapshot, job: JobPicture) -> list[Action]:
     ]
 
 
-def _measure(snap: Snapshot, job: JobPicture, held: Held[Incident]) -> list[Action]:
+def _measure(snap: Snapshot, job: JobState, held: Versioned[Incident]) -> list[Action]:
     incident = held.value
     restarted = _restarted(job, incident)
     reports = [job.attempts.get(attempt) for attempt in restarted]
@@ -242,9 +242,9 @@ def _measure(snap: Snapshot, job: JobPicture, held: Held[Incident]) -> list[Acti
 
 def _restored(
     snap: Snapshot,
-    job: JobPicture,
-    held: Held[Incident],
-    running: list[Held[AttemptReport]],
+    job: JobState,
+    held: Versioned[Incident],
+    running: list[Versioned[AttemptReport]],
     stepped: list[TaskBeat],
 ) -> Action:
     """All of it runs: end the phase `restored`. Training may have gone on without those that came last."""
@@ -268,7 +268,7 @@ def _earliest(stepped: list[TaskBeat]) -> TaskBeat:
 
 
 def _recovered(
-    snap: Snapshot, job: JobPicture, held: Held[Incident], record: Incident, first: TaskBeat
+    snap: Snapshot, job: JobState, held: Versioned[Incident], record: Incident, first: TaskBeat
 ) -> Action:
     # A count of its own is no step of the job.
     known = not first.is_local or job_step(snap, job) >= 0
@@ -281,7 +281,7 @@ def _recovered(
     return _close(job, held, done, text)
 
 
-def _close(job: JobPicture, held: Held[Incident], record: Incident, text: str) -> Action:
+def _close(job: JobState, held: Versioned[Incident], record: Incident, text: str) -> Action:
     return Action(
         kind="recovered" if record.outcome is Outcome.RECOVERED else "incident",
         job=job.name,
@@ -292,7 +292,7 @@ def _close(job: JobPicture, held: Held[Incident], record: Incident, text: str) -
     )
 
 
-def _forget_old(job: JobPicture) -> list[Action]:
+def _forget_old(job: JobState) -> list[Action]:
     closed = sorted(
         (held for held in job.incidents.values() if held.value.outcome is not Outcome.OPEN),
         key=lambda held: held.create_revision,
@@ -313,11 +313,11 @@ def forget_events(snap: Snapshot) -> list[Action]:
     return [Action("events_removed", "", "", (), delete_all(old))] if old else []
 
 
-def _serial(held: Held[Event]) -> int:
+def _serial(held: Versioned[Event]) -> int:
     return int(keys.parse(held.key)[0])
 
 
-def _restarted(job: JobPicture, incident: Incident) -> tuple[AttemptId, ...]:
+def _restarted(job: JobState, incident: Incident) -> tuple[AttemptId, ...]:
     if incident.scope is Scope.TASK:
         return (AttemptId(job.task(incident.member), incident.generation, incident.attempt),)
     plan = job.plan_in_force
@@ -326,16 +326,16 @@ def _restarted(job: JobPicture, incident: Incident) -> tuple[AttemptId, ...]:
     return tuple(AttemptId(job.task(p.member), incident.generation, 1) for p in plan.value.placements)
 
 
-def _steps(job: JobPicture, attempt: AttemptId) -> bool:
+def _steps(job: JobState, attempt: AttemptId) -> bool:
     return kind_of(job.record.value.spec, attempt.task.role) is RoleKind.TRAINING
 
 
-def _steps_are_known(snap: Snapshot, job: JobPicture, incident: Incident) -> bool:
+def _steps_are_known(snap: Snapshot, job: JobState, incident: Incident) -> bool:
     """Whether its program prints steps, as far as is known: then the first one ends the incident."""
     return incident.cause is Cause.SUBMITTED or incident.stepped or steps_are_read(snap, job)
 
 
-def _has_saved(job: JobPicture, held: Held[Incident]) -> bool:
+def _has_saved(job: JobState, held: Versioned[Incident]) -> bool:
     """Whether a checkpoint was committed after the restart: a program that prints no steps trains again."""
     incident = held.value
     return any(
@@ -345,7 +345,7 @@ def _has_saved(job: JobPicture, held: Held[Incident]) -> bool:
     )
 
 
-def _first_steps(snap: Snapshot, job: JobPicture, attempts: tuple[AttemptId, ...]) -> list[TaskBeat]:
+def _first_steps(snap: Snapshot, job: JobState, attempts: tuple[AttemptId, ...]) -> list[TaskBeat]:
     plan = job.plan_in_force
     nodes = {p.member: p.node for p in plan.value.placements} if plan is not None else {}
     found = []

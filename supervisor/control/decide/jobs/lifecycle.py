@@ -15,12 +15,12 @@ from supervisor.control.decide.facts.history import newest_commit
 from supervisor.control.decide.facts.standing import Standing, standing
 from supervisor.control.decide.jobs.prepare import serves
 from supervisor.control.decide.plan import Action, Decision, delete_all, put, unchanged
-from supervisor.control.decide.snapshot import Held, JobPicture, Snapshot
+from supervisor.control.decide.snapshot import JobState, Snapshot, Versioned
 
 STOP_PATIENCE = 2
 
 
-def judge_completion(snap: Snapshot, job: JobPicture) -> Completion | None:
+def judge_completion(snap: Snapshot, job: JobState) -> Completion | None:
     """How far the generation in force is from its end; None when none is in force."""
     plan = job.plan_in_force
     if plan is None:
@@ -38,7 +38,7 @@ def judge_completion(snap: Snapshot, job: JobPicture) -> Completion | None:
     return completion(job.record.value.spec, reports, snap.now_ms, first_done_ms, grace_ms)
 
 
-def finish(job: JobPicture, done: Completion) -> Action:
+def finish(job: JobState, done: Completion) -> Action:
     """Training is over: stop the servers, and let the saver commit its last checkpoint.
 
     An evaluator gets time to judge that one.
@@ -49,7 +49,7 @@ def finish(job: JobPicture, done: Completion) -> Action:
     return _to(job, JobPhase.FINISHING, "finishing", f"training is over: {done.detail}", grace_ms)
 
 
-def stop(job: JobPicture) -> Action:
+def stop(job: JobState) -> Action:
     """The operator wants the job to stop, with or without time for its program to save."""
     running = job.switch.value.phase is JobPhase.RUNNING
     if not job.intent.value.save or not running:
@@ -59,7 +59,7 @@ def stop(job: JobPicture) -> Action:
     return _to(job, JobPhase.STOPPING, "stopping", text, grace_ms)
 
 
-def end(snap: Snapshot, job: JobPicture) -> list[Action]:
+def end(snap: Snapshot, job: JobState) -> list[Action]:
     """Finishing or stopping: done when every attempt is dead and the last checkpoint is dealt with."""
     changed = seen_saver.follow(snap, job)
     if changed:
@@ -88,7 +88,7 @@ def end(snap: Snapshot, job: JobPicture) -> list[Action]:
     return [_to(job, phase, phase.value, f"{why}{warning}" if stopping else why)]
 
 
-def _no_more_time(snap: Snapshot, job: JobPicture) -> str:
+def _no_more_time(snap: Snapshot, job: JobState) -> str:
     """Why those that were let end by themselves need no more time; empty while they have some."""
     switch, intent = job.switch.value, job.intent.value
     plan = job.plan_in_force
@@ -116,14 +116,14 @@ def _no_more_time(snap: Snapshot, job: JobPicture) -> str:
     return f"{', '.join(p.member for p in left)} did not end within {switch.save_grace_ms} ms" if over else ""
 
 
-def _has_time(job: JobPicture, placement: Placement) -> bool:
+def _has_time(job: JobState, placement: Placement) -> bool:
     """Whether the agents let this task end by itself, in the job's present phase."""
     role = job.record.value.spec.role(placement.role)
     stopping = job.switch.value.phase is JobPhase.STOPPING
     return not serves(role) and (stopping or role.follow)
 
 
-def _has_judged(snap: Snapshot, job: JobPicture, placement: Placement, plan: Plan) -> bool:
+def _has_judged(snap: Snapshot, job: JobState, placement: Placement, plan: Plan) -> bool:
     """Whether a follower has reported the step of the last commit."""
     newest, report = newest_commit(job), job.report(placement, plan)
     if newest is None or report is None:
@@ -132,13 +132,13 @@ def _has_judged(snap: Snapshot, job: JobPicture, placement: Placement, plan: Pla
     return beat is not None and beat.step >= newest.step
 
 
-def _time_is_over(job: JobPicture, why: str) -> Action:
+def _time_is_over(job: JobState, why: str) -> Action:
     changed = replace(job.switch.value, save_grace_ms=0)
     text = f"what still runs is stopped: {why}"
     return Action("time_is_over", job.name, text, (unchanged(job.switch),), (put(job.switch.key, changed),))
 
 
-def begin_again(job: JobPicture) -> Action:
+def begin_again(job: JobState) -> Action:
     """An operator starts a job that had ended: its next generation begins from its newest checkpoint."""
     switch = replace(
         job.switch.value, phase=JobPhase.WAITING, closing=None, reason="", ledger=Ledger(), held=()
@@ -153,7 +153,7 @@ def begin_again(job: JobPicture) -> Action:
     )
 
 
-def tidy(snap: Snapshot, job: JobPicture) -> list[Decision]:
+def tidy(snap: Snapshot, job: JobState) -> list[Decision]:
     """Records that nothing needs: reports of dead attempts of older generations, and surplus checkpoints."""
     decisions: list[Decision] = []
     switch = job.switch.value
@@ -166,7 +166,7 @@ def tidy(snap: Snapshot, job: JobPicture) -> list[Decision]:
     return decisions
 
 
-def _to(job: JobPicture, phase: JobPhase, kind: str, reason: str, grace_ms: int = 0) -> Action:
+def _to(job: JobState, phase: JobPhase, kind: str, reason: str, grace_ms: int = 0) -> Action:
     changed = replace(job.switch.value, phase=phase, closing=None, reason=reason, save_grace_ms=grace_ms)
     if phase is JobPhase.SUCCEEDED:
         # A restart that was asked for while the job was finishing has nothing left to restart.
@@ -181,19 +181,19 @@ def _to(job: JobPicture, phase: JobPhase, kind: str, reason: str, grace_ms: int 
     )
 
 
-def _maybe_alive(snap: Snapshot, job: JobPicture) -> bool:
+def _maybe_alive(snap: Snapshot, job: JobState) -> bool:
     """Whether an attempt in force may be alive: not reported dead, and its node not lost."""
     plan = job.plan_in_force
     return plan is not None and any(_is_alive(snap, job, plan.value, p) for p in plan.value.placements)
 
 
-def _is_alive(snap: Snapshot, job: JobPicture, plan: Plan, placement: Placement) -> bool:
+def _is_alive(snap: Snapshot, job: JobState, plan: Plan, placement: Placement) -> bool:
     held = job.report(placement, plan)
     may_live = held is not None and not held.value.confirmed_dead
     return may_live and standing(snap, placement) is not Standing.LOST
 
 
-def _drained(snap: Snapshot, job: JobPicture) -> bool:
+def _drained(snap: Snapshot, job: JobState) -> bool:
     """Whether the saver's agent has dealt with the last finished checkpoint."""
     plan = job.plan_in_force
     if plan is None or _is_drained(job):
@@ -202,7 +202,7 @@ def _drained(snap: Snapshot, job: JobPicture) -> bool:
     return any(p.member == saver and standing(snap, p) is Standing.LOST for p in plan.value.placements)
 
 
-def _is_drained(job: JobPicture) -> bool:
+def _is_drained(job: JobState) -> bool:
     """Whether the saver's agent says so, or no saver ever ran."""
     plan = job.plan_in_force
     held = _saver_report(job, plan.value) if plan is not None else None
@@ -213,13 +213,13 @@ def _is_drained(job: JobPicture) -> bool:
     return held.value.drained and (held.value.saver or expected)
 
 
-def _saver_report(job: JobPicture, plan: Plan) -> Held[AttemptReport] | None:
+def _saver_report(job: JobState, plan: Plan) -> Versioned[AttemptReport] | None:
     saver = job.saver.member
     placed = next((p for p in plan.placements if p.member == saver), None)
     return job.report(placed, plan) if placed is not None else None
 
 
-def _stale(snap: Snapshot, job: JobPicture) -> list[Held[AttemptReport]]:
+def _stale(snap: Snapshot, job: JobState) -> list[Versioned[AttemptReport]]:
     """Reports that may go. Of a generation that is over all stay while one of its attempts may be alive: that
     one knows the addresses of all, which no new task may have (rule 6).
     """
@@ -232,7 +232,7 @@ def _stale(snap: Snapshot, job: JobPicture) -> list[Held[AttemptReport]]:
     return [held for held in over.values() if held.value.plan_id not in known]
 
 
-def _forgettable(snap: Snapshot, job: JobPicture, held: Held[AttemptReport]) -> bool:
+def _forgettable(snap: Snapshot, job: JobState, held: Versioned[AttemptReport]) -> bool:
     """Whether an attempt's report has said its last: it is dead for sure, and its end needs no telling."""
     report = held.value
     switch = job.switch.value
@@ -251,17 +251,17 @@ def _forgettable(snap: Snapshot, job: JobPicture, held: Held[AttemptReport]) -> 
     return over and snap.now_ms - held.seen_ms > STOP_PATIENCE * snap.timing.d_ms
 
 
-def _wanted_number(job: JobPicture, report: AttemptReport) -> int:
-    held: Held[Assignment] | None = job.assigned(report.plan_id, f"{report.role}.{report.index}")
+def _wanted_number(job: JobState, report: AttemptReport) -> int:
+    held: Versioned[Assignment] | None = job.assigned(report.plan_id, f"{report.role}.{report.index}")
     return held.value.attempt if held is not None else 0
 
 
-def wants_stop(job: JobPicture) -> bool:
+def wants_stop(job: JobState) -> bool:
     """Whether the operator's wish is to stop a job that has not ended."""
     return job.intent.value.wanted is Wanted.STOP and not job.switch.value.phase.ended
 
 
-def wants_start(job: JobPicture) -> bool:
+def wants_start(job: JobState) -> bool:
     """Whether the operator asked an ended job to start again."""
     asked = job.intent.value.restart_serial > job.switch.value.restart_serial
     return asked and job.intent.value.wanted is Wanted.RUN and job.switch.value.phase.ended

@@ -25,10 +25,10 @@ from supervisor.control.decide.jobs import incidents
 from supervisor.control.decide.jobs.prepare import assignment_of, find_place
 from supervisor.control.decide.nodes.node_loss import by_marks, taking
 from supervisor.control.decide.plan import Action, put, still, unchanged
-from supervisor.control.decide.snapshot import Held, JobPicture, Snapshot
+from supervisor.control.decide.snapshot import JobState, Snapshot, Versioned
 
 
-def move(snap: Snapshot, job: JobPicture, need: Need) -> list[Action]:
+def move(snap: Snapshot, job: JobState, need: Need) -> list[Action]:
     """Put the follower that `need` is about on another node; empty while it may not or cannot be.
 
     It may when its node is lost, or when its last attempt is confirmed dead and the node is to be avoided.
@@ -101,7 +101,7 @@ def move(snap: Snapshot, job: JobPicture, need: Need) -> list[Action]:
     ]
 
 
-def publish(job: JobPicture) -> list[Action]:
+def publish(job: JobState) -> list[Action]:
     """Bring the addresses that the ClusterSpec's record has of followers up to date; `TF_CONFIG` has none."""
     plan = job.plan_in_force
     spec = job.specs.get(plan.value.plan_id) if plan is not None else None
@@ -118,7 +118,7 @@ def publish(job: JobPicture) -> list[Action]:
     return []
 
 
-def _with_address(spec: ClusterSpec, report: Held[AttemptReport]) -> ClusterSpec:
+def _with_address(spec: ClusterSpec, report: Versioned[AttemptReport]) -> ClusterSpec:
     value = report.value
 
     def moved(addresses: tuple[str, ...]) -> tuple[str, ...]:

@@ -18,10 +18,10 @@ from supervisor.control.decide.jobs import incidents
 from supervisor.control.decide.nodes.placement import Before, NodeOffer, PlacementResult, place
 from supervisor.control.decide.plan import Action, fitting, put, unchanged
 from supervisor.control.decide.set_aside import Claim
-from supervisor.control.decide.snapshot import JobPicture, Snapshot
+from supervisor.control.decide.snapshot import JobState, Snapshot
 
 
-def prepare(snap: Snapshot, job: JobPicture, need: Need) -> list[Action]:
+def prepare(snap: Snapshot, job: JobState, need: Need) -> list[Action]:
     """The plan of the next generation, with as many assignments as one transaction holds."""
     spec = job.record.value.spec
     result = find_places(snap, job, need.avoid_nodes)
@@ -54,18 +54,18 @@ def prepare(snap: Snapshot, job: JobPicture, need: Need) -> list[Action]:
     return [Action("prepare", job.name, text, tuple(compares), tuple(ops), fields, places=plan)]
 
 
-def _new_id(snap: Snapshot, job: JobPicture) -> str:
+def _new_id(snap: Snapshot, job: JobState) -> str:
     """Never used before: by no leader, and for no other job that is planned in the same look."""
     return f"{snap.token.create_revision:08x}{snap.revision:08x}{job.record.create_revision:08x}"
 
 
-def find_places(snap: Snapshot, job: JobPicture, avoid: tuple[str, ...] = ()) -> PlacementResult:
+def find_places(snap: Snapshot, job: JobState, avoid: tuple[str, ...] = ()) -> PlacementResult:
     """A node for every task of the job, or what it waits for. One to `avoid` is taken where no other does."""
     spec = job.record.value.spec
     return _with_blocked(snap, _place(spec, offers(snap, Asking(job.name)), _before(job), avoid))
 
 
-def find_place(snap: Snapshot, job: JobPicture, member: str, avoid: tuple[str, ...] = ()) -> PlacementResult:
+def find_place(snap: Snapshot, job: JobState, member: str, avoid: tuple[str, ...] = ()) -> PlacementResult:
     """A node for one task beside all others of its job, which stay where they are; `avoid` as above."""
     spec, task = job.record.value.spec, job.task(member)
     role, before = spec.role(task.role), _before(job)
@@ -80,7 +80,7 @@ def find_place(snap: Snapshot, job: JobPicture, member: str, avoid: tuple[str, .
     return PlacementResult({member: result.placements[alone]}, {member: result.gpus[alone]})
 
 
-def _before(job: JobPicture) -> Before:
+def _before(job: JobState) -> Before:
     plan = job.plan_in_force
     placed = plan.value.placements if plan is not None else ()
     return Before({p.member: p.node for p in placed}, {p.member: p.gpus for p in placed})
@@ -135,7 +135,7 @@ def _offer(
     )
 
 
-def _assignments(snap: Snapshot, job: JobPicture, plan: Plan) -> list[Op]:
+def _assignments(snap: Snapshot, job: JobState, plan: Plan) -> list[Op]:
     return [
         put(keys.assignment(p.node, job.task(p.member), plan.plan_id), assignment_of(snap, job, plan, p))
         for p in plan.placements
@@ -143,7 +143,7 @@ def _assignments(snap: Snapshot, job: JobPicture, plan: Plan) -> list[Op]:
     ]
 
 
-def assignment_of(snap: Snapshot, job: JobPicture, plan: Plan, placement: Placement) -> Assignment:
+def assignment_of(snap: Snapshot, job: JobState, plan: Plan, placement: Placement) -> Assignment:
     """The first assignment of a task of the plan."""
     record, ledger = job.record.value, job.switch.value.ledger
     return replace(
@@ -210,7 +210,7 @@ def waits_for_saver(spec: JobSpec, role: str, index: int) -> bool:
     return replicas and TaskId(spec.name, role, index) != spec.saver
 
 
-def unconfirmed_plans(job: JobPicture) -> frozenset[str]:
+def unconfirmed_plans(job: JobState) -> frozenset[str]:
     """Plans of which an attempt may be alive: it knows the addresses of all of its ClusterSpec.
 
     Right after a flip agents have started what they have not reported yet.
@@ -221,7 +221,7 @@ def unconfirmed_plans(job: JobPicture) -> frozenset[str]:
     return frozenset(in_force | reported)
 
 
-def _ports_still_known(snap: Snapshot, job: JobPicture, node: str) -> tuple[int, ...]:
+def _ports_still_known(snap: Snapshot, job: JobState, node: str) -> tuple[int, ...]:
     """Ports on `node` that an attempt, of this job or another, which is not confirmed dead may still connect
     to (rule 6).
 
@@ -245,7 +245,7 @@ def _ports_still_known(snap: Snapshot, job: JobPicture, node: str) -> tuple[int,
     return tuple(sorted(int(address.rpartition(":")[2]) for address in known if ":" in address))
 
 
-def _known_addresses(job: JobPicture) -> frozenset[tuple[str, str]]:
+def _known_addresses(job: JobState) -> frozenset[tuple[str, str]]:
     """What its attempts that may be alive may connect to: node, where one is told, and address."""
     unconfirmed = unconfirmed_plans(job)
     reported = {
@@ -264,12 +264,12 @@ def _known_addresses(job: JobPicture) -> frozenset[tuple[str, str]]:
     return frozenset(reported | told)
 
 
-def _is_networked(job: JobPicture) -> bool:
+def _is_networked(job: JobState) -> bool:
     container = job.record.value.spec.container
     return container is not None and container.networked
 
 
-def missing_assignments(snap: Snapshot, job: JobPicture, plan: Plan) -> list[Action]:
+def missing_assignments(snap: Snapshot, job: JobState, plan: Plan) -> list[Action]:
     """A large plan needs several transactions; a leader that died in between is made up for here."""
     ops = _assignments(snap, job, plan)
     if not ops:

@@ -13,13 +13,13 @@ from supervisor.control.decide.facts.standing import Standing, standing
 from supervisor.control.decide.jobs import incidents
 from supervisor.control.decide.jobs.moves import move
 from supervisor.control.decide.plan import Action, put, unchanged
-from supervisor.control.decide.snapshot import JobPicture, Snapshot
+from supervisor.control.decide.snapshot import JobState, Snapshot
 
 OF_GPUS = (Cause.GPU, Cause.PROGRAM_SIGNAL)
 """What a fault of its GPU restarts a task for."""
 
 
-def in_place(snap: Snapshot, job: JobPicture, need: Need) -> list[Action]:
+def in_place(snap: Snapshot, job: JobState, need: Need) -> list[Action]:
     """Ask the task's agent for the next attempt; empty while the old one is not confirmed dead."""
     plan = job.plan_in_force
     switch = job.switch.value

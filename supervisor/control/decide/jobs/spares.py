@@ -15,7 +15,7 @@ from supervisor.control.decide.assess.failures import MemberState, members
 from supervisor.control.decide.facts.devices import all_slots
 from supervisor.control.decide.nodes.placement import DOCKER, NodeOffer, has_room
 from supervisor.control.decide.plan import Action, fitting, put, unchanged
-from supervisor.control.decide.snapshot import JobPicture, NodePicture, Snapshot
+from supervisor.control.decide.snapshot import JobState, NodeState, Snapshot
 
 Surroundings = tuple[str, tuple[tuple[str, str], ...], float, int]
 """What makes two launchers interchangeable within a job: program, environment, a container's limits."""
@@ -24,7 +24,7 @@ CALM_MS = 2_000
 """So long all tasks have run before a node is told to import: what starts needs its processors."""
 
 
-def keep(snap: Snapshot, job: JobPicture) -> list[Action]:
+def keep(snap: Snapshot, job: JobState) -> list[Action]:
     """Bring the records of a job's spares in line with its nodes; nothing when they are."""
     ops: list[Op] = [
         Delete(held.key) for node, held in job.spares.items() if _over(job, held.value, snap.nodes.get(node))
@@ -36,7 +36,7 @@ def keep(snap: Snapshot, job: JobPicture) -> list[Action]:
     return [Action("spares", job.name, "", (unchanged(job.switch),), fitting(ops))] if ops else []
 
 
-def _declined(snap: Snapshot, job: JobPicture) -> list[Op]:
+def _declined(snap: Snapshot, job: JobState) -> list[Op]:
     """What nodes have to be told that take no tasks: a launcher in which one ran may go."""
     if job.switch.value.phase.ended:
         return []
@@ -49,11 +49,11 @@ def _declined(snap: Snapshot, job: JobPicture) -> list[Op]:
     return ops
 
 
-def _closed(picture: NodePicture) -> bool:
+def _closed(picture: NodeState) -> bool:
     return picture.cordon is not None and picture.incarnation is not None
 
 
-def _told(snap: Snapshot, job: JobPicture) -> list[Op]:
+def _told(snap: Snapshot, job: JobState) -> list[Op]:
     """What nodes have to be told that take tasks now."""
     spec, uuid, ops = job.record.value.spec, job.switch.value.job_uuid, list[Op]()
     found: dict[object, Surroundings | None] = {}
@@ -96,7 +96,7 @@ def _told(snap: Snapshot, job: JobPicture) -> list[Op]:
     return ops
 
 
-def _over(job: JobPicture, spare: Spare, picture: NodePicture | None) -> bool:
+def _over(job: JobState, spare: Spare, picture: NodeState | None) -> bool:
     """Whether a record has nothing to say any more. A short silence is no reason."""
     if job.switch.value.phase.ended or picture is None or picture.incarnation is None:
         return True
@@ -105,7 +105,7 @@ def _over(job: JobPicture, spare: Spare, picture: NodePicture | None) -> bool:
     return not spare.wanted or picture.incarnation.value.incarnation in picture.marks
 
 
-def _calm(snap: Snapshot, job: JobPicture) -> bool:
+def _calm(snap: Snapshot, job: JobState) -> bool:
     """Nothing of the job starts now, nor is about to."""
     plan, switch = job.plan_in_force, job.switch.value
     if plan is None or switch.phase is not JobPhase.RUNNING or job.next_plan is not None:

@@ -7,13 +7,13 @@ from supervisor.contract import keys
 from supervisor.contract.boundaries import Absent, Compare, Delete
 from supervisor.contract.desired import Cordon, Pardon
 from supervisor.control.decide.plan import Action, put, short, unchanged, unchanged_or_absent
-from supervisor.control.decide.snapshot import Held, JobPicture, Snapshot
+from supervisor.control.decide.snapshot import JobState, Snapshot, Versioned
 
 COOLDOWN_MS = 600_000
 """How long a node that a failure keeps returning on gets no new task, of any job."""
 
 
-def act_on(snap: Snapshot, job: JobPicture, verdict: NodeVerdict) -> list[Action]:
+def act_on(snap: Snapshot, job: JobState, verdict: NodeVerdict) -> list[Action]:
     """Keep new tasks of all jobs away from a node that is proven bad; empty where that is done already."""
     picture = snap.nodes.get(verdict.node)
     if not verdict.proven or picture is None or picture.cordon is not None:
@@ -32,7 +32,7 @@ def act_on(snap: Snapshot, job: JobPicture, verdict: NodeVerdict) -> list[Action
     ]
 
 
-def lift(held: Held[Cordon], text: str, *besides: Compare) -> Action:
+def lift(held: Versioned[Cordon], text: str, *besides: Compare) -> Action:
     """Let tasks go to a node again, of which nothing counts that was before. `besides`: what must hold."""
     node, reason = held.value.node, held.value.reason
     return Action(

@@ -9,12 +9,12 @@ from supervisor.contract.desired import JobPhase
 from supervisor.contract.incident import Cause
 from supervisor.contract.job.spec import Scope
 from supervisor.control.decide.assess.failures import Member, MemberState, Need, members
-from supervisor.control.decide.assess.verdicts import Accused, judge
+from supervisor.control.decide.assess.verdicts import Suspect, judge
 from supervisor.control.decide.facts.history import incident_id
-from supervisor.control.decide.snapshot import JobPicture, Snapshot
+from supervisor.control.decide.snapshot import JobState, Snapshot
 
 
-def find(snap: Snapshot, job: JobPicture) -> Need | None:
+def find(snap: Snapshot, job: JobState) -> Need | None:
     """The move of the tasks that a job has on a node that is drained."""
     plan = job.plan_in_force
     if plan is None or job.switch.value.phase is not JobPhase.RUNNING:
@@ -30,10 +30,10 @@ def find(snap: Snapshot, job: JobPicture) -> Need | None:
     return None
 
 
-def _need(snap: Snapshot, job: JobPicture, member: Member, reason: str, known_ms: int) -> Need:
+def _need(snap: Snapshot, job: JobState, member: Member, reason: str, known_ms: int) -> Need:
     node = member.placement.node
     incident = incident_id(job, f"g{job.switch.value.generation}-drain.{node}")
-    accused = Accused(incident, Cause.DRAINED, Scope.ALL, "", node, False, known_ms)
+    accused = Suspect(incident, Cause.DRAINED, Scope.ALL, "", node, False, known_ms)
     return Need(
         incident=incident,
         cause=Cause.DRAINED,

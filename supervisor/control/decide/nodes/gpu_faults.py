@@ -15,9 +15,9 @@ from supervisor.contract.desired import Cordon, GpuQuarantine, JobPhase
 from supervisor.contract.incident import Cause
 from supervisor.contract.observed import Gpu, GpuAction, GpuHealth, Incarnation
 from supervisor.control.decide.assess.failures import Member, MemberState, Need, members, need_of
-from supervisor.control.decide.facts.devices import HARMFUL, Befallen, befallen, reported, told_of
+from supervisor.control.decide.facts.devices import HARMFUL, GpuHarm, befallen, reported, told_of
 from supervisor.control.decide.plan import Action, delete_all, put, short, unchanged, unchanged_or_absent
-from supervisor.control.decide.snapshot import Held, JobPicture, NodePicture, Snapshot
+from supervisor.control.decide.snapshot import JobState, NodeState, Snapshot, Versioned
 
 NEWS_MS = 10_000
 """A report that this leader has known for longer has been told of."""
@@ -34,7 +34,7 @@ def decide(snap: Snapshot) -> list[Action]:
     return [action for picture in nodes for action in _of_node(snap, picture)]
 
 
-def find(snap: Snapshot, job: JobPicture) -> Need | None:
+def find(snap: Snapshot, job: JobState) -> Need | None:
     """The restart that a fault of a GPU asks for, of a task that runs on it."""
     plan = job.plan_in_force
     if plan is None or job.switch.value.phase is not JobPhase.RUNNING:
@@ -52,14 +52,14 @@ def find(snap: Snapshot, job: JobPicture) -> Need | None:
     return None
 
 
-def _cause(member: Member, harmed: Befallen) -> Cause:
+def _cause(member: Member, harmed: GpuHarm) -> Cause:
     """A program that crashes on its GPU is charged as if the crash had ended it, and once for each."""
     began_ms = member.report.created_ms if member.report is not None else harmed.seen_ms
     own = harmed.blames_program and harmed.seen_ms >= began_ms + SETTLED_MS
     return Cause.PROGRAM_SIGNAL if own else Cause.GPU
 
 
-def _of_node(snap: Snapshot, picture: NodePicture) -> Iterator[Action]:
+def _of_node(snap: Snapshot, picture: NodeState) -> Iterator[Action]:
     held, life = reported(picture), picture.incarnation
     if life is None:
         return
@@ -84,7 +84,7 @@ def _harmed(gpu: Gpu) -> bool:
     return gpu.health is GpuHealth.FAULTY and gpu.action in HARMFUL
 
 
-def _covered(gpu: Gpu, held: Held[GpuQuarantine] | None, life: Incarnation) -> bool:
+def _covered(gpu: Gpu, held: Versioned[GpuQuarantine] | None, life: Incarnation) -> bool:
     """Whether the record that there is already answers this fault, with a quarantine or with its lifting."""
     if held is None or held.value.boot_id != life.boot_id:
         return False
@@ -94,7 +94,7 @@ def _covered(gpu: Gpu, held: Held[GpuQuarantine] | None, life: Incarnation) -> b
 
 
 def _quarantine(
-    picture: NodePicture, life: Held[Incarnation], gpu: Gpu, held: Held[GpuQuarantine] | None
+    picture: NodeState, life: Versioned[Incarnation], gpu: Gpu, held: Versioned[GpuQuarantine] | None
 ) -> Action:
     node, key = picture.node, keys.quarantine(picture.node, gpu.uuid)
     why = short(gpu.reason, 500)
@@ -112,7 +112,7 @@ def _quarantine(
     return Action("gpu_quarantined", "", text, tuple(compares), tuple(ops), _fields(picture, gpu))
 
 
-def _released(picture: NodePicture, held: Held[GpuQuarantine]) -> Action:
+def _released(picture: NodeState, held: Versioned[GpuQuarantine]) -> Action:
     """A boot has reset the GPU; a fault that is still there is told anew."""
     value = held.value
     text = f"GPU {value.index} of {picture.node} is tried again: the machine has booted"
@@ -128,7 +128,7 @@ def _is_news(snap: Snapshot, node: str, gpu: Gpu, age_ms: int) -> bool:
     return told_of(snap, node, gpu) is None
 
 
-def _fields(picture: NodePicture, gpu: Gpu) -> dict[str, str]:
+def _fields(picture: NodeState, gpu: Gpu) -> dict[str, str]:
     return {
         "node": picture.node,
         "gpu": gpu.uuid,

@@ -22,13 +22,15 @@ from supervisor.control.decide.facts import promises
 from supervisor.control.decide.facts.standing import appeal_of
 from supervisor.control.decide.nodes import cordons
 from supervisor.control.decide.plan import Action, delete_all, put, unchanged, unchanged_or_absent
-from supervisor.control.decide.snapshot import Held, JobPicture, NodePicture, Snapshot
+from supervisor.control.decide.snapshot import JobState, NodeState, Snapshot, Versioned
 
 MARKS_KEPT_MS = 3_600_000
 DISOBEDIENT_AFTER = 2
 
 
-def by_marks(snap: Snapshot, marks: Iterable[Held[LostMark]]) -> tuple[tuple[Compare, ...], tuple[Op, ...]]:
+def by_marks(
+    snap: Snapshot, marks: Iterable[Versioned[LostMark]]
+) -> tuple[tuple[Compare, ...], tuple[Op, ...]]:
     """What a transaction compares and writes that takes tasks away by these marks.
 
     None has been withdrawn or appealed against since this picture, and no appeal is heard from then on.
@@ -44,7 +46,7 @@ def by_marks(snap: Snapshot, marks: Iterable[Held[LostMark]]) -> tuple[tuple[Com
     return tuple(compares), tuple(ops)
 
 
-def taking(snap: Snapshot, job: JobPicture, placements: Iterable[Placement]) -> Taking | None:
+def taking(snap: Snapshot, job: JobState, placements: Iterable[Placement]) -> Taking | None:
     """What a transaction on the job's switch takes away that may be alive; None for nothing."""
     taken, plan_id = tuple(placements), job.switch.value.plan_id
     if not taken:
@@ -71,7 +73,7 @@ def decide_nodes(snap: Snapshot) -> list[Action]:
     return actions
 
 
-def _mark_suspected(snap: Snapshot, picture: NodePicture) -> list[Action]:
+def _mark_suspected(snap: Snapshot, picture: NodeState) -> list[Action]:
     held = picture.incarnation
     if held is None or held.value.incarnation in picture.marks or promises.held_ms(snap, picture.node):
         return []
@@ -83,7 +85,7 @@ def _mark_suspected(snap: Snapshot, picture: NodePicture) -> list[Action]:
     return [_mark(mark, unchanged(held))]
 
 
-def _suspicion(snap: Snapshot, picture: NodePicture) -> str:
+def _suspicion(snap: Snapshot, picture: NodeState) -> str:
     """Why its agent, alive or not, will not run tasks much longer; empty for no reason to think so."""
     silence_ms, unread_ms = _silence_ms(snap, picture), snap.unread_ms(picture)
     if silence_ms >= _patience_ms(snap, picture):
@@ -91,12 +93,12 @@ def _suspicion(snap: Snapshot, picture: NodePicture) -> str:
     return f"etcd has not answered it for {unread_ms} ms" if unread_ms else ""
 
 
-def _silence_ms(snap: Snapshot, picture: NodePicture) -> int:
+def _silence_ms(snap: Snapshot, picture: NodeState) -> int:
     """An appeal is a sign of life too, also one of a successor, which cannot beat before it has joined."""
     return min([snap.silence_ms(picture), *(snap.now_ms - seen_ms for seen_ms in picture.appealed_ms())])
 
 
-def _patience_ms(snap: Snapshot, picture: NodePicture) -> int:
+def _patience_ms(snap: Snapshot, picture: NodeState) -> int:
     """How long a silence is suspicious.
 
     An agent that has just registered, or that appealed and so is alive but does not reach us, gets D.
@@ -129,7 +131,7 @@ def _mark_vanished(snap: Snapshot) -> list[Action]:
     return list(actions.values())
 
 
-def _has_just_appealed(snap: Snapshot, picture: NodePicture, incarnation: str) -> bool:
+def _has_just_appealed(snap: Snapshot, picture: NodeState, incarnation: str) -> bool:
     """Its agent is alive, and has D from when its mark is gone: to write its key again, and to obey."""
     appeal = picture.appeals.get(incarnation)
     return appeal is not None and snap.now_ms - appeal.seen_ms < snap.timing.d_ms
@@ -148,7 +150,7 @@ def _mark(mark: LostMark, compare: Compare) -> Action:
     )
 
 
-def _withdraw(picture: NodePicture) -> list[Action]:
+def _withdraw(picture: NodeState) -> list[Action]:
     actions = []
     for incarnation, mark in picture.marks.items():
         appeal = appeal_of(picture, mark)
@@ -169,7 +171,7 @@ def _withdraw(picture: NodePicture) -> list[Action]:
     return actions
 
 
-def _tell_return(snap: Snapshot, picture: NodePicture) -> list[Action]:
+def _tell_return(snap: Snapshot, picture: NodeState) -> list[Action]:
     """When a node that was lost registers anew, its boot says whether the machine was lost or the agent."""
     held = picture.incarnation
     lost = [mark for mark in picture.marks.values() if mark.value.final and mark.value.boot_id]
@@ -194,7 +196,7 @@ def _tell_return(snap: Snapshot, picture: NodePicture) -> list[Action]:
     return actions
 
 
-def _forget_marks(snap: Snapshot, picture: NodePicture) -> list[Action]:
+def _forget_marks(snap: Snapshot, picture: NodeState) -> list[Action]:
     """Drop marks, and answered appeals, that no placement and no unconfirmed attempt refers to."""
     current = picture.incarnation
     actions = []
@@ -240,7 +242,7 @@ def _give_up_disobedient(snap: Snapshot) -> list[Action]:
     return list(actions.values())
 
 
-def _obedience_ms(snap: Snapshot, job: JobPicture) -> int:
+def _obedience_ms(snap: Snapshot, job: JobState) -> int:
     """How long after the switch an attempt may still be reported as running."""
     given_ms = job.switch.value.save_grace_ms
     if given_ms and job.switch.value.phase is JobPhase.FINISHING:
@@ -248,7 +250,7 @@ def _obedience_ms(snap: Snapshot, job: JobPicture) -> int:
     return DISOBEDIENT_AFTER * snap.timing.d_ms + given_ms
 
 
-def _should_have_ended(snap: Snapshot, job: JobPicture, report: AttemptReport) -> bool:
+def _should_have_ended(snap: Snapshot, job: JobState, report: AttemptReport) -> bool:
     """Whether an attempt lives, or may, that the switch does not stand behind.
 
     One whose launcher is gone and whose processes SIGKILL does not end keeps its successor from starting.
@@ -261,7 +263,7 @@ def _should_have_ended(snap: Snapshot, job: JobPicture, report: AttemptReport) -
     return not report.confirmed_dead and not wanted
 
 
-def _give_up(picture: NodePicture, holder: Held[Incarnation], ignored: Held[AttemptReport]) -> Action:
+def _give_up(picture: NodeState, holder: Versioned[Incarnation], ignored: Versioned[AttemptReport]) -> Action:
     attempt = str(ignored.value.attempt)
     reason = f"it did not end {attempt} when it should have"
     node, incarnation = picture.node, holder.value.incarnation
@@ -284,7 +286,7 @@ def _give_up(picture: NodePicture, holder: Held[Incarnation], ignored: Held[Atte
     )
 
 
-def _lift_cordon(snap: Snapshot, picture: NodePicture) -> list[Action]:
+def _lift_cordon(snap: Snapshot, picture: NodeState) -> list[Action]:
     cordon = picture.cordon
     if cordon is not None and 0 < cordon.value.cooldown_ms <= snap.now_ms - cordon.seen_ms:
         # From when this leader first saw it: one that takes over waits again.
@@ -298,7 +300,7 @@ def _lift_cordon(snap: Snapshot, picture: NodePicture) -> list[Action]:
     return [cordons.lift(cordon, text, unchanged(picture.incarnation))]
 
 
-def _placements(job: JobPicture) -> tuple[Placement, ...]:
+def _placements(job: JobState) -> tuple[Placement, ...]:
     plan = job.plan_in_force
     if plan is None or job.switch.value.phase.ended:
         return ()
