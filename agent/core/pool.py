@@ -1,4 +1,4 @@
-"""Launchers: whose they are, which are to come and which to go."""
+"""Launchers: whose they are, which are to come, which to go, and the kill of one that is silent."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""How one attempt gets on: its output read a piece at a time, and what the beats say of it."""
+"""How one attempt gets on: its output read a piece at a time, and what the beats say of it.
+
+The step in a line is found by `patterns`, and in the known formats by `counts`.
+"""
 
 from __future__ import annotations
 

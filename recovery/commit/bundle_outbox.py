@@ -57,7 +57,7 @@ class CheckpointWatcher:
 
     What is there at the start and is the base, or was taken by an earlier life of the agent, is not taken
     again: it is known by its index files, which hold the checksums of all tensors. `motion` is told while one
-    is taken. A save gets the step that it tells (`checkpoints.steps`), but never one up to `last_step`, the
+    is taken. A save gets the step that it tells (`formats.steps`), but never one up to `last_step`, the
     highest that was committed in this generation before: a later save has a higher step.
     """
 

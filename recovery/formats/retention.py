@@ -78,32 +78,32 @@ class Fate:
 def collectable(
     records: Iterable[CommitRecord],
     switch: JobSwitch,
-    plan_bases: Collection[CheckpointRef],
+    asked: Collection[CheckpointRef],
     policy: RetentionPolicy,
     age: Age,
 ) -> tuple[CommitRecord, ...]:
     """Records that a transaction under the leader token may turn into `collecting` now, oldest first."""
-    found = fates(records, switch, plan_bases, policy, age)
+    found = fates(records, switch, asked, policy, age)
     return tuple(fate.record for fate in found if fate.goes and fate.why is not Collect.COLLECTING)
 
 
 def fates(
     records: Iterable[CommitRecord],
     switch: JobSwitch,
-    plan_bases: Collection[CheckpointRef],
+    asked: Collection[CheckpointRef],
     policy: RetentionPolicy,
     age: Age,
 ) -> tuple[Fate, ...]:
     """What becomes of each checkpoint of the job, oldest first.
 
-    Never does the base of the switch go, or one in `plan_bases`, or a pinned one. Every committed checkpoint
+    Never does the base of the switch go, or one in `asked`, or a pinned one. Every committed checkpoint
     was verified as its job asks when it was committed, so that the newest committed ones are the newest
     verified ones; where a job asks for less than reading back, the newest two that were read back stay too.
     One that is only suspected stays until the job has a later step on its lineage, however old it is: it may
     be cleared yet.
     """
     mine = sorted((each for each in records if each.job_uuid == switch.job_uuid), key=lambda each: each.ref)
-    bases = {switch.base, switch.closing.base if switch.closing else None, *plan_bases}
+    bases = {switch.base, switch.closing.base if switch.closing else None, *asked}
     lineage = on_lineage(mine, switch.job_uuid, switch.generation, switch.base)
     healthy = [record for record in lineage if record.state is CommitState.COMMITTED]
     kept = _kept(healthy, policy, age)

@@ -1,7 +1,7 @@
-"""How much a failure restarts: the table of docs/strategies.md.
+"""How much a failure restarts, by strategy and role: the table of docs/strategies.md. Not the last word.
 
-It says what a *process* that is lost restarts. A task of the ClusterSpec that is lost with its node means a
-new generation whatever the table says, because its address is gone.
+It says what a *process* that is lost restarts. The leader asks it in `decide.assess.escalation`, which
+restarts all where the task cannot come back as it was: its node or its address is gone, for one.
 """
 
 from __future__ import annotations

@@ -200,7 +200,7 @@ class Coordination(Protocol):
         Yields an empty batch as a sign of life at least every second while the server answers. Raises
         Compacted when `from_revision` is gone (or ahead of the store, whose data were lost), and
         CoordinationUnreachable when the stream breaks or is silent; the caller then lists and watches
-        again (`adapters.mirror` does).
+        again (`adapters.etcd.mirror` does).
         """
 
     async def grant(self, ttl_s: int) -> int:

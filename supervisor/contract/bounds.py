@@ -1,6 +1,6 @@
 """How large and how odd a plain value may be: the one place for everybody. Pure.
 
-The codec holds every record to these bounds, whoever wrote it. `contract.job_bounds` holds a job to them.
+The codec holds every record to these bounds, whoever wrote it. `contract.job.bounds` holds a job to them.
 """
 
 from __future__ import annotations

@@ -101,7 +101,7 @@ class Assignment:
 
     The agent prepares it (a warm launcher, a reserved port) as long as the switch has a lower generation;
     runs attempt number `attempt` once the switch has this plan id; drops it when the switch has moved on.
-    `argv` and `env` still have their placeholders (`contract.placeholders`), filled in from the ClusterSpec;
+    `argv` and `env` still have their placeholders (`job.placeholders`), filled in from the ClusterSpec;
     not `templated`: recorded by a release that filled `argv` alone. `avoid_ports`: known to attempts that are
     not confirmed dead. `after`: roles that must listen before the program starts. `serves`: it has nothing
     to save, and others may need it while they do. `checkpoint_patterns` name what a saver saves, where it is

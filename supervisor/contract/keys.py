@@ -1,5 +1,6 @@
 """Every key in etcd: who writes it, how it is spelt, how large its value may be, and when it goes.
 
+What else a new key changes (record, snapshot, rights of agents, checkers, a test) is in CONTRIBUTING.md.
 docs/design.md shows the table (`python -m tests.support.design_page` writes it there).
 
 Keys are relative to the cluster's namespace (`/tfsup/CLUSTER/`), which the etcd adapter adds.

@@ -431,9 +431,9 @@ ROWS = (
     Guarantee(
         8,
         "After a restart of its machine no task goes on in a directory that was staged before.",
-        "supervisor/control/decide/assess/failures.py",
-        "    if end is not None and end.rebooted and not _follows(job, member):\n",
-        "    if False:\n",
+        "supervisor/control/decide/assess/escalation.py",
+        "    rebooted = failed.end is not None and failed.end.rebooted\n",
+        "    rebooted = False\n",
         "tests/control/test_failures.py::"
         "test_after_a_restart_of_its_machine_no_task_goes_on_in_a_directory_that_was_staged_before",
     ),

@@ -44,9 +44,9 @@ ROWS = (
     Guarantee(
         6,
         "A task whose address is gone with its container means a new generation.",
-        "supervisor/control/decide/assess/failures.py",
-        "    if gone and not _follows(job, member):\n",
-        "    if False:\n",
+        "supervisor/control/decide/assess/escalation.py",
+        "    Escalation(_address_is_gone, follower=None),\n",
+        "",
         "tests/control/test_addresses.py::test_a_worker_whose_address_is_gone_restarts_all",
     ),
     Guarantee(

@@ -1,4 +1,7 @@
-"""The fields of a job file: their types, defaults and bounds, and what to say when one is wrong."""
+"""The fields of a job file: their types and defaults, and what to say when one is wrong.
+
+The bounds that hold for everybody are those of `contract.job.bounds`.
+"""
 
 from __future__ import annotations
 
@@ -63,7 +66,7 @@ def _flow(word: str) -> str:
 
 
 def _by(rule: Callable[[str], str]) -> AfterValidator:
-    """A rule of `contract.container` as a validator."""
+    """A rule of `contract.job.container` as a validator."""
 
     def check(value: str) -> str:
         try:

@@ -166,7 +166,7 @@ class CheckpointSpec:
         keep_for_ms: besides, those that are younger; 0: none.
         fallback_after_ms: rule 8.3.
         patterns: name the files of a save where they are not TensorFlow's own, in the order in which they are
-            written (`contract.file_pattern`).
+            written (`contract.job.file_pattern`).
         verify: how an upload is checked before it counts.
         lag_bound_ms: an event says when training goes on for longer than this without a commit, once there
             was a save that should have become one; None: never.
@@ -266,7 +266,7 @@ class JobSpec:
     `workdir` is absolute; with `code`, it is where the directory was shipped from, and each node runs its
     own copy. `protocol` is TensorFlow's server protocol, handed to the program. With a `container` it runs on
     nodes of the docker runtime alone; without one on any, there in the node's default image. `templated`:
-    commands and environments have placeholders and doubled braces (`contract.placeholders`); False in records
+    commands and environments have placeholders and doubled braces (`job.placeholders`); False in records
     of earlier releases, whose environments were taken as they were. `secrets` is as in a role.
     """
 

@@ -1,4 +1,8 @@
-"""Runs decisions: one transaction each, under the leader token. A stale one is refused, and that is fine."""
+"""Runs the decisions of `reconcile`: one transaction each, under the leader token. A stale one is refused.
+
+What operators ask is written by `control.services.jobs`, shipped code by `control.services.code_uploads`,
+under the same token.
+"""
 
 from __future__ import annotations
 

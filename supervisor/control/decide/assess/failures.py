@@ -1,4 +1,7 @@
-"""What is wrong with a job now: the state of each member, the root failure, and what it needs."""
+"""What is wrong with a job now: the state of each member, the root failure, and what it needs.
+
+How much a failure restarts is told by `escalation`.
+"""
 
 from __future__ import annotations
 
@@ -17,6 +20,7 @@ from supervisor.contract.ids import TaskId
 from supervisor.contract.incident import Cause, Incident, Outcome
 from supervisor.contract.job.spec import Rule, Scope
 from supervisor.contract.observed import AttemptReport, AttemptState, Exit, ExitReason
+from supervisor.control.decide.assess.escalation import FailedTask, scope_of_failure
 from supervisor.control.decide.assess.verdicts import Suspect, judge
 from supervisor.control.decide.facts.devices import befallen
 from supervisor.control.decide.facts.history import has_trained, incident_id, newest_commit
@@ -328,7 +332,8 @@ def need_of(
     beat = snap.beat_of(report.node, report.attempt)
     last_step = max(report.last_step, beat.step if beat is not None else -1)
     stepped = report.has_stepped or (beat is not None and beat.has_stepped)
-    scope, rule = _scope(snap, job, member, cause)
+    failed = FailedTask(snap, job, member.task, member.placement, member.report, cause)
+    scope, rule = scope_of_failure(failed)
     began = member.report.create_revision
     accused = Suspect(
         incident, cause, scope, member.task.member, report.node, stepped, known_ms, began, tail, report.warm
@@ -360,40 +365,6 @@ def need_of(
         bad_base=found.bad_base,
         cold=found.cold,
     )
-
-
-def _scope(snap: Snapshot, job: JobState, member: Member, cause: Cause) -> tuple[Scope, str]:
-    """The table's scope, or ALL where one task cannot be restarted by itself, and why."""
-    scope, rule = scope_of(job.record.value.spec, member.task, job.saver)
-    if scope is Scope.ALL:
-        return scope, rule
-    where = standing(snap, member.placement)
-    if where is not Standing.ALIVE:
-        moves = _follows(job, member)
-        return Scope.TASK if moves else Scope.ALL, f"{rule}, but its node is {where.value}"
-    if snap.blocked(member.placement.node) and not _follows(job, member):
-        return Scope.ALL, f"{rule}, but nothing new can start on its node"
-    held = member.report
-    end = held.value.exit if held is not None else None
-    if end is not None and end.rebooted and not _follows(job, member):
-        return Scope.ALL, f"{rule}, but its machine has restarted, and with it what was staged there"
-    unconfirmed = end is not None and not end.confirmed_dead
-    if held is not None and unconfirmed and snap.now_ms - held.seen_ms > snap.timing.kill_time_ms:
-        # Rule 6: an address is used again only when its last holder is dead for sure.
-        return Scope.ALL, f"{rule}, but the old attempt is not confirmed dead"
-    waited = cause is Cause.NEVER_READY and held is not None and held.value.exit is not None
-    if waited and not job.record.value.spec.role(member.task.role).outside:
-        return Scope.ALL, f"{rule}, but whom it waited for must start again, too"
-    gone = held is not None and held.value.exit is not None and held.value.exit.address_lost
-    if gone and not _follows(job, member):
-        return Scope.ALL, f"{rule}, but its address is gone"
-    if cause is Cause.PORT_CLASH:
-        return Scope.ALL, f"{rule}, but its port is taken"
-    plan = job.plan_in_force
-    harmed = befallen(snap, job, plan.value, member.placement) if plan is not None else None
-    if harmed is not None and harmed.harmful:
-        return Scope.ALL, f"{rule}, but on other GPUs"
-    return scope, rule
 
 
 def _charged(job: JobState, cause: Cause) -> Verdict:

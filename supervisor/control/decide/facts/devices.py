@@ -1,7 +1,7 @@
 """The GPUs of the nodes: which of them a task may be given, and what has befallen those that it has. Pure.
 
 A GPU is known by its UUID, wherever it is reported from: agents of one machine report the same ones. Who has
-it is told by claims (`control.claims`). A job's own tasks make room on their node for its next generation:
+it is told by claims (`facts.claims`). A job's own tasks make room on their node for its next generation:
 their agent starts an attempt only when nobody alive holds its GPUs there.
 """
 

@@ -1,1 +1,1 @@
-"""Nodes: their loss, cordons, promises, placement, drains and faults of GPUs."""
+"""Nodes: their loss, cordons, placement, drains and faults of GPUs."""

@@ -1,0 +1,117 @@
+"""Why a task that could restart alone does not: an ordered table, whose first match wins."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from recovery.policy.scope import scope_of
+from supervisor.contract.desired import Placement
+from supervisor.contract.ids import TaskId
+from supervisor.contract.incident import Cause
+from supervisor.contract.job.spec import RoleSpec, Scope
+from supervisor.contract.observed import AttemptReport, Exit
+from supervisor.control.decide.facts.devices import befallen
+from supervisor.control.decide.facts.standing import Standing, standing
+from supervisor.control.decide.snapshot import JobState, Snapshot, Versioned
+
+
+@dataclass(frozen=True, slots=True)
+class FailedTask:
+    """A task that failed, where it was placed, and the report of its attempt, if there is one."""
+
+    snap: Snapshot
+    job: JobState
+    task: TaskId
+    placement: Placement
+    report: Versioned[AttemptReport] | None
+    cause: Cause
+
+    @property
+    def role(self) -> RoleSpec:
+        """The role of the task."""
+        return self.job.record.value.spec.role(self.task.role)
+
+    @property
+    def end(self) -> Exit | None:
+        """How its attempt ended; None while it runs, and for one that nobody has reported."""
+        return self.report.value.exit if self.report is not None else None
+
+
+@dataclass(frozen=True, slots=True)
+class Escalation:
+    """A reason to restart more than one task.
+
+    Attributes:
+        why: the reason, as the incident shows it; empty where it does not apply.
+        follower: the scope for a task that follows, whose address no task needs; None: no reason for it.
+    """
+
+    why: Callable[[FailedTask], str]
+    follower: Scope | None
+
+
+def scope_of_failure(failed: FailedTask) -> tuple[Scope, str]:
+    """How much a task's failure restarts, and the rule that says so."""
+    scope, rule = scope_of(failed.job.record.value.spec, failed.task, failed.job.saver)
+    if scope is Scope.ALL:
+        return scope, rule
+    for each in ESCALATIONS:
+        escalated = each.follower if failed.role.follow else Scope.ALL
+        if escalated is not None and (why := each.why(failed)):
+            return escalated, f"{rule}, but {why}"
+    return scope, rule
+
+
+def _node_is_away(failed: FailedTask) -> str:
+    where = standing(failed.snap, failed.placement)
+    return "" if where is Standing.ALIVE else f"its node is {where.value}"
+
+
+def _node_starts_nothing(failed: FailedTask) -> str:
+    return "nothing new can start on its node" if failed.snap.blocked(failed.placement.node) else ""
+
+
+def _machine_restarted(failed: FailedTask) -> str:
+    rebooted = failed.end is not None and failed.end.rebooted
+    return "its machine has restarted, and with it what was staged there" if rebooted else ""
+
+
+def _not_confirmed_dead(failed: FailedTask) -> str:
+    """Rule 6: an address is used again only when its last holder is dead for sure."""
+    if failed.report is None or failed.end is None or failed.end.confirmed_dead:
+        return ""
+    late = failed.snap.now_ms - failed.report.seen_ms > failed.snap.timing.kill_time_ms
+    return "the old attempt is not confirmed dead" if late else ""
+
+
+def _waited_in_vain(failed: FailedTask) -> str:
+    waited = failed.cause is Cause.NEVER_READY and failed.end is not None and not failed.role.outside
+    return "whom it waited for must start again, too" if waited else ""
+
+
+def _address_is_gone(failed: FailedTask) -> str:
+    return "its address is gone" if failed.end is not None and failed.end.address_lost else ""
+
+
+def _port_is_taken(failed: FailedTask) -> str:
+    return "its port is taken" if failed.cause is Cause.PORT_CLASH else ""
+
+
+def _needs_other_gpus(failed: FailedTask) -> str:
+    plan = failed.job.plan_in_force
+    harm = befallen(failed.snap, failed.job, plan.value, failed.placement) if plan is not None else None
+    return "on other GPUs" if harm is not None and harm.harmful else ""
+
+
+ESCALATIONS = (
+    Escalation(_node_is_away, follower=Scope.TASK),
+    Escalation(_node_starts_nothing, follower=None),
+    Escalation(_machine_restarted, follower=None),
+    Escalation(_not_confirmed_dead, follower=Scope.ALL),
+    Escalation(_waited_in_vain, follower=Scope.ALL),
+    Escalation(_address_is_gone, follower=None),
+    Escalation(_port_is_taken, follower=Scope.ALL),
+    Escalation(_needs_other_gpus, follower=Scope.ALL),
+)
+"""A follower whose node is away moves alone."""
