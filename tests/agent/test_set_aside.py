@@ -165,7 +165,7 @@ def test_a_rule_that_raises_for_one_job_harms_no_other(
     assert core.runs(OTHER)
 
 
-@pytest.mark.parametrize("rule", ["agent.launcher_events._on_pull", "agent.hear._on_warm"])
+@pytest.mark.parametrize("rule", ["agent.launcher_events._on_pull", "agent.launcher_events._on_warm"])
 def test_an_error_about_what_a_launcher_said_ends_its_attempt_with_the_place(
     rule: str, two: Two, install: Callable[[Flaw], Flaw]
 ) -> None:
