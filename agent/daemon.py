@@ -195,7 +195,7 @@ class AgentDaemon:
     def _learn_secrets(self, launcher_id: str, hello: protocol.Hello) -> None:
         """Those of the attempt that runs there, which an earlier life of this agent has started."""
         running = hello.attempt
-        if running is None or not running.secrets or too_many(running.secrets):
+        if running is None or too_many(running.secrets):
             return
         for attempt in self.state.attempts.values():
             if str(attempt.id) == running.attempt and attempt.launcher_id == launcher_id:

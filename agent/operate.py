@@ -199,8 +199,9 @@ class Operator:
     def _check_secrets(self, attempt: Attempt) -> None:
         """Raise NotFound while it is not known what to mask: a launcher tells it in its hello."""
         view = self._state().view
-        orders = view.assignments if view is not None else ()
-        has_some = any(each.attempt_id == attempt.id and each.secrets for each in orders)
+        if view is None:
+            raise NotFound(f"it is not known yet what a command beside {attempt.id} may show; try again")
+        has_some = any(each.attempt_id == attempt.id and each.secrets for each in view.assignments)
         if has_some and not self._task_secrets.of(str(attempt.id)):
             raise NotFound(f"the launcher of {attempt.id} has not come to this agent yet; try again")
 

@@ -58,8 +58,10 @@ class DiskWatch:
                 taken[directory] = space_below(directory, MOST_ENTRIES)
             except TooMany as error:
                 return f"{error}, and `job_disk` of this node's agent bounds what a job writes"
-            except OSError:
-                continue  # not there, or gone meanwhile
+            except FileNotFoundError:
+                continue
+            except OSError as error:
+                return f"{directory} cannot be looked at ({error.strerror}), and `job_disk` bounds its job"
         total = sum(taken.values())
         if total <= self._limit_bytes:
             return ""

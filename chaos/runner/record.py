@@ -145,4 +145,7 @@ def shape_document(shape: Shape) -> dict[str, object]:
 def _shape(body: dict[str, Any]) -> Shape:
     etcd = body.pop("etcd_binary")
     mounts = tuple(Path(each) for each in body.pop("docker_mounts"))
-    return Shape(**body, etcd_binary=Path(etcd) if etcd else None, docker_mounts=mounts)
+    # A run that was kept by a release without tenants has none.
+    tenants = tuple(body.pop("tenants", ()))
+    binary = Path(etcd) if etcd else None
+    return Shape(**body, etcd_binary=binary, docker_mounts=mounts, tenants=tenants)

@@ -190,8 +190,8 @@ def entries_below(directory: Path, most_deep: int, most: int) -> Iterator[tuple[
 def space_below(directory: Path, most: int) -> int:
     """Bytes that all below takes on the file system of `directory`; a file with several names counts once.
 
-    Raises TooMany beyond `most` entries, where directories are nested too deep to be looked at, and where one
-    cannot be listed. Raises OSError where `directory` is not there, or a link.
+    Raises TooMany beyond `most` entries, where directories are nested too deep to be looked at, and where the
+    rights of one forbid that. Raises OSError where `directory` is not there, or a link.
     """
     found, count = dict[int, int](), 0
 
@@ -215,19 +215,20 @@ def space_below(directory: Path, most: int) -> int:
                 child = os.open(name, _LISTED, dir_fd=fd)
             except (FileNotFoundError, NotADirectoryError):
                 continue
-            except PermissionError as error:
-                raise TooMany(f"a directory below {directory} cannot be listed") from error
             try:
                 look(child, level + 1)
             finally:
                 os.close(child)
 
-    top = os.open(directory, _LISTED)
     try:
-        device = os.fstat(top).st_dev
-        look(top, 1)
-    finally:
-        os.close(top)
+        top = os.open(directory, _LISTED)
+        try:
+            device = os.fstat(top).st_dev
+            look(top, 1)
+        finally:
+            os.close(top)
+    except PermissionError as error:
+        raise TooMany(f"a directory of {directory} cannot be looked at") from error
     return sum(found.values())
 
 

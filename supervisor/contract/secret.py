@@ -18,6 +18,9 @@ MOST_BYTES = 16 * 1024
 MOST_SECRETS = 16
 """Of one task."""
 
+MOST_LINES = 128
+"""Of one value: each line is masked by itself, in all that is told of a task."""
+
 EVERY_JOB = "*"
 GROUP = "group:"
 
@@ -86,6 +89,8 @@ def value_objection(value: bytes) -> str:
         return f"its value has fewer than {LEAST_BYTES} characters, and could not be masked"
     if len(set(value.strip())) < LEAST_DIFFERENT:
         return f"its value has fewer than {LEAST_DIFFERENT} different characters, and could not be masked"
+    if value.count(b"\n") > MOST_LINES:
+        return f"its value has more than {MOST_LINES} lines, of which each is masked by itself"
     if b"\0" in value:
         return "its value has a NUL character, which no variable can hold"
     try:
@@ -97,7 +102,9 @@ def value_objection(value: bytes) -> str:
 
 def too_many(values: Mapping[str, str]) -> bool:
     """Whether these are more, or larger ones, than a task can have."""
-    return len(values) > MOST_SECRETS or any(len(each) > MOST_BYTES for each in values.values())
+    return len(values) > MOST_SECRETS or any(
+        len(each) > MOST_BYTES or len(each.splitlines()) > MOST_LINES + 1 for each in values.values()
+    )
 
 
 def missing(wanted: Collection[str], values: Mapping[str, str]) -> str:

@@ -58,6 +58,21 @@ def test_what_hides_from_the_look_counts_as_too_much(watch: DiskWatch, tmp_path:
     deep = tmp_path / "tasks" / "u" / Path(*["d"] * 150)
     deep.mkdir(parents=True)
     assert "nested more than 100 deep, and `job_disk`" in watch.look("u", ())
+
+
+def test_a_directory_whose_files_nobody_may_look_at_counts_as_too_much(
+    watch: DiskWatch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As one of mode 0444. Root may look, so the answer of the kernel is put in."""
+    fill(tmp_path / "tasks" / "u" / "x" / "f")
+
+    def refuse(*_: object) -> os.stat_result:
+        raise PermissionError(13, "Permission denied")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "fstat", refuse)
+        why = watch.look("u", ())
+    assert "cannot be looked at, and `job_disk`" in why
     with pytest.raises(TooMany, match="more than 3 files"):
         space_below(tmp_path, 3)
 

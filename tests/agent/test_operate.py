@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from agent import operate
+from agent.core.events import Observed
 from agent.core.state import AgentState, Attempt
 from agent.inside import environ, fence
 from agent.logs.task_logs import AttemptFiles
@@ -37,7 +38,7 @@ def operator(tmp_path: Path) -> Operator:
     own = fence.read_process(os.getpid())
     assert own is not None
     settings = AgentSettings("n1", "h", "h:1", 20000, 20100, "/locks", FAST, NodeResources(1.0, 1))
-    state = AgentState(settings, "life", "boot", FAST.d_ms)
+    state = AgentState(settings, "life", "boot", FAST.d_ms, view=Observed((), (), 1))
     state.attempts[RUNS] = Attempt(
         RUNS, "u", "p", "l1", 1, "h:1", saver=False, warm=True, pid=own.pid, start_ticks=own.start_ticks
     )

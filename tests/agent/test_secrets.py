@@ -176,9 +176,11 @@ class Beside:
         )
         (root / "l1").mkdir()
         environ.keep(str(root / "l1"), str(name), str(root), {"PATH": os.defpath})
-        self.known = TaskSecrets()
+        self.known, self.state = TaskSecrets(), state
         files = AttemptFiles(root, ListSink())
-        self.operator = Operator(root, files, lambda: state, BootClock(), ListSink(), task_secrets=self.known)
+        self.operator = Operator(
+            root, files, lambda: self.state, BootClock(), ListSink(), task_secrets=self.known
+        )
 
     async def run(self, script: str) -> dict[str, bytes]:
         printed = {"out": b"", "err": b""}
@@ -201,6 +203,9 @@ async def test_secrets_are_masked_in_what_commands_print(tmp_path: Path) -> None
 async def test_no_command_runs_before_its_agent_knows_what_to_mask(tmp_path: Path) -> None:
     beside = Beside(tmp_path)
     with pytest.raises(NotFound, match="has not come to this agent yet; try again"):
+        await beside.run("true")
+    beside.state = AgentState(SETTINGS, "life", "boot", FAST.d_ms, attempts=beside.state.attempts)
+    with pytest.raises(NotFound, match="not known yet what a command"):
         await beside.run("true")
 
 

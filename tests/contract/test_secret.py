@@ -95,6 +95,8 @@ def test_a_job_without_owner_and_group_is_served_by_the_star_alone() -> None:
         (b"  12345  ", "fewer than 8 characters"),
         (b"abcabcabcabc", "fewer than 4 different characters"),
         (b"0123456789" * 1639, "more than 16 KiB"),
+        (b"12345678\n" * 128, ""),
+        (b"12345678\n" * 129, "more than 128 lines"),
         (b"01234567\0", "NUL"),
         (b"0123456\xff", "not UTF-8"),
     ],

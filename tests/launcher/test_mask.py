@@ -82,7 +82,9 @@ def test_values_too_short_or_uniform_are_no_patterns() -> None:
     assert (mask.LEAST_BYTES, mask.LEAST_DIFFERENT) == (secret.LEAST_BYTES, secret.LEAST_DIFFERENT)
 
 
-@pytest.mark.parametrize("value", ["abcd" * 4096, "".join(f"line {i:06} of many\n" for i in range(815))])
+@pytest.mark.parametrize(
+    "value", ["abcd" * 4096, "".join(f"line {i:06} of many\n" for i in range(secret.MOST_LINES))]
+)
 def test_the_worst_output_for_the_worst_value_takes_its_launcher_no_longer_than_a_turn(value: str) -> None:
     assert not secret.value_objection(value.encode())
     masker = Masker([value])
