@@ -47,6 +47,7 @@ from agent.runtimes.docker_node import Allowed, DockerNode, check_allowed, conta
 from agent.runtimes.local import SOCKET
 from agent.runtimes.marks import Marks, load_key, owner
 from agent.runtimes.process import ProcessRuntime
+from agent.runtimes.strays import Strays
 from agent.settings import AgentSettings, GpuSettings
 from agent.state_file import LockedStateFile
 from recovery.stores.allowed import AllowedStores, entries_or_default
@@ -57,7 +58,7 @@ from supervisor.adapters.certificates.watch import CertificateWatch, own_certifi
 from supervisor.adapters.clock import BootClock
 from supervisor.adapters.files.config import AgentConfig, load_agent
 from supervisor.contract.boundaries import Logger
-from supervisor.contract.errors import Refused, UserError
+from supervisor.contract.errors import Refused, TfSupervisorError, UserError
 from supervisor.contract.job.spec import Mount
 from supervisor.contract.observed import NodeResources
 from supervisor.wire.audit import Auditor
@@ -158,6 +159,7 @@ def _outside(
     )
     checkpoints.places = Places(coordination, stores)
     tasks = other_users(config)
+    _register(tasks, sink)
     checkpoints.mounts = NodeMounts(parent, coordination, stores, hadoop, clock, sink, tasks)
     checkpoints.mounts.open()
     runtime, launchers = _docker(config, sink) if config.runtime == DOCKER else _process(config, sink, tasks)
@@ -234,6 +236,15 @@ def task_users(config: AgentConfig) -> TaskUsers:
     return users_of(configured, field, parent, state_dir / ATTEMPTS, state_dir / LAUNCHERS)
 
 
+def _register(users: TaskUsers | None, sink: Logger) -> None:
+    """Let other agents of this machine know this one's launchers."""
+    if isinstance(users, UserRange):
+        try:
+            users.register()
+        except TfSupervisorError as error:
+            sink.warning("another agent of this machine may end this one's tasks", reason=str(error))
+
+
 def _shared(config: AgentConfig) -> tuple[Mount, ...]:
     """The directories of this machine that every task sees."""
     if config.runtime != DOCKER:
@@ -259,7 +270,8 @@ def _process(config: AgentConfig, sink: Logger, users: TaskUsers | None) -> tupl
     for each in (state_dir, sockets.parent, sockets, homes, attempts, state_dir / CODE):
         _let_through(each)
     tasks = TaskDirectories(users, attempts, Path(config.checkpoint_parent), Path(config.lock_dir))
-    runtime = ProcessRuntime(homes, sockets / SOCKET, config.timing, config.task_nice, marks, tasks)
+    strays = Strays(users, sink)
+    runtime = ProcessRuntime(homes, sockets / SOCKET, config.timing, config.task_nice, marks, tasks, strays)
     return runtime, SocketLaunchers(sockets / SOCKET, sink, runtime.vouch, users)
 
 

@@ -26,6 +26,8 @@ User = tuple[int, int]
 """(uid, gid)."""
 
 LOCK = ".users"
+"""Beside the jobs' directories. In it are the agents that share them: `UserRange.homes` of each, by lines."""
+_MOST_BYTES = 64 << 10
 SHARED = (Path("/tmp"), Path("/var/tmp"), Path("/dev/shm"))
 """Directories in which tasks may leave files that outlive their job."""
 _NOBODY = -1
@@ -50,6 +52,12 @@ class TaskUsers(Protocol):
 
     def is_of_one_job(self, uid: int) -> bool:
         """Whether a uid is of the tasks of one job, and of nobody else on this machine."""
+
+    def all_homes(self) -> frozenset[str]:
+        """Directories in which agents that share these users have those of launchers.
+
+        Raises what `mapped_errors` raises.
+        """
 
     def of(self, job_uuid: str) -> User:
         """The user of a job's tasks on this node, from its first use until nothing of the job is left here.
@@ -87,6 +95,10 @@ class OneUser:
         """All jobs share it."""
         del uid
         return False
+
+    def all_homes(self) -> frozenset[str]:
+        """None is told of."""
+        return frozenset()
 
     def of(self, job_uuid: str) -> User:
         """The same for each."""
@@ -130,6 +142,30 @@ class UserRange:
     def is_of_one_job(self, uid: int) -> bool:
         """Each of them is."""
         return self.has(uid)
+
+    def all_homes(self) -> frozenset[str]:
+        """As the agents have registered them."""
+        with mapped_errors(f"read {self.checkpoints / LOCK}"):
+            try:
+                fd = os.open(self.checkpoints / LOCK, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            except FileNotFoundError:
+                return frozenset()
+            try:
+                return frozenset(map(os.fsdecode, _lines(fd)))
+            finally:
+                os.close(fd)
+
+    def register(self) -> None:
+        """Have this agent's `homes` among `all_homes`. Raises what `mapped_errors` raises."""
+        own = os.path.realpath(self.homes)
+        if own in self.all_homes():
+            return
+        with mapped_errors(f"register {own} in {self.checkpoints / LOCK}"), _locked(self.checkpoints) as fd:
+            # A line without its end is of an agent that was killed while it wrote.
+            known = b"".join(each + b"\n" for each in _lines(fd))
+            with effect("task_users.register"):
+                os.ftruncate(fd, len(known))
+                os.pwrite(fd, os.fsencode(own) + b"\n", len(known))
 
     def of(self, job_uuid: str) -> User:
         """The group of the job's directory, which is made and given a free one where it has none."""
@@ -211,15 +247,22 @@ def users_of(configured: str | None, field: str, checkpoints: Path, attempts: Pa
 
 
 @contextmanager
-def _locked(directory: Path) -> Iterator[None]:
-    """One at a time, of all agents of this machine that share `directory`; no task can take part."""
+def _locked(directory: Path) -> Iterator[int]:
+    """The open book, for one at a time of all agents of this machine that share `directory`.
+
+    No task can take part.
+    """
     directory.mkdir(parents=True, exist_ok=True)
     fd = os.open(directory / LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX)
-        yield
+        yield fd
     finally:
         os.close(fd)
+
+
+def _lines(fd: int) -> list[bytes]:
+    return os.pread(fd, _MOST_BYTES, 0).split(b"\n")[:-1]
 
 
 def _entries(directory: Path) -> list[Path]:

@@ -14,9 +14,9 @@ from agent.boundaries import Process
 from agent.core.instructions import Recipe
 from agent.host.ownership import TaskDirectories, credentials, give
 from agent.inside import fence, program, protocol, warm
-from agent.runtimes.local import FENCE_MS, LocalLaunchers, write_config
+from agent.runtimes.local import LocalLaunchers, write_config
 from agent.runtimes.marks import Marks, owner
-from agent.runtimes.strays import kill_strays
+from agent.runtimes.strays import Strays
 from supervisor.adapters import failpoints
 from supervisor.adapters.failpoints import effect
 from supervisor.contract.errors import Refused, UserError
@@ -34,7 +34,8 @@ class ProcessRuntime(LocalLaunchers):
     """`Runtime` by fork and exec. Each launcher has `DIRECTORY/ID/` for its configuration, log and exits.
 
     `marks`: those of this agent; without them nothing is found that an earlier agent has started.
-    `tasks`: whose launchers and tasks are, where that is another user than the agent.
+    `tasks`: whose launchers and tasks are, where that is another user than the agent. `strays`: ends what
+    leaves its launcher; without it nothing does.
     """
 
     def __init__(
@@ -45,11 +46,13 @@ class ProcessRuntime(LocalLaunchers):
         task_nice: int = 0,
         marks: Marks | None = None,
         tasks: TaskDirectories | None = None,
+        strays: Strays | None = None,
     ) -> None:
         super().__init__(
             directory, marks or Marks(owner("", directory)), tasks.users if tasks is not None else None
         )
         self._tasks = tasks
+        self._strays = strays
         self._socket = socket
         self._timing = timing
         self._task_nice = task_nice
@@ -78,12 +81,18 @@ class ProcessRuntime(LocalLaunchers):
         for process in processes:
             self._reap(process.pid)
         user = self._user_of(launcher_id)
-        if not survivors and user is not None and self._users is not None and self._users.is_of_one_job(user):
-            survivors = await asyncio.to_thread(kill_strays, user, self._home(launcher_id), FENCE_MS)
+        if not survivors and user is not None and self._strays is not None:
+            survivors = await self._strays.end(user, self._home(launcher_id))
         if not survivors:
             with effect("runtime.remove_home"):
                 await asyncio.to_thread(self._remove_home, launcher_id)
         return survivors
+
+    async def close(self) -> None:
+        """Stop watching; launchers live on."""
+        await super().close()
+        if self._strays is not None:
+            self._strays.close()
 
     def _waits_for(self, launcher_id: str) -> int | None:
         return self._user_of(launcher_id)

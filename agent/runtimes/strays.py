@@ -6,23 +6,65 @@ leaves its parents and has no mark in its environment, and then end the launcher
 
 from __future__ import annotations
 
+import asyncio
 import os
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from agent.host.task_users import TaskUsers
 from agent.inside import fence
+from supervisor.contract.boundaries import Logger
+from supervisor.contract.errors import TfSupervisorError
 
+THREADS = 2
+MOST_S = 5.0
+KILL_MS = 2_000
 _PAUSE_S = 0.01
 
 
-def kill_strays(user: int, ending: Path, timeout_ms: int) -> int:
+class Strays:
+    """Ends those of one agent's jobs. It has threads of its own: the loop's save the state file."""
+
+    def __init__(self, users: TaskUsers, sink: Logger) -> None:
+        self._users = users
+        self._sink = sink
+        self._threads = ThreadPoolExecutor(THREADS, "strays")
+
+    async def end(self, user: int, ending: Path) -> int:
+        """As `kill_strays` does. What cannot be looked at in time is left, and the log says so."""
+        if not self._users.is_of_one_job(user):
+            return 0
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(MOST_S):
+                return await loop.run_in_executor(self._threads, self._end, user, ending)
+        except TimeoutError:
+            reason = f"looking at this machine's processes takes longer than {MOST_S:g} s"
+        except TfSupervisorError as error:
+            reason = str(error)
+        self._sink.warning("processes that left their launcher may live on", user=user, reason=reason)
+        return 0
+
+    def close(self) -> None:
+        """Wait for nobody."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def _end(self, user: int, ending: Path) -> int:
+        return kill_strays(user, ending, self._users.all_homes(), KILL_MS)
+
+
+def kill_strays(user: int, ending: Path, homes: frozenset[str], timeout_ms: int) -> int:
     """SIGKILL to them until none is seen. Blocks; returns how many are left after `timeout_ms`.
 
     `user`: a uid of one job and of nobody else. `ending`: the directory of a launcher of which all is dead.
+    `homes`: the directories in which agents of this machine have those of their launchers.
     """
+    ending = Path(os.path.realpath(ending.parent), ending.name)
+    homes = homes | {str(ending.parent)}
     deadline = time.monotonic() + timeout_ms / 1000
     while True:
-        found = _strays(user, ending)
+        found = _strays(user, ending, homes)
         for process in found:
             fence.kill(process)
         if not found or time.monotonic() > deadline:
@@ -30,11 +72,11 @@ def kill_strays(user: int, ending: Path, timeout_ms: int) -> int:
         time.sleep(_PAUSE_S)
 
 
-def _strays(user: int, ending: Path) -> tuple[fence.Process, ...]:
+def _strays(user: int, ending: Path, homes: frozenset[str]) -> tuple[fence.Process, ...]:
     """A child of this agent is none: it may be a launcher that does not show its mark yet."""
     table = fence.all_processes()
     mine = [each for each in table.values() if fence.user_of(each.pid) == user]
-    known = {os.getpid()} | {each.pid for each in mine if _has_launcher(each.pid, user, ending)}
+    known = {os.getpid()} | {each.pid for each in mine if _has_launcher(each.pid, user, ending, homes)}
     return tuple(each for each in mine if not _descends(each.pid, known, table))
 
 
@@ -46,14 +88,18 @@ def _descends(pid: int, known: set[int], table: dict[int, fence.Process]) -> boo
     return pid in known
 
 
-def _has_launcher(pid: int, user: int, ending: Path) -> bool:
+def _has_launcher(pid: int, user: int, ending: Path, homes: frozenset[str]) -> bool:
     """Whether its mark is of a launcher of its user that is there, of this agent or of another one.
 
-    Only an agent makes directories beside those of launchers: what a program writes there names none.
+    A program writes what it likes into its mark. So only a name in one of `homes` is looked at: a look at a
+    path of the program's choice can wait for a file server without end.
     """
     launcher_id, _, rest = fence.marker_of(pid).partition("#")
-    home = Path(rest.partition("#")[0].partition("@")[2], launcher_id)
-    if not home.is_absolute() or home.parent.name != ending.parent.name or home == ending:
+    directory = rest.rpartition("#")[0].partition("@")[2]
+    if directory not in homes or "/" in launcher_id or launcher_id in {"", ".", ".."}:
+        return False
+    home = Path(directory, launcher_id)
+    if home == ending:
         return False
     try:
         above, own = home.parent.lstat(), home.lstat()

@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator
 from contextlib import aclosing, suppress
 from dataclasses import replace
@@ -28,8 +29,9 @@ from agent.inside import environ, fence, protocol
 from agent.launchers import MOST_SILENT, SocketLaunchers
 from agent.logs.task_logs import AttemptFiles
 from agent.operate import Operator
+from agent.runtimes import strays as strays_module
 from agent.runtimes.process import ProcessRuntime
-from agent.runtimes.strays import kill_strays
+from agent.runtimes.strays import Strays, kill_strays
 from supervisor.adapters.clock import BootClock
 from supervisor.adapters.files.config import load_agent
 from supervisor.contract.errors import NoRoom, UserError
@@ -120,7 +122,8 @@ async def test_a_user_who_has_a_process_is_given_to_no_other_job(users: UserRang
 def test_what_has_lost_its_mark_and_its_launcher_is_found_by_its_user(root: Path) -> None:
     """A mark counts for a launcher that is there: no program makes a directory beside those of launchers."""
     user, homes, forged = LOW + 7, root / "launchers", root / "theirs" / "launchers"
-    for home in (homes / "a-1", homes / "a-2", forged / "a-2"):
+    other = root / "other" / "launchers"
+    for home in (homes / "a-1", homes / "a-2", other / "b-1", forged / "a-2"):
         home.mkdir(parents=True)
         os.chown(home, user, user)
     os.chown(forged, user, user)
@@ -129,18 +132,79 @@ def test_what_has_lost_its_mark_and_its_launcher_is_found_by_its_user(root: Path
         "of the launcher that has ended": f"a-1#test/n@{homes}#0",
         "of no launcher": f"a-3#test/n@{homes}#0",
         "of a directory of its own": f"a-2#test/n@{forged}#0",
+        "of a path of its own": f"../theirs/launchers/a-2#test/n@{homes}#0",
         "of another launcher": f"a-2#test/n@{homes}#0",
+        "of another agent's launcher": f"b-1#test/m@{other}#0",
     }
     pids = {what: _orphan(user, mark) for what, mark in marks.items()}
     stranger = _orphan(LOW + 8, "")
     try:
-        assert kill_strays(user, homes / "a-1", 10_000) == 0
-        assert {what for what, pid in pids.items() if fence.read_process(pid)} == {"of another launcher"}
+        assert kill_strays(user, homes / "a-1", frozenset({str(other)}), 10_000) == 0
+        left = {what for what, pid in pids.items() if fence.read_process(pid)}
+        assert left == {"of another launcher", "of another agent's launcher"}
         assert fence.read_process(stranger)
     finally:
         for pid in (*pids.values(), stranger):
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
+
+
+def test_a_path_that_a_program_has_chosen_is_not_looked_at(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may lie below an automounter or on a file server that does not answer."""
+    user, homes, theirs = LOW + 7, root / "launchers", root / "net" / "launchers"
+    looked, look = list[str](), Path.lstat
+
+    def lstat(path: Path) -> os.stat_result:
+        looked.append(str(path))
+        return look(path)
+
+    monkeypatch.setattr(Path, "lstat", lstat)
+    pids = [_orphan(user, mark) for mark in (f"x#y@{theirs}#", f"../net/launchers/x#y@{homes}#")]
+    try:
+        assert kill_strays(user, homes / "a-1", frozenset(), 10_000) == 0
+    finally:
+        for pid in pids:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+    assert not [each for each in looked if "net" in each]
+
+
+def test_agents_that_share_the_users_know_each_others_launchers(users: UserRange, tmp_path: Path) -> None:
+    other = replace(users, homes=tmp_path / "other")
+    assert users.all_homes() == frozenset()
+    users.register()
+    with (users.checkpoints / task_users.LOCK).open("a") as book:
+        book.write("/cut sho")
+    for _ in range(2):
+        other.register()
+    users.of("job-1")
+    assert users.all_homes() == {str(users.homes), str(other.homes)}
+    assert (users.checkpoints / task_users.LOCK).read_text() == f"{users.homes}\n{other.homes}\n"
+
+
+async def test_a_look_for_strays_that_hangs_holds_up_no_fence_and_no_other_thread(
+    users: UserRange, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    let_go, sink = threading.Event(), ListSink()
+
+    def hang(*_: object) -> int:
+        assert let_go.wait(60)
+        return 0
+
+    monkeypatch.setattr(strays_module, "kill_strays", hang)
+    monkeypatch.setattr(strays_module, "MOST_S", 0.2)
+    strays = Strays(users, sink)
+    try:
+        async with asyncio.timeout(30):
+            ends = [strays.end(LOW + 1, users.homes / f"life-{each}") for each in range(40)]
+            assert await asyncio.gather(*ends) == [0] * 40
+            await asyncio.to_thread(os.getpid)
+    finally:
+        let_go.set()
+        strays.close()
+    assert [event for _, event, _ in sink.lines] == ["processes that left their launcher may live on"] * 40
 
 
 def _orphan(uid: int, mark: str) -> int:
@@ -179,7 +243,8 @@ async def test_another_jobs_process_with_this_mark_does_not_hold_its_fence_up(
     home.mkdir()
     os.chown(home, mine, mine)
     directories = TaskDirectories(users, users.attempts, users.checkpoints, tmp_path)
-    runtime = ProcessRuntime(users.homes, tmp_path / "agent.sock", FAST, tasks=directories)
+    strays = Strays(users, ListSink())
+    runtime = ProcessRuntime(users.homes, tmp_path / "agent.sock", FAST, tasks=directories, strays=strays)
     marked = {fence.MARKER_VARIABLE: "life-1#whatever"}
     stranger, own = await _sleeper(other, marked), await _sleeper(mine, marked)
     try:
