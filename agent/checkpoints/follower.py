@@ -44,9 +44,9 @@ class CommitFollower:
         self._last: CheckpointRef | None = None
         self._task: asyncio.Task[None] | None = None
 
-    def start(self) -> None:
-        """Begin to look for commits."""
-        self._task = asyncio.get_running_loop().create_task(self._run())
+    def start(self, make: Callable[[], None]) -> None:
+        """Begin to look for commits, once `make`, which blocks, has made room for them."""
+        self._task = asyncio.get_running_loop().create_task(self._run(make))
 
     def stop(self) -> None:
         """Bring no more."""
@@ -58,7 +58,11 @@ class CommitFollower:
         if self._task is not None:
             require_sound((self._task,))
 
-    async def _run(self) -> NoReturn:
+    async def _run(self, make: Callable[[], None]) -> NoReturn:
+        try:
+            await asyncio.to_thread(make)
+        except TfSupervisorError as error:
+            self._sink.error("cannot follow", job=self._what.job, reason=str(error))
         directory = generation_directory(self._parent, self._what.generation)
         if await asyncio.to_thread(_holds_anything, directory):
             # It was staged when the generation was prepared; one that has moved here finds nothing yet.

@@ -250,25 +250,25 @@ class NodeCheckpoints:
             self._sink.error("cannot follow", job=following.job, reason=str(error))
             return
         parent = self._parent / following.job_uuid
-        if self.users is not None:
-            self._make_for_tasks(following, self.users)
         stager = Stager(store, parent, self._clock, self._disk.executor)
         follower = CommitFollower(
             following, parent, stager, self._coordination, self._clock, self._sink, self._new_id
         )
         self._followers[key] = follower
-        follower.start()
+        follower.start(partial(self._make_for_tasks, following))
 
-    def _make_for_tasks(self, following: FollowCommits, users: TaskUsers) -> None:
-        """A task that has moved here finds nothing staged, and its container's user cannot make it."""
+    def _make_for_tasks(self, following: FollowCommits) -> None:
+        """A task that has moved here finds nothing staged, and its container's user cannot make it.
+
+        Blocks, maybe until another agent of this machine has given a job its user.
+        """
+        if self.users is None:
+            return
         directory = Path(self.directory(following.job_uuid, following.generation))
-        try:
-            user = users.of(following.job_uuid)
-            with mapped_errors(f"make {directory}"), effect("checkpoints.make"):
-                directory.mkdir(parents=True, exist_ok=True)
-                give(directory, user)
-        except TfSupervisorError as error:
-            self._sink.error("cannot follow", job=following.job, reason=str(error))
+        user = self.users.of(following.job_uuid)
+        with mapped_errors(f"make {directory}"), effect("checkpoints.make"):
+            directory.mkdir(parents=True, exist_ok=True)
+            give(directory, user)
 
     def _mounted(self, commit: Commit) -> MountedGeneration | None:
         if commit.mode != MOUNTED:

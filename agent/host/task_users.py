@@ -30,6 +30,8 @@ LOCK = ".users"
 _MOST_BYTES = 64 << 10
 SHARED = (Path("/tmp"), Path("/var/tmp"), Path("/dev/shm"))
 """Directories in which tasks may leave files that outlive their job."""
+MOST_ENTRIES = 100_000
+"""Of each of them are looked at. All agents of the machine wait for that."""
 _NOBODY = -1
 
 
@@ -224,7 +226,7 @@ class UserRange:
             elif attempts.name != job_uuid:
                 own.add(uid)
         for directory in SHARED:
-            own.update(_owner_of(each) for each in _entries(directory))
+            own |= _owners_in(directory)
         return own | living
 
 
@@ -269,6 +271,21 @@ def _entries(directory: Path) -> list[Path]:
     with suppress(FileNotFoundError):
         return list(directory.iterdir())
     return []
+
+
+def _owners_in(directory: Path) -> set[int]:
+    """Those of its entries. Raises NoRoom where these are too many: one that is not seen may be of a job."""
+    found = set[int]()
+    with suppress(FileNotFoundError), os.scandir(directory) as entries:
+        for number, entry in enumerate(entries):
+            if number == MOST_ENTRIES:
+                raise NoRoom(
+                    f"{directory} has more than {MOST_ENTRIES} entries, of which each may hold a user: "
+                    "remove old ones"
+                )
+            with suppress(FileNotFoundError):
+                found.add(entry.stat(follow_symlinks=False).st_uid)
+    return found
 
 
 def _owner_of(path: Path) -> int:

@@ -19,6 +19,7 @@ from typing import TypeVar
 
 from agent.boundaries import StoreOpener
 from agent.core.instructions import OutputDirs, PrepareOutputs
+from agent.host.task_users import User
 from agent.outputs.directories import ASIDE, OutputFiles
 from agent.outputs.leftover_work import NodeWork
 from agent.outputs.mirrors import Mirrors
@@ -31,7 +32,7 @@ from recovery.outputs.note import OutputState, load_state, save_state, saves_are
 from recovery.outputs.send import MOST_LEFT_OUT, OutputSender
 from recovery.outputs.stored import read_index
 from supervisor.contract import keys
-from supervisor.contract.boundaries import Clock, Coordination, Logger
+from supervisor.contract.boundaries import CheckpointStore, Clock, Coordination, Logger
 from supervisor.contract.containment import contained
 from supervisor.contract.errors import TfSupervisorError
 from supervisor.contract.ids import AttemptId, TaskId
@@ -164,7 +165,9 @@ class NodeOutputs:
             await self._call(partial(save_state, self.files.notes(uuid), state))
         except TfSupervisorError as error:
             self._sink.error("no output directory", task=str(task), reason=str(error))
-        self._begin(key, state)
+        reached = await self._reached(state)
+        if reached is not None:
+            self._begin(key, state, *reached)
 
     def over(self, attempt: AttemptId) -> None:
         """Send the rest, whole, unless another attempt has begun here."""
@@ -231,9 +234,11 @@ class NodeOutputs:
         with suppress(TfSupervisorError):
             for state in await self._call(self.files.states):
                 key = (state.job_uuid, state.member)
-                if key not in self._tasks:
+                reached = await self._reached(state) if key not in self._tasks else None
+                # An attempt may have begun here meanwhile.
+                if reached is not None and key not in self._tasks:
                     lives = _attempt_of(state) in living()
-                    self._begin(key, state if lives else replace(state, over=True))
+                    self._begin(key, state if lives else replace(state, over=True), *reached)
         if self.work is not None:
             await self.work.run()
 
@@ -302,14 +307,20 @@ class NodeOutputs:
         except TfSupervisorError:
             return False
 
-    def _begin(self, key: tuple[str, str], state: OutputState) -> None:
+    async def _reached(self, state: OutputState) -> tuple[CheckpointStore, User | None] | None:
+        """A task's store and user; None where outputs cannot be sent, which is told."""
+        try:
+            return self._opener(state.uri), await self._call(partial(self.files.user, state.job_uuid))
+        except TfSupervisorError as error:
+            name = f"{state.job}/{state.member}"
+            self._sink.error("outputs stay on this node", task=name, reason=str(error))
+        return None
+
+    def _begin(
+        self, key: tuple[str, str], state: OutputState, store: CheckpointStore, user: User | None
+    ) -> None:
         uuid, member = key
         name = f"{state.job}/{member}"
-        try:
-            store, user = self._opener(state.uri), self.files.user(uuid)
-        except TfSupervisorError as error:
-            self._sink.error("outputs stay on this node", task=name, reason=str(error))
-            return
         sender = OutputSender(
             store,
             self.files.own(uuid, member),

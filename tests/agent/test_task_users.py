@@ -108,6 +108,19 @@ def test_a_user_who_owns_something_here_is_given_to_no_other_job(
     assert users.of("job-1") == (LOW + 2, LOW + 2)
 
 
+def test_a_directory_with_too_many_entries_to_look_at_gives_no_user(
+    users: UserRange, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Any job can fill it, and all agents of the machine wait for the look."""
+    monkeypatch.setattr(task_users, "MOST_ENTRIES", 2)
+    for number in range(3):
+        (tmp_path / "tmp" / str(number)).touch()
+    with pytest.raises(NoRoom, match=f"{tmp_path / 'tmp'} has more than 2 entries"):
+        users.of("job-1")
+    (tmp_path / "tmp" / "0").unlink()
+    users.of("job-1")
+
+
 async def test_a_user_who_has_a_process_is_given_to_no_other_job(users: UserRange) -> None:
     sleepers = [await _sleeper(uid, {}) for uid in (LOW + 1, LOW + 2)]
     try:

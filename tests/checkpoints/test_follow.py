@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import threading
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
@@ -32,6 +33,7 @@ from supervisor.contract.boundaries import Put
 from supervisor.contract.checkpoint import CheckpointRef, CommitRecord, CommitState
 from supervisor.contract.errors import BadCheckpoint, TfSupervisorError
 from tests.support.sinks import ListSink
+from tests.support.users import threads_that_ask_for_users
 
 UUID = "uuid"
 
@@ -232,16 +234,17 @@ async def test_a_link_on_the_way_leads_nothing_out_of_the_directory(tmp_path: Pa
 
 @pytest.mark.parametrize("uid", [None, 12345])
 async def test_a_program_that_has_moved_here_may_write_where_commits_are_brought(
-    reader: Reader, uid: int | None
+    reader: Reader, uid: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its user may not make the directory, which nobody has staged here; it may start before any commit."""
     base = (await reader.commit(5)).ref
+    threads = threads_that_ask_for_users(monkeypatch)
     if uid is not None:
         reader.node.users = OneUser(uid, uid)
     reader.node.follow(FollowCommits("digits", UUID, 1, base, "memory://"))
-    if uid is not None:
-        assert reader.directory.stat().st_uid == (uid if os.geteuid() == 0 else os.geteuid())
     await reader.until_named(5)
+    assert threading.get_ident() not in threads, "it can take long"
+    assert bool(threads) == (uid is not None)
     await reader.commit(6)
     await reader.until_named(6)
     assert uid is None or reader.directory.stat().st_uid == (uid if os.geteuid() == 0 else os.geteuid())

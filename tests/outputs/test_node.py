@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import threading
 import uuid
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
@@ -30,6 +31,7 @@ from supervisor.contract.errors import StoreUnreachable, UserError
 from supervisor.contract.ids import AttemptId, TaskId
 from tests.checkpoints.test_saver import until
 from tests.support.sinks import ListSink
+from tests.support.users import threads_that_ask_for_users
 
 UUID = "uuid-1"
 TASK = TaskId("job", "worker", 0)
@@ -193,10 +195,14 @@ async def test_an_agent_takes_up_its_own_notes_alone(site: Site) -> None:
     assert other._tasks == {}
 
 
-async def test_directories_of_tasks_are_theirs_and_those_above_are_not(site: Site) -> None:
-    node = site.node()
+async def test_directories_of_tasks_are_theirs_and_those_above_are_not(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node, threads = site.node(), threads_that_ask_for_users(monkeypatch)
     node.files.users = OneUser(12345, 12345)
     await node.prepare(FIRST)
+    assert threads
+    assert threading.get_ident() not in threads, "it can take long"
     job = site.root / "n1" / UUID
     assert (own(node).stat().st_uid, own(node).parent.stat().st_uid) == (12345, 0)
     notes = site.root / "n1-notes" / UUID

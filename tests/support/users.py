@@ -1,0 +1,21 @@
+"""Which threads ask for the user of a job."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from agent.host.task_users import OneUser, User
+
+
+def threads_that_ask_for_users(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """A list that gets the identity of each thread that does."""
+    threads, of = list[int](), OneUser.of
+
+    def noting(users: OneUser, job_uuid: str) -> User:
+        threads.append(threading.get_ident())
+        return of(users, job_uuid)
+
+    monkeypatch.setattr(OneUser, "of", noting)
+    return threads
