@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Protocol
 
-from agent.core.events import Event
+from agent.core.events import Event, FirewallSet
 from agent.core.instructions import (
     Commit,
     Follow,
@@ -389,8 +389,8 @@ class NoGpus:
 class Firewall(Protocol):
     """What keeps tasks from the ports of other jobs' tasks."""
 
-    async def set(self, openings: tuple[Opening, ...]) -> bool:
-        """Put exactly these in force, at once; whether every name in them was known.
+    async def set(self, openings: tuple[Opening, ...]) -> FirewallSet:
+        """Put exactly these in force, at once, except plans with a name that never had an address.
 
         Raises any TfSupervisorError; what was in force then stays.
         """
@@ -399,10 +399,9 @@ class Firewall(Protocol):
 class NoFirewall:
     """`Firewall` of a node that keeps none."""
 
-    async def set(self, openings: tuple[Opening, ...]) -> bool:
+    async def set(self, openings: tuple[Opening, ...]) -> FirewallSet:
         """Nothing to do."""
-        del openings
-        return True
+        return FirewallSet(openings)
 
 
 class Disk(Protocol):

@@ -503,12 +503,11 @@ class Effects:
         self._post(BroughtIn(wanted.plan_id, failure, unknown))
 
     async def _set_firewall(self, wanted: SetFirewall) -> None:
-        failure, whole = "", True
         try:
-            whole = await self._out.firewall.set(wanted.openings)
+            done = await self._out.firewall.set(wanted.openings)
         except TfSupervisorError as error:
-            failure = str(error)
-        self._post(FirewallSet(wanted.openings, failure, whole))
+            done = FirewallSet(wanted.openings, str(error))
+        self._post(done)
 
     async def _keep_code(self, keep: KeepCode) -> None:
         try:

@@ -114,7 +114,7 @@ async def _serve(config: AgentConfig, load: Callable[[], AgentConfig], sink: Log
     reload = service.reloading(config, load, partial(_take, policy), sink)
     try:
         await service.until_told(
-            _run(config, daemon, api), outside.checkpoints.settle, daemon.started, reload
+            _run(config, daemon, api, sink), outside.checkpoints.settle, daemon.started, reload
         )
     finally:
         watching.cancel()
@@ -129,7 +129,7 @@ def _take(policy: Policy, config: AgentConfig) -> None:
     policy.denied = frozenset(config.denied)
 
 
-async def _run(config: AgentConfig, daemon: AgentDaemon, api: NodeApi) -> None:
+async def _run(config: AgentConfig, daemon: AgentDaemon, api: NodeApi, sink: Logger) -> None:
     """Listen once the state directory is ours: a second agent must not take the first one's socket."""
     running = asyncio.create_task(daemon.run())
     started = asyncio.create_task(daemon.started.wait())
@@ -138,7 +138,7 @@ async def _run(config: AgentConfig, daemon: AgentDaemon, api: NodeApi) -> None:
         if not running.done():
             await api.open()
             if not config.firewall:
-                await asyncio.to_thread(firewall.remove, firewall.table_name(config.cluster, config.node))
+                await asyncio.to_thread(_remove_firewall, config, sink)
         await running
     finally:
         started.cancel()
@@ -212,6 +212,14 @@ def _firewall(config: AgentConfig, sink: Logger) -> Firewall:
             firewall=f"nftables, table inet {kept.table}" if kept is not None else "none",
         )
     return kept or NoFirewall()
+
+
+def _remove_firewall(config: AgentConfig, sink: Logger) -> None:
+    table = firewall.table_name(config.cluster, config.node)
+    try:
+        firewall.remove(table, task_users(config))
+    except Refused as error:
+        sink.warning("the former firewall may still be in force", table=f"inet {table}", reason=str(error))
 
 
 def nft_firewall(config: AgentConfig) -> firewall.NftFirewall | None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import Enum
 
 from agent.core.gpus.health import Sight
@@ -293,11 +294,16 @@ class OutputsReady:
 
 @dataclass(frozen=True, slots=True)
 class FirewallSet:
-    """These are in force; or not, for this reason. `whole`: every name in them was known."""
+    """These are in force; or not, for this reason.
+
+    `whole`: every name in them could be resolved now. `left_out`: plans that are not in force, each with the
+    reason.
+    """
 
     openings: tuple[Opening, ...]
     failure: str = ""
     whole: bool = True
+    left_out: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,11 +18,11 @@ from supervisor.contract.desired import ClusterSpec
 
 AGAIN_MS = 1_000
 LOOK_AGAIN_MS = 10_000
-"""Names that could not be resolved are tried again so often."""
+"""Names that could not be resolved and keep their addresses are tried again so often."""
 
 
 def admits(work: Work, attempt: Attempt, spec: ClusterSpec) -> bool:
-    """Whether an attempt may start: it is reached, and reaches its plan's tasks, by what is in force."""
+    """Whether an attempt may start: it is reached, and reaches all tasks of its plan, by what is in force."""
     state = work.state
     launcher = state.launchers[attempt.launcher_id]
     if not state.settings.firewall or launcher.recipe.networked:
@@ -30,6 +30,8 @@ def admits(work: Work, attempt: Attempt, spec: ClusterSpec) -> bool:
     if attempt.plan_id not in state.addresses:
         found = tuple(address for role in (*spec.roles, *spec.outside) for address in role.addresses)
         state.addresses[attempt.plan_id] = PlanAddresses(attempt.plan_id, attempt.job_uuid, found)
+    if attempt.plan_id in state.firewall.left_out:
+        return False
     in_force = state.firewall.in_force or ()
     return any(each.plan_id == attempt.plan_id and attempt.port in each.ports for each in in_force)
 
@@ -59,8 +61,15 @@ def on_set(work: Work, event: FirewallSet) -> None:
             work.note("firewall_not_set", "warning", reason=event.failure)
         known = replace(known, again_ms=work.now_ms + AGAIN_MS)
     else:
+        for plan_id, reason in event.left_out.items():
+            if work.state.firewall.left_out.get(plan_id) != reason:
+                work.note("firewall_waits_for_names", "warning", plan=plan_id, reason=reason)
+        later_ms = work.now_ms + (AGAIN_MS if event.left_out else LOOK_AGAIN_MS)
         known = replace(
-            known, in_force=event.openings, again_ms=-1 if event.whole else work.now_ms + LOOK_AGAIN_MS
+            known,
+            in_force=event.openings,
+            left_out=event.left_out,
+            again_ms=-1 if event.whole else later_ms,
         )
     work.state = replace(work.state, firewall=known)
 

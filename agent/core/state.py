@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from enum import Enum, IntEnum
 from operator import attrgetter
@@ -229,10 +229,12 @@ class Full:
 class FirewallState:
     """What this life has put in force; None before it has.
 
-    `setting`: the next is under way. `failure`: why the last try failed. `again_ms`: when to try anew, or -1.
+    `left_out`: plans of it that are not in force, each with the reason. `setting`: the next is under way.
+    `failure`: why the last try failed. `again_ms`: when to try anew, or -1.
     """
 
     in_force: tuple[Opening, ...] | None = None
+    left_out: Mapping[str, str] = field(default_factory=dict)
     setting: bool = False
     failure: str = ""
     again_ms: int = -1

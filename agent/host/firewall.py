@@ -12,17 +12,20 @@ import shutil
 import socket
 import subprocess
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from ipaddress import ip_address
 
+from agent.core.events import FirewallSet
 from agent.core.instructions import Opening
-from agent.host.task_users import UserRange
+from agent.host.task_users import TaskUsers, UserRange
 from supervisor.adapters.failpoints import effect
 from supervisor.contract.errors import Refused, UserError
 
 NFT_S = 10.0
 LOOPBACK = ("127.0.0.1", "::1")
 _PORTS = range(1, 1 << 16)
+_NO_TABLES = ("not supported", "cache initialization failed: Invalid argument", "No such file or directory")
+"""`nft` says one of these where the kernel has no nf_tables, or no such table."""
 _BEGINS = "tcp flags & (fin | syn | rst | ack) == syn"
 
 
@@ -42,13 +45,15 @@ class Rule:
     peers: frozenset[str]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class NftFirewall:
     """`Firewall` by the program `nft`. `ports`: the lowest and the highest of tasks, on all nodes alike."""
 
     table: str
     users: UserRange
     ports: tuple[int, int]
+    _known: dict[str, frozenset[str]] | None = field(default=None, init=False, repr=False)
+    """Addresses of the hosts in force; None before this life has set anything."""
 
     def check(self) -> None:
         """Raise UserError where this machine cannot keep such rules."""
@@ -63,18 +68,21 @@ class NftFirewall:
                 "program nft (deploy/get-nft.sh)"
             ) from error
 
-    async def set(self, openings: tuple[Opening, ...]) -> bool:
-        """Put exactly these in force, at once; whether all names in them could be resolved.
+    async def set(self, openings: tuple[Opening, ...]) -> FirewallSet:
+        """Put these in force, at once.
+
+        A name that cannot be resolved now keeps the addresses that it had. A plan with a name that never had
+        any is left out: none of its tasks runs yet. When a life sets its first table they may run already:
+        then the table of the life before stays.
 
         Raises Refused, and what `TaskUsers.of` raises.
         """
-        rules, whole = await asyncio.to_thread(self._resolved, openings)
-        await asyncio.to_thread(_nft, self.text(rules))
-        return whole
+        return await asyncio.to_thread(self._set, openings)
 
-    def _resolved(self, openings: tuple[Opening, ...]) -> tuple[tuple[Rule, ...], bool]:
+    def _set(self, openings: tuple[Opening, ...]) -> FirewallSet:
+        before = self._known or {}
         known: dict[str, frozenset[str]] = {}
-        rules = []
+        whole, left_out, rules = True, {}, []
         for opening in openings:
             reach = {(each, port) for each in LOOPBACK for port in opening.ports}
             for address in opening.addresses:
@@ -82,12 +90,22 @@ class NftFirewall:
                 if not port.isdecimal() or int(port) not in _PORTS:
                     continue  # only a forged record has such a one
                 if host not in known:
-                    known[host] = _addresses_of(host)
+                    found = _addresses_of(host)
+                    whole = whole and bool(found)
+                    known[host] = found or before.get(host, found)
+                if not known[host]:
+                    left_out[opening.plan_id] = f"cannot resolve {host}"
                 reach |= {(each, int(port)) for each in known[host]}
+            if opening.plan_id in left_out:
+                continue
             peers = frozenset(each for each, _ in reach) - {*LOOPBACK}
             uid = self.users.of(opening.job_uuid)[0]
             rules.append(Rule(uid, frozenset(reach), frozenset(opening.ports), peers))
-        return tuple(rules), all(known.values())
+        if left_out and self._known is None:
+            raise Refused(next(iter(left_out.values())))
+        _nft(self.text(rules))
+        self._known = known
+        return FirewallSet(openings, whole=whole, left_out=left_out)
 
     def text(self, rules: Iterable[Rule]) -> str:
         """For `nft -f`: one transaction that replaces the table."""
@@ -132,14 +150,22 @@ table inet {self.table} {{
 """
 
 
-def remove(table: str) -> None:
-    """Remove the table of a former life, where the firewall has been turned off; nothing without one."""
-    if os.geteuid() == 0 and shutil.which("nft") is not None:
-        try:
-            _nft(f"table inet {table}\ndelete table inet {table}\n")
-        except Refused:
-            # This kernel has no tables.
-            return
+def remove(table: str, users: TaskUsers) -> None:
+    """Remove the table of a former life, where the firewall has been turned off; nothing without one.
+
+    Raises Refused where it may still be there. A node without a uid for each job is taken to have none where
+    this agent cannot look.
+    """
+    if not isinstance(users, UserRange) and (os.geteuid() != 0 or shutil.which("nft") is None):
+        return
+    try:
+        _nft(f"table inet {table}\ndelete table inet {table}\n")
+    except Refused as error:
+        if not str(error).startswith("nft: ") or not any(each in str(error) for each in _NO_TABLES):
+            raise Refused(
+                f"{error}; if an agent here had `firewall: true`, its rules reset connections of tasks: "
+                f"`nft delete table inet {table}` removes them"
+            ) from error
 
 
 def table_name(cluster: str, node: str) -> str:

@@ -17,13 +17,14 @@ from pathlib import Path
 import pytest
 
 from agent.core.events import Fenced, FirewallSet, Joined, LauncherGone, SpecRead
-from agent.core.instructions import Launch, Note, SetFirewall
+from agent.core.instructions import Launch, Note, Opening, SetFirewall
 from agent.core.saved.adopt import record_of, restore
-from agent.host.firewall import NftFirewall, Rule, table_name
-from agent.host.task_users import UserRange
+from agent.host import firewall as host_firewall
+from agent.host.firewall import NftFirewall, Rule, remove, table_name
+from agent.host.task_users import OneUser, UserRange
 from agent.inside import fence
 from supervisor.adapters.files.config import load_agent
-from supervisor.contract.errors import UserError
+from supervisor.contract.errors import Refused, UserError
 from supervisor.contract.timing import FAST
 from tests.agent.cluster import Job, Node
 from tests.agent.test_task_user import open_python
@@ -181,6 +182,90 @@ def test_where_rules_cannot_be_kept_the_agent_does_not_start(
         firewall.check()
 
 
+class Names:
+    """Hosts that can be resolved, and the tables that were set."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.known: dict[str, str] = {}
+        self.set: list[str] = []
+        monkeypatch.setattr(host_firewall, "_addresses_of", self.look_up)
+        monkeypatch.setattr(host_firewall, "_nft", self.set.append)
+        monkeypatch.setattr(UserRange, "of", lambda _, job: (LOW + int(job), LOW + int(job)))
+
+    def look_up(self, host: str) -> frozenset[str]:
+        return frozenset({self.known[host]} if host in self.known else ())
+
+
+A = Opening("pa", "1", ("h1:21001", "h2:21001"), (21_001,))
+B = Opening("pb", "2", ("h1:21002", "h3:21002"), (21_002,))
+
+
+async def test_a_name_that_cannot_be_resolved_keeps_its_addresses(
+    firewall: NftFirewall, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = Names(monkeypatch)
+    names.known = {"h1": HERE, "h2": THERE}
+    assert await firewall.set((A,)) == FirewallSet((A,))
+    names.known = {"h1": HERE, "h3": ELSEWHERE}
+    assert await firewall.set((A, B)) == FirewallSet((A, B), whole=False)
+    assert f"{LOW + 1} . {THERE} . 21001" in names.set[-1]
+    assert f"{THERE} . 21001" in names.set[-1].partition("set peers4")[2]
+    assert f"{LOW + 2} . {ELSEWHERE} . 21002" in names.set[-1]
+
+
+async def test_a_plan_with_an_unknown_name_takes_nothing_from_others(
+    firewall: NftFirewall, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = Names(monkeypatch)
+    names.known = {"h1": HERE, "h2": THERE}
+    await firewall.set((A,))
+    found = await firewall.set((A, B))
+    assert found == FirewallSet((A, B), whole=False, left_out={"pb": "cannot resolve h3"})
+    assert names.set[-1] == names.set[0]
+    names.known["h3"] = ELSEWHERE
+    assert await firewall.set((A, B)) == FirewallSet((A, B))
+
+
+async def test_a_successor_that_cannot_resolve_a_name_leaves_the_table(
+    firewall: NftFirewall, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = Names(monkeypatch)
+    names.known = {"h1": HERE}
+    for _ in range(2):
+        with pytest.raises(Refused, match="cannot resolve h2"):
+            await firewall.set((A,))
+    assert not names.set
+    names.known["h2"] = THERE
+    assert await firewall.set((A,)) == FirewallSet((A,))
+
+
+@needs_root
+def test_a_former_table_that_cannot_be_removed_is_told(
+    firewall: NftFirewall, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    nft, command = tmp_path / "nft", f"nft delete table inet {firewall.table}"
+    for said in (
+        "netlink: Error: cache initialization failed: Invalid argument",
+        "Error: Could not process rule: Operation not supported",
+        "Error: Could not process rule: No such file or directory",
+    ):
+        nft.write_text(f"#!/bin/sh\necho '{said}' >&2; exit 1\n")
+        nft.chmod(0o755)
+        remove(firewall.table, firewall.users)
+    nft.write_text(
+        "#!/bin/sh\necho 'netlink: Error: cache initialization failed: Operation not permitted' >&2; exit 1\n"
+    )
+    for users in (firewall.users, OneUser(LOW, LOW)):
+        with pytest.raises(Refused, match=f"not permitted; .*{command}"):
+            remove(firewall.table, users)
+    nft.unlink()
+    monkeypatch.setenv("PATH", str(tmp_path))
+    remove(firewall.table, OneUser(LOW, LOW))
+    with pytest.raises(Refused, match=f"cannot run nft: .*{command}"):
+        remove(firewall.table, firewall.users)
+
+
 def test_a_firewall_without_a_user_for_each_job_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="knows jobs by their uids: write `task_user: LOW-HIGH`"):
         load_agent(write_config(tmp_path, firewall=True))
@@ -226,7 +311,9 @@ async def test_two_jobs_of_a_node_cannot_connect_to_each_other(node: Node) -> No
     node.more["firewall"] = False
     node.start()
     await node.until_joined(other_than=me.incarnation)
-    assert await tables(node) == ""
+    until_s = time.monotonic() + 20
+    while await tables(node):
+        assert time.monotonic() < until_s
 
 
 async def tables(node: Node) -> str:
@@ -271,11 +358,26 @@ def test_a_failure_is_told_and_tried_again() -> None:
     assert len(only(Launch, core.said)) == 1
 
 
-def test_names_that_nobody_knows_yet_are_looked_up_again() -> None:
+def test_a_plan_with_a_name_that_never_had_an_address_does_not_start() -> None:
+    core = walled()
+    first = only(SetFirewall, core.said)
+    core.feed(FirewallSet(first[-1].openings, whole=False, left_out={"p1": "cannot resolve h"}))
+    assert not only(Launch, core.said)
+    assert core.state.blocked(core.now_ms) == "", "other plans start"
+    assert [each.event for each in only(Note, core.said)].count("firewall_waits_for_names") == 1
+    core.later(999, SpecRead("p1", SPEC))
+    assert only(SetFirewall, core.said) == first
+    core.later(1, SpecRead("p1", SPEC))
+    assert only(SetFirewall, core.said) == [*first, first[-1]]
+    core.feed(FirewallSet(first[-1].openings))
+    assert len(only(Launch, core.said)) == 1
+
+
+def test_names_that_cannot_be_resolved_now_are_looked_up_again() -> None:
     core = walled()
     first = only(SetFirewall, core.said)
     core.feed(FirewallSet(first[-1].openings, whole=False))
-    assert len(only(Launch, core.said)) == 1, "its own trouble, if it needs them"
+    assert len(only(Launch, core.said)) == 1, "by the addresses that they had"
     core.later(9_999, SpecRead("p1", SPEC))
     assert only(SetFirewall, core.said) == first
     core.later(1, SpecRead("p1", SPEC))
