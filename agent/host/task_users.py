@@ -28,8 +28,10 @@ User = tuple[int, int]
 LOCK = ".users"
 """Beside the jobs' directories. In it are the agents that share them: `UserRange.homes` of each, by lines."""
 _MOST_BYTES = 64 << 10
-SHARED = (Path("/tmp"), Path("/var/tmp"), Path("/dev/shm"))
-"""Directories in which tasks may leave files that outlive their job."""
+SHARED = (Path("/tmp"), Path("/var/tmp"), Path("/dev/shm"), Path("/dev/mqueue"))
+"""Directories in which tasks may leave files that outlive their job, where they are mounted."""
+SYSTEM_V = Path("/proc/sysvipc")
+"""Has a table for each kind of System V IPC objects, which outlive their job, too."""
 MOST_ENTRIES = 100_000
 """Of each of them are looked at. All agents of the machine wait for that."""
 _NOBODY = -1
@@ -213,7 +215,7 @@ class UserRange:
         )
 
     def _taken(self, job_uuid: str) -> set[int]:
-        """Uids that own a process or files here, or a job's directory."""
+        """Uids that own a process, files or IPC objects here, or a job's directory."""
         living = set(map(fence.user_of, fence.pids()))
         own = {_group_of(each) for each in _entries(self.checkpoints)}
         own.update(_owner_of(each) for each in _entries(self.homes))
@@ -227,6 +229,8 @@ class UserRange:
                 own.add(uid)
         for directory in SHARED:
             own |= _owners_in(directory)
+        for table in _entries(SYSTEM_V):
+            own |= _owners_by(table)
         return own | living
 
 
@@ -286,6 +290,13 @@ def _owners_in(directory: Path) -> set[int]:
             with suppress(FileNotFoundError):
                 found.add(entry.stat(follow_symlinks=False).st_uid)
     return found
+
+
+def _owners_by(table: Path) -> set[int]:
+    """Owners and creators: both may use and remove an object."""
+    names, *objects = map(str.split, table.read_text().splitlines())
+    columns = [names.index(each) for each in ("uid", "cuid")]
+    return {int(each[column]) for each in objects for column in columns}
 
 
 def _owner_of(path: Path) -> int:

@@ -20,7 +20,7 @@ from pathlib import Path
 import pytest
 
 from agent import launchers as launchers_module
-from agent.core.events import Event, LauncherSaid
+from agent.core.events import Event, LauncherSaid, Observed
 from agent.core.state import AgentState, Attempt
 from agent.host import regular_files, task_users
 from agent.host.ownership import TaskDirectories
@@ -108,6 +108,49 @@ def test_a_user_who_owns_something_here_is_given_to_no_other_job(
     assert users.of("job-1") == (LOW + 2, LOW + 2)
 
 
+@pytest.mark.parametrize(
+    ("low", "make", "remove"),
+    [(LOW + 20, ("-M", "8"), "-m"), (LOW + 30, ("-S", "1"), "-s"), (LOW + 40, ("-Q",), "-q")],
+)
+def test_a_user_who_has_an_ipc_object_is_given_to_no_other_job(
+    users: UserRange, low: int, make: tuple[str, ...], remove: str
+) -> None:
+    """The whole machine sees them, so each kind has numbers that no other test has."""
+    users = replace(users, low=low, high=low + 2)
+    made = [_ipcmk(uid, make) for uid in (low + 1, low + 2)]
+    try:
+        with pytest.raises(NoRoom):
+            users.of("job-1")
+        subprocess.run(["ipcrm", remove, made.pop()], check=True)
+        assert users.of("job-1") == (low + 2, low + 2)
+    finally:
+        for each in made:
+            subprocess.run(["ipcrm", remove, each], check=True)
+
+
+def _ipcmk(uid: int, make: tuple[str, ...]) -> str:
+    """The number of the object that it makes."""
+    command = ["ipcmk", *make]
+    done = subprocess.run(
+        command, user=uid, group=uid, extra_groups=[], stdout=subprocess.PIPE, text=True, check=True
+    )
+    return done.stdout.split()[-1]
+
+
+def test_the_maker_of_an_ipc_object_that_is_somebody_elses_now_has_it_still(
+    users: UserRange, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "sysvipc").mkdir()
+    (tmp_path / "sysvipc" / "msg").write_text(
+        "       key      msqid perms   uid   gid  cuid  cgid\n"
+        f"-123456789          3   600     0     0 {LOW + 1} {LOW + 1}\n"
+    )
+    monkeypatch.setattr(task_users, "SYSTEM_V", tmp_path / "sysvipc")
+    assert users.of("job-1") == (LOW + 2, LOW + 2)
+    with pytest.raises(NoRoom):
+        users.of("job-2")
+
+
 def test_a_directory_with_too_many_entries_to_look_at_gives_no_user(
     users: UserRange, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -122,7 +165,8 @@ def test_a_directory_with_too_many_entries_to_look_at_gives_no_user(
 
 
 async def test_a_user_who_has_a_process_is_given_to_no_other_job(users: UserRange) -> None:
-    sleepers = [await _sleeper(uid, {}) for uid in (LOW + 1, LOW + 2)]
+    users = replace(users, low=LOW + 50, high=LOW + 52)
+    sleepers = [await _sleeper(uid, {}) for uid in (LOW + 51, LOW + 52)]
     try:
         with pytest.raises(NoRoom):
             await asyncio.to_thread(users.of, "job-1")
@@ -166,7 +210,7 @@ def test_a_path_that_a_program_has_chosen_is_not_looked_at(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It may lie below an automounter or on a file server that does not answer."""
-    user, homes, theirs = LOW + 7, root / "launchers", root / "net" / "launchers"
+    user, homes, theirs = LOW + 60, root / "launchers", root / "net" / "launchers"
     looked, look = list[str](), Path.lstat
 
     def lstat(path: Path) -> os.stat_result:
@@ -357,7 +401,7 @@ async def test_an_operators_command_runs_as_the_jobs_user(
     found = fence.read_process(task.pid)
     assert found is not None
     runs = AttemptId(TaskId("job", "worker", 0), 1, 1)
-    state = AgentState(SETTINGS, "life", "boot", FAST.d_ms)
+    state = AgentState(SETTINGS, "life", "boot", FAST.d_ms, view=Observed((), (), 1))
     state.attempts[runs] = Attempt(
         runs, "u", "p", "l1", 1, "h:1", saver=False, warm=True, pid=found.pid, start_ticks=found.start_ticks
     )
