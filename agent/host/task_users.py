@@ -8,7 +8,9 @@ share that directory agree on it, and it is given back when the directory is gon
 from __future__ import annotations
 
 import fcntl
+import grp
 import os
+import pwd
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -32,6 +34,8 @@ SHARED = (Path("/tmp"), Path("/var/tmp"), Path("/dev/shm"), Path("/dev/mqueue"))
 """Directories in which tasks may leave files that outlive their job, where they are mounted."""
 SYSTEM_V = Path("/proc/sysvipc")
 """Has a table for each kind of System V IPC objects, which outlive their job, too."""
+MOST_KNOWN = 100
+"""Numbers of a range that may turn out to be a user's or group's of this machine: a directory is slow."""
 MOST_ENTRIES = 100_000
 """Of each of them are looked at. All agents of the machine wait for that."""
 _NOBODY = -1
@@ -201,17 +205,27 @@ class UserRange:
         """The first that is free, from one on that differs from job to job: a number is used again late."""
         before = _owner_of(self.attempts / job_uuid)
         taken = self._taken(job_uuid)
-        if self.has(before) and before not in taken:
+        if self.has(before) and before not in taken and not _name_of(before):
             return before
         count = self.high - self.low
         first = zlib.crc32(job_uuid.encode()) % count
+        known = 0
         for number in range(count):
             uid = self.low + 1 + (first + number) % count
-            if uid not in taken:
+            if uid in taken:
+                continue
+            name = _name_of(uid)
+            if not name:
                 return uid
+            known += 1
+            if known == MOST_KNOWN:
+                raise NoRoom(
+                    f"{self.low}-{self.high} is a range of this machine's users, as {name}: take another"
+                )
         raise NoRoom(
             f"all {count} users from {self.low + 1} to {self.high} are taken by jobs that have processes or "
-            "files on this node: give it a larger range, or delete files of old jobs"
+            "files on this node, or by users of this machine: give it a larger range, or delete files of "
+            "old jobs"
         )
 
     def _taken(self, job_uuid: str) -> set[int]:
@@ -250,6 +264,23 @@ def users_of(configured: str | None, field: str, checkpoints: Path, attempts: Pa
             f"{field} {configured}: an agent that is not root can only use its own, {own[0]}:{own[1]}"
         )
     return OneUser(uid, gid)
+
+
+def user_named(uid: int) -> str:
+    """The user of this machine that has it; empty where there is none.
+
+    No list of all users has those of a directory such as LDAP, so each number is asked for. Blocks.
+    """
+    with suppress(KeyError):
+        return f"user {pwd.getpwuid(uid).pw_name}"
+    return ""
+
+
+def _name_of(number: int) -> str:
+    """The same of a user or group."""
+    with suppress(KeyError):
+        return user_named(number) or f"group {grp.getgrgid(number).gr_name}"
+    return ""
 
 
 @contextmanager

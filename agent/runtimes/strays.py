@@ -12,7 +12,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from agent.host.task_users import TaskUsers
+from agent.host.task_users import TaskUsers, user_named
 from agent.inside import fence
 from supervisor.contract.boundaries import Logger
 from supervisor.contract.errors import TfSupervisorError
@@ -30,6 +30,7 @@ class Strays:
         self._users = users
         self._sink = sink
         self._threads = ThreadPoolExecutor(THREADS, "strays")
+        self._spared = set[int]()
 
     async def end(self, user: int, ending: Path) -> int:
         """As `kill_strays` does. What cannot be looked at in time is left, and the log says so."""
@@ -51,6 +52,13 @@ class Strays:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     def _end(self, user: int, ending: Path) -> int:
+        """Nothing of a uid that the machine's people have, too."""
+        if name := user_named(user):
+            if user not in self._spared:
+                self._spared.add(user)
+                reason = "the range of tasks' users holds one of this machine: take uids that nobody has"
+                self._sink.warning("no process is ended by its user", user=user, of=name, reason=reason)
+            return 0
         return kill_strays(user, ending, self._users.all_homes(), KILL_MS)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import grp
 import os
 import pwd
 import shutil
@@ -33,6 +34,7 @@ from agent.runtimes import strays as strays_module
 from agent.runtimes.process import ProcessRuntime
 from agent.runtimes.strays import Strays, kill_strays
 from supervisor.adapters.clock import BootClock
+from supervisor.adapters.files import config_docker
 from supervisor.adapters.files.config import load_agent
 from supervisor.contract.errors import NoRoom, UserError
 from supervisor.contract.ids import AttemptId, TaskId
@@ -295,6 +297,7 @@ async def test_another_jobs_process_with_this_mark_does_not_hold_its_fence_up(
     users: UserRange, tmp_path: Path
 ) -> None:
     """Launchers' ids can be guessed: a job could keep another one's death from being confirmed."""
+    users = replace(users, low=LOW + 70, high=LOW + 72)
     mine, other = users.of("job-1")[0], users.of("job-2")[0]
     home = tmp_path / "homes" / "life-1"
     home.mkdir()
@@ -373,6 +376,69 @@ def test_a_range_that_holds_a_user_of_this_machine_is_an_error(
     monkeypatch.setattr(pwd, "getpwall", lambda: [entry])
     with pytest.raises(UserError, match=f"{LOW}-{LOW + 9} holds user ann of this machine"):
         load_agent(write_config(tmp_path, task_user=f"{LOW}-{LOW + 9}"))
+
+
+@pytest.mark.parametrize("file", ["subuid", "subgid"])
+def test_a_range_that_rootless_containers_have_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: str
+) -> None:
+    monkeypatch.setattr(config_docker, "SUBORDINATE", (tmp_path / "subuid", tmp_path / "subgid"))
+    (tmp_path / file).write_text("ann:1000:5\nnonsense\nbob:61000:65536\n")
+    with pytest.raises(UserError, match=f"{tmp_path / file}:3: 61000-126535 of bob"):
+        load_agent(write_config(tmp_path, task_user=f"{LOW}-{LOW + 9}"))
+    (tmp_path / file).write_text("ann:1000:5\n")
+    (tmp_path / "locks").chmod(0o1777)
+    load_agent(write_config(tmp_path, task_user=f"{LOW}-{LOW + 9}"))
+
+
+@pytest.mark.parametrize("of", ["getpwuid", "getgrgid"])
+def test_a_number_that_the_machine_knows_is_given_to_no_job(
+    users: UserRange, monkeypatch: pytest.MonkeyPatch, of: str
+) -> None:
+    """Users of LDAP are in no list of all users."""
+    _know(monkeypatch, of, {LOW + 1})
+    assert users.of("job-1") == (LOW + 2, LOW + 2)
+    with pytest.raises(NoRoom, match="or by users of this machine"):
+        users.of("job-2")
+    monkeypatch.setattr(task_users, "MOST_KNOWN", 1)
+    with pytest.raises(NoRoom, match="is a range of this machine's users"):
+        users.of("job-2")
+
+
+async def test_no_process_of_a_user_whom_the_machine_knows_is_ended(
+    root: Path, users: UserRange, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    user, sink = LOW + 61, ListSink()
+    strays = Strays(replace(users, low=LOW + 60, high=LOW + 62), sink)
+    _know(monkeypatch, "getpwuid", {user})
+    pid = _orphan(user, "")
+    try:
+        for _ in range(2):
+            assert await strays.end(user, root / "launchers" / "a-1") == 0
+        assert fence.read_process(pid)
+        assert [(level, fields["of"]) for level, _, fields in sink.lines] == [("warning", "user ann")]
+        monkeypatch.undo()
+        assert await strays.end(user, root / "launchers" / "a-1") == 0
+        assert not fence.read_process(pid)
+    finally:
+        strays.close()
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def _know(monkeypatch: pytest.MonkeyPatch, of: str, numbers: set[int]) -> None:
+    """The machine knows these as those of ann."""
+    module, entry = {
+        "getpwuid": (pwd, pwd.struct_passwd(("ann", "x", 0, 0, "", "/", ""))),
+        "getgrgid": (grp, grp.struct_group(("ann", "x", 0, []))),
+    }[of]
+
+    def get(number: int) -> object:
+        if number not in numbers:
+            raise KeyError(number)
+        return entry
+
+    monkeypatch.setattr(module, of, get)
 
 
 async def _sleeper(uid: int, env: dict[str, str]) -> asyncio.subprocess.Process:

@@ -96,8 +96,8 @@ ROWS = (
         5,
         "A uid of a job that has left something on a node is given to no other job.",
         "agent/host/task_users.py",
-        "            if uid not in taken:\n                return uid\n",
-        "            return uid\n",
+        "            if uid in taken:\n                continue\n",
+        "",
         USERS + "test_a_user_who_owns_something_here_is_given_to_no_other_job",
     ),
     Guarantee(

@@ -21,7 +21,7 @@ from supervisor.adapters.certificates.tls import (
     is_unspecified,
     split_host_port,
 )
-from supervisor.adapters.files.config_docker import DockerConfig, User, holder_of, range_of
+from supervisor.adapters.files.config_docker import DockerConfig, User, holder_of, range_of, subordinate_of
 from supervisor.adapters.files.hadoop import HadoopSettings, Kerberos, read_conf
 from supervisor.adapters.files.quantities import DurationMs, SizeBytes, Text
 from supervisor.adapters.files.yaml_file import Document, Strict, Where, build, read
@@ -493,6 +493,11 @@ def _check_users(document: Document, config: AgentConfig) -> None:
     if whose := holder_of(span):
         document.problem(
             where, f"{span[0]}-{span[1]} holds {whose} of this machine; take uids that nobody has"
+        )
+    elif line := subordinate_of(span):
+        document.problem(
+            where,
+            f"{span[0]}-{span[1]} overlaps with a range of containers ({line}); take uids that nobody has",
         )
     locks = Path(config.lock_dir)
     if locks.is_dir() and locks.stat().st_mode & 0o1002 != 0o1002:

@@ -7,6 +7,7 @@ import os
 import pwd
 import re
 from itertools import chain
+from pathlib import Path
 from typing import Annotated
 
 from pydantic import AfterValidator, Field
@@ -19,6 +20,8 @@ from supervisor.contract.job.spec import HOST_NETWORK
 
 _RANGE = re.compile(r"([0-9]{1,10})-([0-9]{1,10})", re.ASCII)
 _MOST_UIDS = 1 << 31
+SUBORDINATE = (Path("/etc/subuid"), Path("/etc/subgid"))
+"""Numbers that rootless containers of this machine's users may have."""
 
 
 def _absolute(value: str) -> str:
@@ -39,6 +42,20 @@ def holder_of(span: tuple[int, int]) -> str:
     users = (f"user {each.pw_name}" for each in pwd.getpwall() if low <= each.pw_uid <= high)
     groups = (f"group {each.gr_name}" for each in grp.getgrall() if low <= each.gr_gid <= high)
     return next(chain(users, groups), "")
+
+
+def subordinate_of(span: tuple[int, int]) -> str:
+    """The line of SUBORDINATE that has a number of the range; empty where there is none."""
+    low, high = span
+    for path in SUBORDINATE:
+        for number, line in enumerate(path.read_text().splitlines() if path.exists() else (), 1):
+            name, *numbers = line.split(":")
+            if len(numbers) != 2 or not all(map(str.isdecimal, numbers)):
+                continue
+            first, count = map(int, numbers)
+            if count and low < first + count and first <= high:
+                return f"{path}:{number}: {first}-{first + count - 1} of {name}"
+    return ""
 
 
 def _user(value: str) -> str:

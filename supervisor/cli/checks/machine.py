@@ -22,7 +22,6 @@ ENOUGH_BYTES = 10 << 30
 LEAST_BYTES = 1 << 30
 LEAST_PORTS = 16
 FUSE = Path("/dev/fuse")
-SUBORDINATE = (Path("/etc/subuid"), Path("/etc/subgid"))
 _TCP_TABLES = ("/proc/net/tcp", "/proc/net/tcp6")
 _SETTINGS = Path("/proc/sys/net/ipv4")
 _LISTEN = "0A"
@@ -44,7 +43,7 @@ def task_user(scene: Scene) -> Told:
     config = scene.agent
     span = range_of(config.task_user or "")
     if span is not None:
-        return _range(span, config.task_user or "")
+        return _range(span)
     if config.task_user is None or int(config.task_user.split(":")[0]) == os.geteuid():
         return warn("tasks run as the agent's own user: for the jobs of one user only")
     return ok(
@@ -56,7 +55,7 @@ def docker_user(scene: Scene) -> Told:
     """Whether the users of containers are nobody else's."""
     user = scene.agent.docker.user or ""
     span = range_of(user)
-    return _range(span, user) if span is not None else ok(f"containers run as {user or 'the default user'}")
+    return _range(span) if span is not None else ok(f"containers run as {user or 'the default user'}")
 
 
 def firewall(scene: Scene) -> Told:
@@ -67,18 +66,9 @@ def firewall(scene: Scene) -> Told:
     return ok(f"nftables, table inet {kept.table}")
 
 
-def _range(span: tuple[int, int], shown: str) -> Told:
-    """A range is for jobs alone: rootless containers of a login user may have it, too."""
-    low, high = span
-    for path in SUBORDINATE:
-        for line in path.read_text().splitlines() if path.exists() else ():
-            name, *numbers = line.split(":")
-            if len(numbers) != 2 or not all(map(str.isdecimal, numbers)):
-                continue
-            first, count = map(int, numbers)
-            if low < first + count and first <= high:
-                return warn(f"{shown} overlaps with {first}-{first + count - 1}, which {name} has by {path}")
-    return ok(f"each job's tasks run as a user of their own, of {low + 1}-{high}")
+def _range(span: tuple[int, int]) -> Told:
+    """Whose the numbers are is looked at when the configuration is read."""
+    return ok(f"each job's tasks run as a user of their own, of {span[0] + 1}-{span[1]}")
 
 
 def state_space(scene: Scene) -> Told:
