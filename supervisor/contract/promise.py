@@ -72,7 +72,7 @@ class Word:
         boot_id: the machine's; without it times on CLOCK_BOOTTIME mean nothing.
         silent_until_ms: it may have promised what it does not know any more, and declares nothing before.
         blind: nor does it know what it may have sent to etcd; it promises nothing until that is past.
-        promises: by `control.promises.life_of`.
+        promises: by `decide.facts.promises.life_of`.
         takings: what may still take effect; while there is one, its nodes are promised nothing.
     """
 
