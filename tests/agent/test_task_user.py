@@ -28,10 +28,11 @@ from supervisor.contract.timing import FAST
 from tests.agent.cluster import Job, Node, is_alive
 from tests.cli.agent_config import write_config
 from tests.support.etcd_server import EtcdServer
+from tests.support.uids import own_uid
 
 NUMBERS = itertools.count(1)
-UID = 61_234
-LOW = 61_300
+UID = own_uid(61_234)
+LOW = own_uid(61_300)
 HOSTILE = """
 import json, os, signal, time
 found = {"uid": os.getuid(), "gid": os.getgid(), "groups": os.getgroups(), "home": os.environ["HOME"]}
@@ -252,7 +253,7 @@ async def test_a_successor_adopts_and_ends_tasks_of_another_user(node: Node) -> 
     assert (await job.exited()).exit is not None
 
 
-@pytest.mark.parametrize("uid", [UID, UID + 1])
+@pytest.mark.parametrize("uid", [UID, UID + 1], ids=["the tasks", "another"])
 @pytest.mark.parametrize("code", ["", "#" + "0" * 64])
 async def test_a_forged_mark_ends_nothing(node: Node, root: Path, uid: int, code: str) -> None:
     """An agent that met an unknown launcher of its own would end all on the node."""

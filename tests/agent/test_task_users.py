@@ -44,8 +44,9 @@ from tests.agent.test_task_user import open_python
 from tests.cli.agent_config import write_config
 from tests.guarantees.test_agent_rules import SETTINGS
 from tests.support.sinks import ListSink
+from tests.support.uids import own_uid
 
-LOW = 61_300
+LOW = own_uid(61_300)
 SLEEPER = "import time; print('up', flush=True); time.sleep(600)"
 CROWD = """
 import socket, sys, time
@@ -113,6 +114,7 @@ def test_a_user_who_owns_something_here_is_given_to_no_other_job(
 @pytest.mark.parametrize(
     ("low", "make", "remove"),
     [(LOW + 20, ("-M", "8"), "-m"), (LOW + 30, ("-S", "1"), "-s"), (LOW + 40, ("-Q",), "-q")],
+    ids=["memory", "semaphore", "queue"],
 )
 def test_a_user_who_has_an_ipc_object_is_given_to_no_other_job(
     users: UserRange, low: int, make: tuple[str, ...], remove: str

@@ -6,6 +6,7 @@ import base64
 import sys
 from contextlib import aclosing
 
+from agent.core.events import Observed
 from agent.core.state import AgentState, Attempt
 from agent.inside import fence
 from agent.logs.task_logs import AttemptFiles
@@ -25,7 +26,7 @@ def operator(node: DockerNode, report: AttemptReport) -> Operator:
     homes = node.root / node.name / "launchers"
     (home,) = (each for each in homes.iterdir() if (each / "environ.json").exists())
     settings = AgentSettings(node.name, "h", "h:1", 20000, 20100, "/locks", FAST, NodeResources(1.0, 1))
-    state = AgentState(settings, "life", "boot", FAST.d_ms)
+    state = AgentState(settings, "life", "boot", FAST.d_ms, view=Observed((), (), 1))
     state.attempts[report.attempt] = Attempt(
         report.attempt,
         "u",
