@@ -387,7 +387,7 @@ class NoGpus:
 
 
 class Firewall(Protocol):
-    """What keeps tasks from the ports of other jobs' tasks."""
+    """Rules that keep tasks from the ports of other jobs' tasks."""
 
     async def set(self, openings: tuple[Opening, ...]) -> FirewallSet:
         """Put exactly these in force, at once, except plans with a name that never had an address.
@@ -400,12 +400,12 @@ class NoFirewall:
     """`Firewall` of a node that keeps none."""
 
     async def set(self, openings: tuple[Opening, ...]) -> FirewallSet:
-        """Nothing to do."""
+        """Accept every opening: without a firewall nothing is closed."""
         return FirewallSet(openings)
 
 
 class Disk(Protocol):
-    """What jobs take of this node's disks."""
+    """The space that jobs take on this node's disks."""
 
     async def run(self, tenants: Tenants, post: Post) -> None:
         """Post OverDisk for a job that takes too much, until cancelled."""

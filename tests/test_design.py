@@ -115,7 +115,7 @@ def test_the_files_that_a_page_names_are_there(name: str) -> None:
 
 @cache
 def anchors(path: Path) -> frozenset[str]:
-    """What a link may name of a page, after the `#`."""
+    """The anchors of a page, as links name them after the `#`."""
     headings = re.findall(r"^#+ (.+)$", path.read_text(), re.MULTILINE)
     return frozenset(re.sub(r"[^\w -]", "", each.lower()).replace(" ", "-") for each in headings)
 

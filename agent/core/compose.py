@@ -1,4 +1,4 @@
-"""What a task is started with: arguments, environment and directories."""
+"""The recipe of a start: arguments, environment and directories of a task."""
 
 from __future__ import annotations
 

@@ -279,7 +279,7 @@ class Broken:
 
 @dataclass(frozen=True, slots=True)
 class OverDisk:
-    """What a job has written takes more of this node's disks than its agent allows."""
+    """The files of a job take more of this node's disks than its agent allows."""
 
     job_uuid: str
     reason: str

@@ -227,7 +227,7 @@ class Full:
 
 @dataclass(frozen=True, slots=True)
 class FirewallState:
-    """What this life has put in force; None before it has.
+    """The openings that this life has put in force; None before it has.
 
     `left_out`: plans of it that are not in force, each with the reason. `setting`: the next is under way.
     `failure`: why the last try failed. `again_ms`: when to try anew, or -1.

@@ -1,4 +1,4 @@
-"""What the directories of each job take of this node's disks, against `job_disk` of the configuration.
+"""Measures the space that each job takes on this node's disks, against `job_disk` of the configuration.
 
 A job writes to its checkpoint and output directories, to the directories of its attempts and to those of its
 launchers. One that fills a disk would stop the saves and the output of all others on it.

@@ -31,7 +31,7 @@ _BEGINS = "tcp flags & (fin | syn | rst | ack) == syn"
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """What the tasks of one uid need.
+    """The connections that tasks of one uid need.
 
     Attributes:
         reach: (address, port) of the tasks of their job.

@@ -249,7 +249,10 @@ class UserRange:
 
 
 def users_of(configured: str | None, field: str, checkpoints: Path, attempts: Path, homes: Path) -> TaskUsers:
-    """What a `field` of the configuration says. Raises UserError where this agent cannot make them files."""
+    """Read the users that a `field` of the configuration names.
+
+    Raises UserError where this agent cannot make files for them.
+    """
     own = (os.geteuid(), os.getegid())
     span = range_of(configured or "")
     if span is not None:

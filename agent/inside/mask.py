@@ -31,7 +31,7 @@ class Masker:
         return len(self._patterns)
 
     def feed(self, data: bytes) -> bytes:
-        """What may be shown now that `data` has come."""
+        """Take the next piece of output; return the part that can be shown now."""
         if not self._patterns:
             return data
         data = self._held + data
@@ -49,7 +49,7 @@ class Masker:
         return b"".join(shown)
 
     def end(self) -> bytes:
-        """What was held back, which is the beginning of a value: masked if it is not too short."""
+        """Return the part held back, the beginning of a value: masked unless it is too short."""
         rest, covered = self._held, self._covered
         self._held, self._covered = b"", 0
         if len(rest) < LEAST_BYTES:

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Optional
 
 _SPOILT = (errno.EACCES, errno.EPERM, errno.ELOOP, errno.EISDIR, errno.ENXIO)
-"""What another user of the directory can make of a file's name. It costs this name alone."""
+"""Errors that another user of the directory can cause at a name. They cost this name alone."""
 
 
 class PortUnavailable(Exception):

@@ -24,7 +24,7 @@ _PAUSE_S = 0.01
 
 
 class Strays:
-    """Ends those of one agent's jobs. It has threads of its own: the loop's save the state file."""
+    """Ends strays of one agent's jobs. It has threads of its own, as the loop's save the state file."""
 
     def __init__(self, users: TaskUsers, sink: Logger) -> None:
         self._users = users
@@ -33,7 +33,7 @@ class Strays:
         self._spared = set[int]()
 
     async def end(self, user: int, ending: Path) -> int:
-        """As `kill_strays` does. What cannot be looked at in time is left, and the log says so."""
+        """Run `kill_strays` with a bound in time. After it the processes are left, and the log says so."""
         if not self._users.is_of_one_job(user):
             return 0
         loop = asyncio.get_running_loop()
@@ -48,11 +48,11 @@ class Strays:
         return 0
 
     def close(self) -> None:
-        """Wait for nobody."""
+        """Stop without waiting for looks under way."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     def _end(self, user: int, ending: Path) -> int:
-        """Nothing of a uid that the machine's people have, too."""
+        """Spare all processes of a uid that the machine knows as a user's."""
         if name := user_named(user):
             if user not in self._spared:
                 self._spared.add(user)

@@ -39,7 +39,7 @@ _COPY = re.compile(r"g(\d{1,8})-s(\d{1,12})", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class SavingJob:
-    """Whose checkpoints are taken, and by whom.
+    """The job whose checkpoints are taken, and the agent that takes them.
 
     `tensorflow` gives the version that runs, if it is known. `adopt`: a path of the program's own that shows
     `$CHECKPOINT_DIR`, by which its state files may name their saves; empty: none.

@@ -1,1 +1,1 @@
-"""What a store may lose, and what it keeps: collection, leftovers, pins, claims (rule 9)."""
+"""Files that a store keeps or loses: collection, leftovers, pins, claims (rule 9)."""

@@ -26,7 +26,7 @@ from supervisor.contract.views.jobs import ExecRequest, SubmitRequest
 LONGEST = 200
 """Characters of one value."""
 AGAIN_S = 60.0
-"""What a caller reads again and again has one line in so many seconds. So has the same refusal between
+"""A read that a caller repeats has one line in so many seconds. So has the same refusal between
 daemons, or of a caller without a role."""
 MOST_REFUSALS, MOST_READERS = 1_000, 1_000
 MOST_READS = 100
@@ -59,7 +59,7 @@ def _text(value: object) -> str:
 
 @dataclass(slots=True)
 class _Reads:
-    """What one caller has read since a moment, and how many reads of it were not noted."""
+    """The reads of one caller since a moment, and how many of them were not noted."""
 
     since: float
     seen: set[str] = field(default_factory=set)

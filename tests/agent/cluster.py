@@ -64,7 +64,7 @@ class Node:
         self.root = root or Path(tempfile.mkdtemp(prefix="agent-"))
         self.process: subprocess.Popen[bytes] | None = None
         self.enter: tuple[str, ...] = ()
-        """What runs the agent elsewhere than here, as in another network."""
+        """Words before the command that run the agent elsewhere, as in another network."""
         self.coordination = EtcdCoordination([endpoint], "test", rpc_deadline_ms=20_000, silence_ms=20_000)
         (self.root / "prog.py").write_text(PROGRAM)
         (self.root / "work").mkdir(exist_ok=True)

@@ -22,7 +22,7 @@ class Where(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """Nothing is started: `supervisorctl` fails, and what it says matches."""
+    """`supervisorctl` refuses the job with a text that matches, and starts none."""
 
     says: str
 

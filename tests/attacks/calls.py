@@ -70,12 +70,12 @@ class Raw:
         return self.site["victim"]
 
     async def tried(self, what: str, method: str, request: object, address: str = "") -> None:
-        """What must be refused. `request`: a record, or the bytes that stand for one."""
+        """A call that must be refused. `request`: a record, or the bytes that stand for one."""
         answer = await self.answer(method, request, address)
         self.lines.append(f"denied: {what}: {answer[1]}" if answer[0] else f"GOT IN: {what}: {answer[1]}")
 
     async def done(self, what: str, method: str, request: object) -> None:
-        """What may be granted."""
+        """A call that may be granted."""
         self.lines.append(f"done: {what}: {(await self.answer(method, request))[1]}")
 
     async def answer(self, method: str, request: object, address: str = "") -> tuple[bool, str]:

@@ -1,4 +1,4 @@
-"""What is looked at before an attack, and must be the same after it."""
+"""The state of a site before an attack, which must be the same after it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """What must be the same after an attack; `files`: owner, mode and content by path."""
+    """The state that an attack must leave as it is; `files`: owner, mode and content by path."""
 
     daemons: Mapping[str, tuple[int | None, int]]
     victim: tuple[object, ...]
@@ -20,7 +20,7 @@ class Picture:
     listening: frozenset[str]
 
     def problems(self, now: Picture) -> list[str]:
-        """What is not."""
+        """The differences, in words."""
         found = [
             f"{name}: {now.daemons[name]}, was {was}"
             for name, was in self.daemons.items()

@@ -63,7 +63,7 @@ def make(site: Site, attack: Attack) -> Outcome:
 
 
 def _effects(site: Site, before: Picture, step: int) -> list[str]:
-    """What is not as before, once what dies slowly has had time; whether the victim goes on; bugs."""
+    """The differences left once slow ends had time; whether the victim goes on; bugs."""
     deadline = time.monotonic() + CLEAN_S
     while True:
         now = site.picture()
@@ -170,7 +170,7 @@ def _has_printed(site: Site, name: str, pattern: str) -> bool:
 
 
 def _output(site: Site, name: str) -> str:
-    """What it has printed, as a terminal would be given it; asked for again where nobody answers."""
+    """The output of a job as `tail` gives it; asked for again where nobody answers."""
     deadline = time.monotonic() + _ANSWER_S
     while True:
         code, said = site.mallory.ask(words=["tail", f"{name}/worker:0", "--bytes", "200000"])

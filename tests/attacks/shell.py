@@ -39,7 +39,7 @@ class Shell:
         return int(answer["code"]), str(answer["said"])
 
     def ctl(self, *words: str) -> str:
-        """What `supervisorctl WORDS` prints. Raises AttackFailed unless it exits with 0."""
+        """The output of `supervisorctl WORDS`. Raises AttackFailed unless it exits with 0."""
         code, said = self.ask(words=words)
         if code:
             raise AttackFailed(f"supervisorctl {' '.join(words)}: exit code {code}: {said}")

@@ -247,7 +247,7 @@ class Site:
             time.sleep(_POLL_S)
 
     def _story(self) -> str:
-        """What an operator would look at first."""
+        """The places that an operator looks at first."""
         log = self.node.home / "agent.log"
         lines = log.read_text(errors="replace").splitlines()[-12:] if log.exists() else []
         words = (["explain", VICTIM], ["tail", f"{VICTIM}/worker:0", "--bytes", "500"])
@@ -363,7 +363,7 @@ class Site:
         return frozenset(found)
 
     def _files(self) -> dict[str, str]:
-        """What is the daemons', the victim's and other users'."""
+        """The files of the daemons, of the victim and of other users."""
         root, found = self.node.root, dict[str, str]()
         uuid = str(self.known["victim_uuid"])
         for directory, names, files in os.walk(root):

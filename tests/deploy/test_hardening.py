@@ -35,7 +35,7 @@ def analyzed(file: Path, *more: str) -> str:
 
 @pytest.mark.parametrize(
     ("unit", "drop_in", "most"),
-    [(SUPERVISOR, "", 3.0), (AGENT, "", 6.0), (AGENT, "agent-docker.conf", 6.2)],
+    [(SUPERVISOR, "", 3.0), (AGENT, "", 6.0), (AGENT, "agent-docker.conf", 6.0)],
 )
 def test_what_a_unit_leaves_open_is_bounded_and_has_a_reason(
     unit: str, drop_in: str, most: float, tmp_path: Path

@@ -19,8 +19,9 @@ def services() -> Iterator[Services]:
     with scratch_directory() as scratch, Box(scratch) as box:
         found = Services(box, scratch, {"task_user": f"{LOW}-{HIGH}", "firewall": True})
         found.install()
-        drop_in = f"/etc/systemd/system/{AGENT}.service.d/docker.conf"
-        box.run("install", "-D", str(ROOT / "deploy/systemd/agent-docker.conf"), drop_in)
+        for name in ("docker", "firewall"):
+            drop_in = f"/etc/systemd/system/{AGENT}.service.d/{name}.conf"
+            box.run("install", "-D", str(ROOT / f"deploy/systemd/agent-{name}.conf"), drop_in)
         box.run("systemctl", "daemon-reload")
         found.run()
         yield found

@@ -133,7 +133,7 @@ def submitted(data: bytes, _: Path) -> None:
 
 
 def masked(data: bytes, _: Path) -> None:
-    """What a task prints that has a secret: the first line is the value."""
+    """The output of a task with a secret: the first line is the value."""
     value, _newline, output = data.partition(b"\n")
     text = value.decode(errors="replace")
     masker = Masker([text])

@@ -47,7 +47,7 @@ TABLES = {"keys": key_table, "profiles": profile_table}
 
 
 def part(page: str, name: str) -> str:
-    """What the page has between the two marks of this name."""
+    """The part of the page between the two marks of this name."""
     _, begin, rest = page.partition(f"<!-- {name}: begin -->\n")
     found, end, _ = rest.partition(f"<!-- {name}: end -->\n")
     assert begin, f"no mark for {name}"

@@ -8,7 +8,8 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Callable
-from typing import Annotated, Literal
+from enum import Enum
+from typing import Annotated, Literal, TypeVar
 
 from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag
 
@@ -39,6 +40,7 @@ from supervisor.contract.job.spec import (
 )
 from supervisor.contract.job.step_pattern import check_step_pattern
 
+Named = TypeVar("Named", bound=Enum)
 _MODULE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 
 
@@ -140,25 +142,16 @@ def _code(value: object) -> object:
     return value
 
 
-def _rule(value: object) -> object:
-    names = [rule.value for rule in Rule]
-    if value not in names:
-        raise ValueError(f"must be one of {', '.join(names)}")
-    return Rule(value)
+def _one_of(kind: type[Named]) -> Callable[[object], Named]:
+    """A reader of one of the values of an enumeration."""
 
+    def read(value: object) -> Named:
+        names = [each.value for each in kind]
+        if value not in names:
+            raise ValueError(f"must be one of {', '.join(names)}")
+        return kind(value)
 
-def _pull(value: object) -> object:
-    names = [pull.value for pull in Pull]
-    if value not in names:
-        raise ValueError(f"must be one of {', '.join(names)}")
-    return Pull(value)
-
-
-def _packing(value: object) -> object:
-    names = [packing.value for packing in Packing]
-    if value not in names:
-        raise ValueError(f"must be one of {', '.join(names)}")
-    return Packing(value)
+    return read
 
 
 def _ulimit(value: object) -> object:
@@ -284,7 +277,7 @@ class ContainerModel(JobPart):
     """The container of each task."""
 
     image: Annotated[Text, _by(container.check_image)] | None = None
-    pull: Annotated[Pull, BeforeValidator(_pull)] = Pull.MISSING
+    pull: Annotated[Pull, BeforeValidator(_one_of(Pull))] = Pull.MISSING
     python: Annotated[Text, _by(container.check_python)] | None = None
     network: Annotated[Text, _by(container.check_network)] = HOST_NETWORK
     cpuset: Annotated[Text, _by(container.check_cpuset)] | None = None
@@ -314,7 +307,7 @@ class RestartModel(Strict):
     scope: dict[str, Annotated[Scope, BeforeValidator(_scope)]] = Field(default_factory=dict)
     max_in_window: int = Field(default=20, ge=0, le=100_000)
     window: DurationMs = 3_600_000
-    rules: dict[str, Annotated[Rule, BeforeValidator(_rule)]] = Field(default_factory=dict)
+    rules: dict[str, Annotated[Rule, BeforeValidator(_one_of(Rule))]] = Field(default_factory=dict)
 
 
 class ProgressModel(Strict):
@@ -360,4 +353,4 @@ class JobModel(JobPart):
     limits: LimitsModel = LimitsModel()
     protocol: Annotated[Text, AfterValidator(_protocol)] = "grpc"
     container: ContainerModel | None = None
-    packing: Annotated[Packing, BeforeValidator(_packing)] = Packing.SPREAD
+    packing: Annotated[Packing, BeforeValidator(_one_of(Packing))] = Packing.SPREAD

@@ -67,7 +67,7 @@ def firewall(scene: Scene) -> Told:
 
 
 def _range(span: tuple[int, int]) -> Told:
-    """Whose the numbers are is looked at when the configuration is read."""
+    """The configuration's reader checks the owners of the numbers."""
     return ok(f"each job's tasks run as a user of their own, of {span[0] + 1}-{span[1]}")
 
 

@@ -30,7 +30,7 @@ def placeholder_values(
     output_dir: str = "",
     all_outputs: str = "",
 ) -> dict[str, str]:
-    """What each placeholder of a job file (`job.placeholders`) stands for in one task.
+    """The value of each placeholder of a job file (`job.placeholders`) in one task.
 
     `{ROLE_hosts}` is a comma-separated list of `host:port` for any role of the job; for the classic roles it
     is empty where the job has no such role, as such flags default to. `{host}` and `{port}` are the task's

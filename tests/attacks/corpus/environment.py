@@ -1,4 +1,4 @@
-"""What a job says of its environment, of what is imported first, and of its interpreter."""
+"""Attacks by the environment of a job, its preloaded modules and its interpreter."""
 
 from __future__ import annotations
 

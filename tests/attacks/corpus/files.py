@@ -1,4 +1,4 @@
-"""What a program leaves where tf-supervisor looks: as a save, as an output, in its own directories."""
+"""Attacks by files that a program leaves as a save, as an output, or in its own directories."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What stands in a job file."""
+"""Attacks by the text of a job file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a program prints, and what it does to the file that holds it."""
+"""Attacks by the output of a program, and by the file that holds it."""
 
 from __future__ import annotations
 

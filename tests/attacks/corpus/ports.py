@@ -1,4 +1,4 @@
-"""What a program does to ports and to the locks that say whose they are."""
+"""Attacks on ports, and on the locks that say whose they are."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a program does to processes: its launcher's, its agent's, another job's."""
+"""Attacks on processes: the launcher, the agent, another job's."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a program says to the sockets of daemons that it reaches."""
+"""Attacks on the sockets of daemons."""
 
 from __future__ import annotations
 

@@ -41,7 +41,8 @@ def main():
         threads = tf.train.start_queue_runners(sess=sess, coord=coord)
         try:
             while not coord.should_stop():
-                _, now, value = sess.run([train_op, step, loss])
+                sess.run(train_op)
+                now, value = sess.run([step, loss])
                 if now % 10 == 0:
                     print("Step %d: loss = %.5f" % (now, value))
                     saver.save(

@@ -57,6 +57,10 @@ def train(role, index, cluster, target):
             _, now, value = session.run([train_op, step, loss], {x: np.random.uniform(-1, 1, 32)})
             print(f"global_step {now}, loss {value:.4f}", flush=True)
             time.sleep(0.05)
+    if role == "chief":
+        saved = tf.train.load_checkpoint(MODEL_DIR)
+        step, w, b = (saved.get_tensor(name) for name in ("global_step", "w", "b"))
+        print(f"Done: step {step} w {w:.2f} b {b:.2f}", flush=True)
 
 
 if __name__ == "__main__":

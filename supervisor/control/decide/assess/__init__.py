@@ -1,1 +1,1 @@
-"""What is wrong with a job, and what it needs."""
+"""The assessment of a job: its failures, hangs and progress, and the restart that it needs."""

@@ -1,4 +1,4 @@
-"""What is wrong with a job now: the state of each member, the root failure, and what it needs.
+"""The failures of a job: the state of each member, the root failure, and the restart that it needs.
 
 How much a failure restarts is told by `escalation`.
 """

@@ -1,1 +1,1 @@
-"""What the snapshot implies, and no more. Many modules read facts; facts write nothing."""
+"""Facts that the snapshot implies. Many modules read them; they write nothing."""

@@ -18,7 +18,7 @@ ENDED_AFTER = 2
 
 
 class Standing(Enum):
-    """What may be assumed of the agent that a task was placed on."""
+    """The standing of the agent that a task was placed on."""
 
     ALIVE = "alive"
     SUSPECTED = "suspected"
