@@ -22,7 +22,7 @@ ROWS = (
         5,
         "A GPU is given to nobody while an attempt that has it is not confirmed dead, of whatever job.",
         "supervisor/control/decide/facts/claims.py",
-        "tuple(_of_attempts(snap, job)), ",
+        "*_of_attempts(snap, job), ",
         "",
         GPUS + "test_what_a_job_had_before_it_ended_is_free_unless_somebody_may_be_alive",
     ),

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import cast
 
 from supervisor.contract import keys
 from supervisor.contract.boundaries import Compare, Op
@@ -40,12 +39,9 @@ class Asking:
 
 def all_claims(snap: Snapshot) -> tuple[Claim, ...]:
     """Those of all jobs, one for each task and node."""
-    found = snap.derived.get(all_claims)
-    if found is None:
-        found = tuple(claim for job in snap.jobs.values() for claim in _of_job(snap, job))
-        found += tuple(claim for each in snap.aside.values() for claim in each.claims)
-        snap.derived[all_claims] = found
-    return cast("tuple[Claim, ...]", found)
+    found = tuple(claim for job in snap.jobs.values() for claim in _of_job(snap, job))
+    found += tuple(claim for each in snap.aside.values() for claim in each.claims)
+    return found
 
 
 def by_node(claims: Iterable[Claim]) -> dict[str, list[Claim]]:
@@ -108,15 +104,27 @@ def _asks(resources: Resources) -> bool:
 
 
 def _of_job(snap: Snapshot, job: JobState) -> Iterable[Claim]:
-    found: dict[tuple[str, str], Claim] = {}
-    for claims in (*planned(job), tuple(_of_attempts(snap, job)), tuple(_of_untold(snap, job))):
-        for claim in claims:
-            key = claim.node, claim.member
-            other = found.setdefault(key, claim)
-            more = tuple(uuid for uuid in claim.gpus if uuid not in other.gpus)
-            if more:
-                found[key] = replace(other, gpus=(*other.gpus, *more))
-    return found.values()
+    """Plans tell nearly all of them, and those are found once for all snapshots of the same records."""
+    recorded = job.once(_of_plans)
+    more = [*_of_attempts(snap, job), *_of_untold(snap, job)]
+    return (_merged(recorded, more) if more else recorded).values()
+
+
+def _merged(
+    known: Mapping[tuple[str, str], Claim], claims: Iterable[Claim]
+) -> dict[tuple[str, str], Claim]:
+    """One claim for each node and member, which names every GPU that one of them names."""
+    found = dict(known)
+    for claim in claims:
+        other = found.setdefault((claim.node, claim.member), claim)
+        more = tuple(uuid for uuid in claim.gpus if uuid not in other.gpus)
+        if more:
+            found[claim.node, claim.member] = replace(other, gpus=(*other.gpus, *more))
+    return found
+
+
+def _of_plans(job: JobState) -> dict[tuple[str, str], Claim]:
+    return _merged({}, (claim for plan in planned(job) for claim in plan))
 
 
 def _planned(job: JobState) -> tuple[tuple[Claim, ...], ...]:
@@ -137,23 +145,43 @@ def _of_placement(job: JobState, placement: Placement, roles: Mapping[str, Resou
 
 def _of_attempts(snap: Snapshot, job: JobState) -> Iterator[Claim]:
     """By attempts that may be alive, whatever became of their plans."""
-    roles = _resources(job)
-    for held in job.attempts.values():
-        report = held.value
+    for report, claim in job.once(_beside_plans):
         if may_live(snap, report):
+            yield claim
+
+
+def _beside_plans(job: JobState) -> tuple[tuple[AttemptReport, Claim], ...]:
+    """Attempts that may be alive as far as records tell, and have what no plan of the job claims."""
+    roles, recorded = _resources(job), job.once(_of_plans)
+    found: list[tuple[AttemptReport, Claim]] = []
+    for held in job.attempts.values():
+        report, member = held.value, held.value.attempt.task.member
+        known = recorded.get((report.node, member))
+        covered = known is not None and set(report.gpus) <= set(known.gpus)
+        if not covered and not report.confirmed_dead:
             resources = roles.get(report.role, Resources())
-            yield Claim(job.name, report.node, report.attempt.task.member, resources, report.gpus)
+            found.append((report, Claim(job.name, report.node, member, resources, report.gpus)))
+    return tuple(found)
 
 
 def _of_untold(snap: Snapshot, job: JobState) -> Iterator[Claim]:
     """By tasks of a job that has ended which may have begun just before, while no report tells it yet."""
+    for placement, claim in job.once(_unreported):
+        if untold_ms(snap, job, placement):
+            yield claim
+
+
+def _unreported(job: JobState) -> tuple[tuple[Placement, Claim], ...]:
+    """The tasks that were placed last of a job that has ended, and of which there is no report."""
     phase, plan = job.switch.value.phase, job.plan_in_force
     if plan is None or not (phase.ended or phase is JobPhase.WAITING):
-        return
+        return ()
     roles = _resources(job)
-    for placement in plan.value.placements:
-        if untold_ms(snap, job, placement):
-            yield _of_placement(job, placement, roles)
+    return tuple(
+        (each, _of_placement(job, each, roles))
+        for each in plan.value.placements
+        if job.report(each, plan.value) is None
+    )
 
 
 def _resources(job: JobState) -> dict[str, Resources]:
