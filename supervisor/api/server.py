@@ -48,7 +48,6 @@ from supervisor.contract.views.jobs import (
     TailChunk,
     TailRequest,
 )
-from supervisor.control.decide.assess.hanging import to_dump
 from supervisor.control.decide.snapshot import Snapshot
 from supervisor.wire import rpc
 from supervisor.wire.audit import Auditor
@@ -79,8 +78,8 @@ class Desk(Protocol):
     def leader(self) -> LeaderRecord | None:
         """Who leads, as far as this supervisor knows."""
 
-    def broken(self, job: str, error: Exception) -> object:
-        """An unexpected error was met while something was found out about a job."""
+    def stacks_wanted(self, node: str) -> tuple[str, ...] | None:
+        """The attempts on a node whose stacks are wanted; None when this supervisor does not lead."""
 
     async def submit(self, request: SubmitRequest) -> Accepted:
         """Record a job."""
@@ -187,11 +186,10 @@ def _take_beat(beat: Beat, desk: Desk, on_beat: Callable[[Beat], None]) -> BeatA
             f"{LINK_PROTOCOL}; bring both to one release"
         )
     on_beat(beat)
-    leader = desk.leader()
-    snap = desk.snapshot()
-    if leader is None or snap is None:
+    leader, wanted = desk.leader(), desk.stacks_wanted(beat.node)
+    if leader is None or wanted is None:
         return BeatAck(LINK_PROTOCOL, beat.seq, "")
-    return BeatAck(LINK_PROTOCOL, beat.seq, leader.supervisor, to_dump(snap, beat.node, desk.broken))
+    return BeatAck(LINK_PROTOCOL, beat.seq, leader.supervisor, wanted)
 
 
 class ControlService:

@@ -25,6 +25,7 @@ from supervisor.contract.views.jobs import (
     SupervisorView,
     TaskView,
 )
+from supervisor.control.decide.assess.assess import assess
 from supervisor.control.decide.assess.hanging import suspected
 from supervisor.control.decide.assess.progress import slow_tasks
 from supervisor.control.decide.assess.verdicts import standing_of
@@ -104,7 +105,8 @@ def find_job(snap: Snapshot, name: str) -> JobState:
 def job_view(snap: Snapshot, job: JobState) -> JobView:
     """One job with its tasks."""
     spec, switch = job.record.value.spec, job.switch.value
-    slow, hung, saver = slow_tasks(snap, job), suspected(snap, job), saving.saver_beat(snap, job)
+    found, saver = assess(snap, job), saving.saver_beat(snap, job)
+    slow, hung = slow_tasks(snap, found), suspected(found)
     tasks = tuple(_task_view(snap, job, task, slow.get(task), hung.get(task, "")) for task in spec.tasks())
     newest = newest_commit(job)
     saved = newest.step if newest is not None else -1
@@ -125,7 +127,7 @@ def job_view(snap: Snapshot, job: JobState) -> JobView:
         restarts_infrastructure=switch.ledger.infrastructure,
         restarts_left=max(0, spec.restart.max_restarts - switch.ledger.streak),
         reason=switch.reason,
-        waiting_for=waiting_for(snap, job),
+        waiting_for=waiting_for(snap, job, found),
         submitted_wall_ms=job.record.value.submitted_wall_ms,
         tasks=tasks,
         budget=_budget(snap, job),

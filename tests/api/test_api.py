@@ -91,8 +91,8 @@ class FakeDesk:
     def leader(self) -> LeaderRecord | None:
         return self.record
 
-    def broken(self, job: str, error: Exception) -> None:
-        raise error
+    def stacks_wanted(self, _node: str) -> tuple[str, ...] | None:
+        return () if self.picture is not None else None
 
     async def submit(self, request: SubmitRequest) -> Accepted:
         return await self._take(request, request.spec.name)

@@ -9,8 +9,7 @@ from supervisor.contract.job.spec import ContainerSpec, JobSpec
 from supervisor.contract.observed import Exit, ExitReason
 from supervisor.control.decide.facts.delays import DELAYED
 from supervisor.control.decide.nodes.placement import Before, place
-from supervisor.control.decide.reconcile import waiting_for
-from tests.control.world import Telling, World
+from tests.control.world import Telling, World, waiting_for
 from tests.support.builders import job_spec, offer
 
 

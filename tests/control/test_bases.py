@@ -10,8 +10,7 @@ from recovery.formats.retention import DAY_MS
 from supervisor.contract.checkpoint import CommitState
 from supervisor.contract.desired import JobPhase
 from supervisor.contract.observed import StageFailure
-from supervisor.control.decide.reconcile import waiting_for
-from tests.control.world import World
+from tests.control.world import World, waiting_for
 from tests.support.builders import job_spec
 
 

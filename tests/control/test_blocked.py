@@ -8,8 +8,7 @@ from supervisor.contract.incident import Cause, Incident
 from supervisor.contract.job.spec import Scope
 from supervisor.contract.observed import Exit, ExitReason
 from supervisor.control.decide.plan import put
-from supervisor.control.decide.reconcile import waiting_for
-from tests.control.world import World
+from tests.control.world import World, waiting_for
 
 FULL = "no space left on device"
 

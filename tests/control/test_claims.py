@@ -18,10 +18,10 @@ from supervisor.contract.errors import Unreachable
 from supervisor.contract.job.spec import JobIntent, JobRecord, JobSpec, Resources, Wanted
 from supervisor.contract.observed import Exit, ExitReason, Incarnation
 from supervisor.control.decide.plan import Action, put
-from supervisor.control.decide.reconcile import reconcile, waiting_for
+from supervisor.control.decide.reconcile import reconcile
 from supervisor.control.decide.snapshot import Snapshot
 from supervisor.control.loop.apply import Applied, Applier
-from tests.control.world import World
+from tests.control.world import World, waiting_for
 from tests.support.builders import GIB, job_spec, resources, role
 from tests.support.sinks import ListSink
 

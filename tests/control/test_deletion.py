@@ -16,9 +16,8 @@ from supervisor.contract.views.jobs import SubmitMode, SubmitRequest
 from supervisor.control.decide import parking
 from supervisor.control.decide.jobs import deletion
 from supervisor.control.decide.plan import put
-from supervisor.control.decide.reconcile import waiting_for
 from tests.control.bank import open_bank
-from tests.control.world import World
+from tests.control.world import World, waiting_for
 
 
 def asked(world: World) -> World:

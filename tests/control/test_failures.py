@@ -19,8 +19,7 @@ from supervisor.control.decide.checkpoints.quarantine import with_acquittal
 from supervisor.control.decide.nodes import cordons
 from supervisor.control.decide.nodes.cordons import COOLDOWN_MS
 from supervisor.control.decide.plan import Action, put
-from supervisor.control.decide.reconcile import waiting_for
-from tests.control.world import STEP_MS, World
+from tests.control.world import STEP_MS, World, waiting_for
 from tests.support.builders import job_spec, resources, role
 
 ERRORS = "tensorflow.python.framework.errors_impl"

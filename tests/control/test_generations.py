@@ -13,8 +13,8 @@ from supervisor.contract.incident import PHASES, Cause, Outcome
 from supervisor.contract.job.spec import RestartPolicy, Scope
 from supervisor.contract.observed import ExitReason
 from supervisor.control.decide.plan import Action
-from supervisor.control.decide.reconcile import reconcile, waiting_for
-from tests.control.world import World
+from supervisor.control.decide.reconcile import reconcile
+from tests.control.world import World, waiting_for
 from tests.support.builders import job_spec, resources, role
 
 

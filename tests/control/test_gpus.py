@@ -45,8 +45,8 @@ from supervisor.control.decide import invariants
 from supervisor.control.decide.facts.standing import ENDED_AFTER
 from supervisor.control.decide.jobs.prepare import find_places
 from supervisor.control.decide.plan import Action, put
-from supervisor.control.decide.reconcile import reconcile, waiting_for
-from tests.control.world import World
+from supervisor.control.decide.reconcile import reconcile
+from tests.control.world import World, waiting_for
 from tests.support.builders import GIB, job_spec, report, role
 
 NODES = ("n0", "n1", "n2")

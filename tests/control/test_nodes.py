@@ -12,8 +12,8 @@ from supervisor.contract.incident import Event
 from supervisor.contract.job.spec import JobSpec, RestartPolicy, Strategy, Wanted
 from supervisor.contract.timing import FAST
 from supervisor.control.decide.plan import Action, put
-from supervisor.control.decide.reconcile import reconcile, waiting_for
-from tests.control.world import World
+from supervisor.control.decide.reconcile import reconcile
+from tests.control.world import World, waiting_for
 from tests.support.builders import job_spec, resources, role
 
 

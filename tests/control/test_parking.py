@@ -19,7 +19,8 @@ from supervisor.contract.incident import Event
 from supervisor.contract.job.spec import JobIntent, JobRecord, Resources
 from supervisor.contract.timing import FAST
 from supervisor.control.decide import parking
-from supervisor.control.decide.assess.hanging import to_dump
+from supervisor.control.decide.assess.assess import Assessments
+from supervisor.control.decide.assess.stacks import to_dump
 from supervisor.control.decide.checkpoints import notices
 from supervisor.control.decide.facts import standing
 from supervisor.control.decide.facts.claims import all_claims
@@ -82,7 +83,7 @@ def test_a_rule_that_raises_for_one_job_harms_no_other(rule: str, world: World) 
         # What nodes and operators ask for is answered, of both jobs.
         shown = {job.name: job.phase for job in cluster_status(snap, "c", None).jobs}
         about: list[str] = []
-        to_dump(snap, "n0", lambda job, _error: about.append(job))
+        to_dump(Assessments(snap), "n0", lambda job, _error: about.append(job))
         explanation(snap, "digits")
     finally:
         undo()
@@ -93,15 +94,15 @@ def test_a_rule_that_raises_for_one_job_harms_no_other(rule: str, world: World) 
 
 
 def test_a_parked_job_says_where_and_ends_its_tasks(world: World) -> None:
-    undo = flaws.install(Flaw("lifecycle.judge_completion", "digits"))
+    undo = flaws.install(Flaw("completion.judge_completion", "digits"))
     world.tick()
     undo()
     parked = switch(world)
     assert (parked.phase, parked.shown_phase) == (JobPhase.FAILED, JobPhase.PARKED)
     assert parked.parked is not None
     assert parked.parked.phase is JobPhase.RUNNING
-    assert parked.parked.error == "Flawed: lifecycle.judge_completion for digits, call 1"
-    assert parked.parked.place.startswith("supervisor/control/decide/reconcile.py:")
+    assert parked.parked.error == "Flawed: completion.judge_completion for digits, call 1"
+    assert parked.parked.place.startswith("supervisor/control/decide/assess/assess.py:")
     world.until(lambda: all(held.value.confirmed_dead for held in world.job().attempts.values()))
     view = next(job for job in cluster_status(world.snapshot(), "c", None).jobs if job.name == "digits")
     assert view.phase is JobPhase.PARKED
@@ -345,12 +346,12 @@ def test_a_job_that_meets_an_error_at_the_place_of_a_parked_one_is_not_parked(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An error that all would meet, each at its own time, takes one job at most."""
-    undo = flaws.install(Flaw("lifecycle.judge_completion", "digits"))
+    undo = flaws.install(Flaw("completion.judge_completion", "digits"))
     world.tick()
     undo()
     first, before = switch(world).parked, switch(world, OTHER)
     assert first is not None
-    undo = flaws.install(Flaw("lifecycle.judge_completion", OTHER, lasts=True))
+    undo = flaws.install(Flaw("completion.judge_completion", OTHER, lasts=True))
     world.tick()
     undo()
     assert switch(world, OTHER) == before

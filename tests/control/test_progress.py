@@ -10,12 +10,17 @@ import pytest
 from recovery.policy.causes import NEVER_READY_CODE
 from supervisor.contract import keys
 from supervisor.contract.desired import JobPhase
+from supervisor.contract.ids import TaskId
 from supervisor.contract.incident import Cause, Event, Outcome
 from supervisor.contract.job.spec import JobSpec, Limits, ProgressSpec, Rule, Scope, Strategy
 from supervisor.contract.observed import Exit, ExitReason, Sign, TaskBeat
 from supervisor.contract.timing import FAST
-from supervisor.control.decide.assess import hanging, progress
-from supervisor.control.decide.plan import put
+from supervisor.control.decide.assess import assess as assessing
+from supervisor.control.decide.assess import progress
+from supervisor.control.decide.assess.assess import Assessments, assess
+from supervisor.control.decide.assess.need import Need
+from supervisor.control.decide.assess.stacks import to_dump
+from supervisor.control.decide.plan import Action, put
 from supervisor.control.decide.snapshot import Snapshot
 from tests.control.world import World
 from tests.support.builders import job_spec
@@ -34,7 +39,26 @@ def dumped(snap: Snapshot, node: str) -> tuple[str, ...]:
     def broken(_job: str, error: Exception) -> None:
         raise error
 
-    return hanging.to_dump(snap, node, broken)
+    return to_dump(Assessments(snap), node, broken)
+
+
+def suspicions(world: World) -> list[Action]:
+    snap = world.snapshot()
+    job = snap.jobs[world.spec.name]
+    return progress.suspicions(snap, job, assess(snap, job))
+
+
+def slow_tasks(world: World) -> dict[TaskId, float]:
+    snap = world.snapshot()
+    return progress.slow_tasks(snap, assess(snap, snap.jobs[world.spec.name]))
+
+
+def asked_by_beats(world: World) -> Need | None:
+    """The restart that beats alone ask for."""
+    snap = world.snapshot()
+    job = snap.jobs[world.spec.name]
+    found = assess(snap, job)
+    return progress.find(snap, job, found.members, found.liveness)
 
 
 def hang(world: World, *names: str) -> list[str]:
@@ -76,10 +100,10 @@ def test_a_task_that_has_ended_and_cannot_be_reported_is_no_hang_nor_are_those_t
 
 def test_an_error_about_one_job_is_told_and_asks_for_no_stack_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
     world = World().start()
-    monkeypatch.setattr(hanging, "judgement_of", lambda *_: 1 // 0)
+    monkeypatch.setattr(assessing, "liveness_of", lambda *_: 1 // 0)
     about: list[tuple[str, str]] = []
-    found = hanging.to_dump(
-        world.snapshot(), "n0", lambda job, error: about.append((job, type(error).__name__))
+    found = to_dump(
+        Assessments(world.snapshot()), "n0", lambda job, error: about.append((job, type(error).__name__))
     )
     assert (found, about) == ((), [("digits", "ZeroDivisionError")])
 
@@ -93,10 +117,10 @@ def test_on_suspicion_its_stack_is_asked_for_and_one_event_written() -> None:
         world.tick(500)
     assert dumped(world.snapshot(), node) == (attempt,)
     assert all(dumped(world.snapshot(), other) == () for other in world.agents if other != node)
-    (action,) = progress.suspicions(world.snapshot(), world.job())
+    (action,) = suspicions(world)
     assert (action.kind, action.fields["attempt"]) == ("hang_suspected", attempt)
     world.write(put(keys.event(1), Event(0, action.kind, "digits", action.text, action.fields)))
-    assert progress.suspicions(world.snapshot(), world.job()) == []
+    assert suspicions(world) == []
     assert not world.incidents().get("g1-worker.0-a1")
 
 
@@ -133,7 +157,7 @@ def test_a_hang_is_not_judged_while_a_node_of_the_job_is_not_heard() -> None:
     world.agents[silent].beating = False
     for _ in range(3):
         world.tick(500)
-    assert progress.find(world.snapshot(), world.job()) is None
+    assert asked_by_beats(world) is None
     assert dumped(world.snapshot(), world.running()["worker.0"].node) == ()
 
 
@@ -144,9 +168,8 @@ def test_what_was_heard_before_a_leader_stood_still_is_no_hang() -> None:
     world.now_ms += 60_000
     # It has been frozen, and listens again: nobody counts as silent yet.
     world.since_ms = world.now_ms
-    snap = world.snapshot()
-    assert progress.find(snap, world.job()) is None
-    assert not progress.suspicions(snap, world.job())
+    assert asked_by_beats(world) is None
+    assert not suspicions(world)
 
 
 @pytest.mark.parametrize("rule", [Rule.IGNORE, Rule.FAIL])
@@ -306,11 +329,11 @@ def test_a_start_that_goes_on_working_is_told_of_once_and_left_alone() -> None:
         world.tick(500)
     assert set(world.incidents()) == {"submit"}
     assert dumped(world.snapshot(), world.running()["worker.0"].node) == (attempt,)
-    (action,) = progress.suspicions(world.snapshot(), world.job())
+    (action,) = suspicions(world)
     assert (action.kind, action.fields["attempt"]) == ("hang_suspected", attempt)
     assert "has made no step in the 60 s since its start (limits.startup is over)" in action.text
     world.write(put(keys.event(1), Event(0, action.kind, "digits", action.text, action.fields)))
-    assert progress.suspicions(world.snapshot(), world.job()) == []
+    assert suspicions(world) == []
 
 
 def test_a_task_that_writes_for_ever_what_is_new_and_makes_no_step_is_told_of() -> None:
@@ -321,7 +344,7 @@ def test_a_task_that_writes_for_ever_what_is_new_and_makes_no_step_is_told_of() 
     for _ in range(4):
         world.tick(500)
     assert set(world.incidents()) == {"submit"}
-    (action,) = progress.suspicions(world.snapshot(), world.job())
+    (action,) = suspicions(world)
     assert action.kind == "hang_suspected"
     assert (
         "has made no step for 600.0 s, used hardly any processor time for 600.0 s, but still" in action.text
@@ -370,7 +393,7 @@ def test_one_that_hangs_is_no_straggler() -> None:
     say(world, "worker.0", lambda beat: replace(beat, pace=10.0))
     say(world, "worker.1", lambda beat: replace(beat, pace=2.0, step_age_ms=6_000))
     world.tick()
-    assert progress.slow_tasks(world.snapshot(), world.job()) == {}
+    assert slow_tasks(world) == {}
 
 
 def test_a_straggler_is_reported_once() -> None:
@@ -378,7 +401,7 @@ def test_a_straggler_is_reported_once() -> None:
     say(world, "worker.0", lambda beat: replace(beat, pace=10.0))
     attempt = say(world, "worker.1", lambda beat: replace(beat, pace=2.0))
     world.tick()
-    (action,) = progress.suspicions(world.snapshot(), world.job())
+    (action,) = suspicions(world)
     assert (action.kind, action.fields["attempt"]) == ("straggler", attempt)
     assert "makes 5 times fewer steps than its peers" in action.text
 
@@ -391,7 +414,7 @@ def test_who_waits_for_a_task_that_is_gone_is_no_straggler() -> None:
         agent.starts = False
     world.end_task("ps.0", signal=9)
     world.tick()
-    assert progress.slow_tasks(world.snapshot(), world.job()) == {}
+    assert slow_tasks(world) == {}
 
 
 def test_a_task_that_beats_leave_out_does_not_keep_the_others_from_being_judged() -> None:
@@ -438,7 +461,7 @@ def test_a_leader_that_has_not_heard_a_node_yet_finds_nobody_late() -> None:
     for _ in range(50):
         world.tick(500, leader=False)
     assert world.snapshot().nodes[world.running()["worker.0"].node].beat is None
-    assert progress.find(world.snapshot(), world.job()) is None
+    assert asked_by_beats(world) is None
 
 
 def flat(*names: str, silent_ms: int = -1) -> Callable[[TaskBeat], TaskBeat]:
@@ -479,7 +502,7 @@ def test_a_second_hang_is_acted_upon_only_if_it_is_like_the_first(
     again: Callable[[TaskBeat], TaskBeat], why: str
 ) -> None:
     world = hung_once(again)
-    left = [each for each in progress.suspicions(world.snapshot(), world.job()) if each.kind == "hang_left"]
+    left = [each for each in suspicions(world) if each.kind == "hang_left"]
     if why:
         assert list(world.incidents()) == ["submit", "g1-worker.0-a1"]
         assert [why in each.text for each in left] == [True]
@@ -504,9 +527,7 @@ def test_a_hang_that_we_find_ourselves_never_fails_the_job() -> None:
     assert world.switch().phase is JobPhase.RUNNING
     hangs = [each for each in world.incidents().values() if each.cause is Cause.HANG]
     assert len(hangs) == job_spec().restart.max_restarts
-    (left,) = [
-        each for each in progress.suspicions(world.snapshot(), world.job()) if each.kind == "hang_left"
-    ]
+    (left,) = [each for each in suspicions(world) if each.kind == "hang_left"]
     assert "left running: 4 program faults in a row" in left.text
 
 
@@ -525,7 +546,7 @@ def test_a_task_that_works_is_suspected_and_not_restarted() -> None:
     for _ in range(40):
         world.tick(500)
     assert set(world.incidents()) == {"submit"}
-    (action,) = progress.suspicions(world.snapshot(), world.job())
+    (action,) = suspicions(world)
     assert "made no step for 10000.0 s" in action.text
     assert "but still works" in action.text
 

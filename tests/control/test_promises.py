@@ -17,11 +17,11 @@ from supervisor.control.decide.facts import promises
 from supervisor.control.decide.facts.standing import ENDED_AFTER, Standing, standing
 from supervisor.control.decide.jobs import admission
 from supervisor.control.decide.plan import Action
-from supervisor.control.decide.reconcile import reconcile, waiting_for
+from supervisor.control.decide.reconcile import reconcile
 from supervisor.control.decide.snapshot import BeatSeen, Snapshot
 from supervisor.control.loop.daemon import ControlDaemon, ControlSettings, StateFiles
 from supervisor.control.loop.promise_log import Promiser, Surroundings, Terms
-from tests.control.world import World
+from tests.control.world import World, waiting_for
 from tests.support.builders import job_spec
 from tests.support.sinks import ListSink
 

@@ -15,8 +15,7 @@ from supervisor.contract.job.spec import JobSpec, Wanted
 from supervisor.contract.observed import Exit, ExitReason, SaverBeat, UnusableSave
 from supervisor.control.decide.checkpoints import saving
 from supervisor.control.decide.plan import put
-from supervisor.control.decide.reconcile import waiting_for
-from tests.control.world import Agent, Telling
+from tests.control.world import Agent, Telling, waiting_for
 from tests.support.builders import job_spec
 
 FINE = SaverBeat("digits", 0)

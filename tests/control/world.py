@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 from supervisor.adapters.etcd.memory_store import MemoryStore
+from supervisor.api.views import job_view
 from supervisor.contract import codec, keys
 from supervisor.contract.boundaries import Delete, KeyDeleted, KeyValue, Op, Put
 from supervisor.contract.checkpoint import CheckpointRef, CommitHead, CommitRecord
@@ -88,6 +89,11 @@ def check(snap: Snapshot) -> None:
     invariants.check(snap)
     for job in snap.jobs.values():
         invariants.check_job(snap, job)
+
+
+def waiting_for(snap: Snapshot, job: JobState) -> str:
+    """What a job waits for, as `status` shows it."""
+    return job_view(snap, job).waiting_for
 
 
 class World:

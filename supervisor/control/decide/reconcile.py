@@ -8,8 +8,11 @@ from supervisor.contract.incident import Cause
 from supervisor.contract.job.spec import Scope
 from supervisor.control.decide import invariants, parking
 from supervisor.control.decide.assess import progress
+from supervisor.control.decide.assess.assess import Assessments
+from supervisor.control.decide.assess.assessment import Assessment
 from supervisor.control.decide.assess.completion import CompletionState
-from supervisor.control.decide.assess.failures import Need, find_need, lost_follower
+from supervisor.control.decide.assess.failures import lost_follower
+from supervisor.control.decide.assess.need import Need
 from supervisor.control.decide.checkpoints import advice, notices, quarantine, saving, seen_saver
 from supervisor.control.decide.facts import claims, cluster_time, delays
 from supervisor.control.decide.jobs import (
@@ -25,7 +28,7 @@ from supervisor.control.decide.jobs import (
     spares,
 )
 from supervisor.control.decide.jobs.prepare import find_places
-from supervisor.control.decide.nodes import cordons, drain, gpu_faults
+from supervisor.control.decide.nodes import cordons, gpu_faults
 from supervisor.control.decide.nodes.node_loss import decide_nodes
 from supervisor.control.decide.plan import Action, Decision
 from supervisor.control.decide.snapshot import JobState, Snapshot
@@ -34,8 +37,10 @@ _PATIENT = frozenset({Cause.DRAINED, Cause.GPU})
 """Who needs a move for these runs on until there is room, for days maybe."""
 
 
-def reconcile(snap: Snapshot) -> tuple[Decision, ...]:
+def reconcile(snap: Snapshot, assessments: Assessments | None = None) -> tuple[Decision, ...]:
     """All that is to be done now. At most one step per job: the next look sees its outcome.
+
+    Each job is assessed once, in `assessments` where the caller reads them too.
 
     Jobs and nodes whose rules raise are left aside, and all others are decided on without them. One that is
     alone with that is parked.
@@ -44,17 +49,18 @@ def reconcile(snap: Snapshot) -> tuple[Decision, ...]:
     and no node.
     """
     met: list[parking.Met] = []
-    left = snap
+    left, known = snap, assessments or Assessments(snap)
     while True:
         errors: list[Exception] = []
         with contained(errors.append):
             parked = parking.park_alone(snap, met)
-            return (*parked, *parking.tell(left, parked), *_look(left))
+            return (*parked, *parking.tell(left, parked), *_look(left, known))
         one, left = parking.leave(left, errors[0])
+        known = Assessments(left)
         met.append(one)
 
 
-def _look(snap: Snapshot) -> list[Decision]:
+def _look(snap: Snapshot, assessments: Assessments) -> list[Decision]:
     invariants.check(snap)
     decisions: list[Decision] = [
         *decide_nodes(snap),
@@ -72,14 +78,14 @@ def _look(snap: Snapshot) -> list[Decision]:
         if job.switch.value.parked is not None:
             continue
         invariants.check_job(snap, job)
-        step = _step(snap, job)
-        decisions += step or _housekeeping(snap, job)
+        step = _step(snap, job, assessments)
+        decisions += step or _housekeeping(snap, job, assessments.of(job))
         for plan in [action.places for action in step if action.places is not None]:
             snap = claims.with_plan(snap, plan)
     return decisions
 
 
-def _step(snap: Snapshot, job: JobState) -> list[Action]:
+def _step(snap: Snapshot, job: JobState, assessments: Assessments) -> list[Action]:
     """What moves the job itself."""
     phase = job.switch.value.phase
     if phase.ended:
@@ -88,13 +94,12 @@ def _step(snap: Snapshot, job: JobState) -> list[Action]:
         return lifecycle.end(snap, job)
     if lifecycle.wants_stop(job):
         return [lifecycle.stop(job)]
-    done = lifecycle.judge_completion(snap, job) if phase is JobPhase.RUNNING else None
+    found = assessments.of(job)
+    done = found.completion
     if done is not None and done.state is CompletionState.DONE:
         return [lifecycle.finish(job, done)]
-    need = _need(snap, job)
-    if need is not None and done is not None and done.chief_done:
-        need = None
-    return _answer(snap, job, need)
+    need = None if done is not None and done.chief_done else found.need
+    return _answer(snap, job, found, need)
 
 
 def _start(snap: Snapshot, job: JobState) -> list[Action]:
@@ -103,22 +108,12 @@ def _start(snap: Snapshot, job: JobState) -> list[Action]:
     return left or [lifecycle.begin_again(job)]
 
 
-def _need(snap: Snapshot, job: JobState) -> Need | None:
-    return (
-        progress.wall_time(snap, job)
-        or find_need(snap, job)
-        or progress.find(snap, job)
-        or gpu_faults.find(snap, job)
-        or drain.find(snap, job)
-    )
-
-
-def _answer(snap: Snapshot, job: JobState, need: Need | None) -> list[Action]:
+def _answer(snap: Snapshot, job: JobState, found: Assessment, need: Need | None) -> list[Action]:
     plan = job.next_plan
     if need is None:
         if plan is not None:
             return [generation.abandon(job, plan, "what it was for has passed")]
-        return _move(snap, job) or incidents.lapse(snap, job)
+        return _move(snap, job, found) or incidents.lapse(snap, job)
     judged = quarantine.act_on(job, need.bad_base) if need.bad_base is not None else []
     if need.bad_node is not None:
         judged += cordons.act_on(snap, job, need.bad_node)
@@ -133,17 +128,17 @@ def _answer(snap: Snapshot, job: JobState, need: Need | None) -> list[Action]:
         # Once the switch is closed the flip is milliseconds away, and restarts a task that failed meanwhile.
         steps = generation.advance(snap, job, need)
     if not steps and plan is None and need.cause in _PATIENT:
-        return _move(snap, job)
+        return _move(snap, job, found)
     return steps
 
 
-def _move(snap: Snapshot, job: JobState) -> list[Action]:
+def _move(snap: Snapshot, job: JobState, found: Assessment) -> list[Action]:
     """What a follower that is lost needs, whose loss is nobody else's."""
-    alone = lost_follower(snap, job)
+    alone = lost_follower(snap, job, found.members)
     return moves.move(snap, job, alone) if alone is not None else []
 
 
-def _housekeeping(snap: Snapshot, job: JobState) -> list[Decision]:
+def _housekeeping(snap: Snapshot, job: JobState, found: Assessment) -> list[Decision]:
     stacks = progress.stacks(job)
     if stacks:
         return list[Decision](stacks)
@@ -153,8 +148,8 @@ def _housekeeping(snap: Snapshot, job: JobState) -> list[Decision]:
         *job.once(generation.settle),
         *lifecycle.tidy(snap, job),
         *job.once(failing.release),
-        *spares.keep(snap, job),
-        *progress.suspicions(snap, job),
+        *spares.keep(snap, job, found.members),
+        *progress.suspicions(snap, job, found),
         *seen_saver.follow(snap, job),
         *saving.tell(snap, job),
         *advice.tell(snap, job),
@@ -164,7 +159,7 @@ def _housekeeping(snap: Snapshot, job: JobState) -> list[Decision]:
     ]
 
 
-def waiting_for(snap: Snapshot, job: JobState) -> str:
+def waiting_for(snap: Snapshot, job: JobState, found: Assessment) -> str:
     """What a job that is not running waits for, for `status`; empty when for nothing."""
     if deletion.due(job):
         return deletion.waiting_for(snap, job)
@@ -173,7 +168,7 @@ def waiting_for(snap: Snapshot, job: JobState) -> str:
         return f"the commit of its last checkpoint, {left}" if left else ""
     if job.switch.value.phase not in (JobPhase.WAITING, JobPhase.RUNNING):
         return ""
-    need = _need(snap, job)
+    need = found.need
     if need is None or need.scope is Scope.TASK:
         return delays.in_force(job)
     plan = job.next_plan

@@ -7,7 +7,7 @@ D from it satisfies rule 3 also for a leader that took over.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Generic, TypeVar, cast
 
@@ -228,8 +228,6 @@ class Snapshot:
     strays: tuple[Versioned[object], ...] = ()
     aside: Mapping[str, Aside] = field(default_factory=dict)
     nodes_aside: Mapping[str, Left] = field(default_factory=dict)
-    derived: dict[Hashable, object] = field(default_factory=dict, init=False, repr=False, compare=False)
-    """What several rules derive from this very picture, kept by whoever derives it."""
 
     def former_ms(self) -> int:
         """For how long tasks may still run that an etcd before this one has vouched for; 0 when none can.

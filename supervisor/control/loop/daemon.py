@@ -30,6 +30,8 @@ from supervisor.contract.observed import MOST_NOTICES, Beat, Incarnation
 from supervisor.contract.promise import PromiseAnswer, PromiseRequest, Taking
 from supervisor.contract.timing import Timing
 from supervisor.control.decide import parking
+from supervisor.control.decide.assess.assess import Assessments
+from supervisor.control.decide.assess.stacks import to_dump
 from supervisor.control.decide.facts.cluster_time import ages
 from supervisor.control.decide.plan import Action, DeleteFiles, put, unchanged
 from supervisor.control.decide.reconcile import reconcile
@@ -129,7 +131,7 @@ class ControlDaemon:
         self._turned_ms = self._since_ms
         self._etcd_since_ms = self._since_ms
         self._due_ms = self._since_ms
-        self._decided: Snapshot | None = None
+        self._decided: Assessments | None = None
         self._token: LeaderToken | None = None
         self._applier: Applier | None = None
         self._deletions: set[asyncio.Task[None]] = set()
@@ -154,12 +156,12 @@ class ControlDaemon:
             clock,
             new_id,
             self._leader,
-            self._glance,
+            self._seen,
             self._event,
             settings.stores,
         )
         self.desk.secrets = settings.secrets
-        self.desk.broken = self._say_broken
+        self.desk.stacks_wanted = self._stacks_wanted
 
     async def run(self) -> None:
         """Watch, campaign and decide until cancelled. Raises the error of our tree that ended one of them."""
@@ -251,17 +253,26 @@ class ControlDaemon:
                 del self._left[job, node]
         return picture
 
-    def _glance(self) -> Snapshot | None:
+    def _glance(self) -> Assessments | None:
         """What was decided on last, while that is a tick old at most and only beats have come since.
 
-        The answer to each beat of each node needs a picture, and what is derived from it.
+        The answer to each beat of each node needs a picture, and the assessments of its jobs.
         """
         last = self._decided
-        if last is not None and self._clock.now_ms() - last.now_ms < self._settings.timing.tick_ms:
-            known = (last.token, last.revision, last.word)
+        if last is not None and self._clock.now_ms() - last.snap.now_ms < self._settings.timing.tick_ms:
+            known = (last.snap.token, last.snap.revision, last.snap.word)
             if known == (self._token, self._view.revision, self._promiser.word):
                 return last
-        return self._picture()
+        picture = self._picture()
+        return Assessments(picture) if picture is not None else None
+
+    def _seen(self) -> Snapshot | None:
+        known = self._glance()
+        return known.snap if known is not None else None
+
+    def _stacks_wanted(self, node: str) -> tuple[str, ...] | None:
+        known = self._glance()
+        return to_dump(known, node, self._say_broken) if known is not None else None
 
     async def _campaign(self) -> None:
         while True:
@@ -281,9 +292,10 @@ class ControlDaemon:
             if not self._due(batch):
                 continue
             self._settle_promises()
-            self._decided = picture = self._picture()
-            if picture is not None and self._caught_up():
-                await self._decide(picture)
+            picture = self._picture()
+            self._decided = Assessments(picture) if picture is not None else None
+            if self._decided is not None and self._caught_up():
+                await self._decide(self._decided)
 
     async def _has_looked_back(self) -> bool:
         """Whether etcd holds what an earlier life of this supervisor saw: nothing is decided before."""
@@ -396,7 +408,8 @@ class ControlDaemon:
         """Whether the mirror shows our own last write: deciding on an older picture would repeat it."""
         return self._applier is None or self._view.revision >= self._applier.revision
 
-    async def _decide(self, picture: Snapshot) -> None:
+    async def _decide(self, assessments: Assessments) -> None:
+        picture = assessments.snap
         if self._applier is None:
             self._applier = Applier(
                 picture.token,
@@ -408,7 +421,7 @@ class ControlDaemon:
                 self._may_take,
             )
         applier = self._applier
-        decisions = reconcile(picture)
+        decisions = reconcile(picture, assessments)
         try:
             await self._fix_cluster(applier)
             outcomes = await applier.run_all([each for each in decisions if isinstance(each, Action)])

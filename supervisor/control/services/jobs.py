@@ -20,7 +20,6 @@ from supervisor.adapters.secret_sources import SecretSources
 from supervisor.contract.boundaries import CheckpointStore, Clock, Compare, Coordination, Delete, Op
 from supervisor.contract.checkpoint import CheckpointRef, CommitRecord, CommitState
 from supervisor.contract.code import CodePart, CodeState
-from supervisor.contract.containment import Tell
 from supervisor.contract.desired import JobPhase, LeaderRecord
 from supervisor.contract.errors import (
     Conflict,
@@ -57,7 +56,8 @@ class JobService:
 
     Attributes:
         secrets: those that jobs may name.
-        broken: is told of an unexpected error that was met while something was found out about a job.
+        stacks_wanted: tells the attempts on a node whose stacks are wanted; None while this supervisor does
+            not lead.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class JobService:
         self._event = event
         self._allowed = allowed
         self.secrets = SecretSources()
-        self.broken: Tell = _raise
+        self.stacks_wanted: Callable[[str], tuple[str, ...] | None] = lambda _node: None
         self._shelf = CodeUploads(coordination, self._leading)
         self.nodes = NodeService(self._leading, self._run)
         self.checkpoints = CheckpointService(
@@ -454,7 +454,3 @@ def _check_moved(spec: JobSpec, before: JobState, scan: StoreScan) -> None:
             f"{spec.checkpoint.uri} lacks {len(missing)} checkpoints of the job, {missing[0]} among them; "
             f"copy all of {old} there first, or keep that as checkpoint.uri"
         ).about("checkpoint", "uri")
-
-
-def _raise(_job: str, error: Exception) -> None:
-    raise error

@@ -7,9 +7,12 @@ from dataclasses import dataclass
 from enum import Enum
 
 from recovery.policy.roles import RoleKind, kind_of
+from supervisor.contract.desired import Plan
 from supervisor.contract.ids import TaskId
 from supervisor.contract.job.spec import CHIEF_ROLES, JobSpec
 from supervisor.contract.observed import AttemptReport, AttemptState, ExitReason
+from supervisor.control.decide.assess.members import as_taken
+from supervisor.control.decide.snapshot import JobState, Snapshot
 
 
 class CompletionState(Enum):
@@ -32,6 +35,21 @@ class Completion:
     state: CompletionState
     detail: str
     chief_done: bool = False
+
+
+def judge_completion(snap: Snapshot, job: JobState, plan: Plan) -> Completion:
+    """How far the generation in force is from its end."""
+    reports: dict[str, AttemptReport] = {}
+    first_done_ms: int | None = None
+    for placement in plan.placements:
+        held = job.report(placement, plan)
+        if held is not None:
+            reports[placement.member] = as_taken(snap, job, held.value)
+            if placement.role in CHIEF_ROLES and held.value.exit is not None:
+                # Not `created_ms`: the report was created when the attempt started.
+                first_done_ms = held.seen_ms if first_done_ms is None else first_done_ms
+    grace_ms = snap.timing.completion_grace_ms
+    return completion(job.record.value.spec, reports, snap.now_ms, first_done_ms, grace_ms)
 
 
 def completion(

@@ -1,169 +1,32 @@
-"""The failures of a job: the state of each member, the root failure, and the restart that it needs.
+"""The failures of a job: the root failure, and the restart that it needs.
 
 How much a failure restarts is told by `escalation`.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from enum import Enum
+from dataclasses import replace
 
 from recovery.policy.blame import NOTICE_LAG_MS, Failure, root_failures
 from recovery.policy.budget import Verdict, charge
-from recovery.policy.causes import Judged, classify, describe
+from recovery.policy.causes import describe
 from recovery.policy.history import ASKED
-from recovery.policy.rules import rule_of
 from recovery.policy.scope import scope_of
-from recovery.policy.suspects import BaseVerdict, NodeVerdict
-from supervisor.contract.desired import JobPhase, Placement, Plan
-from supervisor.contract.ids import TaskId
+from supervisor.contract.desired import JobPhase
 from supervisor.contract.incident import Cause, Incident, Outcome
-from supervisor.contract.job.spec import Rule, Scope
-from supervisor.contract.observed import AttemptReport, AttemptState, Exit, ExitReason
+from supervisor.contract.job.spec import Scope
+from supervisor.contract.observed import AttemptReport, Exit
 from supervisor.control.decide.assess.escalation import FailedTask, scope_of_failure
+from supervisor.control.decide.assess.members import Member, MemberState
+from supervisor.control.decide.assess.need import Need
 from supervisor.control.decide.assess.verdicts import Suspect, judge
-from supervisor.control.decide.facts.devices import befallen
-from supervisor.control.decide.facts.history import has_trained, incident_id, newest_commit
+from supervisor.control.decide.facts.history import incident_id, newest_commit
 from supervisor.control.decide.facts.standing import Standing, standing
 from supervisor.control.decide.snapshot import JobState, Snapshot, Versioned
 
 
-class MemberState(Enum):
-    """One member of the generation in force."""
-
-    STARTING = "starting"
-    RUNNING = "running"
-    DONE = "done"
-    FAILED = "failed"
-    SUSPECTED = "suspected"
-    LOST = "lost"
-
-
-@dataclass(frozen=True, slots=True)
-class Member:
-    """A member, its state, and the report that says so; `line` of its output tells of the cause."""
-
-    placement: Placement
-    task: TaskId
-    state: MemberState
-    report: Versioned[AttemptReport] | None
-    cause: Cause | None = None
-    line: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Need:
-    """A restart that the job needs.
-
-    Attributes:
-        incident: its natural id: the same failure gives the same id, whoever looks.
-        firm: False while a node is only suspected: prepare, but do not close or flip.
-        detected_ms: from the failure to this leader's knowing of it.
-        known_ms: when this leader knew.
-        verdict: the budget's word; its ledger is what the flip writes.
-        member: `ROLE.INDEX` of the failed task; empty when it is not about one.
-        avoid_nodes: where its tasks go only if they find no other place.
-        last_step: the newest step of the failed attempt itself, -1 if none is known; `stepped`: it made one.
-        flat: the signs of life that are missing, of a hang.
-        began: the revision of etcd when that attempt began, 0 if no attempt has failed.
-        bad_node: the node that the cause has returned on.
-        cold: the restart is to import afresh, as the program has failed of its code for the first time.
-        bad_base: what the failures say of the checkpoint that the generation in force started from.
-    """
-
-    incident: str
-    cause: Cause
-    scope: Scope
-    rule: str
-    verdict: Verdict
-    firm: bool
-    detected_ms: int
-    known_ms: int
-    member: str = ""
-    node: str = ""
-    attempt: int = 0
-    detail: str = ""
-    tail: str = ""
-    stack: str = ""
-    avoid_nodes: tuple[str, ...] = ()
-    last_step: int = -1
-    stepped: bool = False
-    flat: tuple[str, ...] = ()
-    began: int = 0
-    bad_node: NodeVerdict | None = None
-    bad_base: BaseVerdict | None = None
-    cold: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class _Derived:
-    """Holds what its key in `Snapshot.derived` tells apart by identity, so that none of it is reused."""
-
-    job: JobState
-    plan: Plan
-    members: tuple[Member, ...]
-
-
-def members(snap: Snapshot, job: JobState, plan: Plan) -> tuple[Member, ...]:
-    """The state of every member of the plan in force."""
-    key = (members, id(job), id(plan))
-    found = snap.derived.get(key)
-    if isinstance(found, _Derived):
-        return found.members
-    derived = _Derived(job, plan, tuple(_member(snap, job, plan, each) for each in plan.placements))
-    snap.derived[key] = derived
-    return derived.members
-
-
-def _member(snap: Snapshot, job: JobState, plan: Plan, placement: Placement) -> Member:
-    task = job.task(placement.member)
-    report = job.report(placement, plan)
-    if report is not None and report.value.state is AttemptState.EXITED:
-        judged = _judged(snap, job, report.value)
-        if (
-            judged is not None
-            and rule_of(job.record.value.spec, judged.cause, task, job.saver) is Rule.IGNORE
-        ):
-            return Member(placement, task, MemberState.DONE, report)
-        cause = judged.cause if judged is not None else None
-        harmed = befallen(snap, job, plan, placement)
-        if cause is not None and cause.program_fault and harmed is not None and not harmed.blames_program:
-            # What it says of itself is what its GPU did to it.
-            cause = Cause.GPU
-        if cause is None and not _succeeded(report.value):
-            # Ended by its agent, say because the launcher was silent, while the leader still wants it.
-            cause = Cause.KILLED
-        state = MemberState.DONE if cause is None else MemberState.FAILED
-        return Member(placement, task, state, report, cause, judged.line if judged is not None else "")
-    where = standing(snap, placement)
-    if where is Standing.LOST:
-        return Member(placement, task, MemberState.LOST, report, Cause.NODE_LOST)
-    if where is Standing.SUSPECTED:
-        return Member(placement, task, MemberState.SUSPECTED, report, Cause.NODE_LOST)
-    return Member(placement, task, MemberState.STARTING if report is None else MemberState.RUNNING, report)
-
-
-def _judged(snap: Snapshot, job: JobState, report: AttemptReport) -> Judged | None:
-    trained = report.has_stepped or has_trained(snap, job)
-    return classify(report, job.record.value.spec, job.switch.value.phase, trained=trained)
-
-
-def as_taken(snap: Snapshot, job: JobState, report: AttemptReport) -> AttemptReport:
-    """The report as completion takes it: an end that the job ignores counts as exit code 0."""
-    judged = _judged(snap, job, report)
-    if report.exit is None or judged is None:
-        return report
-    if rule_of(job.record.value.spec, judged.cause, report.attempt.task, job.saver) is not Rule.IGNORE:
-        return report
-    return replace(report, exit=replace(report.exit, reason=ExitReason.EXIT, code=0, signal=None))
-
-
-def _succeeded(report: AttemptReport) -> bool:
-    return report.exit is not None and report.exit.code == 0
-
-
-def find_need(snap: Snapshot, job: JobState) -> Need | None:
-    """The restart that the job needs most, or None when it is healthy."""
+def find_need(snap: Snapshot, job: JobState, there: tuple[Member, ...]) -> Need | None:
+    """The restart that an operator asks for, or the failures of a job; None where neither does."""
     switch, plan = job.switch.value, job.plan_in_force
     if switch.phase is JobPhase.WAITING or plan is None:
         # It is about to start: that is the restart which an operator may have asked for meanwhile.
@@ -171,7 +34,7 @@ def find_need(snap: Snapshot, job: JobState) -> Need | None:
     asked = _operators_need(job) if job.intent.value.restart_serial > switch.restart_serial else None
     if asked is not None and asked.scope is Scope.ALL:
         return asked
-    need = _own_need(snap, job, plan.value)
+    need = _own_need(snap, job, there)
     # What restarts the whole job grants the wish for one task too, which may not even be possible by itself.
     if asked is None or (need is not None and need.scope is Scope.ALL):
         return need
@@ -183,10 +46,9 @@ def find_need(snap: Snapshot, job: JobState) -> Need | None:
     return need if blocked or (need is not None and not alive) else asked
 
 
-def _own_need(snap: Snapshot, job: JobState, plan: Plan) -> Need | None:
-    found = members(snap, job, plan)
-    failed = [member for member in found if member.state is MemberState.FAILED]
-    bound = [member for member in found if not _follows(job, member)]
+def _own_need(snap: Snapshot, job: JobState, there: tuple[Member, ...]) -> Need | None:
+    failed = [member for member in there if member.state is MemberState.FAILED]
+    bound = [member for member in there if not _follows(job, member)]
     lost = [member for member in bound if member.state is MemberState.LOST]
     suspected = [member for member in bound if member.state is MemberState.SUSPECTED]
     culprit = _culprit(snap, failed, [*lost, *suspected])
@@ -201,12 +63,9 @@ def _follows(job: JobState, member: Member) -> bool:
     return job.record.value.spec.role(member.task.role).follow
 
 
-def lost_follower(snap: Snapshot, job: JobState) -> Need | None:
+def lost_follower(snap: Snapshot, job: JobState, there: tuple[Member, ...]) -> Need | None:
     """A follower whose node is lost: it moves alone, so that the loss is nobody else's (rule 6.2)."""
-    plan = job.plan_in_force
-    if plan is None or job.switch.value.phase is not JobPhase.RUNNING:
-        return None
-    for member in members(snap, job, plan.value):
+    for member in there:
         if member.state is MemberState.LOST and _follows(job, member):
             need = _node_need(snap, job, member, firm=True)
             incident = incident_id(job, f"{need.incident}-{member.task.member}")

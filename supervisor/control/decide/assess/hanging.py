@@ -5,8 +5,7 @@ The judgement itself is `recovery.policy.hangs`; this module gives it the signs,
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
-from functools import partial
+from dataclasses import replace
 from itertools import pairwise
 
 from recovery.policy.hangs import (
@@ -15,7 +14,6 @@ from recovery.policy.hangs import (
     STEP,
     TRAINING,
     Hang,
-    Judgement,
     Running,
     bounds_of,
     describe,
@@ -24,33 +22,32 @@ from recovery.policy.hangs import (
 )
 from recovery.policy.roles import RoleKind, kind_of
 from recovery.policy.rules import rule_of
-from supervisor.contract.containment import Tell, contained
-from supervisor.contract.desired import JobPhase, Plan
 from supervisor.contract.ids import TaskId
 from supervisor.contract.incident import Cause
 from supervisor.contract.job.spec import Rule, Scope
 from supervisor.contract.observed import AttemptReport, Sign, TaskBeat
 from supervisor.control.decide.assess import verdicts
-from supervisor.control.decide.assess.failures import Member, MemberState, Need, members, need_of
+from supervisor.control.decide.assess.assessment import Assessment, Liveness
+from supervisor.control.decide.assess.failures import need_of
+from supervisor.control.decide.assess.members import Member, MemberState
+from supervisor.control.decide.assess.need import Need
 from supervisor.control.decide.facts.history import incident_id, life_of, steps_are_read
 from supervisor.control.decide.plan import Action, unchanged
 from supervisor.control.decide.snapshot import JobState, NodeState, Snapshot, Versioned
 
 
-def find_hang(snap: Snapshot, job: JobState, found: tuple[Member, ...]) -> Need | None:
+def find_hang(snap: Snapshot, job: JobState, there: tuple[Member, ...], liveness: Liveness) -> Need | None:
     """The restart that a hang asks for, if it is to be acted upon."""
-    plan = job.plan_in_force
-    assert plan is not None
-    hang = judgement_of(snap, job, plan.value).judgement.hang
+    hang = liveness.judgement.hang
     if hang is None or rule_of(job.record.value.spec, Cause.HANG) is Rule.IGNORE:
         return None
-    if _why_left(snap, job, found, hang):
+    if _why_left(snap, job, there, hang):
         return None
-    return _need_of_hang(snap, job, found, hang)
+    return _need_of_hang(snap, job, there, hang)
 
 
-def _need_of_hang(snap: Snapshot, job: JobState, found: tuple[Member, ...], hang: Hang) -> Need:
-    root = next((each for each in found if each.task == hang.root), None)
+def _need_of_hang(snap: Snapshot, job: JobState, there: tuple[Member, ...], hang: Hang) -> Need:
+    root = next((each for each in there if each.task == hang.root), None)
     # Known since its time was up: the back-off runs from there.
     need = need_for(snap, job, root, Cause.HANG, snap.now_ms - hang.late_ms, _story(snap, job, root, hang))
     return replace(need, detected_ms=hang.stalled_ms - hang.late_ms, flat=hang.flat)
@@ -69,40 +66,35 @@ def _is_users_wish(job: JobState) -> bool:
     return spec.progress.act_after_ms is not None or rule_of(spec, Cause.HANG) is Rule.FAIL
 
 
-def suspected(snap: Snapshot, job: JobState) -> dict[TaskId, str]:
+def suspected(found: Assessment) -> dict[TaskId, str]:
     """The tasks of a running job that may hang, with the signs of life that each is missing."""
-    plan = job.plan_in_force
-    if plan is None or job.switch.value.phase is not JobPhase.RUNNING:
-        return {}
-    judged = judgement_of(snap, job, plan.value)
+    liveness = found.liveness
     return {
-        each.task: _suspicion(judged, each)
-        for each in judged.tasks
-        if each.task in judged.judgement.suspected
+        each.task: _suspicion(liveness, each)
+        for each in liveness.tasks
+        if each.task in liveness.judgement.suspected
     }
 
 
-def _suspicion(judged: _Judged, each: Running) -> str:
+def _suspicion(liveness: Liveness, each: Running) -> str:
     lacks = describe(each)
-    if each.task in judged.slow:
+    if each.task in liveness.slow:
         lacks = (
             f"has made no step in the {each.fresh_ms / 1000:.0f} s since its start (limits.startup is over)"
         )
-    return lacks + (", but still works or writes" if each.task in judged.judgement.busy else "")
+    return lacks + (", but still works or writes" if each.task in liveness.judgement.busy else "")
 
 
-def left_alone(snap: Snapshot, job: JobState, found: tuple[Member, ...]) -> list[Action]:
+def left_alone(snap: Snapshot, job: JobState, found: Assessment) -> list[Action]:
     """An operator is told of a hang that we do not act upon, once for each attempt or generation."""
-    plan = job.plan_in_force
-    assert plan is not None
-    hang = judgement_of(snap, job, plan.value).judgement.hang
+    hang = found.liveness.judgement.hang
     if hang is None or rule_of(job.record.value.spec, Cause.HANG) is Rule.IGNORE:
         return []
-    why = _why_left(snap, job, found, hang)
+    why = _why_left(snap, job, found.members, hang)
     if not why:
         return []
-    root = next((each for each in found if each.task == hang.root), None)
-    attempt = attempt_of(root) if root is not None else f"{job.name}@{plan.value.generation}"
+    root = next((each for each in found.members if each.task == hang.root), None)
+    attempt = attempt_of(root) if root is not None else f"{job.name}@{job.switch.value.generation}"
     text = (
         f"{_story(snap, job, root, hang)}; it is left running: {why}. If it does hang, restart it "
         f"(supervisorctl restart {job.name}) and set progress.act_after"
@@ -111,7 +103,7 @@ def left_alone(snap: Snapshot, job: JobState, found: tuple[Member, ...]) -> list
     return [Action("hang_left", job.name, text, (unchanged(job.switch),), (), fields)]
 
 
-def _why_left(snap: Snapshot, job: JobState, found: tuple[Member, ...], hang: Hang) -> str:
+def _why_left(snap: Snapshot, job: JobState, there: tuple[Member, ...], hang: Hang) -> str:
     """Why a hang is not acted upon; empty if it is.
 
     The first one is. A second one is believed only if a sign of training is missing that was missing before,
@@ -125,33 +117,8 @@ def _why_left(snap: Snapshot, job: JobState, found: tuple[Member, ...], hang: Ha
         return "it was restarted for other missing signs before"
     if before and hang.writes:
         return "it was restarted for that before, and goes on writing output"
-    need = _need_of_hang(snap, job, found, hang)
+    need = _need_of_hang(snap, job, there, hang)
     return "" if need.verdict.allowed else need.verdict.reason
-
-
-def to_dump(snap: Snapshot, node: str, tell: Tell) -> tuple[str, ...]:
-    """Attempts on a node whose stacks are wanted: those suspected, and all of a job that stands still.
-
-    An error about a job goes to `tell`, and nothing of the job is wanted.
-    """
-    wanted: list[str] = []
-    for job in snap.jobs.values():
-        with contained(partial(tell, job.name)):
-            wanted += _to_dump(snap, job, node)
-    return tuple(wanted)
-
-
-def _to_dump(snap: Snapshot, job: JobState, node: str) -> list[str]:
-    plan = job.plan_in_force
-    if plan is None or job.switch.value.phase is not JobPhase.RUNNING:
-        return []
-    judged = judgement_of(snap, job, plan.value).judgement
-    return [
-        attempt_of(member)
-        for member in (members(snap, job, plan.value) if judged.suspected else ())
-        if member.placement.node == node and member.state is MemberState.RUNNING
-        if judged.everyone or member.task in judged.suspected
-    ]
 
 
 def _story(snap: Snapshot, job: JobState, root: Member | None, hang: Hang) -> str:
@@ -173,40 +140,21 @@ def _only(job: JobState) -> TaskId | None:
     return tasks[0] if len(tasks) == 1 else None
 
 
-@dataclass(frozen=True, slots=True)
-class _Judged:
-    """Holds what its key in `Snapshot.derived` tells apart by identity, so that none of it is reused.
-
-    `slow`: those of the suspected that have not come to their first step, as `slow_starts` says.
-    """
-
-    job: JobState
-    tasks: tuple[Running, ...]
-    judgement: Judgement = field(default_factory=Judgement)
-    slow: frozenset[TaskId] = frozenset()
-
-
-def judgement_of(snap: Snapshot, job: JobState, plan: Plan) -> _Judged:
-    """What the signs of life of a running job's tasks tell, judged once in a picture."""
-    key = (judgement_of, id(job))
-    found = snap.derived.get(key)
-    if isinstance(found, _Judged):
-        return found
-    tasks = _tasks(snap, job, plan)
+def liveness_of(snap: Snapshot, job: JobState, there: tuple[Member, ...]) -> Liveness:
+    """What the signs of life of a running job's tasks tell."""
+    tasks = _tasks(snap, job, there)
     spec = job.record.value.spec
     if not spec.progress.watch_hangs:
-        judged = snap.derived[key] = _Judged(job, tasks)
-        return judged
+        return Liveness(tasks)
     before = sum(past.incident.cause is Cause.HANG for past in life_of(job)) if tasks else 0
     bounds = bounds_of(tasks, spec.progress, spec.limits.startup_ms, hung_before=before)
     judgement = judge(tasks, bounds, by_training=spec.progress.act_after_ms is not None)
     slow = slow_starts(tasks, spec.limits.startup_ms, steps_are_read=steps_are_read(snap, job))
     judgement = replace(judgement, suspected=judgement.suspected | slow, busy=judgement.busy | slow)
-    judged = snap.derived[key] = _Judged(job, tasks, judgement, slow)
-    return judged
+    return Liveness(tasks, judgement, slow)
 
 
-def _tasks(snap: Snapshot, job: JobState, plan: Plan) -> tuple[Running, ...]:
+def _tasks(snap: Snapshot, job: JobState, there: tuple[Member, ...]) -> tuple[Running, ...]:
     """Every task, all of which must be heard, or be done: one that is not may be who the others wait for.
 
     So may one that has ended and is still to be reported, by an agent that etcd does not answer; and one that
@@ -215,7 +163,7 @@ def _tasks(snap: Snapshot, job: JobState, plan: Plan) -> tuple[Running, ...]:
     """
     spec = job.record.value.spec
     running = []
-    for member in members(snap, job, plan):
+    for member in there:
         if member.state is MemberState.DONE:
             continue
         picture = snap.nodes.get(member.placement.node)

@@ -16,17 +16,18 @@ from supervisor.contract.desired import JobPhase
 from supervisor.contract.ids import AttemptId, TaskId
 from supervisor.contract.incident import STANDING_STILL, Cause, Incident, Outcome
 from supervisor.contract.job.spec import Rule, Scope
-from supervisor.control.decide.assess.failures import Member, MemberState, Need, members
+from supervisor.control.decide.assess.assessment import Assessment, Liveness
 from supervisor.control.decide.assess.hanging import (
     attempt_of,
     beat_of,
     find_hang,
-    judgement_of,
     left_alone,
     need_for,
     spared,
     suspected,
 )
+from supervisor.control.decide.assess.members import GONE, Member, MemberState
+from supervisor.control.decide.assess.need import Need
 from supervisor.control.decide.facts import missed_base
 from supervisor.control.decide.facts.history import has_stepped, steps_are_read
 from supervisor.control.decide.plan import Action, put, unchanged
@@ -37,7 +38,6 @@ WATCHED = frozenset({Cause.HANG, Cause.NAN_LOSS, Cause.NEVER_READY, Cause.BASE_M
 
 CLOCK_MS = 5_000
 CLOCK_PARTS = 100
-_GONE = frozenset({MemberState.FAILED, MemberState.LOST, MemberState.SUSPECTED})
 
 
 def wall_time(snap: Snapshot, job: JobState) -> Need | None:
@@ -91,35 +91,28 @@ def clock(snap: Snapshot, job: JobState) -> list[Action]:
     return [Action("clock", job.name, "", (unchanged(job.record),), (put(job.record.key, kept),))]
 
 
-def find(snap: Snapshot, job: JobState) -> Need | None:
+def find(snap: Snapshot, job: JobState, there: tuple[Member, ...], liveness: Liveness) -> Need | None:
     """What the beats of a job ask for, of which no attempt has ended and no node is silent."""
-    plan = job.plan_in_force
-    if plan is None or job.switch.value.phase is not JobPhase.RUNNING:
-        return None
-    found = members(snap, job, plan.value)
-    if any(each.state in _GONE for each in found):
+    if any(each.state in GONE for each in there):
         return None
     return (
-        spared(job, _begun(snap, job, found))
-        or _from_scratch(snap, job, found)
-        or _nan(snap, job, found)
-        or spared(job, find_hang(snap, job, found))
-        or _late(snap, job, found)
+        spared(job, _begun(snap, job, there))
+        or _from_scratch(snap, job, there)
+        or _nan(snap, job, there)
+        or spared(job, find_hang(snap, job, there, liveness))
+        or _late(snap, job, there)
     )
 
 
-def suspicions(snap: Snapshot, job: JobState) -> list[Action]:
+def suspicions(snap: Snapshot, job: JobState, found: Assessment) -> list[Action]:
     """One event for each attempt that may hang, for each hang that is left alone, and for each straggler."""
-    plan = job.plan_in_force
-    if plan is None or job.switch.value.phase is not JobPhase.RUNNING:
-        return []
-    tasks = {each.task: each for each in members(snap, job, plan.value)}
-    lines = [("hang_suspected", tasks[task], text) for task, text in sorted(suspected(snap, job).items())]
+    tasks = {each.task: each for each in found.members}
+    lines = [("hang_suspected", tasks[task], text) for task, text in sorted(suspected(found).items())]
     lines += [
         ("straggler", tasks[task], f"makes {slower:g} times fewer steps than its peers")
-        for task, slower in slow_tasks(snap, job).items()
+        for task, slower in slow_tasks(snap, found).items()
     ]
-    actions = left_alone(snap, job, tuple(tasks.values()))
+    actions = left_alone(snap, job, found)
     actions += [
         Action(
             kind,
@@ -135,20 +128,15 @@ def suspicions(snap: Snapshot, job: JobState) -> list[Action]:
     return [each for each in actions if (each.kind, each.fields["attempt"]) not in told]
 
 
-def slow_tasks(snap: Snapshot, job: JobState) -> dict[TaskId, float]:
+def slow_tasks(snap: Snapshot, found: Assessment) -> dict[TaskId, float]:
     """How many times slower each straggler of a running job is than its peers; one that may hang is none."""
-    plan = job.plan_in_force
-    if plan is None or job.switch.value.phase is not JobPhase.RUNNING:
-        return {}
-    there = members(snap, job, plan.value)
-    if any(each.state in _GONE for each in there):
+    if any(each.state in GONE for each in found.members):
         # Who waits for a peer that is gone stands still sooner or later than others.
         return {}
-    beats = {each.task: beat_of(snap, each) for each in there}
+    beats = {each.task: beat_of(snap, each) for each in found.members}
     paces = {task: beat.pace for task, beat in beats.items() if beat is not None and beat.pace >= 0}
-    found = stragglers(paces)
-    hung = judgement_of(snap, job, plan.value).judgement.suspected if found else frozenset()
-    return {task: slower for task, slower in found.items() if task not in hung}
+    hung = found.liveness.judgement.suspected
+    return {task: slower for task, slower in stragglers(paces).items() if task not in hung}
 
 
 def stacks(job: JobState) -> list[Action]:
@@ -277,7 +265,7 @@ def _late(snap: Snapshot, job: JobState, found: tuple[Member, ...]) -> Need | No
 def _overdue(snap: Snapshot, job: JobState, member: Member, limit_ms: int) -> bool:
     """A training task that has run for the whole of the limit without a step of its own.
 
-    One that works, or writes what is new, is waited for, and told of (`hanging.judgement_of`).
+    One that works, or writes what is new, is waited for, and told of (`hanging.liveness_of`).
     """
     beat, picture = beat_of(snap, member), snap.nodes.get(member.placement.node)
     if picture is None or picture.beat is None or member.report is None:

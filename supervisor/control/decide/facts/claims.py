@@ -110,9 +110,7 @@ def _of_job(snap: Snapshot, job: JobState) -> Iterable[Claim]:
     return (_merged(recorded, more) if more else recorded).values()
 
 
-def _merged(
-    known: Mapping[tuple[str, str], Claim], claims: Iterable[Claim]
-) -> dict[tuple[str, str], Claim]:
+def _merged(known: Mapping[tuple[str, str], Claim], claims: Iterable[Claim]) -> dict[tuple[str, str], Claim]:
     """One claim for each node and member, which names every GPU that one of them names."""
     found = dict(known)
     for claim in claims:

@@ -9,7 +9,7 @@ from supervisor.contract import keys
 from supervisor.contract.checkpoint import CheckpointRef, CommitState
 from supervisor.contract.desired import Closing, JobPhase, Plan
 from supervisor.contract.observed import Staged, StageFailure
-from supervisor.control.decide.assess.failures import Need
+from supervisor.control.decide.assess.need import Need
 from supervisor.control.decide.checkpoints import commit_list
 from supervisor.control.decide.facts import cluster_spec
 from supervisor.control.decide.facts.history import asked_base

@@ -13,7 +13,7 @@ from dataclasses import replace
 from supervisor.contract.desired import JobPhase
 from supervisor.contract.incident import Cause
 from supervisor.contract.observed import AttemptReport, AttemptState
-from supervisor.control.decide.assess.failures import Need
+from supervisor.control.decide.assess.need import Need
 from supervisor.control.decide.facts.standing import Standing, standing
 from supervisor.control.decide.jobs import incidents
 from supervisor.control.decide.plan import Action, put, short, unchanged

@@ -24,7 +24,7 @@ from supervisor.contract.desired import Closing, JobPhase, Ledger, LostMark, Pla
 from supervisor.contract.incident import Cause, Outcome
 from supervisor.contract.job.spec import Scope, Strategy
 from supervisor.contract.observed import AttemptReport, ExitReason, Prepared
-from supervisor.control.decide.assess.failures import Need
+from supervisor.control.decide.assess.need import Need
 from supervisor.control.decide.checkpoints.commit_list import head_unchanged
 from supervisor.control.decide.facts import delays, promises
 from supervisor.control.decide.facts.devices import FAULTY, QUARANTINED, find_gpu, unfit

@@ -18,7 +18,7 @@ from supervisor.contract.ids import AttemptId
 from supervisor.contract.incident import STANDING_STILL, Cause, Event, Incident, Outcome
 from supervisor.contract.job.spec import Scope
 from supervisor.contract.observed import AttemptReport, AttemptState, TaskBeat
-from supervisor.control.decide.assess.failures import Need
+from supervisor.control.decide.assess.need import Need
 from supervisor.control.decide.facts.history import has_stepped, job_step, steps_are_read
 from supervisor.control.decide.plan import (
     MAX_TEXT,

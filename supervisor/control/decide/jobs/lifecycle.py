@@ -5,10 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from supervisor.contract.desired import Assignment, JobPhase, Ledger, Placement, Plan
-from supervisor.contract.job.spec import CHIEF_ROLES, Wanted
+from supervisor.contract.job.spec import Wanted
 from supervisor.contract.observed import AttemptReport
-from supervisor.control.decide.assess.completion import Completion, completion
-from supervisor.control.decide.assess.failures import as_taken
+from supervisor.control.decide.assess.completion import Completion
 from supervisor.control.decide.checkpoints import saving, seen_saver
 from supervisor.control.decide.checkpoints.collecting import collect
 from supervisor.control.decide.facts.history import newest_commit
@@ -18,24 +17,6 @@ from supervisor.control.decide.plan import Action, Decision, delete_all, put, un
 from supervisor.control.decide.snapshot import JobState, Snapshot, Versioned
 
 STOP_PATIENCE = 2
-
-
-def judge_completion(snap: Snapshot, job: JobState) -> Completion | None:
-    """How far the generation in force is from its end; None when none is in force."""
-    plan = job.plan_in_force
-    if plan is None:
-        return None
-    reports: dict[str, AttemptReport] = {}
-    first_done_ms: int | None = None
-    for placement in plan.value.placements:
-        held = job.report(placement, plan.value)
-        if held is not None:
-            reports[placement.member] = as_taken(snap, job, held.value)
-            if placement.role in CHIEF_ROLES and held.value.exit is not None:
-                # Not `created_ms`: the report was created when the attempt started.
-                first_done_ms = held.seen_ms if first_done_ms is None else first_done_ms
-    grace_ms = snap.timing.completion_grace_ms
-    return completion(job.record.value.spec, reports, snap.now_ms, first_done_ms, grace_ms)
 
 
 def finish(job: JobState, done: Completion) -> Action:

@@ -18,7 +18,7 @@ from supervisor.contract.boundaries import Compare, Delete, Op
 from supervisor.contract.desired import ClusterSpec, JobPhase, Placement
 from supervisor.contract.incident import Cause
 from supervisor.contract.observed import AttemptReport, AttemptState
-from supervisor.control.decide.assess.failures import Need
+from supervisor.control.decide.assess.need import Need
 from supervisor.control.decide.facts.claims import claiming
 from supervisor.control.decide.facts.standing import Standing, standing
 from supervisor.control.decide.jobs import incidents

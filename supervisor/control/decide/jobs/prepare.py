@@ -11,7 +11,7 @@ from supervisor.contract.desired import Assignment, Placement, Plan
 from supervisor.contract.ids import TaskId
 from supervisor.contract.job.spec import JobSpec, RoleSpec, Strategy
 from supervisor.contract.secret import environment_of, secrets_of
-from supervisor.control.decide.assess.failures import Need
+from supervisor.control.decide.assess.need import Need
 from supervisor.control.decide.facts.claims import Asking, all_claims, by_gpu, by_node, claiming
 from supervisor.control.decide.facts.devices import known_faults, slots_of
 from supervisor.control.decide.jobs import incidents

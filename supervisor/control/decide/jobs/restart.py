@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from supervisor.contract.incident import Cause
 from supervisor.contract.job.spec import Scope
-from supervisor.control.decide.assess.failures import Need
+from supervisor.control.decide.assess.need import Need
 from supervisor.control.decide.assess.progress import WATCHED
 from supervisor.control.decide.facts.devices import known_faults
 from supervisor.control.decide.facts.standing import Standing, standing

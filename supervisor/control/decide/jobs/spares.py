@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from supervisor.contract import keys
 from supervisor.contract.boundaries import Delete, Op
-from supervisor.contract.desired import JobPhase, Spare
+from supervisor.contract.desired import Spare
 from supervisor.contract.job.spec import JobSpec, Resources, RoleSpec
 from supervisor.contract.secret import environment_of
-from supervisor.control.decide.assess.failures import MemberState, members
+from supervisor.control.decide.assess.members import Member, MemberState
 from supervisor.control.decide.facts.devices import all_slots
 from supervisor.control.decide.nodes.placement import DOCKER, NodeOffer, has_room
 from supervisor.control.decide.plan import Action, fitting, put, unchanged
@@ -24,14 +24,14 @@ CALM_MS = 2_000
 """So long all tasks have run before a node is told to import: what starts needs its processors."""
 
 
-def keep(snap: Snapshot, job: JobState) -> list[Action]:
+def keep(snap: Snapshot, job: JobState, there: tuple[Member, ...]) -> list[Action]:
     """Bring the records of a job's spares in line with its nodes; nothing when they are."""
     ops: list[Op] = [
         Delete(held.key) for node, held in job.spares.items() if _over(job, held.value, snap.nodes.get(node))
     ]
     # One thing at a time: a transaction may not delete a key and put it.
     ops = ops or _declined(snap, job)
-    if not ops and job.record.value.spec.preload and _calm(snap, job):
+    if not ops and job.record.value.spec.preload and _calm(snap, job, there):
         ops = _told(snap, job)
     return [Action("spares", job.name, "", (unchanged(job.switch),), fitting(ops))] if ops else []
 
@@ -105,12 +105,11 @@ def _over(job: JobState, spare: Spare, picture: NodeState | None) -> bool:
     return not spare.wanted or picture.incarnation.value.incarnation in picture.marks
 
 
-def _calm(snap: Snapshot, job: JobState) -> bool:
+def _calm(snap: Snapshot, job: JobState, there: tuple[Member, ...]) -> bool:
     """Nothing of the job starts now, nor is about to."""
-    plan, switch = job.plan_in_force, job.switch.value
-    if plan is None or switch.phase is not JobPhase.RUNNING or job.next_plan is not None:
+    if not there or job.next_plan is not None:
         return False
-    for member in members(snap, job, plan.value):
+    for member in there:
         if member.state not in (MemberState.RUNNING, MemberState.DONE) or member.report is None:
             return False
         if snap.now_ms - member.report.created_ms < CALM_MS:

@@ -1,7 +1,8 @@
-"""What a GPU's fault leads to: a quarantine, a drained node, a restart of who had it, or a line of history.
+"""What a GPU's fault leads to: a quarantine, a drained node, or a line of history.
 
-A quarantine is about the GPU. Its node is drained only where the fault asks for it. Tasks leave a quarantined
-GPU by a new generation, and run on it until there is another for them.
+A quarantine is about the GPU. Its node is drained only where the fault asks for it. The tasks that have the
+GPU are restarted (`assess.leaving`): they leave a quarantined one by a new generation, and run on it until
+there is another for them.
 """
 
 from __future__ import annotations
@@ -11,19 +12,14 @@ from dataclasses import replace
 
 from supervisor.contract import keys
 from supervisor.contract.boundaries import Compare, Op
-from supervisor.contract.desired import Cordon, GpuQuarantine, JobPhase
-from supervisor.contract.incident import Cause
+from supervisor.contract.desired import Cordon, GpuQuarantine
 from supervisor.contract.observed import Gpu, GpuAction, GpuHealth, Incarnation
-from supervisor.control.decide.assess.failures import Member, MemberState, Need, members, need_of
-from supervisor.control.decide.facts.devices import HARMFUL, GpuHarm, befallen, reported, told_of
+from supervisor.control.decide.facts.devices import HARMFUL, reported, told_of
 from supervisor.control.decide.plan import Action, delete_all, put, short, unchanged, unchanged_or_absent
-from supervisor.control.decide.snapshot import JobState, NodeState, Snapshot, Versioned
+from supervisor.control.decide.snapshot import NodeState, Snapshot, Versioned
 
 NEWS_MS = 10_000
 """A report that this leader has known for longer has been told of."""
-
-SETTLED_MS = 2_000
-"""What is told of a GPU so soon after an attempt's start may still be what its predecessor did."""
 
 _REACH = {action: reach for reach, action in enumerate(GpuAction)}
 
@@ -32,31 +28,6 @@ def decide(snap: Snapshot) -> list[Action]:
     """Quarantines, drained nodes, and what is only told."""
     nodes = (picture for picture in snap.nodes.values() if picture.node not in snap.nodes_aside)
     return [action for picture in nodes for action in _of_node(snap, picture)]
-
-
-def find(snap: Snapshot, job: JobState) -> Need | None:
-    """The restart that a fault of a GPU asks for, of a task that runs on it."""
-    plan = job.plan_in_force
-    if plan is None or job.switch.value.phase is not JobPhase.RUNNING:
-        return None
-    if not any(placement.gpus for placement in plan.value.placements):
-        return None
-    for member in members(snap, job, plan.value):
-        if member.state is not MemberState.RUNNING:
-            continue
-        harmed = befallen(snap, job, plan.value, member.placement)
-        if harmed is not None:
-            detail = harmed.describe()
-            cause = _cause(member, harmed)
-            return need_of(snap, job, member, cause, known_ms=harmed.seen_ms, detail=detail)
-    return None
-
-
-def _cause(member: Member, harmed: GpuHarm) -> Cause:
-    """A program that crashes on its GPU is charged as if the crash had ended it, and once for each."""
-    began_ms = member.report.created_ms if member.report is not None else harmed.seen_ms
-    own = harmed.blames_program and harmed.seen_ms >= began_ms + SETTLED_MS
-    return Cause.PROGRAM_SIGNAL if own else Cause.GPU
 
 
 def _of_node(snap: Snapshot, picture: NodeState) -> Iterator[Action]:

@@ -1,0 +1,40 @@
+"""What is found of a job in one snapshot, once, for all that decide on it or show it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from recovery.policy.hangs import Judgement, Running
+from supervisor.contract.ids import TaskId
+from supervisor.control.decide.assess.completion import Completion
+from supervisor.control.decide.assess.members import Member
+from supervisor.control.decide.assess.need import Need
+
+
+@dataclass(frozen=True, slots=True)
+class Liveness:
+    """What the signs of life of a running job's tasks tell.
+
+    `slow`: those of the suspected that have not come to their first step, as `slow_starts` says.
+    """
+
+    tasks: tuple[Running, ...] = ()
+    judgement: Judgement = field(default_factory=Judgement)
+    slow: frozenset[TaskId] = frozenset()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Assessment:
+    """The state of a job, and what it needs. `assess.assess` makes it.
+
+    Attributes:
+        members: of the generation in force; none while the job does not run.
+        liveness: whether they show signs of life.
+        completion: how far a job that runs is from its end.
+        need: the restart that it needs; None also for a job that neither runs nor waits for its start.
+    """
+
+    members: tuple[Member, ...] = ()
+    liveness: Liveness = field(default_factory=Liveness)
+    completion: Completion | None = None
+    need: Need | None = None

@@ -1,0 +1,74 @@
+"""Tasks that are to leave what they run on: a GPU that has had a fault, or a node that is drained.
+
+Tasks on a drained node run on until there is room for them elsewhere; then a new generation moves them. Their
+node takes no new task meanwhile, as it is cordoned.
+"""
+
+from __future__ import annotations
+
+from supervisor.contract.incident import Cause
+from supervisor.contract.job.spec import Scope
+from supervisor.control.decide.assess.failures import need_of
+from supervisor.control.decide.assess.members import Member, MemberState
+from supervisor.control.decide.assess.need import Need
+from supervisor.control.decide.assess.verdicts import Suspect, judge
+from supervisor.control.decide.facts.devices import GpuHarm, befallen
+from supervisor.control.decide.facts.history import incident_id
+from supervisor.control.decide.snapshot import JobState, Snapshot
+
+SETTLED_MS = 2_000
+"""What is told of a GPU so soon after an attempt's start may still be what its predecessor did."""
+
+
+def gpu_need(snap: Snapshot, job: JobState, there: tuple[Member, ...]) -> Need | None:
+    """The restart that a fault of a GPU asks for, of a task that runs on it."""
+    plan = job.plan_in_force
+    if plan is None or not any(member.placement.gpus for member in there):
+        return None
+    for member in there:
+        if member.state is not MemberState.RUNNING:
+            continue
+        harmed = befallen(snap, job, plan.value, member.placement)
+        if harmed is not None:
+            detail = harmed.describe()
+            cause = _cause(member, harmed)
+            return need_of(snap, job, member, cause, known_ms=harmed.seen_ms, detail=detail)
+    return None
+
+
+def _cause(member: Member, harmed: GpuHarm) -> Cause:
+    """A program that crashes on its GPU is charged as if the crash had ended it, and once for each."""
+    began_ms = member.report.created_ms if member.report is not None else harmed.seen_ms
+    own = harmed.blames_program and harmed.seen_ms >= began_ms + SETTLED_MS
+    return Cause.PROGRAM_SIGNAL if own else Cause.GPU
+
+
+def drain_need(snap: Snapshot, job: JobState, there: tuple[Member, ...]) -> Need | None:
+    """The move of the tasks that a job has on a node that is drained."""
+    for member in there:
+        picture = snap.nodes.get(member.placement.node)
+        cordon = picture.cordon if picture is not None else None
+        stays = member.state not in (MemberState.RUNNING, MemberState.STARTING)
+        if cordon is not None and cordon.value.drain and not stays:
+            return _of_drain(snap, job, member, cordon.value.reason, cordon.seen_ms)
+    return None
+
+
+def _of_drain(snap: Snapshot, job: JobState, member: Member, reason: str, known_ms: int) -> Need:
+    node = member.placement.node
+    incident = incident_id(job, f"g{job.switch.value.generation}-drain.{node}")
+    accused = Suspect(incident, Cause.DRAINED, Scope.ALL, "", node, False, known_ms)
+    return Need(
+        incident=incident,
+        cause=Cause.DRAINED,
+        scope=Scope.ALL,
+        rule="node.drain",
+        verdict=judge(snap, job, accused).verdict,
+        # Until it is closed for, an operator may think better of it.
+        firm=False,
+        detected_ms=0,
+        known_ms=known_ms,
+        member=member.placement.member,
+        node=node,
+        detail=f"node {node} is drained: {reason}",
+    )
