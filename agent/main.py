@@ -91,7 +91,7 @@ async def _serve(config: AgentConfig, load: Callable[[], AgentConfig], sink: Log
     state_dir = Path(config.state_dir)
     files = AttemptFiles(state_dir / ATTEMPTS, sink, config.log_budget)
     config.hadoop.settings().put_into_environment()
-    allowed = AllowedStores(entries_or_default(config.stores))
+    allowed = AllowedStores(entries_or_default(config.stores), config.hadoop.proxy_users)
     stores = Stores(config.hadoop.settings(), ThreadPoolExecutor(STORE_THREADS, "store"), sink, allowed)
     await asyncio.to_thread(stores.preload)
     links = GrpcLinks(config.supervisors, guard, sink)

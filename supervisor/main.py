@@ -51,7 +51,7 @@ async def _serve(config: SupervisorConfig, load: Callable[[], SupervisorConfig],
     await asyncio.to_thread(stores.preload)
     coordination = service.connect(config)
     terms = Terms(config.promise_for, tuple(config.supervisors))
-    allowed = AllowedStores(entries_or_default(config.stores))
+    allowed = AllowedStores(entries_or_default(config.stores), config.hadoop.proxy_users)
     secrets = SecretSources(sources_of(config))
     settings = ControlSettings(
         config.id, config.cluster, config.address, os.getpid(), timing, terms, allowed, secrets

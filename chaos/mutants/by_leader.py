@@ -329,7 +329,7 @@ MUTANTS = (
             Edit(
                 "supervisor/control/decide/checkpoints/collecting.py",
                 "    return [*decisions, *(_mark(job, record) for record in going[:1])]\n",
-                "    uri = job.record.value.spec.checkpoint.uri\n"
+                "    uri = job.record.value.store_uri\n"
                 "    for held in (job.commits[record.ref] for record in going[:1]):\n"
                 "        doomed = replace(held.value, state=CommitState.COLLECTING)\n"
                 "        decisions.append(DeleteFiles(job.name, held.key, held.mod_revision, doomed, uri))\n"

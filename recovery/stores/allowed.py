@@ -1,4 +1,4 @@
-"""Which stores a daemon may use: jobs name any, and the daemon would write there with its own rights.
+"""Which stores a daemon may use, and as whom: jobs name any, and the daemon has rights of its own there.
 
 An entry with `{owner}` is a place for each user: `file:///data/{owner}` is /data/alice for jobs of alice.
 """
@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
 
-from supervisor.adapters.files.store_uri import Scheme, StoreUri, parse_uri
+from supervisor.adapters.files.store_uri import Scheme, StoreUri, is_hdfs_user, parse_uri
 from supervisor.contract.access import Kind
 from supervisor.contract.errors import UserError
 
@@ -29,10 +29,11 @@ class AllowedStores:
     """The places that `entries` name, with all below them.
 
     An entry is a URI as jobs have it; or `file:`, or `hdfs:`, for all of that kind. Raises UserError for one
-    that is neither.
+    that is neither. `proxy_users`: those in HDFS are reached as the owners of jobs.
     """
 
     entries: tuple[str, ...] = EVERYWHERE
+    proxy_users: bool = False
 
     def __post_init__(self) -> None:
         for each in self.entries:
@@ -49,6 +50,10 @@ class AllowedStores:
     @property
     def by_owner(self) -> bool:
         """Whether it matters whose job it is."""
+        return self.proxy_users or self._names_owners
+
+    @property
+    def _names_owners(self) -> bool:
         return any(OWNER in each for each in self.entries)
 
     def check(self, place: StoreUri, owner: str | None = None) -> None:
@@ -57,16 +62,36 @@ class AllowedStores:
         None: whose job it is has been checked elsewhere; any user's place will do.
         """
         if any(_covers(each, place, owner) for each in self.entries):
+            if owner is not None and place.user not in {"", self.hdfs_user(place, owner)}:
+                raise UserError(
+                    f"checkpoint.uri {place} is to be reached as {place.user}, but the job is {owner}'s"
+                )
             return
         user = user_of(owner)
         entries = [each.replace(OWNER, user) if user else each for each in self.entries]
         why = f"; {owner or 'its owner'} is no user, and has no place of its own" * (
-            self.by_owner and not user
+            self._names_owners and not user
         )
         raise UserError(
             f"checkpoint.uri {place} is in no store that this cluster's daemons may use for this job "
             f"({', '.join(entries)}{why}); use one of these, or add it to their `stores:`"
         ).about("checkpoint", "uri")
+
+    def hdfs_user(self, place: StoreUri, owner: str) -> str:
+        """As whom a place is reached for a job of `owner`; empty: as the daemon itself.
+
+        Raises UserError for an owner who is no user of HDFS.
+        """
+        if not self.proxy_users or place.scheme is not Scheme.HDFS:
+            return ""
+        user = user_of(owner)
+        if not is_hdfs_user(user):
+            raise UserError(
+                f"checkpoint.uri {place}: this cluster reaches HDFS as a job's owner (`hadoop.proxy_users`), "
+                f"and {owner or 'nobody'} is no user there; submit it with a user's certificate whose name "
+                "has letters, digits, `_`, `.` and `-` alone"
+            ).about("checkpoint", "uri")
+        return user
 
     def own_part(self, place: StoreUri, owner: str) -> str:
         """The part of an allowed place's path that is its user's own directory: /data/alice of /data/alice/a.

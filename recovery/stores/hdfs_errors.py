@@ -17,6 +17,11 @@ _ANSWER = re.compile(r'RPCError\("[\w.]*?\.?(?:\w+\$)?(\w*)", "(.*)"\)', re.DOTA
 _GSS = re.compile(r'GSSAPIError\(.*, \d+, "(.*)"\)', re.DOTALL)
 """What the Kerberos library said, at the end of its codes."""
 
+_SERVICE = re.compile(
+    r"User: ([^\s/@]+)\S* is not allowed to impersonate|Unauthorized connection for super-user: ([^\s/@]+)"
+)
+"""Who may not be a user: at all, or from this machine."""
+
 _MAX_TEXT = 300
 
 
@@ -128,6 +133,20 @@ def read_answer(java_class: str, text: str) -> Failure:
     """What an exception of a NameNode means, by its Java class without the package."""
     # A NameNode that answers with an exception that is not in the table is there, and did nothing.
     return Failure(_BY_CLASS.get(java_class, Meaning.LATER), _one_line(text))
+
+
+def not_as_user(uri: str, user: str, text: str) -> str:
+    """What a NameNode said that does not let a service be a user, and what to set."""
+    said = f"cannot reach {uri} as {user}: {_one_line(text)}"
+    service = _SERVICE.search(text)
+    if service is None:
+        return said
+    key = f"hadoop.proxyuser.{service[1] or service[2]}"
+    return (
+        f"{said}; name this machine in {key}.hosts, and the user in {key}.users or one of its groups in "
+        f"{key}.groups, in the NameNodes' core-site.xml; then run "
+        "`hdfs dfsadmin -refreshSuperUserGroupsConfiguration`"
+    )
 
 
 @contextmanager

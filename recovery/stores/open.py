@@ -9,14 +9,20 @@ from typing import TYPE_CHECKING
 
 from recovery.stores.allowed import ANYWHERE, AllowedStores
 from recovery.stores.local import LocalStore
+from recovery.stores.user_stores import UserStores
 from supervisor.adapters.files.hadoop import HadoopSettings, read_conf
-from supervisor.adapters.files.store_uri import Scheme, StoreUri, parse_uri
+from supervisor.adapters.files.store_uri import Scheme, StoreUri, parse_record_uri, parse_uri
 from supervisor.contract.boundaries import CheckpointStore, Logger
+from supervisor.contract.errors import UserError
 
 if TYPE_CHECKING:
     from recovery.stores.hdfs_client import HdfsClient
 
 _DEFAULTS = HadoopSettings()
+NOT_MOUNTED = (
+    "checkpoint.mode: mounted is not to be had in a cluster that reaches HDFS as a job's owner "
+    "(`hadoop.proxy_users`); write staged (docs/hdfs.md)"
+)
 
 
 class Stores:
@@ -39,17 +45,34 @@ class Stores:
         self._sink = sink
         self._allowed = allowed
         self._clients: dict[str, HdfsClient] = {}
+        self._users = UserStores(hadoop)
 
     def preload(self) -> None:
         """Import what HDFS needs, if a configuration of Hadoop's says that there is one. Blocking."""
-        if self._hadoop.directory() is not None:
+        if self._hadoop.directory() is not None and not self._hadoop.proxy_users:
             importlib.import_module("recovery.stores.hdfs")
 
     def open(self, uri: str) -> CheckpointStore:
-        """The store at a URI; connects to nothing. Raises UserError when it is none, or not allowed."""
+        """The store at a URI of a job's record; connects to nothing.
+
+        Raises UserError when it is none, or not allowed, or to be reached as somebody else than this daemon's
+        configuration has it.
+        """
         place = self.place(uri)
         if place.scheme is Scheme.FILE:
             return LocalStore(Path(place.path), self._executor)
+        if self._hadoop.proxy_users and not place.user:
+            raise UserError(
+                f"{place} is reached as the job's owner (`hadoop.proxy_users`), and the job's record names "
+                "no user of HDFS; set that in all supervisors' files, then submit the job again with --resume"
+            )
+        if place.user and not self._hadoop.proxy_users:
+            raise UserError(
+                f"{place} is to be reached as {place.user}; set `hadoop.proxy_users: true` in this daemon's "
+                "file, too"
+            )
+        if place.user:
+            return self._users.open(self._known(place))
         store: CheckpointStore = importlib.import_module("recovery.stores.hdfs").HdfsStore(
             self.client(place), place.path, self._executor
         )
@@ -60,7 +83,7 @@ class Stores:
 
         None: any user's place will do.
         """
-        place = parse_uri(uri)
+        place = parse_record_uri(uri)
         self._allowed.check(self._known(place), owner)
         return place
 
@@ -74,7 +97,9 @@ class Stores:
         return self._allowed.by_owner
 
     def client(self, place: StoreUri) -> HdfsClient:
-        """The client of the cluster in which `place` is."""
+        """The client of the cluster in which `place` is, as this daemon. Raises UserError."""
+        if place.user or self._hadoop.proxy_users:
+            raise UserError(NOT_MOUNTED)
         authority = self._known(place).authority
         if authority not in self._clients:
             module = importlib.import_module("recovery.stores.hdfs_client")
@@ -85,7 +110,8 @@ class Stores:
         return place if place.scheme is Scheme.FILE else place.known_to(read_conf(self._hadoop.directory()))
 
     async def close(self) -> None:
-        """End the clients' work in the background and their connections."""
+        """End the clients' work in the background and their connections, and the processes for users."""
+        await self._users.close()
         clients, self._clients = self._clients, {}
         for client in clients.values():
             await client.close()

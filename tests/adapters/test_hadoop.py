@@ -70,12 +70,33 @@ def test_kerberos_by_keytab(tmp_path: Path) -> None:
         load_supervisor(write(tmp_path, text))
 
 
+def test_proxy_users_need_an_hdfs_with_kerberos(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("HADOOP_CONF_DIR", raising=False)
+    monkeypatch.delenv("HADOOP_HOME", raising=False)
+    text = "hadoop:\n  proxy_users: true\n  kerberos: {principal: tfsup/a@B}\n"
+    with pytest.raises(UserError, match=r"supervisor\.yaml:7: hadoop\.proxy_users: .*anybody for any user"):
+        load_supervisor(write(tmp_path, text))
+    conf = tmp_path / "conf"
+    conf.mkdir()
+    monkeypatch.setenv("HADOOP_CONF_DIR", str(conf))
+    for how, fine in (("simple", False), ("kerberos", True)):
+        rows = f"<property><name>hadoop.security.authentication</name><value>{how}</value></property>"
+        (conf / "core-site.xml").write_text(f"<configuration>{rows}</configuration>")
+        if fine:
+            assert load_supervisor(write(tmp_path, text)).hadoop.settings().proxy_users
+            continue
+        with pytest.raises(UserError, match=r"hadoop\.proxy_users: needs"):
+            load_supervisor(write(tmp_path, text))
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [
         ("hadoop: {conf_dir: nowhere}", r":6: hadoop\.conf_dir: .*does not exist"),
         ("hadoop: {user: a, kerberos: {principal: a@B}}", r"hadoop\.user: contradicts"),
         ("hadoop: {kerberos: {keytab: x}}", "principal"),
+        ("hadoop: {proxy_users: true}", r":6: hadoop\.proxy_users: needs hadoop\.kerberos"),
+        ("hadoop: {proxy_users: 1, kerberos: {principal: a@B}}", r"hadoop\.proxy_users"),
         ("hadoop: {usr: a}", r"hadoop\.usr"),
     ],
 )

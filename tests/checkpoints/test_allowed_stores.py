@@ -9,8 +9,9 @@ import pytest
 
 from agent.checkpoints.allowed import Places
 from recovery.mount.open import open_backend
-from recovery.stores.allowed import EVERYWHERE, AllowedStores, entries_or_default
+from recovery.stores.allowed import ANYWHERE, EVERYWHERE, AllowedStores, entries_or_default
 from recovery.stores.open import Stores
+from recovery.stores.user_stores import UserStore
 from supervisor.adapters.etcd.memory import MemoryCoordination
 from supervisor.adapters.etcd.memory_store import MemoryStore
 from supervisor.adapters.files.hadoop import HadoopSettings
@@ -144,6 +145,49 @@ async def test_an_agent_asks_whose_job_it_is() -> None:
     with pytest.raises(StoreUnreachable, match="is over"):
         await places.check("digits", "uuid of its next life", "file:///data/alice/jobs/a")
     await Places(coordination, Stores()).check("unknown", "u", "file:///data/bob")
+
+
+AS_OWNERS = AllowedStores(proxy_users=True)
+
+
+@pytest.mark.parametrize("owner", ["", "uid:0", "token", "anyone", "user:ann@example.com"])
+def test_an_owner_who_is_no_user_of_hdfs_is_refused_there_alone(owner: str) -> None:
+    with pytest.raises(UserError, match=f"{owner or 'nobody'} is no user there") as caught:
+        AS_OWNERS.hdfs_user(parse_uri("hdfs://prod/a"), owner)
+    assert caught.value.field == ("checkpoint", "uri")
+    assert AS_OWNERS.hdfs_user(parse_uri("file:///a"), owner) == ""
+    assert ANYWHERE.hdfs_user(parse_uri("hdfs://prod/a"), owner) == ""
+
+
+def test_an_owner_is_the_hdfs_user_of_its_name() -> None:
+    assert AS_OWNERS.hdfs_user(parse_uri("hdfs://prod/a"), "user:ann.b-c_1") == "ann.b-c_1"
+
+
+async def test_an_agent_reaches_hdfs_as_nobody_but_the_owner() -> None:
+    coordination = MemoryCoordination(MemoryStore())
+    record = JobRecord(job_spec(name="digits"), "uuid", 0, owner="user:ann")
+    await coordination.txn((), [Put(keys.job_record("digits"), codec.encode(record))])
+    places = Places(coordination, Stores(allowed=AS_OWNERS))
+    await places.check("digits", "uuid", "hdfs://ann@nn:1/a")
+    with pytest.raises(UserError, match=r"is to be reached as bob, but the job is user:ann's"):
+        await places.check("digits", "uuid", "hdfs://bob@nn:1/a")
+
+
+async def test_a_daemon_reaches_hdfs_as_its_own_configuration_has_it_or_not_at_all() -> None:
+    own, as_owners = Stores(), Stores(HadoopSettings(proxy_users=True))
+    with pytest.raises(UserError, match=r"as ann; set `hadoop.proxy_users: true`"):
+        own.open("hdfs://ann@nn:1/a")
+    with pytest.raises(UserError, match="names no user of HDFS"):
+        as_owners.open("hdfs://nn:1/a")
+    for stores, uri in (
+        (own, "hdfs://ann@nn:1/a"),
+        (as_owners, "hdfs://ann@nn:1/a"),
+        (as_owners, "hdfs://nn:1/a"),
+    ):
+        with pytest.raises(UserError, match=r"mounted .*proxy_users"):
+            open_backend(uri, stores)
+    assert isinstance(as_owners.open("hdfs://ann@nn:1/a"), UserStore)
+    as_owners.open("file:///a")
 
 
 async def test_an_agent_follows_no_link_out_of_a_users_own_directory(tmp_path: Path) -> None:

@@ -11,7 +11,8 @@ import pytest
 
 from recovery.stores.local import LocalStore
 from recovery.stores.open import Stores, normal_uri
-from supervisor.adapters.files.hadoop import HadoopSettings
+from supervisor.adapters.files.hadoop import HadoopSettings, read_conf
+from supervisor.adapters.files.store_uri import parse_record_uri
 from supervisor.contract.errors import UserError
 
 HDFS_SITE = """<?xml version="1.0"?>
@@ -89,8 +90,19 @@ def test_a_directory_in_hdfs_has_one_text(hadoop: HadoopSettings) -> None:
 )
 def test_what_is_no_checkpoint_uri(hadoop: HadoopSettings, uri: str, words: str) -> None:
     with pytest.raises(UserError, match=words) as caught:
-        Stores(hadoop).open(uri)
+        normal_uri(uri, hadoop)
     assert repr(uri) in str(caught.value)
+
+
+def test_a_jobs_record_may_name_a_user_of_hdfs(hadoop: HadoopSettings) -> None:
+    for uri, user in (("hdfs://ann@ns1/jobs/x", "ann"), ("hdfs://ns1/jobs/x@y", ""), ("file:///a@b", "")):
+        place = parse_record_uri(uri)
+        assert (place.user, str(place)) == (user, uri.replace("ann@", ""))
+    known = parse_record_uri("hdfs://ann@a.example:8020/jobs/x").known_to(read_conf(hadoop.directory()))
+    assert (known.authority, known.user) == ("ns1", "ann")
+    for odd in ("hdfs://a@b@ns1/x", "hdfs://-a@ns1/x", "hdfs://@ns1/x", "hdfs://a:b@ns1/x"):
+        with pytest.raises(UserError, match="is no user of HDFS"):
+            parse_record_uri(odd)
 
 
 def test_an_unknown_nameservice_is_named_with_those_that_are_known(hadoop: HadoopSettings) -> None:

@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 
 from recovery.stores.allowed import AllowedStores
+from recovery.stores.memory import MemoryCheckpointStore
 from supervisor.adapters.caller import CALLER
 from supervisor.contract import codec, keys
 from supervisor.contract.access import Caller, Kind, Role, Standing
@@ -94,6 +95,36 @@ async def test_a_job_is_submitted_into_its_owners_place_alone() -> None:
     record = office.record("other")
     assert record is not None
     assert record.owner == "user:alice"
+
+
+async def test_a_job_in_hdfs_is_reached_as_its_owner() -> None:
+    office, opened = Office(), list[str]()
+    office.desk._allowed = AllowedStores(proxy_users=True)
+
+    def open_store(uri: str) -> MemoryCheckpointStore:
+        opened.append(uri)
+        return office.store
+
+    office.desk._open_store = open_store
+    spec = other("hdfs://nn:1/a")
+    mounted = replace(spec, checkpoint=replace(spec.checkpoint, mode="mounted"))
+    for who, job, why, field in (
+        (Caller(Kind.LOCAL, "uid:0"), spec, "uid:0 is no user there", "uri"),
+        (ALICE, mounted, r"mounted .*proxy_users", "mode"),
+    ):
+        CALLER.set(who)
+        for asked in (office.desk.submit, office.desk.validate):
+            with pytest.raises(UserError, match=why) as caught:
+                await asked(SubmitRequest(job))
+            assert caught.value.field == ("checkpoint", field)
+    assert not opened
+    CALLER.set(ALICE)
+    await office.desk.submit(SubmitRequest(spec))
+    record = office.record("other")
+    assert record is not None
+    assert (record.hdfs_user, record.store_uri) == ("alice", "hdfs://alice@nn:1/a")
+    assert set(opened) == {record.store_uri}
+    assert record.spec.checkpoint.uri == "hdfs://nn:1/a", "what people are shown"
 
 
 async def test_a_job_names_secrets_that_its_owner_may_use_and_who_submits_it() -> None:

@@ -6,24 +6,29 @@ import os
 import subprocess
 import tempfile
 import time
+from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import Self
 
 from tests.support.etcd_server import free_port
 
 REALM = "TEST"
 CLIENT = f"tfsup/localhost@{REALM}"
-_SERVER = f"hdfs/localhost@{REALM}"
+SERVER = f"hdfs/localhost@{REALM}"
 _WEB = f"HTTP/localhost@{REALM}"
 _ROOT = Path(__file__).resolve().parents[2]
 _SERVERS = "org.apache.hadoop.hdfs.server"
 
 
 class SecureHdfs:
-    """A context manager that leaves nothing behind. RPC and data are encrypted; blocks need tokens."""
+    """A context manager that leaves nothing behind. RPC and data are encrypted; blocks need tokens.
 
-    def __init__(self) -> None:
+    `properties`: more of the NameNode's.
+    """
+
+    def __init__(self, properties: Mapping[str, str] = MappingProxyType({})) -> None:
+        self._properties = properties
         self._temporary = tempfile.TemporaryDirectory(prefix="secure-hdfs-")
         self.directory = Path(self._temporary.name)
         self.keytab = self.directory / "tfsup.keytab"
@@ -78,9 +83,9 @@ class SecureHdfs:
             f"  key_stash_file = {self.directory}/stash\n }}\n"
         )
         self._run("kdb5_util", "create", "-s", "-r", REALM, "-P", "of-no-worth")
-        for principal in (_SERVER, _WEB, CLIENT):
+        for principal in (SERVER, _WEB, CLIENT):
             self._admin(f"addprinc -randkey {principal}")
-        self._admin(f"ktadd -k {self.directory}/hdfs.keytab {_SERVER} {_WEB}")
+        self._admin(f"ktadd -k {self.directory}/hdfs.keytab {SERVER} {_WEB}")
         self._admin(f"ktadd -k {self.keytab} {CLIENT}")
         self._spawn("kdc", "krb5kdc", "-n", "-P", f"{self.directory}/kdc.pid")
 
@@ -91,7 +96,7 @@ class SecureHdfs:
             "hadoop.security.authentication": "kerberos",
             "hadoop.rpc.protection": "privacy",
             "dfs.data.transfer.protection": "privacy",
-            "dfs.namenode.kerberos.principal": _SERVER,
+            "dfs.namenode.kerberos.principal": SERVER,
             "dfs.replication": "1",
         }
         server = client | {
@@ -102,7 +107,7 @@ class SecureHdfs:
             "dfs.block.access.token.enable": "true",
             "dfs.namenode.keytab.file": keytab,
             "dfs.datanode.keytab.file": keytab,
-            "dfs.datanode.kerberos.principal": _SERVER,
+            "dfs.datanode.kerberos.principal": SERVER,
             "dfs.web.authentication.kerberos.principal": _WEB,
             "dfs.web.authentication.kerberos.keytab": keytab,
             "dfs.namenode.kerberos.internal.spnego.principal": _WEB,
@@ -117,6 +122,7 @@ class SecureHdfs:
             "dfs.namenode.datanode.registration.ip-hostname-check": "false",
             "dfs.namenode.safemode.extension": "0",
             "dfs.namenode.file.close.num-committed-allowed": "1",
+            **self._properties,
         }
         for name, properties in (("client", client), ("server", server)):
             (self.directory / name).mkdir()

@@ -146,12 +146,13 @@ class HadoopConfig(Strict):
     conf_dir: Text | None = None
     user: Text | None = None
     kerberos: KerberosConfig | None = None
+    proxy_users: bool = False
 
     def settings(self) -> HadoopSettings:
         """The same as the stores want it."""
         known = self.kerberos
         kerberos = Kerberos(known.principal, known.keytab, known.cache) if known is not None else None
-        return HadoopSettings(self.conf_dir, self.user, kerberos)
+        return HadoopSettings(self.conf_dir, self.user, kerberos, self.proxy_users)
 
 
 class DaemonConfig(Strict):
@@ -426,11 +427,17 @@ def _check_daemon(document: Document, config: DaemonConfig) -> None:
 
 def _check_hadoop(document: Document, hadoop: HadoopConfig) -> None:
     """Said at the start, not when the first checkpoint is committed."""
-    if hadoop.conf_dir is not None:
-        try:
-            read_conf(Path(hadoop.conf_dir))
-        except UserError as error:
-            document.problem(("hadoop", "conf_dir"), str(error))
+    try:
+        conf = read_conf(hadoop.settings().directory()) if hadoop.conf_dir or hadoop.proxy_users else None
+    except UserError as error:
+        document.problem(("hadoop", "conf_dir"), str(error))
+        conf = None
+    if hadoop.proxy_users and (hadoop.kerberos is None or (conf is not None and not conf.secure)):
+        document.problem(
+            ("hadoop", "proxy_users"),
+            "needs hadoop.kerberos, and in hadoop.conf_dir a core-site.xml that says "
+            "hadoop.security.authentication = kerberos: an HDFS without Kerberos takes anybody for any user",
+        )
     if hadoop.kerberos is None:
         return
     if hadoop.user is not None:

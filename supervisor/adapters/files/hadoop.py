@@ -15,6 +15,7 @@ from supervisor.contract.errors import UserError
 CONF_DIR_VARIABLE = "HADOOP_CONF_DIR"
 HOME_VARIABLE = "HADOOP_HOME"
 USER_VARIABLE = "HADOOP_USER_NAME"
+PROXY_USER_VARIABLE = "HADOOP_PROXY_USER"
 TICKET_CACHE_VARIABLE = "KRB5CCNAME"
 CONF_FILES = ("core-site.xml", "hdfs-site.xml")
 MAX_CONF_BYTES = 4 * 1024 * 1024
@@ -50,11 +51,13 @@ class HadoopSettings:
         user: whom a cluster without Kerberos takes us for; None for $HADOOP_USER_NAME, then the user of the
             process.
         kerberos: for a cluster with Kerberos.
+        proxy_users: a job's store is reached as the job's owner, by Hadoop's proxy users.
     """
 
     conf_dir: str | None = None
     user: str | None = None
     kerberos: Kerberos | None = None
+    proxy_users: bool = False
 
     def directory(self) -> Path | None:
         """Where the configuration is; None when nothing names a place."""
@@ -101,6 +104,11 @@ class HadoopConf:
     properties: dict[str, str]
 
     @property
+    def secure(self) -> bool:
+        """Whether its clusters have Kerberos."""
+        return self.properties.get("hadoop.security.authentication", "simple").lower() == "kerberos"
+
+    @property
     def nameservices(self) -> tuple[str, ...]:
         """Names of the clusters with several NameNodes, sorted."""
         prefix = f"{_NAMENODES}."
@@ -129,8 +137,7 @@ class HadoopConf:
         Empty for a cluster with HTTPS alone or with Kerberos: we speak neither there.
         """
         policy = self.properties.get("dfs.http.policy", "HTTP_ONLY").upper()
-        identity = self.properties.get("hadoop.security.authentication", "simple").lower()
-        if policy == "HTTPS_ONLY" or identity != "simple":
+        if policy == "HTTPS_ONLY" or self.secure:
             return ()
         known = self.namenodes(authority)
         rpc = {f"{_WEB_ADDRESS}.{authority}.{node.id}": node.address for node in known}

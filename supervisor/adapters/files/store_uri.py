@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from urllib.parse import unquote, urlsplit
 
@@ -13,6 +13,7 @@ from supervisor.contract.errors import UserError
 _AUTHORITY = re.compile(
     r"(?P<host>[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?|\[[0-9A-Fa-f:.]+\])(?::(?P<port>\d+))?"
 )
+_HDFS_USER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,62}")
 _MAX_PORT = 65_535
 _RESERVED = frozenset({".snapshot", ".reserved"})
 
@@ -32,11 +33,13 @@ class StoreUri:
         scheme: which kind of store.
         authority: nameservice, or HOST:PORT of a NameNode; empty for local directories.
         path: absolute, without empty parts, `.` and `..`, and not the root.
+        user: as whom a daemon reaches it in HDFS (`hadoop.proxy_users`); empty: as itself.
     """
 
     scheme: Scheme
     authority: str
     path: str
+    user: str = ""
 
     def __str__(self) -> str:
         return f"{self.scheme.value}://{self.authority}{self.path}"
@@ -44,7 +47,26 @@ class StoreUri:
     def known_to(self, conf: HadoopConf) -> StoreUri:
         """The same place, by its nameservice if this NameNode is one of a nameservice in `conf`."""
         nameservice = conf.nameservice_of(self.authority)
-        return self if nameservice is None else StoreUri(self.scheme, nameservice, self.path)
+        return self if nameservice is None else replace(self, authority=nameservice)
+
+
+def is_hdfs_user(name: str) -> bool:
+    """Whether HDFS can have a user of this name."""
+    return _HDFS_USER.fullmatch(name) is not None
+
+
+def parse_record_uri(uri: str) -> StoreUri:
+    """Read the URI of a job's record or assignment: one of HDFS may name a user, `hdfs://USER@...`.
+
+    Raises UserError, as `parse_uri`.
+    """
+    rest = uri.removeprefix(f"{Scheme.HDFS.value}://")
+    user, at, _ = rest.partition("/")[0].rpartition("@")
+    if rest == uri or not at:
+        return parse_uri(uri)
+    if not is_hdfs_user(user):
+        raise UserError(f"checkpoint.uri {uri!r}: {user!r} is no user of HDFS")
+    return replace(parse_uri(uri.replace(f"{user}@", "", 1)), user=user)
 
 
 def parse_uri(uri: str) -> StoreUri:
@@ -90,7 +112,7 @@ def _authority(uri: str, netloc: str) -> str:
         )
     if "@" in netloc:
         raise UserError(
-            f"checkpoint.uri {uri!r} names a user; the user is the daemons': hadoop.user or hadoop.kerberos"
+            f"checkpoint.uri {uri!r} names a user; `hadoop` in the daemons' configuration says who it is"
         )
     match = _AUTHORITY.fullmatch(netloc)
     if match is None:

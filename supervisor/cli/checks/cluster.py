@@ -12,6 +12,8 @@ from supervisor.cli.checks.model import Check, Scene, Told, fail, ok, warn
 
 READS = 5
 SLOW_MS = 100
+MOST_USERS = 8
+HDFS_S = 60.0
 
 
 def etcd(scene: Scene) -> Told:
@@ -87,10 +89,51 @@ async def _promises(scene: Scene) -> Told:
     return ok(detail)
 
 
+def hdfs_users(scene: Scene) -> Told:
+    """Whether HDFS takes this agent for the owners of jobs."""
+    return asyncio.run(_hdfs_users(scene))
+
+
+async def _hdfs_users(scene: Scene) -> Told:
+    from recovery.stores.user_stores import UserStores
+    from supervisor.adapters import service
+    from supervisor.adapters.files.store_uri import parse_record_uri
+    from supervisor.contract import codec, keys
+    from supervisor.contract.errors import TfSupervisorError
+    from supervisor.contract.job.spec import JobRecord
+
+    coordination = service.connect(scene.agent)
+    try:
+        found = await coordination.list(keys.job_record(""))
+    finally:
+        await coordination.close()
+    records = [codec.decode(JobRecord, each.value) for each in found.entries]
+    uris = {each.hdfs_user: each.store_uri for each in records if each.hdfs_user}
+    users, refused = UserStores(scene.agent.hadoop.settings()), []
+    try:
+        for _, uri in sorted(uris.items())[:MOST_USERS]:
+            try:
+                await users.open(parse_record_uri(uri)).connect()
+            except TfSupervisorError as error:
+                refused.append(str(error))
+    finally:
+        await users.close()
+    if refused:
+        return fail("; ".join(refused))
+    return ok(f"reached as {', '.join(sorted(uris)[:MOST_USERS])}" if uris else "no job is in HDFS yet")
+
+
 CHECKS = (
     Check(
         "certificates", certificates, "renew it: `supervisorctl certs issue --renew`; no restart is needed"
     ),
     Check("etcd", etcd, "is it up, do all members see each other, is its disk or the network slow?"),
+    Check(
+        "hadoop.proxy_users",
+        hdfs_users,
+        "let HDFS take the daemons for the owners of jobs (docs/hdfs.md)",
+        lambda scene: scene.config is not None and scene.config.hadoop.proxy_users,
+        deadline_s=HDFS_S,
+    ),
     Check("promises", promises, "name the addresses of all supervisors under `supervisors:`"),
 )

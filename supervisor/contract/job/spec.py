@@ -318,7 +318,7 @@ class JobRecord:
     `counting`: it runs, so that the time since then adds to it. `former`: its UUIDs in the lives that
     `submit --fresh` has ended, the newest last. `submitted_ms`: when, on the time that leaders count.
     `owner`: who submitted it (`access.Caller`), empty in records of earlier releases. `group`: with whom the
-    owner shares it.
+    owner shares it. `hdfs_user`: as whom the daemons reach its store in HDFS; empty: as themselves.
     """
 
     spec: JobSpec
@@ -331,6 +331,17 @@ class JobRecord:
     submitted_ms: int = 0
     owner: str = ""
     group: str = ""
+    hdfs_user: str = ""
+
+    @property
+    def store_uri(self) -> str:
+        """Its store, for a daemon to open."""
+        return as_hdfs_user(self.spec.checkpoint.uri, self.hdfs_user)
+
+
+def as_hdfs_user(uri: str, user: str) -> str:
+    """The URI of a store that is to be reached as a user of HDFS; empty: as the daemon itself."""
+    return uri.replace("://", f"://{user}@", 1) if user else uri
 
 
 class Wanted(Enum):

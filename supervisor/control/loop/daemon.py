@@ -436,8 +436,8 @@ class ControlDaemon:
                 self._delete(applier, decision)
         for job in picture.jobs.values():
             if job.switch.value.parked is None and self._sweeper.due(job):
-                spec, uuid = job.record.value.spec, job.switch.value.job_uuid
-                uri, known = spec.checkpoint.uri, ages(picture)
+                uri, uuid = job.record.value.store_uri, job.switch.value.job_uuid
+                known = ages(picture)
                 self._sweeper.keep({each.switch.value.job_uuid for each in picture.jobs.values()})
                 self._begin(self._sweeper.sweep(picture.token, job.name, uuid, uri, known))
                 break

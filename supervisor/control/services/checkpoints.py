@@ -134,7 +134,7 @@ class CheckpointService:
         removed here.
         """
         snap, job = self._office.leading(), self._office.job(request.job)
-        place = Place(job.name, job.switch.value.job_uuid, self._open_store(_uri(job)))
+        place = Place(job.name, job.switch.value.job_uuid, self._store(job))
         kept = [
             CollectItem(
                 Thing.CHECKPOINT,
@@ -162,7 +162,7 @@ class CheckpointService:
             records = sorted(mine, key=lambda each: each.ref, reverse=True)
         if not records:
             raise NotFound(f"job {job.name} has no checkpoint: none is committed yet")
-        store = self._open_store(_uri(job))
+        store = self._store(job)
         meter = ReadProgress(len(records), sum(record.size for record in records))
         done = 0
         for meter.number, record in enumerate(records, 1):
@@ -184,7 +184,7 @@ class CheckpointService:
         job = self._office.job(request.job)
         check_idle(job, "import")
         check_records(job)
-        seen = (await scan_store(self._open_store(_uri(job)))).max_generation
+        seen = (await scan_store(self._store(job))).max_generation
         ref = CheckpointRef(next_generation(job, seen), request.step)
         return ImportPlace(job.name, job.record.value.uuid, _uri(job), ref)
 
@@ -196,7 +196,7 @@ class CheckpointService:
         job = self._office.job(request.job)
         check_idle(job, "import")
         check_records(job)
-        store = self._open_store(_uri(job))
+        store = self._store(job)
         manifest = await _import_of(store, job, request.path)
         meter = ReadProgress(1, manifest.size, 1)
         work = self._begin(meter, request.path, partial(audit_files, store, request.path, manifest))
@@ -231,7 +231,7 @@ class CheckpointService:
         while waits_ms := self._office.leading().former_ms():
             yield CheckProgress(0, 0, 0, 0, waits_ms=waits_ms)
             await asyncio.sleep(min(SIGN_S, waits_ms / 1000))
-        store = self._open_store(_uri(job))
+        store = self._store(job)
         scan = await scan_store(store)
         mine = [one for one in scan.found if one.manifest.job_uuid == job.record.value.uuid]
         if not mine:
@@ -270,6 +270,9 @@ class CheckpointService:
         base = self._office.job(job.name).switch.value.base
         told = f"{len(records)} checkpoints are recorded; `supervisorctl start {job.name}` begins from {base}"
         yield meter.progress(end=told)
+
+    def _store(self, job: JobState) -> CheckpointStore:
+        return self._open_store(job.record.value.store_uri)
 
     def _begin(self, meter: ReadProgress, what: str, read: ReadBack) -> asyncio.Future[Exception | None]:
         """Read back in the background. None: it is whole; else what is wrong, or in the way."""

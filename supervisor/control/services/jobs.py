@@ -8,11 +8,12 @@ from contextlib import suppress
 from dataclasses import replace
 
 from recovery.io.deadline import until
+from recovery.mount.layout import MOUNTED
 from recovery.retention.claims import read_claims, take_claim, withdraw_claim
 from recovery.retention.collect import StoreScan, scan_store
 from recovery.retention.pins import mark
 from recovery.stores.allowed import ANYWHERE, AllowedStores
-from recovery.stores.open import normal_uri
+from recovery.stores.open import NOT_MOUNTED, normal_uri
 from supervisor.adapters.caller import CALLER
 from supervisor.adapters.failpoints import effect
 from supervisor.adapters.files.store_uri import parse_uri
@@ -30,7 +31,7 @@ from supervisor.contract.errors import (
     Unreachable,
     UserError,
 )
-from supervisor.contract.job.spec import CodeRef, JobIntent, JobSpec, Wanted
+from supervisor.contract.job.spec import CodeRef, JobIntent, JobSpec, Wanted, as_hdfs_user
 from supervisor.contract.secret import uses
 from supervisor.contract.views.jobs import Accepted, SubmitMode, SubmitRequest
 from supervisor.control.decide import parking
@@ -100,7 +101,7 @@ class JobService:
         snap = self._leading()
         admission.check_spec(request.spec)
         owner, group = _owner(snap.jobs.get(request.spec.name))
-        self._check_store(request.spec, owner)
+        self._store_user(request.spec, owner)
         self._check_secrets(request.spec, owner, group)
         check_sizes(snap, request.spec)
         waits = admission.check_fits(snap, request.spec)
@@ -119,7 +120,8 @@ class JobService:
         admission.check_spec(spec)
         before = snap.jobs.get(spec.name)
         owner, group = _owner(before)
-        self._check_store(spec, owner)
+        whose = admission.Owner(owner, group, self._store_user(spec, owner))
+        uri = as_hdfs_user(spec.checkpoint.uri, whose.hdfs_user)
         self._check_secrets(spec, owner, group)
         check_sizes(snap, spec)
         waits = admission.check_fits(snap, spec)
@@ -128,8 +130,8 @@ class JobService:
         admission.check_name_free(spec, before, request.mode)
         self._check_directory_free(snap, spec)
         admission.check_over(snap, before)
-        scan = await self._scan(request, before)
-        store = self._open_store(spec.checkpoint.uri)
+        store = self._open_store(uri)
+        scan = await self._scan(store, request, before)
         claims = await read_claims(store)
         deleted = snap.deleted.get(spec.name)
         known = {claim.job_uuid: claim.job for claim in claims}
@@ -149,9 +151,7 @@ class JobService:
         needs = (await self._shelf.require(spec.code),) if spec.code is not None else ()
         wall_ms = self._clock.wall_ms()
         uuid = begins.uuid or self._new_id()
-        compares, ops = admission.record(
-            request, before, begins, uuid, wall_ms, ages(snap).now_ms, owner=owner, group=group
-        )
+        compares, ops = admission.record(request, before, begins, uuid, wall_ms, ages(snap).now_ms, whose)
         if deleted is not None:
             compares, ops = [*compares, unchanged(deleted)], [*ops, Delete(deleted.key)]
         forgotten = before is None and begins.uuid is not None
@@ -169,8 +169,14 @@ class JobService:
             told.append(f"it is on hold: `supervisorctl start {spec.name}` starts it")
         return Accepted(spec.name, "; ".join(filter(None, told)), admission.cautions(snap, spec))
 
-    def _check_store(self, spec: JobSpec, owner: str) -> None:
-        self._allowed.check(parse_uri(normal_uri(spec.checkpoint.uri)), owner)
+    def _store_user(self, spec: JobSpec, owner: str) -> str:
+        """As whom a job's store is reached in HDFS; empty: as the daemons. Raises UserError: not at all."""
+        place = parse_uri(normal_uri(spec.checkpoint.uri))
+        self._allowed.check(place, owner)
+        user = self._allowed.hdfs_user(place, owner)
+        if user and spec.checkpoint.mode == MOUNTED:
+            raise UserError(NOT_MOUNTED).about("checkpoint", "mode")
+        return user
 
     def _check_secrets(self, spec: JobSpec, owner: str, group: str) -> None:
         """The job's owner must be allowed to use its secrets, and its submitter, who chooses the program."""
@@ -311,7 +317,7 @@ class JobService:
 
     async def _note_pin(self, picture: JobState, path: str, *, pinned: bool) -> str:
         """Note a pin in the store; what to say if that cannot be done now. The record counts in any case."""
-        store = self._open_store(picture.record.value.spec.checkpoint.uri)
+        store = self._open_store(picture.record.value.store_uri)
         try:
             async with until(self._clock, self._clock.now_ms() + NOTE_MS, f"noting it beside {path}"):
                 await mark(store, path, pinned=pinned)
@@ -350,9 +356,10 @@ class JobService:
                     f"{spec.checkpoint.uri} belongs to job {job}; two jobs cannot share one"
                 ).about("checkpoint", "uri")
 
-    async def _scan(self, request: SubmitRequest, before: JobState | None) -> StoreScan:
+    async def _scan(
+        self, store: CheckpointStore, request: SubmitRequest, before: JobState | None
+    ) -> StoreScan:
         """What the job's store holds. It is made only where no checkpoint is known to be in it."""
-        store = self._open_store(request.spec.checkpoint.uri)
         known = before is None or before.commits or before.switch.value.base
         if request.mode is not SubmitMode.RESUME or not known:
             with effect("desk.prepare_store", StoreUnreachable):

@@ -20,7 +20,7 @@ ADOPTED = "adopted"
 def collect(snap: Snapshot, job: JobState) -> list[Decision]:
     """Mark, then delete the files, then the record."""
     decisions: list[Decision] = [
-        DeleteFiles(job.name, held.key, held.mod_revision, held.value, job.record.value.spec.checkpoint.uri)
+        DeleteFiles(job.name, held.key, held.mod_revision, held.value, job.record.value.store_uri)
         for held in job.commits.values()
         if held.value.state is CommitState.COLLECTING
     ]

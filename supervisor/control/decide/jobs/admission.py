@@ -291,6 +291,15 @@ def _take_up(spec: JobSpec, traces: Traces) -> Begin:
     return Begin(newest.job_uuid, traces.floor + times * FORGOTTEN, newest.ref, _lost(spec.name))
 
 
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """Whose a job is, as `JobRecord` has it."""
+
+    owner: str = ""
+    group: str = ""
+    hdfs_user: str = ""
+
+
 def record(
     request: SubmitRequest,
     before: JobState | None,
@@ -298,13 +307,11 @@ def record(
     uuid: str,
     wall_ms: int,
     now_ms: int,
-    *,
-    owner: str = "",
-    group: str = "",
+    whose: Owner,
 ) -> tuple[list[Compare], list[Op]]:
     """The transaction that makes the job known; the leader token is for the caller to add.
 
-    `wall_ms` is for people, `now_ms` on the time that leaders count. `owner`, `group`: whose job it is.
+    `wall_ms` is for people, `now_ms` on the time that leaders count.
     """
     name, former = request.spec.name, _former(before, uuid)
     switch = JobSwitch(name, uuid, JobPhase.WAITING, begins.floor, base=begins.base)
@@ -329,8 +336,9 @@ def record(
         begins.floor,
         former=former,
         submitted_ms=now_ms,
-        owner=owner,
-        group=group,
+        owner=whose.owner,
+        group=whose.group,
+        hdfs_user=whose.hdfs_user,
     )
     ops += [
         put(keys.job_record(name), known),

@@ -148,6 +148,7 @@ def assignment_of(snap: Snapshot, job: JobState, plan: Plan, placement: Placemen
     record, ledger = job.record.value, job.switch.value.ledger
     return replace(
         bare_assignment(record.spec, record.uuid, plan, placement),
+        checkpoint_uri=record.store_uri,
         restart_count=ledger.program + ledger.infrastructure,
         avoid_ports=_ports_still_known(snap, job, placement.node),
         gpu_faults=known_faults(snap, placement.node, placement.gpus),

@@ -7,12 +7,13 @@ from dataclasses import replace
 from supervisor.contract import codec, keys
 from supervisor.contract.desired import ClusterSpec, Placement, Plan, RoleAddresses
 from supervisor.contract.errors import UserError
-from supervisor.contract.job.spec import JobRecord, JobSpec
+from supervisor.contract.job.spec import JobRecord, JobSpec, as_hdfs_user
 from supervisor.control.decide.jobs.admission import MOST_FORMER
 from supervisor.control.decide.jobs.prepare import bare_assignment
 from supervisor.control.decide.snapshot import Snapshot
 
 SPARE_NAME = 64
+LONGEST_USER = "u" * 63
 SPARE_PORTS = tuple(range(64_000, 65_000))
 GPU = "GPU-" + "0" * 36
 
@@ -34,7 +35,11 @@ def check_sizes(snap: Snapshot, spec: JobSpec) -> None:
             "the job file",
             keys.job_record(spec.name),
             JobRecord(
-                spec, life, 10**13, 10**8, former=(life,) * MOST_FORMER, owner="o" * 80, group="g" * 80
+                *(spec, life, 10**13, 10**8),
+                former=(life,) * MOST_FORMER,
+                owner="o" * 80,
+                group="g" * 80,
+                hdfs_user=LONGEST_USER,
             ),
         ),
         ("its plan", keys.plan(spec.name, plan.plan_id), plan),
@@ -46,7 +51,8 @@ def check_sizes(snap: Snapshot, spec: JobSpec) -> None:
     ]
     for role in spec.roles:
         first = next(each for each in placements if each.role == role.name)
-        order = replace(bare_assignment(spec, life, plan, first), avoid_ports=SPARE_PORTS)
+        uri = as_hdfs_user(spec.checkpoint.uri, LONGEST_USER)
+        order = replace(bare_assignment(spec, life, plan, first), avoid_ports=SPARE_PORTS, checkpoint_uri=uri)
         records.append((f"role {role.name}", keys.assignment(node, order.task, plan.plan_id), order))
     for what, key, record in records:
         size, most = len(codec.encode(record)), keys.family(key).max_bytes

@@ -1,0 +1,173 @@
+"""An HDFS with Kerberos and permissions, which daemons reach as the owners of jobs (`hadoop.proxy_users`)."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+from hdfs_native import Client
+
+from recovery.stores.allowed import AllowedStores
+from recovery.stores.hdfs_client import HdfsClient
+from recovery.stores.open import Stores
+from supervisor.adapters.caller import CALLER
+from supervisor.adapters.clock import BootClock
+from supervisor.adapters.etcd.memory import MemoryCoordination
+from supervisor.adapters.files.hadoop import HadoopSettings, Kerberos
+from supervisor.contract.access import Caller, Kind, Role, Standing
+from supervisor.contract.errors import Refused, StoreUnreachable
+from supervisor.contract.views.jobs import SubmitRequest
+from supervisor.control.services.jobs import JobService
+from tests.checkpoints.test_user_stores import children
+from tests.guarantees.test_job_service import Office, other
+from tests.support.secure_hdfs import CLIENT, SERVER, SecureHdfs
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+DATA = bytes(range(256)) * 9000
+START_S = 90.0
+OWNERS = ("ann", "bob")
+PROPERTIES = {
+    "dfs.permissions.enabled": "true",
+    "hadoop.proxyuser.tfsup.hosts": "localhost",
+    "hadoop.proxyuser.tfsup.users": ",".join(OWNERS),
+}
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[SecureHdfs]:
+    """Ann and bob have each a directory that nobody else may pass."""
+    with SecureHdfs(PROPERTIES) as made, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("KRB5_CONFIG", made.environment["KRB5_CONFIG"])
+        patch.setenv("KRB5CCNAME", f"FILE:{made.directory}/nobody")
+        root = superuser(made)
+        deadline = time.monotonic() + START_S
+        while True:
+            try:
+                root.mkdirs("/jobs", create_parent=True)
+                break
+            except (OSError, RuntimeError):
+                assert time.monotonic() < deadline, made.last_words()
+                time.sleep(0.2)
+        for owner in OWNERS:
+            root.mkdirs(f"/jobs/{owner}", create_parent=True)
+            root.set_owner(f"/jobs/{owner}", owner, owner)
+            root.set_permission(f"/jobs/{owner}", 0o700)
+        yield made
+
+
+def superuser(cluster: SecureHdfs) -> Client:
+    keytab = f"{cluster.directory}/hdfs.keytab"
+    config, conf_dir = {"dfs.client.failover.max.attempts": "0"}, str(cluster.conf_dir)
+    return Client(cluster.uri, config, conf_dir, kerberos_principal=SERVER, kerberos_keytab=keytab)
+
+
+def settings(cluster: SecureHdfs, *, proxy_users: bool = True) -> HadoopSettings:
+    kerberos = Kerberos(CLIENT, str(cluster.keytab))
+    return HadoopSettings(str(cluster.conf_dir), None, kerberos, proxy_users)
+
+
+@pytest.fixture
+async def stores(cluster: SecureHdfs) -> AsyncIterator[Stores]:
+    made = Stores(settings(cluster))
+    yield made
+    await made.close()
+    CALLER.set(None)
+
+
+def at(cluster: SecureHdfs, user: str, path: str) -> str:
+    return cluster.uri.replace("hdfs://", f"hdfs://{user}@") + path
+
+
+def owners(cluster: SecureHdfs, path: str) -> set[str]:
+    """Of all files and directories below a path."""
+    return {each.owner for each in superuser(cluster).list_status(path, recursive=True)}
+
+
+async def test_what_is_written_for_a_job_is_its_owners(
+    cluster: SecureHdfs, stores: Stores, tmp_path: Path
+) -> None:
+    (tmp_path / "source").write_bytes(DATA)
+    for owner in OWNERS:
+        store = stores.open(at(cluster, owner, f"/jobs/{owner}/written"))
+        await store.prepare()
+        sent = await store.upload(str(tmp_path / "source"), "a/data")
+        assert sent.size == len(DATA)
+        assert await store.crc32c("a/data") == sent.crc32c
+        assert owners(cluster, f"/jobs/{owner}/written") == {owner}
+    daemon = HdfsClient(cluster.uri.removeprefix("hdfs://"), settings(cluster, proxy_users=False))
+    with pytest.raises(Refused, match="Permission denied: user=tfsup"):
+        await daemon.list("/jobs/ann/written")
+    await daemon.close()
+    await stores.open(at(cluster, "ann", "/jobs/ann/written")).delete_tree("a")
+    with pytest.raises(Refused, match="Permission denied: user=bob"):
+        await stores.open(at(cluster, "bob", "/jobs/ann/written")).delete_tree("a")
+
+
+async def test_no_connection_of_one_user_is_used_for_another(cluster: SecureHdfs, stores: Stores) -> None:
+    """Both at once, again and again, over one directory of ann's."""
+    await stores.open(at(cluster, "ann", "/jobs/ann/both")).prepare()
+
+    async def look(user: str) -> str:
+        try:
+            await stores.open(at(cluster, user, "/jobs/ann/both")).list("")
+        except Refused as error:
+            return str(error)
+        return "seen"
+
+    told = await asyncio.gather(*(look(user) for _ in range(20) for user in OWNERS))
+    assert set(told[::2]) == {"seen"}
+    assert all("user=bob" in each for each in told[1::2])
+
+
+async def test_a_user_whom_hdfs_does_not_let_us_be_is_refused_at_once(
+    cluster: SecureHdfs, stores: Stores
+) -> None:
+    began = time.monotonic()
+    with pytest.raises(
+        Refused,
+        match=r"as mallory: User: tfsup/localhost@TEST is not allowed to impersonate mallory; "
+        r".*hadoop\.proxyuser\.tfsup\.hosts.*refreshSuperUserGroupsConfiguration",
+    ):
+        await stores.open(at(cluster, "mallory", "/jobs/mallory")).prepare()
+    assert time.monotonic() - began < 15, "it is not tried again until its time is over"
+
+
+async def test_a_job_is_submitted_into_directories_of_its_owner_alone(
+    cluster: SecureHdfs, stores: Stores
+) -> None:
+    office = Office()
+    desk = JobService(
+        MemoryCoordination(office.world.store),
+        *(stores.open, BootClock(), lambda: "new-uuid", lambda: None, office.world.snapshot),
+        allowed=AllowedStores(proxy_users=True),
+    )
+    spec = other(f"{cluster.uri}/jobs/ann/job")
+    CALLER.set(Caller(Kind.USER, "bob", Standing(Role.SUBMITTER)))
+    with pytest.raises(Refused, match="Permission denied: user=bob"):
+        await desk.submit(SubmitRequest(spec))
+    assert office.record("other") is None
+    CALLER.set(Caller(Kind.USER, "ann", Standing(Role.SUBMITTER)))
+    await desk.submit(SubmitRequest(spec))
+    record = office.record("other")
+    assert record is not None
+    assert record.store_uri == at(cluster, "ann", "/jobs/ann/job")
+    assert owners(cluster, "/jobs/ann/job") == {"ann"}
+
+
+async def test_a_process_that_dies_is_replaced(cluster: SecureHdfs, stores: Stores) -> None:
+    store = stores.open(at(cluster, "ann", "/jobs/ann/dies"))
+    await store.prepare()
+    (process,) = children()
+    process.kill()
+    await asyncio.to_thread(process.wait, 10)
+    async with asyncio.timeout(30):
+        while True:
+            try:
+                assert not (await store.list("")).files
+                return
+            except StoreUnreachable:
+                continue
