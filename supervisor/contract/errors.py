@@ -115,7 +115,7 @@ class InvalidTransition(TfSupervisorError):
     """An internal state machine was asked for a step that its table does not have.
 
     Attributes:
-        story: the transitions that led here, oldest first.
+        story: how it stood, and what was tried.
     """
 
     def __init__(self, message: str, story: tuple[str, ...] = ()) -> None:

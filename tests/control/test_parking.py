@@ -16,7 +16,7 @@ from supervisor.contract.containment import contained, described, place_of
 from supervisor.contract.desired import JobPhase, JobSwitch
 from supervisor.contract.errors import IncompatibleRecord, NewerRelease
 from supervisor.contract.incident import Event
-from supervisor.contract.job.spec import JobIntent, JobRecord, Resources
+from supervisor.contract.job.spec import JobIntent, JobRecord, Resources, Wanted
 from supervisor.contract.timing import FAST
 from supervisor.control.decide import parking
 from supervisor.control.decide.assess.assess import Assessments
@@ -24,6 +24,7 @@ from supervisor.control.decide.assess.stacks import to_dump
 from supervisor.control.decide.checkpoints import notices
 from supervisor.control.decide.facts import standing
 from supervisor.control.decide.facts.claims import all_claims
+from supervisor.control.decide.jobs import lifecycle
 from supervisor.control.decide.nodes import node_loss
 from supervisor.control.decide.plan import Action, put
 from supervisor.control.decide.reconcile import reconcile
@@ -471,3 +472,20 @@ def test_a_job_that_ends_just_after_its_flip_keeps_its_claims_until_no_task_can_
     assert sorted(map(str, all_claims(world.snapshot()))) == sorted(map(str, before))
     world.now_ms += standing.ENDED_AFTER * FAST.d_ms
     assert not all_claims(world.snapshot())
+
+
+def test_an_illegal_transition_parks_that_job_alone_and_tells_its_story(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A leader with a bug: it answers the wish to stop with a start.
+    monkeypatch.setattr(lifecycle, "stop", lifecycle.begin_again)
+    before = switch(world, OTHER)
+    world.intend(Wanted.STOP)
+    world.tick()
+    parked = switch(world)
+    assert parked.parked is not None
+    told = "illegal transition `start` of job digits, generation 1, from `running` to `waiting`"
+    assert parked.parked.error.startswith(f"InvalidTransition: {told}")
+    assert told in parked.reason
+    assert "started" not in world.done
+    assert switch(world, OTHER) == before

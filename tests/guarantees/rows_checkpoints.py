@@ -416,8 +416,8 @@ ROWS = (
         7,
         "A late commit of the generation before an import has no effect.",
         "supervisor/control/decide/checkpoints/adoption.py",
-        "    switch = replace(job.switch.value, generation=record.ref.generation, base=None)\n",
-        "    switch = replace(job.switch.value, base=None)\n",
+        "next_head(job, record.ref)),\n        switch,\n",
+        "next_head(job, record.ref)),\n",
         ADOPTING + "test_a_late_commit_of_the_generation_before_an_import_fails",
     ),
     Guarantee(

@@ -132,6 +132,15 @@ ROWS = (
         PARKING + "test_no_rule_looks_at_a_parked_job",
     ),
     Guarantee(
+        6,
+        "The switch of a job changes only by the transitions of the table; another one parks that job alone.",
+        "supervisor/control/decide/switch.py",
+        "    if why := _no_move(before, row, after) or _no_change(before, row, after):\n"
+        "        raise _illegal(present, transition, after, why)\n",
+        "",
+        PARKING + "test_an_illegal_transition_parks_that_job_alone_and_tells_its_story",
+    ),
+    Guarantee(
         2,
         "A job is parked by a transaction that compares its switch, like any other decision.",
         "supervisor/control/decide/parking.py",
@@ -584,8 +593,8 @@ ROWS = (
         13,
         "Budget and streak survive a change of leader.",
         "supervisor/control/decide/jobs/restart.py",
-        "moved = replace(switch, ledger=ledger, incident",
-        "moved = replace(switch, incident",
+        "Transition.RESTART, ledger=ledger, incident",
+        "Transition.RESTART, incident",
         GENERATIONS + "test_budget_survives_a_change_of_leader",
     ),
     Guarantee(

@@ -1,16 +1,20 @@
-"""The tables of docs/design.md that are made from the code: keys of etcd, profiles.
+"""The parts of docs/design.md that are made from the code: keys of etcd, profiles, transitions of a switch.
 
 `python -m tests.support.design_page` writes them; `tests/test_design.py` holds page and code together.
 """
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable
 from pathlib import Path
 
 from supervisor.contract import keys
 from supervisor.contract.timing import DEFAULT, FAST
+from supervisor.control.decide.switch import Moves, SwitchState, Transition
 
-PAGE = Path(__file__).resolve().parents[2] / "docs/design.md"
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = ROOT / "docs/design.md"
 DURATIONS = (
     ("d_ms", "D"),
     ("suspect_ms", "silence after which a node is suspected"),
@@ -43,7 +47,77 @@ def profile_table() -> str:
     return "\n".join(rows) + "\n"
 
 
-TABLES = {"keys": key_table, "profiles": profile_table}
+SWITCH = "supervisor/control/decide/switch.py"
+CALLS = {Transition.SUBMIT: r"\bfirst_switch\(", Transition.DELETE: r"\bcheck_removal\("}
+"""The transitions that have a function of their own; `turn` is told the name of any other."""
+ANY = set(SwitchState) - {SwitchState.NONE, SwitchState.PARKED}
+
+
+def transition_table() -> str:
+    """Each transition of a switch, and the modules that decide on it."""
+    rows = [
+        "| transition | from | to | when | may change | rules | decided in |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for each in Transition:
+        row, first = each.value, True
+        for sources, targets in _grouped(row.moves):
+            cells = [""] * 5
+            if first:
+                changes = ", ".join(f"`{name}`" for name in row.changes) or "the whole record"
+                modules = ", ".join(f"`{path}`" for path in deciders(each))
+                cells = [f"`{each.name.lower()}`", row.when, changes, ", ".join(row.rules), modules]
+            rows.append(f"| {cells[0]} | {sources} | {targets} | {' | '.join(cells[1:])} |")
+            first = False
+    return "\n".join(rows) + "\n"
+
+
+def deciders(transition: Transition) -> list[str]:
+    """The modules that make a transition."""
+    call = CALLS.get(transition, rf"Transition\.{transition.name}\b")
+    paths = (str(path.relative_to(ROOT)) for path in sorted((ROOT / "supervisor").rglob("*.py")))
+    return [path for path in paths if path != SWITCH and re.search(call, (ROOT / path).read_text())]
+
+
+def _grouped(moves: Moves) -> list[tuple[str, str]]:
+    """The cells `from` and `to`: one pair for the states that lead to the same ones."""
+    if all(targets == (source,) for source, targets in moves.items()):
+        return [(_states(moves), "the same")]
+    groups: dict[tuple[SwitchState, ...], list[SwitchState]] = {}
+    for source, targets in moves.items():
+        groups.setdefault(targets, []).append(source)
+    return [(_states(sources), _states(targets)) for targets, sources in groups.items()]
+
+
+def _states(states: Iterable[SwitchState]) -> str:
+    found = list(states)
+    return "any other" if set(found) == ANY else "; ".join(f"`{each.value}`" for each in found)
+
+
+def diagram() -> str:
+    """The phases of a job, and the transitions from one to another; `park` and `release` are left out."""
+    arrows: dict[tuple[str, str], list[str]] = {}
+    for each in Transition:
+        for source, target in ((old, new) for old, to in each.value.moves.items() for new in to):
+            ends = _phase(source), _phase(target)
+            restarts = "incident" in each.value.changes
+            if SwitchState.PARKED not in (source, target) and (ends[0] != ends[1] or restarts):
+                names = arrows.setdefault(ends, [])
+                names += [each.name.lower()] if each.name.lower() not in names else []
+    lines = [f"    {old} --> {new}: {', '.join(names)}" for (old, new), names in arrows.items()]
+    return "\n".join(("```mermaid", "stateDiagram-v2", *lines, "```")) + "\n"
+
+
+def _phase(state: SwitchState) -> str:
+    return "[*]" if state is SwitchState.NONE else state.value.partition(",")[0]
+
+
+TABLES = {
+    "keys": key_table,
+    "profiles": profile_table,
+    "diagram": diagram,
+    "transitions": transition_table,
+}
 
 
 def part(page: str, name: str) -> str:

@@ -25,12 +25,13 @@ from dataclasses import dataclass, replace
 from supervisor.contract import keys
 from supervisor.contract.boundaries import Absent, Op
 from supervisor.contract.containment import contained, described, frames_of, place_of, told
-from supervisor.contract.desired import Cordon, JobPhase, JobSwitch, Parked
+from supervisor.contract.desired import Cordon, JobPhase, Parked
 from supervisor.contract.incident import Event
 from supervisor.contract.job.spec import JobIntent, Wanted
 from supervisor.control.decide.plan import Action, put, short, unchanged
 from supervisor.control.decide.set_aside import Left, aside
 from supervisor.control.decide.snapshot import JobState, NodeState, Snapshot
+from supervisor.control.decide.switch import Transition, turn
 
 JOB_PARKED, NODE_PARKED = "job_parked", "node_parked"
 MAX_REASON = 300
@@ -85,35 +86,27 @@ def park_alone(snap: Snapshot, met: Sequence[Met]) -> list[Action]:
 
 def park(job: JobState, error: BaseException) -> Action:
     """Turn the job's switch, so that its tasks end and no rule looks at it any more."""
-    switch = replace(
-        parked(job.switch.value, error),
+    phase = job.switch.value.phase
+    reason = short(
+        f"an error of the supervisor's own was met while this job was dealt with ({told(error)}); "
+        f"nothing of it runs until `supervisorctl release {job.name}`"
+    )
+    parked = turn(
+        job.switch,
+        Transition.PARK,
+        # For agents it is the switch of a job that has failed.
+        phase=JobPhase.FAILED,
+        closing=None,
+        reason=reason,
+        save_grace_ms=0,
+        held=(),
+        parked=Parked(phase, described(error), place_of(error)),
         # A wish from before does not start it again once it is released.
         restart_serial=max(job.switch.value.restart_serial, job.intent.value.restart_serial),
     )
-    fields = {
-        "phase": job.switch.value.phase.value,
-        "error": described(error),
-        "place": place_of(error),
-    }
+    fields = {"phase": phase.value, "error": described(error), "place": place_of(error)}
     compares = (unchanged(job.record), unchanged(job.switch), unchanged(job.intent))
-    return Action(JOB_PARKED, job.name, switch.reason, compares, (put(job.switch.key, switch),), fields)
-
-
-def parked(switch: JobSwitch, error: BaseException) -> JobSwitch:
-    """The switch of a job that is parked: for agents it is that of one that has failed."""
-    reason = (
-        f"an error of the supervisor's own was met while this job was dealt with ({told(error)}); "
-        f"nothing of it runs until `supervisorctl release {switch.job}`"
-    )
-    return replace(
-        switch,
-        phase=JobPhase.FAILED,
-        closing=None,
-        reason=short(reason),
-        save_grace_ms=0,
-        held=(),
-        parked=Parked(switch.phase, described(error), place_of(error)),
-    )
+    return Action(JOB_PARKED, job.name, reason, compares, (parked,), fields)
 
 
 def release(job: JobState) -> Action:
@@ -131,7 +124,7 @@ def release(job: JobState) -> Action:
         if intent.wanted is Wanted.RUN:
             serial, what = max(intent.restart_serial, switch.restart_serial) + 1, "is started again"
             ops.append(put(job.intent.key, JobIntent(Wanted.RUN, serial)))
-    changed = replace(switch, phase=phase, reason="an operator released it", parked=None)
+    changed = turn(job.switch, Transition.RELEASE, phase=phase, reason="an operator released it", parked=None)
     # The time that it was parked is not counted as time that it ran.
     record = replace(job.record.value, counting=False)
     return Action(
@@ -139,7 +132,7 @@ def release(job: JobState) -> Action:
         job.name,
         f"an operator released the job, which was parked at {switch.parked.place}: it {what}",
         (unchanged(job.switch), unchanged(job.record), unchanged(job.intent)),
-        (put(job.switch.key, changed), put(job.record.key, record), *ops),
+        (changed, put(job.record.key, record), *ops),
     )
 
 

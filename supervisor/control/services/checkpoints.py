@@ -59,8 +59,9 @@ from supervisor.control.decide.checkpoints.collecting import fates_of
 from supervisor.control.decide.facts.cluster_time import ages
 from supervisor.control.decide.facts.history import find_checkpoint
 from supervisor.control.decide.jobs.admission import MAX_GENERATION_SEEN, check_records
-from supervisor.control.decide.plan import Action, put, short, unchanged
+from supervisor.control.decide.plan import Action, short, unchanged
 from supervisor.control.decide.snapshot import JobState, Snapshot
+from supervisor.control.decide.switch import Transition, turn
 from supervisor.control.loop.sweep import Place, look_over
 
 T = TypeVar("T")
@@ -318,7 +319,7 @@ class CheckpointService:
             closing = job.switch.value.closing
             if failure is not None and closing is not None and closing.base == record.ref:
                 # A switch that is closed for this base is opened, so that the next close takes another.
-                ops = (*ops, put(job.switch.key, replace(job.switch.value, closing=None)))
+                ops = (*ops, turn(job.switch, Transition.REOPEN, closing=None))
             kind, text = "checkpoint_quarantined", ""
             if failure is not None:
                 text = f"checkpoint {record.ref} is bad and will not be restored: {failure}"

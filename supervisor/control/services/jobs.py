@@ -43,6 +43,7 @@ from supervisor.control.decide.jobs import admission, deletion
 from supervisor.control.decide.jobs.sizes import check_sizes
 from supervisor.control.decide.plan import Action, put, unchanged
 from supervisor.control.decide.snapshot import JobState, Snapshot
+from supervisor.control.decide.switch import Transition, turn
 from supervisor.control.services.checkpoints import CheckpointService, LeaderContext
 from supervisor.control.services.code_uploads import CodeUploads
 from supervisor.control.services.nodes import NodeService
@@ -200,7 +201,7 @@ class JobService:
         if switch.held:
             await self._write(
                 [unchanged(picture.switch)],
-                [put(picture.switch.key, replace(switch, held=()))],
+                [turn(picture.switch, Transition.END_HOLD, held=())],
                 job,
                 "what is kept of it for inspection is ended",
             )

@@ -21,6 +21,7 @@ from supervisor.control.decide.checkpoints.collecting import ADOPTED
 from supervisor.control.decide.checkpoints.commit_list import head_unchanged, next_head
 from supervisor.control.decide.plan import Action, put, short, unchanged
 from supervisor.control.decide.snapshot import JobState
+from supervisor.control.decide.switch import Transition, turn
 
 RECORDS_AT_ONCE = 80
 """In one transaction, beside the switch and the head."""
@@ -84,7 +85,7 @@ def adopt(job: JobState, read: Read, wall_ms: int) -> Action:
     stays for the grace of such checkpoints.
     """
     record = replace(record_of(read, Verify.READBACK, wall_ms), parent=None, incarnation=ADOPTED)
-    switch = replace(job.switch.value, generation=record.ref.generation, base=None)
+    switch = turn(job.switch, Transition.IMPORT, generation=record.ref.generation, base=None)
     key = keys.commit(job.name, record.ref)
     text = f"checkpoint {record.ref} was imported; the next start begins from it"
     compares: tuple[Compare, ...] = (
@@ -94,7 +95,7 @@ def adopt(job: JobState, read: Read, wall_ms: int) -> Action:
     ops = (
         put(key, record),
         put(keys.head(job.name), next_head(job, record.ref)),
-        put(job.switch.key, switch),
+        switch,
     )
     return Action("checkpoint_imported", job.name, text, compares, ops, {"checkpoint": str(record.ref)})
 
@@ -120,15 +121,16 @@ def rebuild(job: JobState, records: Sequence[CommitRecord], seen: int) -> tuple[
     newest_first = sorted(records, key=lambda each: each.ref, reverse=True)
     base = newest_base(records)
     # With none that is good, a base that nothing holds: a start stops and says so, never begins from scratch.
-    switch = replace(
-        job.switch.value,
+    switch = turn(
+        job.switch,
+        Transition.REBUILD,
         generation=next_generation(job, seen),
         base=base or newest_first[0].ref,
         reason=f"{len(records)} checkpoints were recorded again",
     )
     ops: list[Op] = [put(keys.commit(job.name, record.ref), record) for record in newest_first]
     parts = [ops[at : at + RECORDS_AT_ONCE] for at in range(0, len(ops), RECORDS_AT_ONCE)]
-    parts[0].insert(0, put(job.switch.key, switch))
+    parts[0].insert(0, switch)
     parts[-1].append(put(keys.head(job.name), CommitHead(1, newest_first[0].ref)))
     first = (unchanged(job.record), unchanged(job.switch), unchanged(job.intent), Absent(keys.head(job.name)))
     later = (unchanged(job.record), unchanged(job.intent), Absent(keys.head(job.name)))

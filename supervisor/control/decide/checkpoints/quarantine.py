@@ -7,8 +7,9 @@ from dataclasses import replace
 from recovery.policy.suspects import BaseVerdict
 from supervisor.contract.checkpoint import CheckpointRef, CommitState
 from supervisor.control.decide.checkpoints.commit_list import changed
-from supervisor.control.decide.plan import Action, put, short, unchanged
+from supervisor.control.decide.plan import Action, short, unchanged
 from supervisor.control.decide.snapshot import JobState
+from supervisor.control.decide.switch import Transition, turn
 
 
 def act_on(job: JobState, verdict: BaseVerdict) -> list[Action]:
@@ -47,14 +48,14 @@ def _set_aside(job: JobState, base: CheckpointRef, reason: str) -> list[Action]:
     compares, ops = changed(job, marked)
     text = f"checkpoint {base} is set aside: {reason}; the one before it is tried"
     # A switch that is closed for this base is opened, so that the next close takes another.
-    reopened = replace(job.switch.value, closing=None)
+    reopened = turn(job.switch, Transition.SUSPECT, closing=None)
     return [
         Action(
             kind="checkpoint_quarantined",
             job=job.name,
             text=text,
             compares=(unchanged(job.switch), *compares),
-            ops=(*ops, put(job.switch.key, reopened)),
+            ops=(*ops, reopened),
             fields={"checkpoint": str(base), "detail": reason},
         )
     ]

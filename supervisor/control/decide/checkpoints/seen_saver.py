@@ -7,15 +7,14 @@ Tasks tell of their saves themselves (`Saves`): a lie can keep its own job from 
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from supervisor.contract.checkpoint import CommitRecord
 from supervisor.contract.desired import JobPhase
 from supervisor.contract.ids import AttemptId, TaskId
 from supervisor.contract.observed import AttemptState, Saves
 from supervisor.control.decide.checkpoints.advice import saves_of
-from supervisor.control.decide.plan import Action, put, unchanged
+from supervisor.control.decide.plan import Action, unchanged
 from supervisor.control.decide.snapshot import JobState, NodeState, Snapshot
+from supervisor.control.decide.switch import Transition, turn
 
 CHANGED = "saver_changed"
 STAGED = "staged"
@@ -39,7 +38,7 @@ def follow(snap: Snapshot, job: JobState) -> list[Action]:
             job.name,
             text,
             (unchanged(job.switch),),
-            (put(job.switch.key, replace(switch, saver=task.member)),),
+            (turn(job.switch, Transition.FOLLOW_SAVER, saver=task.member),),
             {"task": str(task), "before": str(job.saver)},
         )
     ]

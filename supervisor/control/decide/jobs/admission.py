@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from recovery.formats.manifest import Manifest
 from recovery.formats.selection import candidates
@@ -11,7 +11,6 @@ from recovery.policy.rules import objection
 from supervisor.contract import keys
 from supervisor.contract.boundaries import Absent, Compare, Delete, DeletePrefix, Op
 from supervisor.contract.checkpoint import CheckpointRef
-from supervisor.contract.desired import JobPhase, JobSwitch, Ledger
 from supervisor.contract.errors import Conflict, NotFound, UserError
 from supervisor.contract.ids import check_name
 from supervisor.contract.job.adopted_path import check_adopted
@@ -25,6 +24,7 @@ from supervisor.control.decide.facts.standing import ENDED_AFTER, not_dead
 from supervisor.control.decide.nodes.placement import Before, NodeOffer, place
 from supervisor.control.decide.plan import put, unchanged
 from supervisor.control.decide.snapshot import JobState, Snapshot
+from supervisor.control.decide.switch import first_switch
 
 MAX_GENERATION_SEEN = 9_999_999
 """A directory that claims more was not left by training: no job restarts ten million times."""
@@ -314,18 +314,15 @@ def record(
     `wall_ms` is for people, `now_ms` on the time that leaders count.
     """
     name, former = request.spec.name, _former(before, uuid)
-    switch = JobSwitch(name, uuid, JobPhase.WAITING, begins.floor, base=begins.base)
-    if request.hold or begins.held:
-        reason = begins.held or f"it is on hold; `supervisorctl start {name}` starts it"
-        switch = replace(switch, phase=JobPhase.STOPPED, reason=reason)
-    intent = JobIntent()
+    on_hold = begins.held
+    if request.hold and not on_hold:
+        on_hold = f"it is on hold; `supervisorctl start {name}` starts it"
+    serial = 0
     ops: list[Op] = []
     compares: list[Compare] = [Absent(keys.job_record(name))]
     if before is not None:
         compares = [unchanged(before.record), unchanged(before.switch), unchanged(before.intent)]
         serial = max(before.intent.value.restart_serial, before.switch.value.restart_serial)
-        switch = replace(switch, restart_serial=serial, ledger=Ledger())
-        intent = JobIntent(restart_serial=serial)
         ops.append(DeletePrefix(keys.incidents_of(name)))
         if begins.uuid is None:
             ops += [DeletePrefix(keys.commits_of(name)), Delete(keys.head(name))]
@@ -342,8 +339,16 @@ def record(
     )
     ops += [
         put(keys.job_record(name), known),
-        put(keys.switch(name), switch),
-        put(keys.intent(name), intent),
+        first_switch(
+            before.switch if before is not None else None,
+            name,
+            uuid,
+            generation=begins.floor,
+            base=begins.base,
+            restart_serial=serial,
+            on_hold=on_hold,
+        ),
+        put(keys.intent(name), JobIntent(restart_serial=serial)),
     ]
     return compares, ops
 

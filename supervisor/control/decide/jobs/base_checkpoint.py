@@ -17,6 +17,7 @@ from supervisor.control.decide.jobs import incidents
 from supervisor.control.decide.jobs.failing import fail
 from supervisor.control.decide.plan import Action, put, short, unchanged
 from supervisor.control.decide.snapshot import JobState, Snapshot, Versioned
+from supervisor.control.decide.switch import Transition, turn
 
 UNREADABLE_MS = 600_000
 """How long an unreadable base is waited for before the job stops for the operator."""
@@ -51,7 +52,7 @@ def _close_with(
     }
     spec = cluster_spec.build(job.record.value.spec, plan.value, prepared)
     asked = asked_base(job) is not None
-    closed = replace(job.switch.value, closing=Closing(plan.value.plan_id, base, asked))
+    closing = Closing(plan.value.plan_id, base, asked)
     return Action(
         kind="close",
         job=job.name,
@@ -63,7 +64,7 @@ def _close_with(
         ),
         ops=(
             put(keys.cluster_spec(job.name, plan.value.plan_id), spec),
-            put(job.switch.key, closed),
+            turn(job.switch, Transition.CLOSE, closing=closing),
             *incidents.at_close(snap, job, need, plan.value),
         ),
         fields={"plan": plan.value.plan_id, "base": str(base)},
@@ -101,7 +102,7 @@ def _reopen(job: JobState, why: str) -> Action:
         job=job.name,
         text=f"another base is chosen: {why}",
         compares=(unchanged(job.switch),),
-        ops=(put(job.switch.key, replace(job.switch.value, closing=None)),),
+        ops=(turn(job.switch, Transition.REOPEN, closing=None),),
     )
 
 
@@ -109,14 +110,15 @@ def _decline(snap: Snapshot, job: JobState, need: Need, why: str) -> Action:
     """An operator's restart from a checkpoint that cannot be restored: what runs goes on as it is."""
     if job.switch.value.phase is not JobPhase.RUNNING:
         return fail(snap, job, need, why)
-    answered = replace(job.switch.value, closing=None, restart_serial=job.intent.value.restart_serial)
+    serial = job.intent.value.restart_serial
+    answered = turn(job.switch, Transition.DECLINE, closing=None, restart_serial=serial)
     text = f"{need.detail}; it is declined: {why}"
     return Action(
         kind="restart_declined",
         job=job.name,
         text=text,
         compares=(unchanged(job.switch), unchanged(job.intent)),
-        ops=(put(job.switch.key, answered), *incidents.failed(snap, job, need, text)),
+        ops=(answered, *incidents.failed(snap, job, need, text)),
         fields={"incident": need.incident},
     )
 
@@ -148,7 +150,7 @@ def _without_base(snap: Snapshot, job: JobState, need: Need, staged: Staged, wai
             job=job.name,
             text=f"{reason}; the job's fallback_after allows the one before, {older[0]}",
             compares=(unchanged(job.switch), commit_list.head_unchanged(job)),
-            ops=(put(job.switch.key, replace(switch, closing=closing)),),
+            ops=(turn(job.switch, Transition.FALL_BACK, closing=closing),),
         )
     ]
 
@@ -190,6 +192,6 @@ def _quarantine(job: JobState, base: CheckpointRef, detail: str) -> Action:
         job=job.name,
         text=f"checkpoint {base} is bad and will not be restored: {detail}",
         compares=(unchanged(job.switch), *compares),
-        ops=(*ops, put(job.switch.key, replace(job.switch.value, closing=None))),
+        ops=(*ops, turn(job.switch, Transition.REOPEN, closing=None)),
         fields={"checkpoint": str(base), "detail": detail},
     )

@@ -21,6 +21,7 @@ from supervisor.control.decide.facts.standing import Standing, not_dead, standin
 from supervisor.control.decide.nodes.node_loss import by_marks
 from supervisor.control.decide.plan import Action, fitting, put, unchanged
 from supervisor.control.decide.snapshot import JobState, Snapshot, Versioned
+from supervisor.control.decide.switch import Transition, check_removal, turn
 
 KEPT_MS = 86_400_000
 """The record of a deletion stays so long."""
@@ -30,7 +31,7 @@ def ask(job: JobState) -> Action:
     """An operator wants the job to be deleted; what is kept of it for inspection ends."""
     intent, switch = job.intent, job.switch
     wish = replace(intent.value, wanted=Wanted.STOP, save=False, delete=True)
-    held = (put(switch.key, replace(switch.value, held=())),) if switch.value.held else ()
+    held = (turn(switch, Transition.END_HOLD, held=()),) if switch.value.held else ()
     compares = (unchanged(intent), unchanged(switch))
     return Action("asked", job.name, "a deletion is asked for", compares, (put(intent.key, wish), *held))
 
@@ -57,6 +58,7 @@ def decide(snap: Snapshot, job: JobState) -> list[Action]:
     """
     if waiting_for(snap, job):
         return []
+    check_removal(job.switch)
     compares, ops = by_marks(snap, _marks(snap, job))
     switch = job.switch.value
     return [

@@ -8,16 +8,15 @@ all that ends an attempt (a start of the job, the dead-man's switch, its agent) 
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from supervisor.contract.desired import JobPhase
 from supervisor.contract.incident import Cause
 from supervisor.contract.observed import AttemptReport, AttemptState
 from supervisor.control.decide.assess.need import Need
 from supervisor.control.decide.facts.standing import Standing, standing
 from supervisor.control.decide.jobs import incidents
-from supervisor.control.decide.plan import Action, put, short, unchanged
+from supervisor.control.decide.plan import Action, short, unchanged
 from supervisor.control.decide.snapshot import JobState, Snapshot
+from supervisor.control.decide.switch import Transition, turn
 
 HELD = frozenset({Cause.HANG, Cause.NAN_LOSS, Cause.NEVER_READY, Cause.WALL_TIME})
 """Causes of a job's end whose processes still run."""
@@ -27,14 +26,16 @@ def fail(snap: Snapshot, job: JobState, need: Need, reason: str) -> Action:
     """End the job as failed, and remove what was prepared for it."""
     kept = _to_hold(snap, job, need)
     reason = "; ".join(filter(None, (short(need.detail), short(reason), _how_to_look(job, kept))))
-    ended = replace(
-        job.switch.value,
+    failed = turn(
+        job.switch,
+        Transition.FAIL,
         phase=JobPhase.FAILED,
         closing=None,
         reason=reason,
         # The wish that led here is answered; only a later one starts the job again (rule 8).
         restart_serial=job.intent.value.restart_serial,
         held=tuple(report.attempt.task.member for report in kept),
+        ledger=need.verdict.ledger,
     )
     return Action(
         kind="job_failed",
@@ -42,7 +43,7 @@ def fail(snap: Snapshot, job: JobState, need: Need, reason: str) -> Action:
         text=f"job failed: {reason}",
         compares=(unchanged(job.switch), unchanged(job.intent)),
         ops=(
-            put(job.switch.key, replace(ended, ledger=need.verdict.ledger)),
+            failed,
             *incidents.failed(snap, job, need, reason),
         ),
         fields={"cause": need.cause.value, "rule": need.rule, "incident": need.incident},
@@ -55,7 +56,7 @@ def release(job: JobState) -> list[Action]:
     if not switch.held or any(is_held(job, held.value) for held in job.attempts.values()):
         return []
     text = "what was kept of it for inspection has ended"
-    ops = (put(job.switch.key, replace(switch, held=())),)
+    ops = (turn(job.switch, Transition.END_HOLD, held=()),)
     return [Action("hold_over", job.name, text, (unchanged(job.switch),), ops)]
 
 

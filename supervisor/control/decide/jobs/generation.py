@@ -40,8 +40,9 @@ from supervisor.control.decide.jobs import base_checkpoint, incidents
 from supervisor.control.decide.jobs.failing import fail
 from supervisor.control.decide.jobs.prepare import missing_assignments, prepare, unconfirmed_plans
 from supervisor.control.decide.nodes.node_loss import by_marks, taking
-from supervisor.control.decide.plan import OPS_PER_TRANSACTION, Action, delete_all, put, still, unchanged
+from supervisor.control.decide.plan import OPS_PER_TRANSACTION, Action, delete_all, still, unchanged
 from supervisor.control.decide.snapshot import JobState, Snapshot, Versioned
+from supervisor.control.decide.switch import Transition, turn
 
 FROM_RULE = "operator.from"
 
@@ -213,8 +214,10 @@ def abandon(job: JobState, plan: Versioned[Plan], why: str, ledger: Ledger | Non
     switch = job.switch.value
     plan_id = plan.value.plan_id
     closing = None if switch.closing is not None and switch.closing.plan_id == plan_id else switch.closing
-    reopened = replace(switch, closing=closing, ledger=ledger or switch.ledger)
-    ops: list[Op] = [put(job.switch.key, reopened)] if reopened != switch else []
+    charged = ledger or switch.ledger
+    ops: list[Op] = []
+    if (closing, charged) != (switch.closing, switch.ledger):
+        ops.append(turn(job.switch, Transition.ABANDON, closing=closing, ledger=charged))
     ops += _leavings(job, plan_id)
     return Action(
         kind="plan_abandoned",
@@ -268,8 +271,9 @@ def _flip(snap: Snapshot, job: JobState, plan: Versioned[Plan], need: Need, clos
         # Progress is measured from there: what was reached beyond it is given up on purpose.
         ledger = replace(ledger, streak=0, progress=closing.base)
     told = job.incidents.get(plan.value.incident)
-    flipped = replace(
-        job.switch.value,
+    flipped = turn(
+        job.switch,
+        Transition.FLIP,
         phase=JobPhase.RUNNING,
         generation=plan.value.generation,
         plan_id=plan.value.plan_id,
@@ -297,7 +301,7 @@ def _flip(snap: Snapshot, job: JobState, plan: Versioned[Plan], need: Need, clos
             *compared,
         ),
         ops=(
-            put(job.switch.key, flipped),
+            flipped,
             *made_final,
             *incidents.at_flip(snap, job, plan.value.incident),
         ),

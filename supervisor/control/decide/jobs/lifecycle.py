@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from supervisor.contract.desired import Assignment, JobPhase, Ledger, Placement, Plan
 from supervisor.contract.job.spec import Wanted
 from supervisor.contract.observed import AttemptReport
@@ -13,8 +11,9 @@ from supervisor.control.decide.checkpoints.collecting import collect
 from supervisor.control.decide.facts.history import newest_commit
 from supervisor.control.decide.facts.standing import Standing, standing
 from supervisor.control.decide.jobs.prepare import serves
-from supervisor.control.decide.plan import Action, Decision, delete_all, put, unchanged
+from supervisor.control.decide.plan import Action, Decision, delete_all, unchanged
 from supervisor.control.decide.snapshot import JobState, Snapshot, Versioned
+from supervisor.control.decide.switch import Transition, turn
 
 STOP_PATIENCE = 2
 
@@ -27,17 +26,18 @@ def finish(job: JobState, done: Completion) -> Action:
     spec = job.record.value.spec
     judges = any(role.follow and not serves(role) for role in spec.roles)
     grace_ms = spec.limits.save_grace_ms if judges else 0
-    return _to(job, JobPhase.FINISHING, "finishing", f"training is over: {done.detail}", grace_ms)
+    reason = f"training is over: {done.detail}"
+    return _to(job, Transition.FINISH, JobPhase.FINISHING, reason, grace_ms)
 
 
 def stop(job: JobState) -> Action:
     """The operator wants the job to stop, with or without time for its program to save."""
     running = job.switch.value.phase is JobPhase.RUNNING
     if not job.intent.value.save or not running:
-        return _to(job, JobPhase.STOPPING, "stopping", "an operator asked for a stop")
+        return _to(job, Transition.STOP, JobPhase.STOPPING, "an operator asked for a stop")
     grace_ms = job.record.value.spec.limits.save_grace_ms
     text = f"an operator asked for a stop; the program has {grace_ms} ms to save"
-    return _to(job, JobPhase.STOPPING, "stopping", text, grace_ms)
+    return _to(job, Transition.STOP, JobPhase.STOPPING, text, grace_ms)
 
 
 def end(snap: Snapshot, job: JobState) -> list[Action]:
@@ -56,7 +56,6 @@ def end(snap: Snapshot, job: JobState) -> list[Action]:
     if (alive or not drained) and not overdue:
         return []
     stopping = switch.phase is JobPhase.STOPPING
-    phase = JobPhase.STOPPED if stopping else JobPhase.SUCCEEDED
     left = saving.uncommitted(snap, job)
     warning = ""
     if left:
@@ -65,8 +64,9 @@ def end(snap: Snapshot, job: JobState) -> list[Action]:
         warning = "; warning: its last checkpoint was not committed before the deadline"
     elif not _is_drained(job):
         warning = "; warning: whether its last checkpoint was committed is not known: its node is lost"
-    why = switch.reason if stopping else f"all training tasks finished{warning}"
-    return [_to(job, phase, phase.value, f"{why}{warning}" if stopping else why)]
+    if stopping:
+        return [_to(job, Transition.END, JobPhase.STOPPED, f"{switch.reason}{warning}")]
+    return [_to(job, Transition.SUCCEED, JobPhase.SUCCEEDED, f"all training tasks finished{warning}")]
 
 
 def _no_more_time(snap: Snapshot, job: JobState) -> str:
@@ -114,24 +114,16 @@ def _has_judged(snap: Snapshot, job: JobState, placement: Placement, plan: Plan)
 
 
 def _time_is_over(job: JobState, why: str) -> Action:
-    changed = replace(job.switch.value, save_grace_ms=0)
+    changed = turn(job.switch, Transition.END_GRACE, save_grace_ms=0)
     text = f"what still runs is stopped: {why}"
-    return Action("time_is_over", job.name, text, (unchanged(job.switch),), (put(job.switch.key, changed),))
+    return Action("time_is_over", job.name, text, (unchanged(job.switch),), (changed,))
 
 
 def begin_again(job: JobState) -> Action:
     """An operator starts a job that had ended: its next generation begins from its newest checkpoint."""
-    switch = replace(
-        job.switch.value, phase=JobPhase.WAITING, closing=None, reason="", ledger=Ledger(), held=()
-    )
+    started = turn(job.switch, Transition.START, phase=JobPhase.WAITING, reason="", ledger=Ledger(), held=())
     text = "an operator starts the job again"
-    return Action(
-        "started",
-        job.name,
-        text,
-        (unchanged(job.switch), unchanged(job.intent)),
-        (put(job.switch.key, switch),),
-    )
+    return Action("started", job.name, text, (unchanged(job.switch), unchanged(job.intent)), (started,))
 
 
 def tidy(snap: Snapshot, job: JobState) -> list[Decision]:
@@ -147,17 +139,24 @@ def tidy(snap: Snapshot, job: JobState) -> list[Decision]:
     return decisions
 
 
-def _to(job: JobState, phase: JobPhase, kind: str, reason: str, grace_ms: int = 0) -> Action:
-    changed = replace(job.switch.value, phase=phase, closing=None, reason=reason, save_grace_ms=grace_ms)
-    if phase is JobPhase.SUCCEEDED:
-        # A restart that was asked for while the job was finishing has nothing left to restart.
-        changed = replace(changed, restart_serial=job.intent.value.restart_serial)
+def _to(job: JobState, transition: Transition, phase: JobPhase, reason: str, grace_ms: int = 0) -> Action:
+    # A restart that was asked for while the job was finishing has nothing left to restart.
+    answered = job.intent if phase is JobPhase.SUCCEEDED else job.switch
+    changed = turn(
+        job.switch,
+        transition,
+        phase=phase,
+        closing=None,
+        reason=reason,
+        save_grace_ms=grace_ms,
+        restart_serial=answered.value.restart_serial,
+    )
     return Action(
-        kind=kind,
+        kind=phase.value,
         job=job.name,
         text=reason,
         compares=(unchanged(job.switch), unchanged(job.intent)),
-        ops=(put(job.switch.key, changed),),
+        ops=(changed,),
         fields={"phase": phase.value},
     )
 

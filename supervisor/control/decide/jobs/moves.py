@@ -26,6 +26,7 @@ from supervisor.control.decide.jobs.prepare import assignment_of, find_place
 from supervisor.control.decide.nodes.node_loss import by_marks, taking
 from supervisor.control.decide.plan import Action, put, still, unchanged
 from supervisor.control.decide.snapshot import JobState, Snapshot, Versioned
+from supervisor.control.decide.switch import Transition, turn
 
 
 def move(snap: Snapshot, job: JobState, need: Need) -> list[Action]:
@@ -70,10 +71,7 @@ def move(snap: Snapshot, job: JobState, need: Need) -> list[Action]:
         put(key, wanted),
         put(plan.key, moved),
         *claim,
-        put(
-            job.switch.key,
-            replace(switch, ledger=ledger, incident=need.incident, restart_serial=serial),
-        ),
+        turn(job.switch, Transition.MOVE, ledger=ledger, incident=need.incident, restart_serial=serial),
         *incidents.opening(snap, job, need, switch.generation, switch.plan_id, attempt=number),
     ]
     if old is not None:

@@ -14,6 +14,7 @@ from supervisor.control.decide.jobs import incidents
 from supervisor.control.decide.jobs.moves import move
 from supervisor.control.decide.plan import Action, put, unchanged
 from supervisor.control.decide.snapshot import JobState, Snapshot
+from supervisor.control.decide.switch import Transition, turn
 
 OF_GPUS = (Cause.GPU, Cause.PROGRAM_SIGNAL)
 """What a fault of its GPU restarts a task for."""
@@ -51,7 +52,9 @@ def in_place(snap: Snapshot, job: JobState, need: Need) -> list[Action]:
         gpu_faults=known_faults(snap, placement.node, held.value.gpus),
     )
     serial = job.intent.value.restart_serial if need.cause is Cause.OPERATOR else switch.restart_serial
-    moved = replace(switch, ledger=ledger, incident=need.incident, restart_serial=serial)
+    charged = turn(
+        job.switch, Transition.RESTART, ledger=ledger, incident=need.incident, restart_serial=serial
+    )
     return [
         Action(
             kind="restart_in_place",
@@ -63,7 +66,7 @@ def in_place(snap: Snapshot, job: JobState, need: Need) -> list[Action]:
             compares=(unchanged(job.switch), unchanged(held)),
             ops=(
                 put(held.key, following),
-                put(job.switch.key, moved),
+                charged,
                 *incidents.opening(
                     snap, job, need, switch.generation, switch.plan_id, attempt=following.attempt
                 ),
