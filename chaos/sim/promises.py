@@ -18,6 +18,7 @@ from chaos.sim.evidence import Evidence
 from chaos.sim.programs import ENDINGS, HOPELESS, Program
 from chaos.sim.records import Records
 from chaos.sim.rooms import Rooms
+from chaos.sim.turns import Turns
 from chaos.sim.world import World
 from chaos.sim.writes import Writes
 from supervisor.contract import codec
@@ -43,13 +44,14 @@ class Promises:
         self._picture = self._seen.picture
         writes, conduct = Writes(self._seen), Conduct(self._seen)
         compares, records, bases = Compares(self._seen), Records(self._seen), Bases(self._seen)
-        rooms, alone = Rooms(self._seen), Alone(self._seen)
+        rooms, alone, turns = Rooms(self._seen), Alone(self._seen), Turns(self._seen)
 
         def on_effect(effect: Effect) -> None:
             compares.on_effect(effect)
             records.on_effect(effect)
             bases.on_effect(effect)
             alone.on_effect(effect)
+            turns.on_effect(effect)
             # It takes the effect into the picture, which those before it see as it was.
             writes.on_effect(effect)
             rooms.on_effect(effect)

@@ -119,6 +119,7 @@ ONE_CHARGED = Ledger(infrastructure=1)
 def flip(history: History, base: CheckpointRef | None, ledger: Ledger = ONE_CHARGED) -> None:
     spec = ClusterSpec(JOB, 2, "plan-2", (RoleAddresses("ps", ("n1:1",)),))
     history.lead(keys.cluster_spec(JOB, "plan-2"), spec)
+    history.lead(keys.switch(JOB), replace(SWITCH, closing=Closing("plan-2", base)))
     switch = replace(SWITCH, generation=2, plan_id="plan-2", base=base, ledger=ledger)
     history.lead(keys.switch(JOB), switch)
 
@@ -190,6 +191,8 @@ def test_a_base_off_the_lineage(history: History) -> None:
     assert history.promises.facts()["flips"] == 1
     history.commit(ref(2, 30), ref(1, 20))
     switch = replace(SWITCH, generation=3, plan_id="plan-2", ledger=Ledger(infrastructure=2))
+    closing = Closing("plan-2", ref(1, 20))
+    history.lead(keys.switch(JOB), replace(switch, generation=2, base=ref(1, 20), closing=closing))
     history.lead(keys.switch(JOB), replace(switch, base=ref(1, 20)))
     assert history.broken == ["the base is the newest commit"]
 
@@ -257,6 +260,7 @@ def collect(history: History, what: CheckpointRef) -> None:
 
 
 NOT_OVER = "only a job that has ended takes an import"
+NO_STEP = "a switch takes only the steps that there are"
 STOPPED = replace(SWITCH, phase=JobPhase.STOPPED)
 TAKEN = replace(STOPPED, generation=2)
 IMPORTED = CommitRecord("uuid", ref(2, 50), None, "import", 7, crc(MANIFEST), "elsewhere", ADOPTED, 0)
@@ -280,15 +284,17 @@ IMPORTED = CommitRecord("uuid", ref(2, 50), None, "import", 7, crc(MANIFEST), "e
             STOPPED,
             replace(TAKEN, phase=JobPhase.FAILED),
             IMPORTED,
-            [NOT_OVER],
+            [NOT_OVER, NO_STEP],
         ),
-        (SWITCH, TAKEN, IMPORTED, [NOT_OVER]),
+        (SWITCH, TAKEN, IMPORTED, [NOT_OVER, NO_STEP]),
     ],
 )
 def test_a_checkpoint_from_elsewhere(
     history: History, before: JobSwitch, after: JobSwitch, record: CommitRecord, broken: list[str]
 ) -> None:
     history.commit(ref(1, 10))
+    if before.phase.ended:
+        history.lead(keys.switch(JOB), replace(SWITCH, phase=JobPhase.STOPPING))
     history.lead(keys.switch(JOB), before)
     history.world.disk.files |= {"import/manifest.json": MANIFEST, "import/data": b"weights"}
     what = keys.commit(JOB, record.ref)
@@ -394,8 +400,30 @@ def test_a_generation_that_goes_back(history: History) -> None:
 
 
 def test_a_generation_that_nothing_brings(history: History) -> None:
-    history.lead(keys.switch(JOB), replace(SWITCH, generation=2, phase=JobPhase.SUCCEEDED))
+    history.lead(keys.switch(JOB), replace(SWITCH, generation=2, phase=JobPhase.FINISHING))
     assert history.broken == ["generations only grow"]
+
+
+@pytest.mark.parametrize(
+    "steps",
+    [
+        (replace(SWITCH, phase=JobPhase.SUCCEEDED),),
+        (replace(SWITCH, phase=JobPhase.FINISHING), SWITCH),
+        (replace(SWITCH, phase=JobPhase.STOPPING, closing=Closing("plan-2", None)),),
+    ],
+)
+def test_a_step_that_there_is_not(history: History, steps: tuple[JobSwitch, ...]) -> None:
+    for each in steps:
+        history.lead(keys.switch(JOB), each)
+    assert history.broken == [NO_STEP]
+
+
+@pytest.mark.parametrize("closing", [None, Closing("plan-1", None), Closing("plan-2", ref(1, 10))])
+def test_a_flip_past_its_close(history: History, closing: Closing | None) -> None:
+    history.lead(keys.cluster_spec(JOB, "plan-2"), ClusterSpec(JOB, 2, "plan-2", ()))
+    history.lead(keys.switch(JOB), replace(SWITCH, closing=closing))
+    history.lead(keys.switch(JOB), replace(SWITCH, generation=2, plan_id="plan-2", ledger=ONE_CHARGED))
+    assert history.broken == [NO_STEP]
 
 
 def test_a_closed_incident_is_opened_again(history: History) -> None:
@@ -410,6 +438,7 @@ def test_a_flip_that_does_not_compare_the_list_of_commits(history: History) -> N
     switch = replace(SWITCH, generation=2, plan_id="plan-2", ledger=ONE_CHARGED)
     spec = ClusterSpec(JOB, 2, "plan-2", (RoleAddresses("ps", ("n1:1",)),))
     history.lead(keys.cluster_spec(JOB, "plan-2"), spec)
+    history.lead(keys.switch(JOB), replace(SWITCH, closing=Closing("plan-2", None)))
     relied = [history.token(), *map(history.as_it_is, (keys.switch(JOB), keys.plan(JOB, "plan-2")))]
     put = Put(keys.switch(JOB), codec.encode(switch))
     assert history.world.etcd.commit_as(history.leader, relied, [put], []).succeeded
