@@ -1,6 +1,6 @@
 """The node agent: inbox -> core.step -> effects, on one asyncio loop.
 
-Watches, launchers and etcd only put events into the inbox. The loop takes one and lets the core
+Watches, launchers and etcd only put events into the inbox. The loop takes those that wait and lets the core
 decide, saves what a successor must find, and carries the instructions out; what waits becomes a task whose
 result is another event. Grants to launchers and beats to supervisors are sent from this loop alone, so that
 they vouch for it (rule 4).
@@ -51,6 +51,8 @@ from supervisor.contract.secret import too_many
 
 T = TypeVar("T")
 MEMORY_MS = 1_000
+MOST_AT_ONCE = 64
+"""Events of one step. More wait for the next, so that what it leads to is on its way first."""
 SAVE_AGAIN_S = 0.5
 TIDY_S = 10.0
 MOST_TOLD = 100
@@ -158,28 +160,25 @@ class AgentDaemon:
 
     async def _serve(self) -> NoReturn:
         while True:
-            event = await self._inbox.get()
-            if isinstance(event, LauncherSaid):
-                self._out.launchers.taken(event.launcher_id)
-            elif isinstance(event, Observed):
-                # What was seen since counts, and is whole: no more than one such word waits.
-                event, self._observed = self._observed or event, None
+            events, outputs = await self._next()
             now_ms = self._out.clock.now_ms()
-            if isinstance(event, LauncherSaid) and isinstance(event.message, protocol.Output):
-                self._on_output(event.message, now_ms)
-                continue
-            if isinstance(event, LauncherSaid) and isinstance(event.message, protocol.Hello):
-                self._learn_secrets(event.launcher_id, event.message)
-            if isinstance(event, LauncherGone):
-                event = await self._with_last_words(event)
-            passes = self.state.passes
-            self._state, instructions = step(self.state, event, now_ms)
-            # A mere sign of life leaves nothing that a successor has to find.
-            saved = await self._save() if self.state.passes > passes else not self._unsaved
-            assert self._effects is not None
-            for instruction in instructions:
-                if saved or not self._effects.refuse(instruction, self._unsaved):
-                    self._effects.perform(instruction, self.state)
+            if events:
+                await self._step(events, now_ms)
+            # Output of an attempt that has begun in this step is followed by now.
+            for message in outputs:
+                self._on_output(message, now_ms)
+            if now_ms >= self._beat_due_ms:
+                self._beat(now_ms)
+
+    async def _step(self, events: list[Event], now_ms: int) -> None:
+        self._state, instructions = step(self.state, events, now_ms)
+        # Where no rule was applied, nothing has changed that a successor has to find.
+        saved = await self._save() if self.state.stepped_ms == now_ms else not self._unsaved
+        assert self._effects is not None
+        for instruction in instructions:
+            if saved or not self._effects.refuse(instruction, self._unsaved):
+                self._effects.perform(instruction, self.state)
+        for event in events:
             match event:
                 case Evicted():
                     self._begin_mirrors_anew()
@@ -189,8 +188,33 @@ class AgentDaemon:
                     self._observe()
                 case _:
                     pass
-            if now_ms >= self._beat_due_ms:
-                self._beat(now_ms)
+
+    async def _next(self) -> tuple[list[Event], list[protocol.Output]]:
+        """The events that wait, in their order, and the words that there is output to read."""
+        taken = [await self._inbox.get()]
+        while len(taken) < MOST_AT_ONCE and not self._inbox.empty():
+            taken.append(self._inbox.get_nowait())
+        events: list[Event] = []
+        outputs: list[protocol.Output] = []
+        for event in taken:
+            match event:
+                case LauncherSaid(launcher_id, message):
+                    self._out.launchers.taken(launcher_id)
+                    if isinstance(message, protocol.Output):
+                        outputs.append(message)
+                        continue
+                    if isinstance(message, protocol.Hello):
+                        self._learn_secrets(launcher_id, message)
+                    events.append(event)
+                case LauncherGone():
+                    events.append(await self._with_last_words(event))
+                case Observed():
+                    # What was seen since counts, and is whole: no more than one such word waits.
+                    events.append(self._observed or event)
+                    self._observed = None
+                case _:
+                    events.append(event)
+        return events, outputs
 
     def _learn_secrets(self, launcher_id: str, hello: protocol.Hello) -> None:
         """Those of the attempt that runs there, which an earlier life of this agent has started."""

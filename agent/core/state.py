@@ -286,8 +286,7 @@ class AgentState:
     Attributes:
         life: the incarnation id of this life, also before it has joined.
         cluster: the UUID of the cluster that this node is part of; empty before its record was read.
-        stepped_ms, passes, idle: when the rules were applied last; how often they were; whether they found
-            nothing to do then.
+        stepped_ms: when the rules were applied last.
         seen: the newest write by which its etcd wanted anything here.
         me: our incarnation once etcd has it; None before, and while outcast.
         deadline_ms: rule 3; None before the first good read.
@@ -326,8 +325,6 @@ class AgentState:
     read_ms: int = -1
     heard_ms: int = -1
     stepped_ms: int = -1
-    passes: int = 0
-    idle: bool = False
     view: Observed | None = None
     born: int = 0
     spawn_failed_ms: int = -1
@@ -370,10 +367,6 @@ class AgentState:
         for name, value in changes.items():
             values[_PLACES[name]] = value
         return _made(*values)
-
-    def asks_as(self, other: AgentState) -> bool:
-        """Whether the rules have the same to work on, but for signs of life and the time."""
-        return _worked_on(self) == _worked_on(other)
 
     def reach_of(self, launcher_id: str) -> Reach | None:
         """Where tasks of a launcher are reached; None until it is known."""
@@ -422,7 +415,5 @@ class AgentState:
 
 _NAMES = tuple(each.name for each in fields(AgentState))
 _PLACES = {name: place for place, name in enumerate(_NAMES)}
-_LIFE = frozenset({"deadline_ms", "read_ms", "heard_ms", "stepped_ms", "passes", "idle", "free_bytes"})
 _made: Callable[..., AgentState] = AgentState
 _all_of = attrgetter(*_NAMES)
-_worked_on = attrgetter(*(name for name in _NAMES if name not in _LIFE))

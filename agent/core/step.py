@@ -1,13 +1,14 @@
-"""The one door into the agent's state: an event in, the next state and instructions out.
+"""The one door into the agent's state: events in, the next state and instructions out.
 
-After every event all rules are applied again to the whole picture, so that nothing depends on having seen an
-event: a rule says what should be so, and emits what is missing. Mere signs of life are the exception, as most
-events are such (decision 0032): where the rules found nothing to do the last time, they wait for the next
-tick, at which they look at what only time changes.
+A step takes all events that are given to it, in their order. Then all rules are applied once to the whole
+picture, so that nothing depends on having seen an event: a rule says what should be so, and emits what is
+missing. A step of pulls alone applies none: it is answered, and no rule has anything to do because of it
+(decision 0058).
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from agent.core import (
@@ -70,18 +71,33 @@ from supervisor.contract.observed import StageFailure
 _TOLD = {None: None, Unstaged.BAD: StageFailure.BAD, Unstaged.UNREADABLE: StageFailure.UNKNOWN}
 
 
-def step(state: AgentState, event: Event, now_ms: int) -> tuple[AgentState, tuple[Instruction, ...]]:
-    """What follows from `event` at `now_ms` (CLOCK_BOOTTIME). The given state is left as it was.
+def step(
+    state: AgentState, events: Sequence[Event], now_ms: int
+) -> tuple[AgentState, tuple[Instruction, ...]]:
+    """What follows from `events` at `now_ms` (CLOCK_BOOTTIME). The given state is left as it was.
 
-    What an unexpected error is about is set aside, and the step is made again without it. Raises an error
-    that is about nothing of the kind or, at one place, about all jobs that are here; and InvalidTransition.
+    Where an unexpected error is met, each event is a step of its own. What the error is about is set aside,
+    and that step is made again without it. Raises an error that is about nothing of the kind or, at one
+    place, about all jobs that are here; and InvalidTransition.
     """
+    if len(events) > 1:
+        errors: list[Exception] = []
+        with contained(errors.append):
+            return _step(state, events, now_ms)
+    out: list[Instruction] = []
+    for event in events:
+        state, more = _step_of_one(state, event, now_ms)
+        out += more
+    return state, tuple(out)
+
+
+def _step_of_one(state: AgentState, event: Event, now_ms: int) -> tuple[AgentState, tuple[Instruction, ...]]:
     known: list[tuple[set_aside.Subject, str]] = []
     met: dict[str, set[str]] = {}
     while True:
         errors: list[Exception] = []
         with contained(errors.append):
-            return _step(state, event, now_ms, known)
+            return _step(state, [event], now_ms, known)
         found = set_aside.subject_of(state, errors[0], event, [each for each, _ in known])
         if found is None or isinstance(errors[0], InvalidTransition):
             raise errors[0]
@@ -93,36 +109,25 @@ def step(state: AgentState, event: Event, now_ms: int) -> tuple[AgentState, tupl
 
 
 def _step(
-    state: AgentState, event: Event, now_ms: int, known: list[tuple[set_aside.Subject, str]]
+    state: AgentState,
+    events: Sequence[Event],
+    now_ms: int,
+    known: Sequence[tuple[set_aside.Subject, str]] = (),
 ) -> tuple[AgentState, tuple[Instruction, ...]]:
     work = Work(state, now_ms)
-    if not any(set_aside.is_about(state, event, subject) for subject, _ in known):
-        _take(work, event)
+    for event in events:
+        if not any(set_aside.is_about(state, event, subject) for subject, _ in known):
+            _take(work, event)
     for subject, why in known:
         set_aside.set_aside(work, subject, why)
-    if known or not _is_sign_of_life(state, event, work):
-        taken = len(work.out)
+    if known or not all(_is_pull(event) for event in events):
         _apply_rules(work)
-        idle = len(work.out) == taken and work.state.asks_as(state)
-        work.state = work.state.but(stepped_ms=now_ms, passes=state.passes + 1, idle=idle)
+        work.state = work.state.but(stepped_ms=now_ms)
     return work.state, tuple(work.out)
 
 
-def _is_sign_of_life(before: AgentState, event: Event, work: Work) -> bool:
-    """Whether it changes nothing that a rule waits for, nor anything that a successor has to find."""
-    after = work.state
-    match event:
-        case LauncherSaid():
-            alike = isinstance(event.message, protocol.Pull)
-        case BeatSeen():
-            when_ms = before.stepped_ms
-            alike = after.promises is before.promises
-            alike = alike and after.may_start(when_ms) == before.may_start(when_ms)
-        case MemoryFree():
-            alike = pool.room(after) == pool.room(before)
-        case _:
-            alike = False
-    return alike and before.idle
+def _is_pull(event: Event) -> bool:
+    return isinstance(event, LauncherSaid) and isinstance(event.message, protocol.Pull)
 
 
 def _apply_rules(work: Work) -> None:

@@ -21,7 +21,7 @@ FENCE_AGAIN_MS = 500
 
 
 class Work:
-    """The state while one event is worked in. Rules change it through these methods or by `replace`."""
+    """The state while events are worked in. Rules change it through these methods or by `replace`."""
 
     def __init__(self, state: AgentState, now_ms: int) -> None:
         self.state = state.copy()

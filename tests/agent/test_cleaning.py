@@ -25,11 +25,11 @@ class Core:
 
     def __init__(self, *found: str) -> None:
         state = AgentState(SETTINGS, "life2", "boot", FAST.d_ms, found=frozenset(found))
-        self.state, _ = step(state, Joined(ME, NOW_MS, adopt=False, d_ms=FAST.d_ms), NOW_MS)
+        self.state, _ = step(state, [Joined(ME, NOW_MS, adopt=False, d_ms=FAST.d_ms)], NOW_MS)
 
     def cleans(self, *switches: JobSwitch) -> list[Clean]:
         """What is cleaned as these are seen."""
-        self.state, said = step(self.state, Observed((), switches, NOW_MS), NOW_MS)
+        self.state, said = step(self.state, [Observed((), switches, NOW_MS)], NOW_MS)
         return [each for each in said if isinstance(each, Clean)]
 
 

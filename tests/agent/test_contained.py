@@ -75,7 +75,7 @@ class Agent:
 
     def give(self, event: Event, after_ms: int = 0) -> None:
         self.now_ms += after_ms
-        self.state, out = step(self.state, event, self.now_ms)
+        self.state, out = step(self.state, [event], self.now_ms)
         self.out += out
 
     def see(self, switch: JobSwitch, order: Assignment) -> None:

@@ -124,8 +124,8 @@ class CoreMachine(RuleBasedStateMachine):
         self.rule3_ms = self.now_ms + FAST.d_ms
         self.observe()
 
-    def feed(self, event: Event) -> None:
-        self.state, out = step(self.state, event, self.now_ms)
+    def feed(self, *events: Event) -> None:
+        self.state, out = step(self.state, events, self.now_ms)
         for each in out:
             if isinstance(each, Say | Launch):
                 self.tell(each)
@@ -298,10 +298,12 @@ class CoreMachine(RuleBasedStateMachine):
 
     # Time, etcd and the leader.
 
-    @rule(count=st.integers(1, 30))
-    def deliver(self, count: int) -> None:
-        for _ in range(min(count, len(self.events))):
-            self.feed(self.events.popleft())
+    @rule(count=st.integers(1, 30), together=st.integers(1, 10))
+    def deliver(self, count: int, together: int = 1) -> None:
+        """So many, in steps of some."""
+        waiting = [self.events.popleft() for _ in range(min(count, len(self.events)))]
+        for first in range(0, len(waiting), together):
+            self.feed(*waiting[first : first + together])
 
     @rule(ms=st.sampled_from((1, 20, 100, 300, 2000)))
     def wait(self, ms: int) -> None:
@@ -419,13 +421,6 @@ class CoreMachine(RuleBasedStateMachine):
         for launcher in self.launchers.values():
             asked = [each for each in launcher.inbox if isinstance(each, protocol.Suspend)]
             assert not asked or self.failed
-
-    @invariant()
-    def signs_of_life_leave_nothing_undone(self) -> None:
-        if self.state.idle:
-            again, out = step(self.state, Tick(), self.state.stepped_ms)
-            assert not out
-            assert again.asks_as(self.state)
 
     @invariant()
     def nothing_runs_past_the_deadline(self) -> None:

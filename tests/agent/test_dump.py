@@ -23,11 +23,11 @@ def test_an_attempt_that_runs_is_dumped_once_for_each_suspicion() -> None:
     state.attempts[RUNS] = Attempt(RUNS, "u", "p", "l1", 1, "h:1", saver=False, warm=True, pid=7)
     state.attempts[ENDED] = Attempt(ENDED, "u", "p", "l2", 2, "h:2", saver=False, warm=True, pid=8, end=end)
     asked = DumpAsked((str(RUNS), str(ENDED), "job/worker:9@1.1"))
-    state, instructions = step(state, asked, 10)
+    state, instructions = step(state, [asked], 10)
     assert [each for each in instructions if isinstance(each, Dump)] == [Dump(RUNS)]
-    state, again = step(state, asked, 20)
+    state, again = step(state, [asked], 20)
     assert not [each for each in again if isinstance(each, Dump)]
-    state, nothing = step(state, DumpAsked(()), 30)
+    state, nothing = step(state, [DumpAsked(())], 30)
     assert not [each for each in nothing if isinstance(each, Dump)]
-    _, anew = step(state, asked, 40)
+    _, anew = step(state, [asked], 40)
     assert [each for each in anew if isinstance(each, Dump)] == [Dump(RUNS)], "it is suspected once more"

@@ -47,7 +47,7 @@ class Core:
     def take(self, event: Event) -> list[object]:
         """What is said to the launcher because of it."""
         said: tuple[Instruction, ...]
-        self.state, said = step(self.state, event, self.now_ms)
+        self.state, said = step(self.state, [event], self.now_ms)
         return [each.message for each in said if isinstance(each, Say)]
 
     def suspended(self, switch: JobSwitch) -> list[str]:
@@ -76,7 +76,7 @@ class Core:
     def following(self, switch: JobSwitch) -> list[Instruction]:
         """What of following commits comes of a switch."""
         observed = Observed((self.order,), (switch,), self.now_ms)
-        self.state, done = step(self.state, observed, self.now_ms)
+        self.state, done = step(self.state, [observed], self.now_ms)
         return [each for each in done if isinstance(each, FollowCommits | StopFollowing)]
 
 

@@ -15,7 +15,7 @@ def test_each_hello_tells_which_tensorflow_runs() -> None:
     core = Core(ORDER)
     running = protocol.RunningAttempt(str(ORDER.attempt_id), 6, 0, 20000, "life1", "2.99.1")
     hello = protocol.Hello(protocol.PROTOCOL, "L", "job", 5, 5, "boot", warm=True, attempt=running)
-    _, said = step(core.state, LauncherSaid("L", hello), core.now_ms)
+    _, said = step(core.state, [LauncherSaid("L", hello)], core.now_ms)
     assert [each.tensorflow for each in said if isinstance(each, Follow)] == ["2.99.1"]
 
 

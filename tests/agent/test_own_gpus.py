@@ -64,13 +64,13 @@ def _launcher(name: str, order: Assignment, pid: int) -> Launcher:
 
 def launched(made: AgentState, *orders: Assignment) -> list[str]:
     """The attempts that are started now; the job of `old` wants its task no more."""
-    made, _ = step(made, Joined(ME, NOW_MS, adopt=True, d_ms=FAST.d_ms), NOW_MS)
+    made, _ = step(made, [Joined(ME, NOW_MS, adopt=True, d_ms=FAST.d_ms)], NOW_MS)
     launchers = {name: replace(each, welcomed=True) for name, each in made.launchers.items()}
     made = replace(made, deadline_ms=NOW_MS + FAST.d_ms, launchers=launchers)
     switches = [JobSwitch(each.job, each.job_uuid, JobPhase.RUNNING, 1, each.plan_id) for each in orders]
     told: tuple[Instruction, ...]
-    made, told = step(made, Observed(orders, tuple(switches), NOW_MS), NOW_MS)
-    made, more = step(made, Tick(), NOW_MS + 1)
+    made, told = step(made, [Observed(orders, tuple(switches), NOW_MS)], NOW_MS)
+    made, more = step(made, [Tick()], NOW_MS + 1)
     starts = [each for each in (*told, *more) if isinstance(each, Launch)]
     return [str(each.assignment.attempt_id) for each in starts]
 

@@ -252,12 +252,25 @@ def test_an_error_that_all_jobs_of_a_node_meet_is_the_agents_own(
         two.feed(Tick())
 
 
+def test_an_error_about_one_event_costs_no_other_event_of_its_step(
+    two: Two, install: Callable[[Flaw], Flaw]
+) -> None:
+    install(Flaw("agent.launcher_events._on_pull", "job", lasts=True))
+    bad, good = (two.state.attempts[order.attempt_id] for order in (ORDER, OTHER))
+    two.together(
+        LauncherSaid(bad.launcher_id, protocol.Pull(two.now_ms, two.state.life, str(bad.id))),
+        LauncherSaid(good.launcher_id, protocol.Exited(str(good.id), 0, None, two.now_ms, "exit", True)),
+    )
+    ends = [two.state.attempts[each.id].end for each in (bad, good)]
+    assert [each.reason for each in ends if each is not None] == [ExitReason.START_FAILED, ExitReason.EXIT]
+
+
 def test_a_step_that_meets_an_error_leaves_nothing_half_done(
     two: Two, install: Callable[[Flaw], Flaw]
 ) -> None:
     before: AgentState = two.state
     install(Flaw("agent.warmth.starts_warm", "job"))
-    after, _ = step(before, Tick(), two.now_ms)
+    after, _ = step(before, [Tick()], two.now_ms)
     assert before.attempts == two.state.attempts
     assert after.attempts.keys() == before.attempts.keys()
 

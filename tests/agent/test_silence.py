@@ -41,7 +41,7 @@ def running(timing: Timing, now_ms: int) -> AgentState:
         LauncherSaid("L", hello),
         Observed((ORDER,), (switch,), now_ms),
     ):
-        state, _ = step(state, event, now_ms)
+        state, _ = step(state, [event], now_ms)
     return state
 
 
@@ -54,7 +54,7 @@ def test_a_silent_launcher_is_killed_in_time_though_the_agent_is_woken_late(timi
     while not any(isinstance(each, Fence) for each in done):
         now_ms += tick_ms
         assert now_ms - began_ms <= silence_ms(state) + 2 * tick_ms, "nobody kills what it has started"
-        state, first = step(state, Heard(now_ms), now_ms)
-        state, then = step(state, BeatSeen(now_ms), now_ms)
+        state, first = step(state, [Heard(now_ms)], now_ms)
+        state, then = step(state, [BeatSeen(now_ms)], now_ms)
         done += (*first, *then)
     assert now_ms - began_ms > silence_ms(state)

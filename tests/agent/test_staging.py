@@ -31,15 +31,15 @@ class Core:
     def __init__(self) -> None:
         state = AgentState(SETTINGS, "life1", "boot", FAST.d_ms)
         self.now_ms = NOW_MS
-        self.state, _ = step(state, Joined(ME, NOW_MS, adopt=False, d_ms=FAST.d_ms), NOW_MS)
+        self.state, _ = step(state, [Joined(ME, NOW_MS, adopt=False, d_ms=FAST.d_ms)], NOW_MS)
 
     def look(self, after_ms: int = 0) -> list[Instruction]:
         self.now_ms += after_ms
-        self.state, said = step(self.state, Observed((ORDER,), (CLOSED,), self.now_ms), self.now_ms)
+        self.state, said = step(self.state, [Observed((ORDER,), (CLOSED,), self.now_ms)], self.now_ms)
         return list(said)
 
     def end(self, done: StageDone) -> list[Instruction]:
-        self.state, said = step(self.state, done, self.now_ms)
+        self.state, said = step(self.state, [done], self.now_ms)
         return list(said)
 
 

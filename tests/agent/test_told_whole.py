@@ -31,7 +31,7 @@ def test_the_output_of_a_saver_is_followed_until_its_last_commit_is_told_of() ->
     def take(*events: Event) -> None:
         nonlocal state
         for event in events:
-            state, said = step(state, event, NOW_MS)
+            state, said = step(state, [event], NOW_MS)
             done.extend(said)
 
     running = protocol.RunningAttempt(str(attempt), 6, 0, 20000, "life1")

@@ -54,7 +54,7 @@ class Task:
                 heard_ms=self.now_ms,
                 launchers={"L": lives},
             )
-            self.state, done = step(self.state, todo.pop(0), self.now_ms)
+            self.state, done = step(self.state, [todo.pop(0)], self.now_ms)
             todo += [answer for each in done if (answer := self.answer(each)) is not None]
 
     def answer(self, done: Instruction) -> Event | None:

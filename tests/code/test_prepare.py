@@ -55,7 +55,7 @@ class Agent:
 
     def give(self, event: Event, after_ms: int = 0) -> list[Instruction]:
         self.now_ms += after_ms
-        self.state, out = step(self.state, event, self.now_ms)
+        self.state, out = step(self.state, [event], self.now_ms)
         self.out += out
         return list(out)
 

@@ -240,9 +240,9 @@ def said(data: bytes, _: Path) -> None:
         return
     state, now_ms = machine().state, machine().now_ms
     for launcher_id in state.launchers:
-        after, out = step(state, LauncherSaid(launcher_id, message), now_ms)
+        after, out = step(state, [LauncherSaid(launcher_id, message)], now_ms)
         for ms in (1, 60_000):
-            after, more = step(after, Tick(), now_ms + ms)
+            after, more = step(after, [Tick()], now_ms + ms)
             out += more
         codec.encode(adopt.record_of(after))
         for each in out:

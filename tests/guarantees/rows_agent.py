@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.guarantees.guarantee import AGENT, FILES, LAUNCHER, MEMBER, Guarantee
 
-SIGNS = "tests/agent/test_signs_of_life.py::"
+STEPS = "tests/agent/test_batches.py::"
 PORTS = "tests/agent/test_core_ports.py::"
 
 USER = "tests/agent/test_task_user.py::"
@@ -489,35 +489,43 @@ ROWS = (
     ),
     Guarantee(
         4,
-        "After a freeze no launcher is killed whose pull lies behind other signs of life in the inbox.",
+        "After a freeze no launcher is killed because the pull of another is taken first.",
         "agent/core/step.py",
-        "    return work.state, tuple(work.out)\n\n\ndef _is_sign_of_life",
-        "    return work.state.but(stepped_ms=now_ms), tuple(work.out)\n\n\ndef _is_sign_of_life",
-        SIGNS + "test_after_a_freeze_what_lies_in_the_inbox_does_not_hide_that_the_agent_stood_still",
-    ),
-    Guarantee(
-        3,
-        "A read that lets tasks start again is no mere sign of life.",
-        "agent/core/step.py",
-        "alike and after.may_start(when_ms) == before.may_start(when_ms)",
-        "alike",
-        SIGNS + "test_a_read_that_lets_tasks_start_again_starts_them_at_once",
-    ),
-    Guarantee(
-        11,
-        "A read that makes promises needless is no mere sign of life.",
-        "agent/core/step.py",
-        "alike = after.promises is before.promises\n",
-        "alike = True\n",
-        SIGNS + "test_a_read_that_makes_promises_needless_applies_the_rules",
+        "    return work.state, tuple(work.out)\n\n\ndef _is_pull",
+        "    return work.state.but(stepped_ms=now_ms), tuple(work.out)\n\n\ndef _is_pull",
+        STEPS + "test_after_a_freeze_a_pull_does_not_hide_that_the_agent_stood_still",
     ),
     Guarantee(
         4,
-        "Signs of life leave the rules to a tick only where they had nothing to do.",
+        "An agent's step is bounded, so that what it leads to does not wait for all that is in the inbox.",
+        "agent/daemon.py",
+        "        while len(taken) < MOST_AT_ONCE and not self._inbox.empty():\n",
+        "        while not self._inbox.empty():\n",
+        "tests/agent/test_inbox.py::test_what_waits_is_taken_in_steps_of_bounded_size",
+    ),
+    Guarantee(
+        3,
+        "An agent takes what waits before a rule looks: a read behind a tick counts before anything ends.",
         "agent/core/step.py",
-        "    return alike and before.idle\n",
-        "    return alike\n",
-        SIGNS + "test_after_a_pass_that_did_something_they_apply_the_rules",
+        "            _take(work, event)\n    for subject, why in known:\n",
+        "            _take(work, event)\n        _apply_rules(work)\n    for subject, why in known:\n",
+        STEPS + "test_what_waits_is_taken_before_a_rule_looks",
+    ),
+    Guarantee(
+        3,
+        "A read that lets tasks start again starts them at once.",
+        "agent/core/step.py",
+        "    return isinstance(event, LauncherSaid) and isinstance(event.message, protocol.Pull)\n",
+        "    return isinstance(event, LauncherSaid | BeatSeen)\n",
+        STEPS + "test_a_read_that_lets_tasks_start_again_starts_them_at_once",
+    ),
+    Guarantee(
+        13,
+        "An error about one event of an agent's step costs no other event of it.",
+        "agent/core/step.py",
+        "    for event in events:\n        state, more",
+        "    for event in events[:1]:\n        state, more",
+        "tests/agent/test_set_aside.py::test_an_error_about_one_event_costs_no_other_event_of_its_step",
     ),
     Guarantee(
         13,

@@ -69,10 +69,16 @@ class Core:
     def feed(self, *events: Event) -> list[Instruction]:
         out: list[Instruction] = []
         for event in events:
-            self.state, instructions = step(self.state, event, self.now_ms)
+            self.state, instructions = step(self.state, [event], self.now_ms)
             out += instructions
         self.said += out
         return out
+
+    def together(self, *events: Event) -> list[Instruction]:
+        """All of them in one step."""
+        self.state, instructions = step(self.state, events, self.now_ms)
+        self.said += instructions
+        return list(instructions)
 
     def see(self, switch: JobSwitch, *orders: Assignment) -> list[Instruction]:
         return self.feed(Observed(orders, (switch,), self.now_ms))
