@@ -3,6 +3,9 @@
 A record is `{"v": MAJOR, "record": CLASS, ...fields}`. Readers ignore fields that they do not know and take
 the default for fields that are missing, so that two releases can run side by side; a higher MAJOR is refused.
 So is a number or a text that is out of bounds (`contract.bounds`).
+
+A field with the metadata NEEDED must not be ignored. A record in which it is not empty has the name
+`CLASS+FIELD`, which no release reads that does not know the field.
 """
 
 from __future__ import annotations
@@ -13,12 +16,16 @@ import types
 from collections.abc import Callable
 from enum import Enum
 from functools import cache
+from types import MappingProxyType
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from supervisor.contract.bounds import number_objection, text_objection, whole_text
 from supervisor.contract.errors import IncompatibleRecord, NewerRelease
 
 VERSION = 1
+NEEDED = MappingProxyType({"needed": True})
+"""The metadata of a field that no reader may ignore."""
+
 T = TypeVar("T")
 Decoder = Callable[[object], object]
 
@@ -30,7 +37,7 @@ def encode(value: object) -> bytes:
     no reader would take.
     """
     fields = _plain_fields(value)
-    envelope = {"v": VERSION, "record": type(value).__name__}
+    envelope = {"v": VERSION, "record": "+".join((type(value).__name__, *sorted(_needs(value))))}
     assert not envelope.keys() & fields.keys(), f"{envelope['record']} has a field of the envelope's name"
     body = envelope | fields
     return json.dumps(body, separators=(",", ":"), sort_keys=True, allow_nan=False).encode()
@@ -52,8 +59,14 @@ def decode(kind: type[T], raw: bytes) -> T:
             f"{str(name)[:80]} record has version {str(version)[:80]}; this release reads up to {VERSION}: "
             "upgrade this daemon"
         )
-    if name != kind.__name__:
+    named, *needs = str(name).split("+")
+    if named != kind.__name__:
         raise IncompatibleRecord(f"expected a {kind.__name__} record, found {str(name)[:80]!r}")
+    hint: Any = kind
+    if unknown := sorted(set(needs) - _needed_fields(hint)):
+        raise IncompatibleRecord(
+            f"{named} record uses {unknown[0][:80]!r}, which this release does not know: upgrade this daemon"
+        )
     return from_plain(kind, body)
 
 
@@ -88,6 +101,40 @@ def _plain_fields(value: object) -> dict[str, object]:
     assert dataclasses.is_dataclass(value), f"cannot encode {value!r}"
     assert not isinstance(value, type), f"cannot encode the class {value!r}"
     return {field.name: to_plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+
+
+def _needs(value: object) -> set[str]:
+    """The NEEDED fields that are not empty, anywhere in a value."""
+    if isinstance(value, dict):
+        value = tuple(value.values())
+    if isinstance(value, tuple | list):
+        return set[str]().union(*map(_needs, value))
+    kind: Any = type(value)
+    found = set[str]()
+    for name, needed in _marked_fields(kind):
+        inner = getattr(value, name)
+        found |= {name} if needed and inner else _needs(inner)
+    return found
+
+
+@cache
+def _marked_fields(kind: Any) -> tuple[tuple[str, bool], ...]:
+    """The fields of a type that are NEEDED, and those in which there may be such."""
+    if not dataclasses.is_dataclass(kind):
+        return ()
+    hints = get_type_hints(kind)
+    fields = [(each.name, "needed" in each.metadata) for each in dataclasses.fields(kind)]
+    return tuple((name, needed) for name, needed in fields if needed or _needed_fields(hints[name]))
+
+
+@cache
+def _needed_fields(hint: Any) -> frozenset[str]:
+    """The NEEDED fields of a type, and of all types in it."""
+    own = frozenset(name for name, needed in _marked_fields(hint) if needed)
+    if not dataclasses.is_dataclass(hint):
+        return own.union(*map(_needed_fields, get_args(hint)))
+    hints = get_type_hints(hint)
+    return own.union(*(_needed_fields(hints[each.name]) for each in dataclasses.fields(hint)))
 
 
 @cache

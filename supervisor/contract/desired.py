@@ -7,6 +7,7 @@ from enum import Enum
 
 from supervisor.contract.boundaries import CreatedAt
 from supervisor.contract.checkpoint import CheckpointRef, Verify
+from supervisor.contract.codec import NEEDED
 from supervisor.contract.ids import AttemptId, TaskId, attempt_id, task_id
 from supervisor.contract.job.spec import CodeRef, ContainerSpec, Resources
 from supervisor.contract.observed import GpuAction
@@ -155,7 +156,7 @@ class Assignment:
     templated: bool = False
     output_budget_bytes: int = 0
     keep_work_ms: int = 0
-    secrets: dict[str, str] = field(default_factory=dict)
+    secrets: dict[str, str] = field(default_factory=dict, metadata=NEEDED)
 
     @property
     def task(self) -> TaskId:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import pytest
 from hypothesis import given, settings
@@ -11,11 +11,14 @@ from hypothesis import strategies as st
 
 from supervisor.contract import keys
 from supervisor.contract.checkpoint import CheckpointRef
-from supervisor.contract.codec import VERSION, decode, encode
-from supervisor.contract.desired import Closing, JobPhase, JobSwitch, Ledger
+from supervisor.contract.codec import NEEDED, VERSION, decode, encode
+from supervisor.contract.desired import Closing, JobPhase, JobSwitch, Ledger, Placement, Plan
 from supervisor.contract.errors import IncompatibleRecord
 from supervisor.contract.job.spec import JobIntent, JobRecord, Wanted
 from supervisor.contract.observed import AttemptReport, Beat, BeatAck, Prepared, TaskBeat
+from supervisor.contract.views.jobs import SubmitRequest
+from supervisor.control.decide.jobs.prepare import bare_assignment
+from tests.support.builders import job_spec
 from tests.support.records import records
 
 KINDS = (*(family.record for family in keys.FAMILIES), Beat, BeatAck)
@@ -145,6 +148,50 @@ def test_a_record_of_the_first_release_is_still_read() -> None:
         b'"phase":"running","plan_id":"p","reason":"","record":"JobSwitch","restart_serial":0,"v":1}'
     )
     assert decode(JobSwitch, written) == switch
+
+
+@dataclass(frozen=True)
+class _Part:
+    wings: dict[str, str] = field(default_factory=dict, metadata=NEEDED)
+
+
+@dataclass(frozen=True)
+class Odd:
+    parts: tuple[_Part, ...] = ()
+    tail: _Part | None = None
+    named: dict[str, _Part] = field(default_factory=dict)
+
+
+WINGED = _Part({"a": "b"})
+
+
+@pytest.mark.parametrize("odd", [Odd((_Part(), WINGED)), Odd(tail=WINGED), Odd(named={"c": WINGED})])
+def test_a_record_is_unreadable_without_a_field_that_must_be_known(odd: Odd) -> None:
+    raw = encode(odd)
+    assert json.loads(raw)["record"] == "Odd+wings"
+    assert decode(Odd, raw) == odd
+    with pytest.raises(IncompatibleRecord, match="uses 'tail', which this release does not know: upgrade"):
+        decode(Odd, raw.replace(b"+wings", b"+tail+wings"))
+    assert json.loads(encode(Odd((_Part(),))))["record"] == "Odd"
+
+
+def test_records_with_secrets_are_unreadable_to_a_release_that_knows_none() -> None:
+    plain = job_spec()
+    named = replace(plain, secrets={"TOKEN": "hf"})
+    in_role = replace(plain, roles=(replace(plain.roles[0], secrets={"TOKEN": "hf"}), *plain.roles[1:]))
+    placement = Placement(plain.roles[0].name, 0, "n", "i")
+    for spec, suffix in ((plain, ""), (named, "+secrets"), (in_role, "+secrets")):
+        plan = Plan(spec.name, "p", 1, "submit", (placement,))
+        for record in (
+            JobRecord(spec, "u", 0),
+            bare_assignment(spec, "u", plan, placement),
+            SubmitRequest(spec),
+        ):
+            body = json.loads(encode(record))
+            assert body["record"] == type(record).__name__ + suffix
+            # As releases wrote it before.
+            body["record"] = type(record).__name__
+            assert decode(type(record), json.dumps(body).encode()) == record
 
 
 def test_no_record_has_a_field_of_the_envelope() -> None:

@@ -29,6 +29,14 @@ ROWS = (
         "tests/agent/test_secrets.py::test_a_successor_that_has_to_repeat_a_start_asks_for_the_secrets_again",
     ),
     Guarantee(
+        10,
+        "A record with secrets is unreadable to a release that knows none.",
+        "supervisor/contract/codec.py",
+        '"+".join((type(value).__name__, *sorted(_needs(value))))',
+        "type(value).__name__",
+        "tests/contract/test_codec.py::test_records_with_secrets_are_unreadable_to_a_release_that_knows_none",
+    ),
+    Guarantee(
         13,
         "A command too long once its placeholders are filled in fails its own attempt, not its agent.",
         "agent/effects.py",

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from supervisor.contract.checkpoint import CheckpointRef, Verify
+from supervisor.contract.codec import NEEDED
 from supervisor.contract.ids import TaskId
 
 HOST_NETWORK = "host"
@@ -148,7 +149,7 @@ class RoleSpec:
     in_cluster: bool = True
     serves: bool | None = None
     after: tuple[str, ...] = ()
-    secrets: dict[str, str] = field(default_factory=dict)
+    secrets: dict[str, str] = field(default_factory=dict, metadata=NEEDED)
 
     @property
     def outside(self) -> bool:
@@ -285,7 +286,7 @@ class JobSpec:
     container: ContainerSpec | None = None
     packing: Packing = Packing.SPREAD
     templated: bool = False
-    secrets: dict[str, str] = field(default_factory=dict)
+    secrets: dict[str, str] = field(default_factory=dict, metadata=NEEDED)
 
     def role(self, name: str) -> RoleSpec:
         """The role of this name; raises KeyError."""
