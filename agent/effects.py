@@ -72,6 +72,7 @@ from supervisor.contract.boundaries import Get, KeyValue, Put, as_read
 from supervisor.contract.containment import contained, told
 from supervisor.contract.desired import ClusterSpec
 from supervisor.contract.errors import (
+    BadArchive,
     BadCheckpoint,
     CoordinationUnreachable,
     NoRoom,
@@ -490,7 +491,7 @@ class Effects:
         self._post(StageDone(stage.job, stage.plan_id, stage.base, failure, detail))
 
     async def _bring_in(self, wanted: BringIn) -> None:
-        failure, unknown, what = "", False, "its code is not here"
+        failure, unknown, hopeless, what = "", False, False, "its code is not here"
         try:
             if wanted.code is not None:
                 await self._out.code.ensure(wanted.code)
@@ -498,9 +499,9 @@ class Effects:
             if wanted.container is not None:
                 await self._out.runtime.bring_in(wanted.container, wanted.plan_id)
         except TfSupervisorError as error:
-            failure, unknown = f"{what}: {error}", error.retryable
+            failure, unknown, hopeless = f"{what}: {error}", error.retryable, isinstance(error, BadArchive)
             self._out.sink.warning("not brought in", plan=wanted.plan_id, reason=failure)
-        self._post(BroughtIn(wanted.plan_id, failure, unknown))
+        self._post(BroughtIn(wanted.plan_id, failure, unknown, hopeless))
 
     async def _set_firewall(self, wanted: SetFirewall) -> None:
         try:

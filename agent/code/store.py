@@ -50,7 +50,7 @@ class NodeCode:
         """Have the archive unpacked and whole. Several may ask at once; one works.
 
         A copy that is there is read and compared first, so that a damaged one is replaced. Raises NotFound,
-        Unreachable, Refused.
+        Unreachable, Refused, of which BadArchive holds on all nodes and for ever.
         """
         path = self._path(ref)
         async with self._lock_of(ref.digest):

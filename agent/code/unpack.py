@@ -20,7 +20,7 @@ from typing import IO
 
 from agent.code import tar
 from supervisor.contract.code import MAX_FILES, MAX_PATH, MAX_PATH_PARTS, MAX_UNPACKED_BYTES
-from supervisor.contract.errors import Refused
+from supervisor.contract.errors import BadArchive
 
 _GZIP = 31
 # What the names of a hostile archive raise, too; the daemon would end of it.
@@ -28,8 +28,11 @@ _DAMAGED = (ValueError, RecursionError, FileExistsError, NotADirectoryError)
 _HEADER_BYTES = 4096
 _SLICE = 16 * 1024
 _PYCACHE = "__pycache__"
+_MAX_NAME_BYTES = 255
+"""What a file system takes as one name."""
+
 _LINKS_S = 10.0
-"""To follow all links may take so long: links through links can take hours."""
+"""So much of a processor may it take to follow all links: links through links can take hours."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,13 +51,13 @@ def unpack(archive: bytes, target: Path) -> Manifest:
     """Unpack into the new directory `target`, and make it read-only.
 
     Directories of Python modules get a `__pycache__` that may be written, or every start would compile them
-    again. Raises Refused for an archive that is damaged, too large or holds what it must not; OSError.
+    again. Raises BadArchive, and OSError for what is this node's fault.
     """
     target.mkdir(mode=0o700)
     try:
         return _unpack(archive, target)
     except _DAMAGED as error:
-        raise Refused(f"the archive is damaged: {error}") from error
+        raise BadArchive(f"the archive is damaged: {error}") from error
 
 
 def _unpack(archive: bytes, target: Path) -> Manifest:
@@ -68,16 +71,16 @@ def _unpack(archive: bytes, target: Path) -> Manifest:
     for path, to in links.items():
         if path in above:
             # The next link would be made wherever this one leads.
-            raise Refused(f"the archive has members below the link {path}")
+            raise BadArchive(f"the archive has members below the link {path}")
         _parent(target, path)
         (target / path).symlink_to(to)
         manifest[path] = Unpacked("link", to)
-    until_s = time.monotonic() + _LINKS_S
+    until_s = time.thread_time() + _LINKS_S
     for path in links:
-        if time.monotonic() > until_s:
-            raise Refused("the archive has links that take too long to follow")
+        if time.thread_time() > until_s:
+            raise BadArchive("the archive has links that take too long to follow")
         if not Path(os.path.realpath(target / path)).is_relative_to(os.path.realpath(target)):
-            raise Refused(f"the archive has a link {path} that leads outside")
+            raise BadArchive(f"the archive has a link {path} that leads outside")
     _seal(target, manifest)
     return manifest
 
@@ -91,12 +94,12 @@ def _inflate(archive: bytes, plain: IO[bytes]) -> int:
             data = inflater.decompress(archive[start : start + _SLICE])
             left -= len(data)
             if left < 0:
-                raise Refused("the archive unpacks to more than is allowed")
+                raise BadArchive("the archive unpacks to more than is allowed")
             plain.write(data)
     except zlib.error as error:
-        raise Refused(f"the archive is damaged: {error}") from error
+        raise BadArchive(f"the archive is damaged: {error}") from error
     if not inflater.eof or inflater.unused_data:
-        raise Refused("the archive is cut off, or has something behind its end")
+        raise BadArchive("the archive is cut off, or has something behind its end")
     return most - left
 
 
@@ -110,14 +113,21 @@ def _take(
     path = member.path
     parts = PurePosixPath(path).parts
     if not parts or path.startswith("/") or ".." in parts or str(PurePosixPath(*parts)) != path:
-        raise Refused(f"the archive has a member with the name {path[:200]!r}")
-    if len(path) > MAX_PATH or len(parts) > MAX_PATH_PARTS or len(member.target) > MAX_PATH:
-        raise Refused(f"the archive has a path that is too long or too deep: {path[:200]!r}")
+        raise BadArchive(f"the archive has a member with the name {path[:200]!r}")
+    longest = max(len(os.fsencode(part)) for part in parts)
+    if (
+        longest > _MAX_NAME_BYTES
+        or max(len(path), len(member.target)) > MAX_PATH
+        or len(parts) > MAX_PATH_PARTS
+    ):
+        raise BadArchive(f"the archive has a path that is too long or too deep: {path[:200]!r}")
     if path in manifest or path in links:
-        raise Refused(f"the archive has {path} twice")
+        raise BadArchive(f"the archive has {path} twice")
     if len(manifest) + len(links) >= MAX_FILES:
-        raise Refused(f"the archive has more than {MAX_FILES} members")
+        raise BadArchive(f"the archive has more than {MAX_FILES} members")
     if member.kind == "link":
+        if not member.target:
+            raise BadArchive(f"the archive has a link {path} that leads nowhere")
         links[path] = member.target
         return
     _parent(target, path)

@@ -61,7 +61,8 @@ def on_unpacked(work: Work, event: BroughtIn) -> None:
     if event.unknown:
         not_now(work, event.plan_id, event.failure)
     else:
-        work.state.code[event.plan_id] = CodeStanding(done=True, failure=event.failure)
+        standing = CodeStanding(done=True, failure=event.failure, hopeless=event.hopeless)
+        work.state.code[event.plan_id] = standing
 
 
 def standing(work: Work, assignment: Assignment) -> CodeStanding:

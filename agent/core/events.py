@@ -173,11 +173,15 @@ class SpecRead:
 
 @dataclass(frozen=True, slots=True)
 class BroughtIn:
-    """A plan's code and image are on this node; or not, and why. `unknown`: it may be had later (rule 10)."""
+    """A plan's code and image are on this node; or not, and why.
+
+    `unknown`: it may be had later (rule 10). `hopeless`: never, and on no node.
+    """
 
     plan_id: str
     failure: str = ""
     unknown: bool = False
+    hopeless: bool = False
 
 
 class Unstaged(Enum):

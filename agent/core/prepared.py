@@ -40,7 +40,8 @@ def answer_plans(work: Work, wants: Wants) -> None:
             address=address,
             warm=hold.warm,
             failure=brought.failure or hold.failure,
-            no_code=bool(brought.failure),
+            no_code=bool(brought.failure) and not brought.hopeless,
+            hopeless=brought.hopeless,
             segment=reach.segment if reach is not None and ready else "",
         )
         _write(work, "prepared", assignment, record)

@@ -245,12 +245,14 @@ class CodeStanding:
     """Whether the code of a plan in preparation is on this node.
 
     `again_ms`: when to try again, as it could not be had for now because of `delay`; -1 while it is tried.
+    `hopeless`: the failure is the same on all nodes, and for ever.
     """
 
     done: bool = False
     failure: str = ""
     again_ms: int = -1
     delay: str = ""
+    hopeless: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -103,6 +103,10 @@ class BadCheckpoint(TfSupervisorError):
     exit_code = 14
 
 
+class BadArchive(Refused):
+    """An archive of code can be unpacked nowhere: it is damaged, too large, or holds what it must not."""
+
+
 class IncompatibleRecord(TfSupervisorError):
     """A record or a peer speaks a version that this release does not know."""
 

@@ -82,6 +82,7 @@ class Prepared:
     `no_code`: it is the shipped code that cannot be had here, which is no fault of the program. `delay`: what
     keeps a launcher from being made for now, if it has none yet, or has one no more. `segment`: the address
     is of a docker network that ends at its machine, of this id; empty: it can be reached from all nodes.
+    `hopeless`: it would fail so on every node and each time.
     """
 
     job: str
@@ -96,6 +97,7 @@ class Prepared:
     no_code: bool = False
     delay: str = ""
     segment: str = ""
+    hopeless: bool = False
 
 
 class GpuHealth(Enum):

@@ -46,14 +46,7 @@ class Stopped:
     prints: str
 
 
-@dataclass(frozen=True, slots=True)
-class Waits:
-    """It never starts. `status` says what it waits for, and that matches."""
-
-    says: str
-
-
-End = Refused | Failed | Harmless | Stopped | Waits
+End = Refused | Failed | Harmless | Stopped
 
 SAME_USER = "same user: not separated"
 NOT_SEPARATED: Mapping[Where, str] = {Where.USER: SAME_USER}

@@ -108,9 +108,7 @@ def page(document: Document) -> str:
 def _line(attack: Attack, found: dict[tuple[str, str], Outcome]) -> str:
     outcomes = [found.get((attack.name, where.name)) for where in Where]
     cells = [_cell(attack, where, each) for where, each in zip(Where, outcomes, strict=True)]
-    told = next(
-        (_told(each.said) for each in outcomes if each and each.end in ("refused", "failed", "waits")), ""
-    )
+    told = next((_told(each.said) for each in outcomes if each and each.end in ("refused", "failed")), "")
     return f"| `{attack.name}` | {_plain(attack.tries)} | {' | '.join(cells)} | {told} |"
 
 

@@ -119,6 +119,14 @@ def test_code_that_cannot_be_had_is_a_failure_with_its_reason() -> None:
     assert (answer.address, answer.failure) == ("", "its code is not here: gone")
 
 
+def test_code_that_can_be_unpacked_nowhere_is_told_as_hopeless() -> None:
+    agent = Agent()
+    agent.give(BroughtIn("p1", "its code is not here: the archive is cut off", hopeless=True))
+    (answer,) = agent.answers
+    assert (answer.failure, answer.hopeless) == ("its code is not here: the archive is cut off", True)
+    assert not answer.no_code, "a leader of an earlier release does not wait for it"
+
+
 def test_what_etcd_cannot_give_now_is_asked_for_again_and_is_no_failure() -> None:
     agent = Agent()
     agent.give(BroughtIn("p1", "too slow", unknown=True))

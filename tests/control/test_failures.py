@@ -640,6 +640,18 @@ def test_code_that_etcd_has_no_more_is_asked_for_again_and_burns_nothing() -> No
     world.until(lambda: world.switch().generation == 2, step_ms=1_000)
 
 
+def test_code_that_can_be_unpacked_nowhere_fails_the_job_at_once_with_the_reason() -> None:
+    world = World()
+    for agent in world.agents.values():
+        agent.refuses, agent.hopeless = "its code is not here: the archive is cut off", True
+    world.until(lambda: world.switch().phase is JobPhase.FAILED)
+    assert world.done.count("prepare") == 1
+    assert "the archive is cut off" in world.switch().reason
+    for _ in range(5):
+        world.tick()
+    assert world.done.count("prepare") == 1, "nobody has asked for another try"
+
+
 def test_a_task_whose_address_others_know_goes_elsewhere_with_all_of_them() -> None:
     service = replace(role("dispatcher"), in_cluster=False)
     spec = job_spec((*job_spec().roles, service), restart=RestartPolicy(rules={"oom": Rule.ELSEWHERE}))

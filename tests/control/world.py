@@ -56,10 +56,10 @@ RUNNING_PHASES = (JobPhase.RUNNING, JobPhase.FINISHING)
 @dataclass
 class Agent:
     """One node's agent, obedient unless told otherwise. `tells` changes what it says of an attempt, `omits`
-    are those that it says nothing of. `no_code`: its refusal is about the code. `starts`: it starts attempts.
-    `delay`: why it prepares nothing for now. `segment`: of its docker network. `read_ms`: when etcd, which
-    answers it no more, did so last; -1 where it does. `blocked`: why nothing new can start there. `stages`:
-    it brings bases in.
+    are those that it says nothing of. `no_code`: its refusal is about the code. `hopeless`: it is for ever.
+    `starts`: it starts attempts. `delay`: why it prepares nothing for now. `segment`: of its docker network.
+    `read_ms`: when etcd, which answers it no more, did so last; -1 where it does. `blocked`: why nothing new
+    can start there. `stages`: it brings bases in.
     """
 
     node: str
@@ -75,6 +75,7 @@ class Agent:
     tells: dict[str, Callable[[TaskBeat], TaskBeat]] = field(default_factory=dict)
     omits: set[str] = field(default_factory=set)
     no_code: bool = False
+    hopeless: bool = False
     starts: bool = True
     delay: str = ""
     segment: str = ""
@@ -396,6 +397,7 @@ class World:
                 "" if agent.delay else f"127.0.0.1:{self.ports}",
                 failure=agent.refuses,
                 no_code=agent.no_code,
+                hopeless=agent.hopeless,
                 delay=agent.delay,
                 segment=agent.segment,
             )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.attacks.attack import Attack, Waits
+from tests.attacks.attack import Attack, Failed
 
 
 def _calls(name: str, tries: str, calls: str) -> Attack:
@@ -11,7 +11,7 @@ def _calls(name: str, tries: str, calls: str) -> Attack:
 
 def _ships(kind: str, tries: str) -> Attack:
     return Attack(
-        name=f"code-{kind}", tries=f"an archive of code {tries}", calls=f"ship:{kind}", ends=Waits("archive")
+        name=f"code-{kind}", tries=f"an archive of code {tries}", calls=f"ship:{kind}", ends=Failed("archive")
     )
 
 

@@ -172,9 +172,12 @@ def _give_up(
 ) -> list[Action]:
     """A task cannot be prepared: charged like a failed start, so that trying again has a pause and an end.
 
-    Code that cannot be had is nobody's failed start: it is asked for again until it is back.
+    Code that cannot be had is nobody's failed start: it is asked for again until it is back. What fails
+    everywhere and each time ends the job at once.
     """
     why, policy = refusal(refused.value), job.record.value.spec.restart
+    if refused.value.hopeless:
+        return [fail(snap, job, need, why)]
     if refused.value.no_code:
         over = snap.now_ms >= refused.seen_ms + policy.backoff_max_ms
         return [abandon(job, plan, why)] if over else []
