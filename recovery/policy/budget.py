@@ -44,8 +44,10 @@ def charge(
     The program's own faults in a row without progress are a streak: its first restarts at once, each later
     one after twice the pause, and the fault after `max_restarts` restarts is refused. So is one too many of
     the same task without a step of its own, though the others make progress, and the fault after
-    `max_in_window` within `window_ms`. All other causes are counted apart and always allowed; from the third
-    in a row without a step they pause too. A start or restart that an operator asks for ends the streak.
+    `max_in_window` within `window_ms`. All other causes are counted apart and allowed; from the third in a
+    row without a step they pause too. A launcher that is lost again and again may be ended by the program:
+    the loss after `max_restarts` and FREE_RESTARTS restarts is refused. A start or restart that an operator
+    asks for ends the streak.
     """
     if cause in ASKED:
         restarts = ledger.infrastructure + (cause is Cause.OPERATOR)
@@ -54,6 +56,10 @@ def charge(
     if not cause.program_fault:
         counted = replace(ledger, infrastructure=ledger.infrastructure + 1)
         pause_ms = _backoff_ms(recent.machines - FREE_RESTARTS, policy)
+        if recent.launchers > policy.max_restarts + FREE_RESTARTS:
+            return Verdict(
+                counted, allowed=False, backoff_ms=0, reason=_of_launchers(recent.launchers, policy)
+            )
         reason = f"{cause.value} does not count against the program; {_streak(ledger.streak, policy)}" + (
             f"; {recent.machines} in a row without a step, after {pause_ms} ms" if pause_ms else ""
         )
@@ -93,6 +99,14 @@ def _refusal(after: Ledger, policy: RestartPolicy, recent: Tally) -> str:
             f"restart.max_in_window allows {policy.max_in_window}"
         )
     return ""
+
+
+def _of_launchers(row: int, policy: RestartPolicy) -> str:
+    most = policy.max_restarts + FREE_RESTARTS
+    return (
+        f"a launcher was lost {row} times in a row, each within a minute of the one before, as where a "
+        f"program ends it; {most} restarts are allowed, {FREE_RESTARTS} more than restart.max_restarts"
+    )
 
 
 def _progressed(before: CheckpointRef | None, newest: CheckpointRef | None) -> bool:

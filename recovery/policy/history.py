@@ -64,11 +64,14 @@ class Tally:
         task: program faults of this task in a row without a step of its own.
         window: program faults of the job within the window.
         machines: all other failures in a row without a step.
+        launchers: losses of a launcher in a row, each within STEADY_MS of the one before, without a newer
+            checkpoint between; with steps or without.
     """
 
     task: int = 0
     window: int = 0
     machines: int = 0
+    launchers: int = 0
 
 
 def present_life(pasts: Iterable[Past]) -> tuple[Past, ...]:
@@ -93,20 +96,31 @@ def goes_on(incident: Incident) -> bool:
 
 def tally(life: tuple[Past, ...], present: Present, window_ms: int) -> Tally:
     """Count the present failure among those of its life."""
-    fault = present.cause.program_fault
+    fault, lost = present.cause.program_fault, present.cause is Cause.LAUNCHER_LOST
     window = sum(past.incident.cause.program_fault and _age_ms(past, present) < window_ms for past in life)
     return Tally(
-        task=_in_a_row(life, present, program=True) if fault else 0,
+        task=_in_a_row(life, present, _FAULTS) if fault else 0,
         window=window + fault,
-        machines=0 if fault or present.cause in ASKED else _in_a_row(life, present, program=False),
+        machines=0 if fault or present.cause in ASKED else _in_a_row(life, present, _OTHERS),
+        launchers=_in_a_row(life, present, _LAUNCHERS, by_steps=False) if lost else 0,
     )
 
 
-def _in_a_row(life: tuple[Past, ...], present: Present, *, program: bool) -> int:
-    """The present failure and those before it of the same kind since the task, or the job, last worked."""
+_FAULTS = frozenset(cause for cause in Cause if cause.program_fault)
+_OTHERS = frozenset(Cause) - _FAULTS
+_LAUNCHERS = frozenset({Cause.LAUNCHER_LOST})
+
+
+def _in_a_row(
+    life: tuple[Past, ...], present: Present, causes: frozenset[Cause], *, by_steps: bool = True
+) -> int:
+    """The present failure and those of these causes before it, since the task, or the job, last worked.
+
+    `by_steps`: a step shows that it worked; else only a newer checkpoint does, or a life of STEADY_MS.
+    """
     count = 1
     later_ms, later_wall_ms = present.at_ms, present.wall_ms
-    worked = present.stepped
+    worked = by_steps and present.stepped
     for past in reversed(life):
         incident = past.incident
         if incident.cause in ASKED:
@@ -116,14 +130,15 @@ def _in_a_row(life: tuple[Past, ...], present: Present, *, program: bool) -> int
         if present.scope is Scope.TASK and incident.scope is Scope.TASK and incident.member != present.member:
             continue
         lived_ms = max(later_ms - past.seen_ms, later_wall_ms - incident.wall_ms)
+        saved = _saved_since(incident, present.newest)
         if present.cause in REPORTED:
-            worked = _saved_since(incident, present.newest)
-        elif lived_ms >= STEADY_MS:
+            worked = saved
+        elif lived_ms >= STEADY_MS or (saved and not by_steps):
             worked = True
         if worked:
             break
-        count += incident.cause.program_fault == program
-        worked = failed_after_a_step(incident)
+        count += incident.cause in causes
+        worked = by_steps and failed_after_a_step(incident)
         later_ms, later_wall_ms = past.seen_ms, incident.wall_ms
     return count
 

@@ -38,7 +38,9 @@ TABLE = MappingProxyType(
         ),
         Cause.EXITED_EARLY: Row("exit code 0 of a server while training goes on", Rule.RESTART),
         Cause.KILLED: Row("SIGKILL, SIGTERM, SIGINT, SIGHUP or SIGQUIT from outside", Rule.RESTART),
-        Cause.LAUNCHER_LOST: Row("the launcher is gone or silent", Rule.RESTART),
+        Cause.LAUNCHER_LOST: Row(
+            "the launcher is gone or silent", Rule.RESTART, "again and again within a minute it ends the job"
+        ),
         Cause.START_FAILED: Row(
             "the attempt could not be started or prepared, or fills its node's disk (`job_disk`)",
             Rule.RESTART,

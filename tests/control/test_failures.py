@@ -623,6 +623,43 @@ def test_a_checkpoint_that_is_being_collected_is_not_cleared() -> None:
     assert with_acquittal(world.job(), failing, verdict) == failing, "its files may be gone already (rule 9)"
 
 
+def lose_launcher(world: World, member: str) -> None:
+    """Its launcher dies while the task makes steps; returns when the job has answered that."""
+    attempt = world.running()[member].attempt
+    gone = Exit(ExitReason.LAUNCHER_LOST, None, None, 10, True, detail="its launcher died")
+    world._exited(world.running()[member], gone)
+    world.until(
+        lambda: (
+            world.switch().phase.ended
+            or (member in world.running() and world.running()[member].attempt != attempt)
+        )
+    )
+    for _ in range(5):
+        world.tick()
+
+
+def test_a_job_that_always_ends_its_launcher_fails_although_it_makes_steps() -> None:
+    world = World().start()
+    for row in range(6):
+        assert world.switch().phase is JobPhase.RUNNING, row
+        lose_launcher(world, "worker.0")
+    assert world.switch().phase is JobPhase.FAILED
+    assert "a launcher was lost 6 times in a row" in world.switch().reason
+    assert world.switch().ledger.program == 0
+
+
+@pytest.mark.parametrize("saves", [True, False])
+def test_a_newer_checkpoint_or_a_minute_ends_a_row_of_lost_launchers(*, saves: bool) -> None:
+    world = World().start()
+    for row in range(1, 8):
+        lose_launcher(world, "worker.0")
+        if saves:
+            world.commit(1, 1_000 * row)
+        else:
+            world.until(lambda began=world.now_ms: world.now_ms > began + 60_000, 90_000, step_ms=1_000)
+    assert world.switch().phase is JobPhase.RUNNING
+
+
 # What is not the program's fault.
 
 

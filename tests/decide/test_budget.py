@@ -112,6 +112,16 @@ def test_machines_failures_in_a_row_pause_from_the_third_on() -> None:
     assert all(verdict.allowed for verdict in verdicts)
 
 
+def test_a_launcher_that_is_lost_again_and_again_ends_the_job() -> None:
+    verdicts = [
+        charge(Ledger(), Cause.LAUNCHER_LOST, ref(1, 9), POLICY, Tally(machines=1, launchers=row))
+        for row in (5, 6)
+    ]
+    assert [verdict.allowed for verdict in verdicts] == [True, False]
+    assert verdicts[1].ledger == Ledger(infrastructure=1), "nobody knows whose fault it is"
+    assert "a launcher was lost 6 times in a row" in verdicts[1].reason
+
+
 def test_a_task_that_fails_without_a_step_of_its_own_ends_the_job_though_others_progress() -> None:
     verdicts = [charge(Ledger(), Cause.PROGRAM_EXIT, ref(1, 9), POLICY, Tally(task=row)) for row in (3, 4)]
     assert [verdict.allowed for verdict in verdicts] == [True, False]

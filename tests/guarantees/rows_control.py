@@ -690,6 +690,14 @@ ROWS = (
     ),
     Guarantee(
         13,
+        "A job that ends its own launcher again and again fails.",
+        "recovery/policy/budget.py",
+        "        if recent.launchers > policy.max_restarts + FREE_RESTARTS:\n",
+        "        if recent.machines > policy.max_restarts + FREE_RESTARTS:\n",
+        "tests/control/test_failures.py::test_a_job_that_always_ends_its_launcher_fails_although_it_makes_steps",
+    ),
+    Guarantee(
+        13,
         "An attempt that began before its node's cordon was lifted is not held against that node.",
         "supervisor/control/decide/assess/verdicts.py",
         "    if node is None or (began is not None and node.pardons(began)):\n",
