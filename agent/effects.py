@@ -324,9 +324,7 @@ class Effects:
         except TfSupervisorError as error:
             self._post(SecretsFetched(attempt, delay=f"it waits for its secrets: {error}"))
             return
-        if answer.refused:
-            self._post(SecretsFetched(attempt, refused=answer.refused))
-        elif name := missing([name for _, name in fetch.secrets], answer.values):
+        if name := missing([name for _, name in fetch.secrets], answer.values):
             self._post(
                 SecretsFetched(
                     attempt, delay=f"it waits for its secrets: {name} is not among those that came"

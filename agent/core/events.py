@@ -312,12 +312,9 @@ class FirewallSet:
 
 @dataclass(frozen=True, slots=True)
 class SecretsFetched:
-    """The agent has the secrets of an attempt. Or its job may not use them, as `refused` says; or they cannot
-    be had now, because of `delay`.
-    """
+    """The agent has the secrets of an attempt; or they cannot be had now, because of `delay`."""
 
     attempt: AttemptId
-    refused: str = ""
     delay: str = ""
 
 

@@ -32,7 +32,7 @@ def standing(work: Work, assignment: Assignment) -> SecretStanding:
 
 
 def on_fetched(work: Work, event: SecretsFetched) -> None:
-    """They are there, or the job may not have them, or they cannot be had now."""
+    """They are there, or cannot be had now."""
     known = work.state.secrets.get(event.attempt)
     if known is None or known.done:
         return
@@ -42,7 +42,7 @@ def on_fetched(work: Work, event: SecretsFetched) -> None:
         again_ms = work.now_ms + min(AGAIN_MS << known.tries, MOST_AGAIN_MS)
         known = replace(known, delay=event.delay, again_ms=again_ms, tries=min(known.tries + 1, 8))
     else:
-        known = SecretStanding(done=not event.refused, refused=event.refused)
+        known = SecretStanding(done=True)
     work.state.secrets[event.attempt] = known
 
 

@@ -257,14 +257,13 @@ class CodeStanding:
 
 @dataclass(frozen=True, slots=True)
 class SecretStanding:
-    """Whether the secrets of an attempt are here, or why its job may not use them.
+    """Whether the secrets of an attempt are here.
 
     `again_ms`: when to ask again, as they could not be had for now because of `delay`; -1 while it is asked.
     `tries`: questions without an answer, as far as they count.
     """
 
     done: bool = False
-    refused: str = ""
     again_ms: int = -1
     delay: str = ""
     tries: int = 0

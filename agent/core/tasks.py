@@ -308,7 +308,7 @@ def _predecessors_dead(work: Work, assignment: Assignment) -> bool:
 def _has_all(work: Work, assignment: Assignment) -> bool:
     """Whether output directory and secrets are there; asks for both at once."""
     has_outputs, asked = _outputs_ready(work, assignment), secrets.standing(work, assignment)
-    return has_outputs and (asked.done or bool(asked.refused))
+    return has_outputs and asked.done
 
 
 def _outputs_ready(work: Work, assignment: Assignment) -> bool:
@@ -369,9 +369,6 @@ def _launch(work: Work, wants: Wants, assignment: Assignment, attempt: Attempt) 
     if hold.state is not HoldState.HELD or not work.state.may_start(work.now_ms):
         return
     asked = secrets.standing(work, assignment)
-    if asked.refused:
-        failure = f"cannot start: {asked.refused}"
-        work.end(attempt, End(ExitReason.START_FAILED, None, None, work.now_ms, True, failure))
     if not asked.done or not firewall.admits(work, attempt, spec):
         return
     work.put_attempt(replace(attempt, asked=True))

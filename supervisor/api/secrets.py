@@ -7,7 +7,7 @@ import asyncio
 from supervisor.adapters.secret_sources import SecretSources
 from supervisor.api import views
 from supervisor.api.agents import node_of
-from supervisor.contract.errors import IncompatibleRecord, NotFound
+from supervisor.contract.errors import IncompatibleRecord, NotFound, Refused
 from supervisor.contract.ids import TaskId
 from supervisor.contract.observed import LINK_PROTOCOL
 from supervisor.contract.secret import SecretsAnswer, SecretsRequest, secrets_of
@@ -15,13 +15,14 @@ from supervisor.control.decide.snapshot import Snapshot
 
 
 async def deliver(request: SecretsRequest, snap: Snapshot, sources: SecretSources) -> SecretsAnswer:
-    """The values, or why the job's owner may not use one of them.
+    """The values.
 
     The caller is the agent of `request.node`. What the job's record names counts, not what an agent asks for.
 
     Raises:
         NotFound: there is no such task, or it is not placed on that node by the plan in force, as far as this
             leader has seen.
+        Refused: the job's owner may not use one of them, or there is no such secret.
         Unreachable: the value of a secret cannot be had now.
     """
     if request.protocol != LINK_PROTOCOL:
@@ -34,6 +35,6 @@ async def deliver(request: SecretsRequest, snap: Snapshot, sources: SecretSource
     names = sorted(set(secrets_of(record.spec, record.spec.role(task.role)).values()))
     for name in names:
         if why := sources.objection(name, record.owner, record.group):
-            return SecretsAnswer(refused=why)
+            raise Refused(why)
     values = await asyncio.gather(*(sources.read(name) for name in names))
     return SecretsAnswer(dict(zip(names, values, strict=True)))

@@ -57,10 +57,9 @@ class SecretsRequest:
 
 @dataclass(frozen=True, slots=True)
 class SecretsAnswer:
-    """The values by the names of the secrets; or why the job may not have one of them."""
+    """The values by the names of the secrets."""
 
     values: dict[str, str] = field(default_factory=dict, repr=False)
-    refused: str = ""
 
 
 def secrets_of(spec: JobSpec, role: RoleSpec) -> dict[str, str]:

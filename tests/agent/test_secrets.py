@@ -12,7 +12,7 @@ import pytest
 
 from agent.core import secrets
 from agent.core.events import Event, Observed, SecretsFetched, SpecRead, Tick, Written
-from agent.core.instructions import Fence, FetchSecrets, Instruction, Launch, Report, Write
+from agent.core.instructions import Fence, FetchSecrets, Instruction, Launch, Write
 from agent.core.state import AgentState, Attempt
 from agent.effects import Effects
 from agent.inside import environ, fence, protocol
@@ -21,8 +21,8 @@ from agent.operate import Operator
 from agent.secrets import TaskSecrets
 from supervisor.adapters.clock import BootClock
 from supervisor.contract import codec
-from supervisor.contract.errors import NotFound
-from supervisor.contract.observed import ExitReason, Prepared
+from supervisor.contract.errors import NotFound, Refused
+from supervisor.contract.observed import Prepared
 from supervisor.contract.secret import SecretsAnswer, SecretsRequest
 from supervisor.contract.timing import FAST
 from supervisor.contract.views.jobs import ExecRequest
@@ -94,15 +94,15 @@ def test_without_a_supervisor_it_waits_and_says_so_and_asks_again() -> None:
     assert only(Launch, core.feed(SecretsFetched(NEEDS.attempt_id)))
 
 
-def test_a_secret_that_its_job_may_not_use_ends_the_attempt_with_the_reason() -> None:
+def test_a_secret_that_its_job_may_not_use_any_more_is_waited_for_without_an_attempt() -> None:
     core = Waiting()
     core.wanted()
-    out = core.feed(SecretsFetched(NEEDS.attempt_id, refused="jobs of user:bob may not use the secret 'hf'"))
-    assert not only(Launch, out)
-    (report,) = only(Report, out)
-    assert report.record.exit is not None
-    assert report.record.exit.reason is ExitReason.START_FAILED
-    assert report.record.exit.detail == "cannot start: jobs of user:bob may not use the secret 'hf'"
+    why = "it waits for its secrets: jobs of user:bob may not use the secret 'hf'"
+    out = core.feed(SecretsFetched(NEEDS.attempt_id, delay=why)) + core.later(1, Tick())
+    assert delays(out) == [why]
+    assert not core.state.attempts
+    core.later(secrets.AGAIN_MS, Tick())
+    assert only(Launch, core.feed(SecretsFetched(NEEDS.attempt_id))), "an operator has allowed it again"
 
 
 def test_a_launcher_of_an_earlier_release_gives_way() -> None:
@@ -212,10 +212,12 @@ async def test_no_command_runs_before_its_agent_knows_what_to_mask(tmp_path: Pat
 class Answering(Silence):
     """A supervisor that leads."""
 
-    def __init__(self, answer: SecretsAnswer) -> None:
+    def __init__(self, answer: SecretsAnswer | Refused) -> None:
         self.answer = answer
 
     async def secrets(self, request: SecretsRequest) -> SecretsAnswer:
+        if isinstance(self.answer, Refused):
+            raise self.answer
         return self.answer
 
 
@@ -223,7 +225,11 @@ class Answering(Silence):
     ("answer", "told", "known"),
     [
         (SecretsAnswer({"hf": TOKEN, "key": "Key-of-alice"}), SecretsFetched(NEEDS.attempt_id), 2),
-        (SecretsAnswer(refused="not yours"), SecretsFetched(NEEDS.attempt_id, refused="not yours"), 0),
+        (
+            Refused("not yours"),
+            SecretsFetched(NEEDS.attempt_id, delay="it waits for its secrets: not yours"),
+            0,
+        ),
         *(
             (
                 SecretsAnswer(values),
@@ -237,7 +243,7 @@ class Answering(Silence):
     ],
 )
 async def test_what_comes_is_whole_or_waited_for(
-    answer: SecretsAnswer, told: SecretsFetched, known: int
+    answer: SecretsAnswer | Refused, told: SecretsFetched, known: int
 ) -> None:
     agent = Agent()
     events: list[Event] = []

@@ -13,7 +13,7 @@ from supervisor.contract.desired import JobPhase
 from supervisor.contract.ids import TaskId
 from supervisor.contract.incident import Cause, Event, Outcome
 from supervisor.contract.job.spec import JobSpec, Limits, ProgressSpec, Rule, Scope, Strategy
-from supervisor.contract.observed import Exit, ExitReason, Sign, TaskBeat
+from supervisor.contract.observed import Exit, ExitReason, Prepared, Sign, TaskBeat
 from supervisor.contract.timing import FAST
 from supervisor.control.decide.assess import assess as assessing
 from supervisor.control.decide.assess import progress
@@ -22,7 +22,7 @@ from supervisor.control.decide.assess.need import Need
 from supervisor.control.decide.assess.stacks import to_dump
 from supervisor.control.decide.plan import Action, put
 from supervisor.control.decide.snapshot import Snapshot
-from tests.control.world import World
+from tests.control.world import World, waiting_for
 from tests.support.builders import job_spec
 
 
@@ -311,6 +311,26 @@ def test_a_generation_without_a_step_is_late_only_where_steps_were_read_before()
     world.until(lambda: world.switch().generation == 3, step_ms=500)
     late = world.incidents()["g2-never-ready"]
     assert late.detail == "no task of digits has made a step within 20 s (limits.startup)"
+
+
+def test_a_task_whose_secret_was_taken_away_waits_and_says_why_until_it_is_back() -> None:
+    world = World(with_limits(Limits(startup_ms=20_000))).start()
+    plan_id, run = world.switch().plan_id, world.running()["worker.1"]
+    agent, why = world.agents[run.node], "it waits for its secrets: jobs of user:bob may not use 'hf'"
+    key = keys.prepared(run.attempt.task, plan_id)
+    told = Prepared("digits", plan_id, run.role, run.index, run.node, run.incarnation, delay=why)
+    agent.starts = False
+    world.write(put(key, told))
+    world.end_task("worker.1", signal=9)
+    for _ in range(60):
+        world.tick(500)
+    assert "worker.1" not in world.running()
+    assert (world.switch().generation, world.switch().ledger.program) == (1, 0)
+    assert why in waiting_for(world.snapshot(), world.job())
+    assert "delayed" in world.done
+    agent.starts = True
+    world.write(put(key, replace(told, delay="")))
+    world.until(lambda: "worker.1" in world.running())
 
 
 def test_a_worker_that_never_steps_while_its_peer_does_is_late() -> None:

@@ -63,8 +63,8 @@ ROWS = (
         6,
         "A task starts after what its earlier attempts wrote has been brought in, or could not be.",
         "agent/core/tasks.py",
-        "    return has_outputs and (asked.done",
-        "    return (asked.done",
+        "    return has_outputs and asked.done",
+        "    return asked.done",
         AGENT + "test_an_attempt_starts_once_its_output_directory_is_there",
     ),
     Guarantee(

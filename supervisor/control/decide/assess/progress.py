@@ -28,7 +28,7 @@ from supervisor.control.decide.assess.hanging import (
 )
 from supervisor.control.decide.assess.members import GONE, Member, MemberState
 from supervisor.control.decide.assess.need import Need
-from supervisor.control.decide.facts import missed_base
+from supervisor.control.decide.facts import delays, missed_base
 from supervisor.control.decide.facts.history import has_stepped, steps_are_read
 from supervisor.control.decide.plan import Action, put, unchanged
 from supervisor.control.decide.snapshot import JobState, Snapshot
@@ -229,9 +229,10 @@ def _nan(snap: Snapshot, job: JobState, found: tuple[Member, ...]) -> Need | Non
 def _late(snap: Snapshot, job: JobState, found: tuple[Member, ...]) -> Need | None:
     """The start-up deadline, from when a task was last told to start, or was reported to run.
 
-    Past it, a task that does not run yet is late; so is the whole job when none of it has made a step, though
-    this job's steps have been read before; and so is a training task when another of its role steps. A job
-    that never prints steps is not held to it once its tasks run. A new leader counts afresh.
+    Past it, a task that does not run yet is late, unless its agent says what it waits for. So is the whole
+    job when none of it has made a step, though this job's steps have been read before; and so is a training
+    task when another of its role steps. A job that never prints steps is not held to it once its tasks run. A
+    new leader counts afresh.
     """
     spec = job.record.value.spec
     limit_ms = spec.limits.startup_ms
@@ -239,9 +240,10 @@ def _late(snap: Snapshot, job: JobState, found: tuple[Member, ...]) -> Need | No
         return None
     within = f"within {limit_ms / 1000:g} s (limits.startup)"
     starting = [each for each in found if each.state is MemberState.STARTING]
-    if starting and snap.now_ms - job.switch.seen_ms >= limit_ms:
-        names = ", ".join(str(each.task) for each in starting[:4])
-        where = ", ".join(sorted({each.placement.node for each in starting}))
+    unexplained = [each for each in starting if not delays.of(job, each.task.member)]
+    if unexplained and snap.now_ms - job.switch.seen_ms >= limit_ms:
+        names = ", ".join(str(each.task) for each in unexplained[:4])
+        where = ", ".join(sorted({each.placement.node for each in unexplained}))
         detail = f"{names} on {where} did not start {within}"
         return need_for(snap, job, None, Cause.NEVER_READY, snap.now_ms, detail)
     overdue = [each for each in found if _overdue(snap, job, each, limit_ms)]

@@ -15,6 +15,12 @@ def explain(job: JobState, plan: Plan) -> str:
     return "; ".join(_text(each) for each in _delayed(job, plan))
 
 
+def of(job: JobState, member: str) -> str:
+    """What a task of the plan in force waits for, as its agent says; empty when for nothing."""
+    told = job.prepared.get((job.switch.value.plan_id, member))
+    return told.value.delay if told is not None else ""
+
+
 def in_force(job: JobState) -> str:
     """The same, of the plan in force, whose tasks are restarted in place."""
     plan = job.plan_in_force
