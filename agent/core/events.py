@@ -298,15 +298,10 @@ class OutputsReady:
 
 @dataclass(frozen=True, slots=True)
 class FirewallSet:
-    """These are in force; or not, for this reason.
-
-    `whole`: every name in them could be resolved now. `left_out`: plans that are not in force, each with the
-    reason.
-    """
+    """These are in force; or not, for this reason. `left_out`: plans that are not, each with the reason."""
 
     openings: tuple[Opening, ...]
     failure: str = ""
-    whole: bool = True
     left_out: Mapping[str, str] = field(default_factory=dict)
 
 

@@ -18,7 +18,7 @@ from supervisor.contract.desired import ClusterSpec
 
 AGAIN_MS = 1_000
 LOOK_AGAIN_MS = 10_000
-"""Names that could not be resolved and keep their addresses are tried again so often."""
+"""The rules are set again so often: somebody may have removed the table, and names get other addresses."""
 
 
 def admits(work: Work, attempt: Attempt, spec: ClusterSpec) -> bool:
@@ -64,13 +64,8 @@ def on_set(work: Work, event: FirewallSet) -> None:
         for plan_id, reason in event.left_out.items():
             if work.state.firewall.left_out.get(plan_id) != reason:
                 work.note("firewall_waits_for_names", "warning", plan=plan_id, reason=reason)
-        later_ms = work.now_ms + (AGAIN_MS if event.left_out else LOOK_AGAIN_MS)
-        known = replace(
-            known,
-            in_force=event.openings,
-            left_out=event.left_out,
-            again_ms=-1 if event.whole else later_ms,
-        )
+        again_ms = work.now_ms + (AGAIN_MS if event.left_out else LOOK_AGAIN_MS)
+        known = replace(known, in_force=event.openings, left_out=event.left_out, again_ms=again_ms)
     work.state = replace(work.state, firewall=known)
 
 

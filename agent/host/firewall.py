@@ -11,7 +11,7 @@ import os
 import shutil
 import socket
 import subprocess
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from ipaddress import ip_address
 
@@ -80,32 +80,32 @@ class NftFirewall:
         return await asyncio.to_thread(self._set, openings)
 
     def _set(self, openings: tuple[Opening, ...]) -> FirewallSet:
-        before = self._known or {}
-        known: dict[str, frozenset[str]] = {}
-        whole, left_out, rules = True, {}, []
-        for opening in openings:
-            reach = {(each, port) for each in LOOPBACK for port in opening.ports}
-            for address in opening.addresses:
-                host, _, port = address.rpartition(":")
-                if not port.isdecimal() or int(port) not in _PORTS:
-                    continue  # only a forged record has such a one
-                if host not in known:
-                    found = _addresses_of(host)
-                    whole = whole and bool(found)
-                    known[host] = found or before.get(host, found)
-                if not known[host]:
-                    left_out[opening.plan_id] = f"cannot resolve {host}"
-                reach |= {(each, int(port)) for each in known[host]}
-            if opening.plan_id in left_out:
-                continue
-            peers = frozenset(each for each, _ in reach) - {*LOOPBACK}
-            uid = self.users.of(opening.job_uuid)[0]
-            rules.append(Rule(uid, frozenset(reach), frozenset(opening.ports), peers))
+        known = self._resolve(openings)
+        left_out = {
+            opening.plan_id: f"cannot resolve {host}"
+            for opening in openings
+            for host, _ in _tasks(opening)
+            if not known[host]
+        }
         if left_out and self._known is None:
             raise Refused(next(iter(left_out.values())))
-        _nft(self.text(rules))
+        _nft(self.text([self._rule(each, known) for each in openings if each.plan_id not in left_out]))
         self._known = known
-        return FirewallSet(openings, whole=whole, left_out=left_out)
+        return FirewallSet(openings, left_out=left_out)
+
+    def _resolve(self, openings: tuple[Opening, ...]) -> dict[str, frozenset[str]]:
+        """The addresses of all hosts: those of now, else those that a host had."""
+        before = self._known or {}
+        hosts = dict.fromkeys(host for opening in openings for host, _ in _tasks(opening))
+        return {host: _addresses_of(host) or before.get(host, frozenset()) for host in hosts}
+
+    def _rule(self, opening: Opening, known: Mapping[str, frozenset[str]]) -> Rule:
+        """The rule of a plan whose hosts have these addresses. Raises what `TaskUsers.of` raises."""
+        reach = {(each, port) for each in LOOPBACK for port in opening.ports}
+        reach |= {(each, port) for host, port in _tasks(opening) for each in known[host]}
+        peers = frozenset(each for each, _ in reach) - {*LOOPBACK}
+        uid = self.users.of(opening.job_uuid)[0]
+        return Rule(uid, frozenset(reach), frozenset(opening.ports), peers)
 
     def text(self, rules: Iterable[Rule]) -> str:
         """For `nft -f`: one transaction that replaces the table."""
@@ -171,6 +171,14 @@ def remove(table: str, users: TaskUsers) -> None:
 def table_name(cluster: str, node: str) -> str:
     """The name of an agent's table."""
     return f"tfsup_{cluster}_{node}"
+
+
+def _tasks(opening: Opening) -> Iterator[tuple[str, int]]:
+    """Host and port of each task of a plan. Only a forged record has an address without a port."""
+    for address in opening.addresses:
+        host, _, port = address.rpartition(":")
+        if port.isdecimal() and int(port) in _PORTS:
+            yield host, int(port)
 
 
 def _set(name: str, kind: str, elements: set[str]) -> str:

@@ -207,7 +207,7 @@ async def test_a_name_that_cannot_be_resolved_keeps_its_addresses(
     names.known = {"h1": HERE, "h2": THERE}
     assert await firewall.set((A,)) == FirewallSet((A,))
     names.known = {"h1": HERE, "h3": ELSEWHERE}
-    assert await firewall.set((A, B)) == FirewallSet((A, B), whole=False)
+    assert await firewall.set((A, B)) == FirewallSet((A, B))
     assert f"{LOW + 1} . {THERE} . 21001" in names.set[-1]
     assert f"{THERE} . 21001" in names.set[-1].partition("set peers4")[2]
     assert f"{LOW + 2} . {ELSEWHERE} . 21002" in names.set[-1]
@@ -220,7 +220,7 @@ async def test_a_plan_with_an_unknown_name_takes_nothing_from_others(
     names.known = {"h1": HERE, "h2": THERE}
     await firewall.set((A,))
     found = await firewall.set((A, B))
-    assert found == FirewallSet((A, B), whole=False, left_out={"pb": "cannot resolve h3"})
+    assert found == FirewallSet((A, B), left_out={"pb": "cannot resolve h3"})
     assert names.set[-1] == names.set[0]
     names.known["h3"] = ELSEWHERE
     assert await firewall.set((A, B)) == FirewallSet((A, B))
@@ -361,7 +361,7 @@ def test_a_failure_is_told_and_tried_again() -> None:
 def test_a_plan_with_a_name_that_never_had_an_address_does_not_start() -> None:
     core = walled()
     first = only(SetFirewall, core.said)
-    core.feed(FirewallSet(first[-1].openings, whole=False, left_out={"p1": "cannot resolve h"}))
+    core.feed(FirewallSet(first[-1].openings, left_out={"p1": "cannot resolve h"}))
     assert not only(Launch, core.said)
     assert core.state.blocked(core.now_ms) == "", "other plans start"
     assert [each.event for each in only(Note, core.said)].count("firewall_waits_for_names") == 1
@@ -373,15 +373,17 @@ def test_a_plan_with_a_name_that_never_had_an_address_does_not_start() -> None:
     assert len(only(Launch, core.said)) == 1
 
 
-def test_names_that_cannot_be_resolved_now_are_looked_up_again() -> None:
+def test_a_table_that_somebody_removed_is_set_again_or_the_node_takes_nothing_new() -> None:
     core = walled()
     first = only(SetFirewall, core.said)
-    core.feed(FirewallSet(first[-1].openings, whole=False))
-    assert len(only(Launch, core.said)) == 1, "by the addresses that they had"
+    core.feed(FirewallSet(first[-1].openings))
     core.later(9_999, SpecRead("p1", SPEC))
     assert only(SetFirewall, core.said) == first
     core.later(1, SpecRead("p1", SPEC))
     assert only(SetFirewall, core.said) == [*first, first[-1]]
+    assert core.state.blocked(core.now_ms) == ""
+    core.feed(FirewallSet(first[-1].openings, "nft: no"))
+    assert core.state.blocked(core.now_ms) == "its firewall cannot be set: nft: no"
 
 
 def test_a_successor_sets_the_same_rules_before_it_has_read_anything() -> None:
