@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 _DEFAULTS = HadoopSettings()
 NOT_MOUNTED = (
-    "checkpoint.mode: mounted is not to be had in a cluster that reaches HDFS as a job's owner "
-    "(`hadoop.proxy_users`); write staged (docs/hdfs.md)"
+    "a cluster that reaches HDFS as a job's owner (`hadoop.proxy_users`) takes no job with mounted "
+    "checkpoints; write `mode: staged` (docs/hdfs.md)"
 )
 
 

@@ -110,7 +110,7 @@ async def test_a_job_in_hdfs_is_reached_as_its_owner() -> None:
     mounted = replace(spec, checkpoint=replace(spec.checkpoint, mode="mounted"))
     for who, job, why, field in (
         (Caller(Kind.LOCAL, "uid:0"), spec, "uid:0 is no user there", "uri"),
-        (ALICE, mounted, r"mounted .*proxy_users", "mode"),
+        (ALICE, mounted, r"proxy_users.* mounted", "mode"),
     ):
         CALLER.set(who)
         for asked in (office.desk.submit, office.desk.validate):

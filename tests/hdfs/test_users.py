@@ -5,25 +5,43 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from hdfs_native import Client
 
+from agent.checkpoints.local_copies import LocalCopies
+from agent.checkpoints.saver import Saver, SaverSite
+from recovery.retention.collect import delete_checkpoint
 from recovery.stores.allowed import AllowedStores
 from recovery.stores.hdfs_client import HdfsClient
 from recovery.stores.open import Stores
+from supervisor.adapters import service
 from supervisor.adapters.caller import CALLER
 from supervisor.adapters.clock import BootClock
 from supervisor.adapters.etcd.memory import MemoryCoordination
+from supervisor.adapters.etcd.memory_store import MemoryStore
+from supervisor.adapters.files.config import load_agent
 from supervisor.adapters.files.hadoop import HadoopSettings, Kerberos
+from supervisor.cli.checks import cluster as doctor
+from supervisor.cli.checks import model
+from supervisor.cli.cluster.findings import Finding, State
+from supervisor.contract import codec, keys
 from supervisor.contract.access import Caller, Kind, Role, Standing
+from supervisor.contract.boundaries import ModifiedAt, Put
+from supervisor.contract.checkpoint import CheckpointRef, CommitState
 from supervisor.contract.errors import Refused, StoreUnreachable
+from supervisor.contract.job.spec import JobRecord
 from supervisor.contract.views.jobs import SubmitRequest
 from supervisor.control.services.jobs import JobService
+from tests.checkpoints.test_saver import COMMIT
 from tests.checkpoints.test_user_stores import children
+from tests.checkpoints.world import NODE, World, save
+from tests.cli.agent_config import write_config
 from tests.guarantees.test_job_service import Office, other
 from tests.support.secure_hdfs import CLIENT, SERVER, SecureHdfs
+from tests.support.sinks import ListSink
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -156,6 +174,60 @@ async def test_a_job_is_submitted_into_directories_of_its_owner_alone(
     assert record is not None
     assert record.store_uri == at(cluster, "ann", "/jobs/ann/job")
     assert owners(cluster, "/jobs/ann/job") == {"ann"}
+
+
+async def test_an_agent_commits_as_the_owner(cluster: SecureHdfs, stores: Stores, tmp_path: Path) -> None:
+    store = stores.open(at(cluster, "ann", "/jobs/ann/committed"))
+    await store.prepare()
+    world = World(tmp_path / "parent", store, MemoryCoordination(MemoryStore()))
+    await world.put_switch(1)
+    identity = await world.register()
+    node = await world.coordination.get(identity.compare.key)
+    assert node is not None
+    fence = ModifiedAt(node.key, node.mod_revision)
+    site = SaverSite(
+        *(NODE, "i1", world.parent, store, world.coordination, world.clock, ListSink()),
+        *(lambda: fence, world.next_id, lambda: 1, LocalCopies(world.parent.parent)),
+    )
+    saver = Saver(COMMIT, site)
+    saver.start()
+    save(world.parent, CheckpointRef(1, 10))
+    async with asyncio.timeout(60):
+        while True:
+            if records := await world.records():
+                break
+            await asyncio.sleep(0.05)
+    saver.stop()
+    (record,) = records
+    assert owners(cluster, f"/jobs/ann/committed/{record.path}") == {"ann"}
+    await delete_checkpoint(store, replace(record, state=CommitState.COLLECTING))
+    assert not (await store.list(record.path)).files
+    assert not owners(cluster, "/jobs/ann/committed") - {"ann"}
+    await world.coordination.close()
+
+
+async def test_doctor_shows_whom_hdfs_does_not_let_an_agent_be(
+    cluster: SecureHdfs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kerberos = {"principal": CLIENT, "keytab": str(cluster.keytab)}
+    hadoop = {"conf_dir": str(cluster.conf_dir), "kerberos": kerberos, "proxy_users": True}
+    scene = model.Scene(load_agent(write_config(tmp_path, hadoop=hadoop)), "")
+    kept = MemoryStore()
+    monkeypatch.setattr(service, "connect", lambda _config: MemoryCoordination(kept))
+    (check,) = (each for each in doctor.CHECKS if each.name == "hadoop.proxy_users")
+
+    async def told(*users: str) -> Finding:
+        for user in users:
+            record = JobRecord(other(f"{cluster.uri}/jobs/{user}/x"), "uuid", 0, hdfs_user=user)
+            assert kept.commit([], [Put(keys.job_record(user), codec.encode(record))], []).succeeded
+        (found,) = await asyncio.to_thread(model.run, [check], scene)
+        return found
+
+    assert (await told()).detail == "no job is in HDFS yet"
+    assert (await told("ann", "bob")).detail == "reached as ann, bob"
+    found = await told("mallory")
+    assert found.state is State.FAIL
+    assert "not allowed to impersonate mallory" in found.detail
 
 
 async def test_a_process_that_dies_is_replaced(cluster: SecureHdfs, stores: Stores) -> None:
