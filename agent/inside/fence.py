@@ -138,7 +138,7 @@ def has_marker(pid: int, marker: str) -> bool:
 
 def shows(pid: int, variable: str, value: str, *, begins: bool = False) -> bool:
     """Whether the process was exec'd with this variable (or one that `begins` so); False when unreadable."""
-    environ = _environ(pid)
+    environ = environment(pid)
     end = "" if begins else "\0"
     return f"\0{variable}={value}{end}".encode() in environ
 
@@ -146,10 +146,10 @@ def shows(pid: int, variable: str, value: str, *, begins: bool = False) -> bool:
 def marker_of(pid: int) -> str:
     """The marker that the process was started with; empty without one, and when that cannot be read."""
     begin = f"\0{MARKER_VARIABLE}=".encode()
-    return os.fsdecode(_environ(pid).partition(begin)[2].partition(b"\0")[0])
+    return os.fsdecode(environment(pid).partition(begin)[2].partition(b"\0")[0])
 
 
-def _environ(pid: int) -> bytes:
+def environment(pid: int) -> bytes:
     """Each variable after a zero; empty when that cannot be read.
 
     A main thread that has ended shows nothing, though the process lives.

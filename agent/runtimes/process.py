@@ -82,7 +82,7 @@ class ProcessRuntime(LocalLaunchers):
             self._reap(process.pid)
         user = self._user_of(launcher_id)
         if not survivors and user is not None and self._strays is not None:
-            survivors = await self._strays.end(user, self._home(launcher_id))
+            survivors = await self._strays.end(user, self._home(launcher_id), set(self._children))
         if not survivors:
             with effect("runtime.remove_home"):
                 await asyncio.to_thread(self._remove_home, launcher_id)

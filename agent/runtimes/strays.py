@@ -9,17 +9,21 @@ from __future__ import annotations
 import asyncio
 import os
 import time
+from collections.abc import Set as AbstractSet
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from agent.host.processes import TICKS_PER_S
 from agent.host.task_users import TaskUsers, user_named
-from agent.inside import fence
+from agent.inside import clock, fence
 from supervisor.contract.boundaries import Logger
 from supervisor.contract.errors import TfSupervisorError
 
 THREADS = 2
 MOST_S = 5.0
 KILL_MS = 2_000
+FORK_MS = 1_000
+"""A child of an agent that is older has the program of a launcher, or will never have it."""
 _PAUSE_S = 0.01
 
 
@@ -32,14 +36,14 @@ class Strays:
         self._threads = ThreadPoolExecutor(THREADS, "strays")
         self._spared = set[int]()
 
-    async def end(self, user: int, ending: Path) -> int:
+    async def end(self, user: int, ending: Path, children: AbstractSet[int]) -> int:
         """Run `kill_strays` with a bound in time. After it the processes are left, and the log says so."""
         if not self._users.is_of_one_job(user):
             return 0
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(MOST_S):
-                return await loop.run_in_executor(self._threads, self._end, user, ending)
+                return await loop.run_in_executor(self._threads, self._end, user, ending, children)
         except TimeoutError:
             reason = f"looking at this machine's processes takes longer than {MOST_S:g} s"
         except TfSupervisorError as error:
@@ -51,7 +55,7 @@ class Strays:
         """Stop without waiting for looks under way."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
-    def _end(self, user: int, ending: Path) -> int:
+    def _end(self, user: int, ending: Path, children: AbstractSet[int]) -> int:
         """Spare all processes of a uid that the machine knows as a user's."""
         if name := user_named(user):
             if user not in self._spared:
@@ -59,33 +63,66 @@ class Strays:
                 reason = "the range of tasks' users holds one of this machine: take uids that nobody has"
                 self._sink.warning("no process is ended by its user", user=user, of=name, reason=reason)
             return 0
-        return kill_strays(user, ending, self._users.all_homes(), KILL_MS)
+        return kill_strays(user, ending, self._users.all_homes(), KILL_MS, children)
 
 
-def kill_strays(user: int, ending: Path, homes: frozenset[str], timeout_ms: int) -> int:
+def kill_strays(
+    user: int, ending: Path, homes: frozenset[str], timeout_ms: int, children: AbstractSet[int] = frozenset()
+) -> int:
     """SIGKILL to them until none is seen. Blocks; returns how many are left after `timeout_ms`.
 
     `user`: a uid of one job and of nobody else. `ending`: the directory of a launcher of which all is dead.
-    `homes`: the directories in which agents of this machine have those of their launchers.
+    `homes`: the directories in which agents of this machine have those of their launchers. `children`: the
+    launchers that this agent has started itself. A module that one imports may overwrite its mark.
     """
     ending = Path(os.path.realpath(ending.parent), ending.name)
     homes = homes | {str(ending.parent)}
     deadline = time.monotonic() + timeout_ms / 1000
     while True:
-        found = _strays(user, ending, homes)
-        for process in found:
+        strays, forked = _strays(user, ending, homes, children)
+        for process in strays:
             fence.kill(process)
-        if not found or time.monotonic() > deadline:
-            return len(found)
+        if not strays + forked or time.monotonic() > deadline:
+            return len(strays + forked)
         time.sleep(_PAUSE_S)
 
 
-def _strays(user: int, ending: Path, homes: frozenset[str]) -> tuple[fence.Process, ...]:
-    """A child of this agent is none: it may be a launcher that does not show its mark yet."""
+def _strays(
+    user: int, ending: Path, homes: frozenset[str], children: AbstractSet[int]
+) -> tuple[list[fence.Process], list[fence.Process]]:
+    """Strays, and what may yet become a launcher.
+
+    A child of an agent may be a stray: an agent that is PID 1, or a subreaper, inherits orphans.
+    """
     table = fence.all_processes()
     mine = [each for each in table.values() if fence.user_of(each.pid) == user]
-    known = {os.getpid()} | {each.pid for each in mine if _has_launcher(each.pid, user, ending, homes)}
-    return tuple(each for each in mine if not _descends(each.pid, known, table))
+    # Before the marks: what becomes a launcher in between is taken for one that may.
+    forked = _forked(mine)
+    known = {
+        each.pid for each in mine if each.pid in children or _has_launcher(each.pid, user, ending, homes)
+    }
+    found = [each for each in mine if not _descends(each.pid, known, table)]
+    return [each for each in found if each.pid not in forked], [each for each in found if each.pid in forked]
+
+
+def _forked(processes: list[fence.Process]) -> set[int]:
+    """Those that an agent, this one or another, has just forked: they have their job's user, and no mark yet.
+
+    They show the environment of their agent, which no task can read. In the midst of an exec a process shows
+    nothing, and its mark a moment later.
+    """
+    young = [each for each in processes if _is_young_child(each)]
+    shown = {each.pid: fence.environment(each.pid) for each in young}
+    if b"" in shown.values():
+        time.sleep(_PAUSE_S)
+    return {
+        each.pid for each in young if shown[each.pid] and shown[each.pid] == fence.environment(each.parent)
+    }
+
+
+def _is_young_child(process: fence.Process) -> bool:
+    age_ms = clock.now_ms() - process.start_ticks * 1000 // TICKS_PER_S
+    return age_ms < FORK_MS and fence.user_of(process.parent) == os.geteuid()
 
 
 def _descends(pid: int, known: set[int], table: dict[int, fence.Process]) -> bool:

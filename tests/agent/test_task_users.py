@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import ctypes
 import grp
 import os
 import pwd
@@ -13,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import aclosing, suppress
 from dataclasses import replace
@@ -48,6 +50,19 @@ from tests.support.uids import own_uid
 
 LOW = own_uid(61_300)
 SLEEPER = "import time; print('up', flush=True); time.sleep(600)"
+FORKING = """
+import os, sys
+uid, mark = int(sys.argv[1]), sys.argv[2]
+pid = os.fork()
+if not pid:
+    os.setgroups([])
+    os.setgid(uid)
+    os.setuid(uid)
+    print(os.getpid(), flush=True)
+    sys.stdin.readline()
+    os.execve("/bin/sleep", ["sleep", "600"], {"TFSUP_MARKER": mark})
+os.waitpid(pid, 0)
+"""
 CROWD = """
 import socket, sys, time
 held = []
@@ -210,6 +225,78 @@ def test_what_has_lost_its_mark_and_its_launcher_is_found_by_its_user(root: Path
                 os.kill(pid, signal.SIGKILL)
 
 
+def test_an_orphan_that_its_agent_inherits_is_found(root: Path) -> None:
+    """An agent that is PID 1 of a container, or a subreaper, becomes the parent of orphans."""
+    user, homes = LOW + 9, root / "launchers"
+    _be_subreaper(yes=True)
+    try:
+        pid = _orphan(user, "")
+        found = fence.read_process(pid)
+        assert found is not None
+        assert found.parent == os.getpid()
+        assert kill_strays(user, homes / "a-1", frozenset(), 10_000, {pid}) == 0
+        assert fence.read_process(pid), "a launcher that has lost its mark"
+        assert kill_strays(user, homes / "a-1", frozenset(), 10_000) == 0
+        assert not fence.read_process(pid)
+        os.waitpid(pid, 0)
+    finally:
+        _be_subreaper(yes=False)
+
+
+def test_what_another_agent_has_forked_and_is_no_launcher_yet_is_left(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has its job's user, and the mark comes with the program."""
+    user, homes, other = LOW + 10, root / "launchers", root / "other" / "launchers"
+    (other / "b-1").mkdir(parents=True)
+    os.chown(other / "b-1", user, user)
+    mark = f"b-1#test/m@{other}#0"
+    agent = subprocess.Popen(
+        [sys.executable, "-c", FORKING, str(user), mark],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert agent.stdin is not None
+    assert agent.stdout is not None
+    pid = int(agent.stdout.readline())
+    try:
+        monkeypatch.setattr(strays_module, "FORK_MS", 600_000)
+        assert kill_strays(user, homes / "a-1", frozenset({str(other)}), 0) == 1
+        assert fence.read_process(pid)
+        agent.stdin.write("\n")
+        agent.stdin.flush()
+        deadline = time.monotonic() + 20
+        while fence.marker_of(pid) != mark:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        assert kill_strays(user, homes / "a-1", frozenset({str(other)}), 10_000) == 0
+        assert fence.read_process(pid)
+    finally:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+        agent.communicate()
+
+
+def test_what_never_becomes_a_launcher_is_ended(root: Path) -> None:
+    user, homes = LOW + 11, root / "launchers"
+    agent = subprocess.Popen(
+        [sys.executable, "-c", FORKING, str(user), ""],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert agent.stdout is not None
+    pid = int(agent.stdout.readline())
+    assert kill_strays(user, homes / "a-1", frozenset(), 10_000) == 0
+    assert not fence.read_process(pid)
+    agent.communicate()
+
+
+def _be_subreaper(*, yes: bool) -> None:
+    assert ctypes.CDLL(None, use_errno=True).prctl(36, int(yes), 0, 0, 0) == 0  # PR_SET_CHILD_SUBREAPER
+
+
 def test_a_path_that_a_program_has_chosen_is_not_looked_at(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -259,7 +346,7 @@ async def test_a_look_for_strays_that_hangs_holds_up_no_fence_and_no_other_threa
     strays = Strays(users, sink)
     try:
         async with asyncio.timeout(30):
-            ends = [strays.end(LOW + 1, users.homes / f"life-{each}") for each in range(40)]
+            ends = [strays.end(LOW + 1, users.homes / f"life-{each}", set()) for each in range(40)]
             assert await asyncio.gather(*ends) == [0] * 40
             await asyncio.to_thread(os.getpid)
     finally:
@@ -416,11 +503,11 @@ async def test_no_process_of_a_user_whom_the_machine_knows_is_ended(
     pid = _orphan(user, "")
     try:
         for _ in range(2):
-            assert await strays.end(user, root / "launchers" / "a-1") == 0
+            assert await strays.end(user, root / "launchers" / "a-1", set()) == 0
         assert fence.read_process(pid)
         assert [(level, fields["of"]) for level, _, fields in sink.lines] == [("warning", "user ann")]
         monkeypatch.undo()
-        assert await strays.end(user, root / "launchers" / "a-1") == 0
+        assert await strays.end(user, root / "launchers" / "a-1", set()) == 0
         assert not fence.read_process(pid)
     finally:
         strays.close()

@@ -506,4 +506,20 @@ ROWS = (
         "        if caller.kind is Kind.LOCAL",
         ACCESS + "test_a_stream_of_beats_ends_when_its_agent_is_shut_out",
     ),
+    Guarantee(
+        4,
+        "What leaves its launcher and is inherited by its agent is ended by its job's user.",
+        "agent/runtimes/strays.py",
+        "    found = [each for each in mine if not _descends(each.pid, known, table)]\n",
+        "    found = [each for each in mine if not _descends(each.pid, known | {os.getpid()}, table)]\n",
+        "tests/agent/test_task_users.py::test_an_orphan_that_its_agent_inherits_is_found",
+    ),
+    Guarantee(
+        4,
+        "What another agent of the machine has just forked is not taken for a stray of its job.",
+        "agent/runtimes/strays.py",
+        "    forked = _forked(mine)\n",
+        "    forked = set[int]()\n",
+        "tests/agent/test_task_users.py::test_what_another_agent_has_forked_and_is_no_launcher_yet_is_left",
+    ),
 )
