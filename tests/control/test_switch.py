@@ -110,14 +110,14 @@ def test_the_story_of_an_illegal_transition() -> None:
     what, *story = str(raised.value).splitlines()
     assert what == (
         "illegal transition `flip` of job digits, generation 3, from `finishing` to `running`: "
-        "it begins in `waiting, closed` or `running, closed`"
+        "it begins in `waiting, closed` or `running, closed`."
     )
     assert story == [
-        f"  it was tried because: {Transition.FLIP.value.when} (6.4, 7.5 of docs/design.md)",
-        "  the switch is at revision 7: plan plan-1, incident none",
-        "  phase: JobPhase.FINISHING -> JobPhase.RUNNING",
-        "  generation: 3 -> 4",
-        f"  saver:  -> {'a' * 97}...",
+        f"  It serves 6.4 and 7.5 of docs/design.md: {Transition.FLIP.value.when}.",
+        "  The switch is at revision 7, with plan plan-1, incident none.",
+        "  phase: JobPhase.FINISHING -> JobPhase.RUNNING.",
+        "  generation: 3 -> 4.",
+        f"  saver:  -> {'a' * 97}....",
     ]
 
 

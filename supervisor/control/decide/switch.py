@@ -361,17 +361,19 @@ def _illegal(
     before, row = present.value if present is not None else None, transition.value
     known = before or after
     assert known is not None
-    story = [f"it was tried because: {row.when} ({', '.join(row.rules)} of docs/design.md)"]
+    story = [f"It serves {' and '.join(row.rules)} of docs/design.md: {row.when}."]
     if present is not None:
         plan, incident = (name or "none" for name in (present.value.plan_id, present.value.incident))
-        story.append(f"the switch is at revision {present.mod_revision}: plan {plan}, incident {incident}")
+        story.append(
+            f"The switch is at revision {present.mod_revision}, with plan {plan}, incident {incident}."
+        )
     if before is not None and after is not None:
         for name in _changed(before, after):
             was, now = (short(str(getattr(each, name)), MAX_VALUE) for each in (before, after))
-            story.append(f"{name}: {was} -> {now}")
+            story.append(f"{name}: {was} -> {now}.")
     name = transition.name.lower()
     return InvalidTransition(
         f"illegal transition `{name}` of job {known.job}, generation {known.generation}, from "
-        f"`{state_of(before).value}` to `{state_of(after).value}`: {why}",
+        f"`{state_of(before).value}` to `{state_of(after).value}`: {why}.",
         tuple(story),
     )
