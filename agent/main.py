@@ -35,7 +35,7 @@ from agent.host.disk import DiskWatch
 from agent.host.kill_times import RehearsedKills
 from agent.host.ownership import TaskDirectories
 from agent.host.task_users import TaskUsers, UserRange, users_of
-from agent.inside import priority
+from agent.inside.processes import priority
 from agent.launchers import SocketLaunchers
 from agent.link import GrpcLinks
 from agent.logs.task_logs import AttemptFiles

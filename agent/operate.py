@@ -19,8 +19,9 @@ from agent.core.state import AgentState, Attempt
 from agent.host.host_pids import pids_of
 from agent.host.ownership import credentials
 from agent.host.regular_files import read_start
-from agent.inside import environ, fence
-from agent.inside.mask import Masker
+from agent.inside.launcher import environ
+from agent.inside.launcher.mask import Masker
+from agent.inside.processes import fence
 from agent.logs.task_logs import AttemptFiles
 from agent.secrets import TaskSecrets
 from supervisor.adapters.failpoints import effect

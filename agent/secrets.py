@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
-from agent.inside.mask import Masker, masked
+from agent.inside.launcher.mask import Masker, masked
 
 
 @dataclass(slots=True)

@@ -38,7 +38,8 @@ from agent.core.events import Event, LauncherSaid
 from agent.core.instructions import Recipe
 from agent.host.ownership import TaskDirectories
 from agent.host.task_users import OneUser
-from agent.inside import priority, protocol
+from agent.inside import protocol
+from agent.inside.processes import priority
 from agent.launchers import SocketLaunchers
 from agent.runtimes import docker, docker_mounts, process
 from agent.runtimes.docker import DockerRuntime

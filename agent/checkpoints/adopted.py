@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from agent.host.regular_files import read_start
-from agent.inside.adopt import RECORDS, mark_name
+from agent.inside.child.adopt import RECORDS, mark_name
 from recovery.io.files import beneath
 from supervisor.contract.job.spec import JobSpec, Mount
 

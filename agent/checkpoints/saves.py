@@ -1,4 +1,4 @@
-"""What a program says of its saves (`agent.inside.saves`), read from its attempt's directory.
+"""What a program says of its saves (`agent.inside.child.saves`), read from its attempt's directory.
 
 The file is the program's own to write: its size and every value in it are bounded here.
 """
@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from agent.host.regular_files import read_start
-from agent.inside.saves import FILE, KEPT, MOST_PLACES, SAVING
+from agent.inside.child.saves import FILE, KEPT, MOST_PLACES, SAVING
 from supervisor.contract.observed import Saves
 
 _MOST_BYTES = 32 * 1024

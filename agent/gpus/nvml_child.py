@@ -18,7 +18,7 @@ from dataclasses import replace
 
 from agent.core.gpus.health import Sight, Xid
 from agent.gpus.nvml import Nvml
-from agent.inside import spawn
+from agent.inside.processes import spawn
 from supervisor.contract import codec
 from supervisor.contract.errors import Refused
 

@@ -9,7 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from agent.boundaries import Process
-from agent.inside import fence, protocol
+from agent.inside import protocol
+from agent.inside.processes import fence
 
 PROC = Path("/proc")
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from agent.inside import fence
+from agent.inside.processes import fence
 
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _MOVED = (b"rchar", b"wchar", b"read_bytes", b"write_bytes")

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from agent.inside import fence
+from agent.inside.processes import fence
 from recovery.io.files import mapped_errors
 from supervisor.adapters.failpoints import effect
 from supervisor.adapters.files.config_docker import range_of

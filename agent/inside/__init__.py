@@ -1,8 +1,10 @@
 """The launcher, and what its forked child does before it is the user's program.
 
-Both run under the job's own interpreter, with the standard library alone, Python 3.8 or newer. `launcher` is
-the loop, and kills at the deadline of `deadman`; `spawn` forks the child, and `program` runs it in a warm
-interpreter.
+Both run under the job's own interpreter, with the standard library alone, Python 3.8 or newer. The loop of
+`launcher/` kills at the deadline of `deadman`. `processes/` forks the child, weighs it and kills it. `child/`
+runs the program in a warm interpreter. Each of the three imports from those named after it alone.
+
+Files that are started or imported by their path lie directly here: `__main__`, `image_probe`, `trainer_hook`.
 
 The launcher loads this package under a private name, so its modules import each other relatively and
 nothing of ours can stand before a module of the user's program.

@@ -26,6 +26,6 @@ if __name__ == "__main__":
     if sys.argv[1] == "--beside":
         importlib.import_module("_tfsup.beside").main(sys.argv[2:])
     elif sys.argv[1] == "--devices":
-        importlib.import_module("_tfsup.devices").main(sys.argv[2:])
+        importlib.import_module("_tfsup.launcher.devices").main(sys.argv[2:])
     else:
-        importlib.import_module("_tfsup.launcher").main(sys.argv[1])
+        importlib.import_module("_tfsup.launcher.loop").main(sys.argv[1])

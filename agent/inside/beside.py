@@ -13,7 +13,7 @@ import selectors
 import signal
 import time
 
-from . import fence, spawn
+from .processes import fence, spawn
 
 ATTEMPT_GONE = 125
 _PAUSE_S = 0.005

@@ -24,7 +24,7 @@ if __name__ == "__main__":
         package = importlib.util.module_from_spec(spec)
         sys.modules["_tfsup"] = package
         spec.loader.exec_module(package)
-        importlib.import_module("_tfsup.launcher")
+        importlib.import_module("_tfsup.launcher.loop")
     except (ImportError, SyntaxError, AttributeError, OSError) as error:
         launcher = "%s: %s" % (type(error).__name__, error)
     unwritable = []

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import NoReturn
 
-from . import priority, spawn
+from .processes import priority, spawn
 
 ROUNDS = 3
 THREADS = 100

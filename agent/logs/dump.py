@@ -9,7 +9,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from agent.host.regular_files import open_regular, read_start, replace
-from agent.inside import fence, stacks
+from agent.inside.child import stacks
+from agent.inside.processes import fence
 from supervisor.adapters.failpoints import effect
 
 DUMP = "dump.txt"

@@ -16,7 +16,7 @@ from pathlib import Path
 from agent.checkpoints.saves import SavesReader
 from agent.host.processes import Usage
 from agent.host.regular_files import open_regular, read_start
-from agent.inside import fence
+from agent.inside.processes import fence
 from agent.logs.patterns import Matcher
 from agent.logs.signs import Gauge, Novelty, Pulse
 from supervisor.contract.ids import AttemptId

@@ -18,7 +18,7 @@ from pathlib import Path, PurePosixPath
 from typing import TypeVar
 
 from agent.inside import clock as machine
-from agent.inside.adopt import RECORDS
+from agent.inside.child.adopt import RECORDS
 from agent.outputs.directories import ASIDE, COPIES, OWN, OWNER
 from recovery.commit.outbox import OUTBOX
 from recovery.commit.stage import BASES, BUILD_PREFIX, STALE_PREFIX

@@ -12,7 +12,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from agent.core.instructions import Recipe
-from agent.inside import fence, program, warm
+from agent.inside.child import program, warm
+from agent.inside.processes import fence
 from agent.runtimes.docker_engine import Image
 from agent.runtimes.docker_mounts import IN_MEMORY, api_mount, binds, in_memory
 from agent.runtimes.docker_node import (

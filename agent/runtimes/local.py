@@ -17,7 +17,9 @@ from agent.core.instructions import Reach
 from agent.host import memory, regular_files
 from agent.host.oom import OomLog, OomNearby
 from agent.host.task_users import TaskUsers
-from agent.inside import clock, exits, fence, protocol
+from agent.inside import clock, protocol
+from agent.inside.launcher import exits
+from agent.inside.processes import fence
 from agent.runtimes.marks import Marks, living
 from recovery.io.trees import remove_tree
 from supervisor.adapters.failpoints import effect

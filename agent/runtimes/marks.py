@@ -18,7 +18,7 @@ from pathlib import Path
 
 from agent.boundaries import Process
 from agent.host.host_pids import peer
-from agent.inside import fence
+from agent.inside.processes import fence
 from supervisor.adapters.failpoints import effect
 from supervisor.contract.errors import Refused
 

@@ -13,7 +13,9 @@ from pathlib import Path
 from agent.boundaries import Process
 from agent.core.instructions import Recipe
 from agent.host.ownership import TaskDirectories, credentials, give
-from agent.inside import fence, program, protocol, warm
+from agent.inside import protocol
+from agent.inside.child import program, warm
+from agent.inside.processes import fence
 from agent.runtimes.local import LocalLaunchers, write_config
 from agent.runtimes.marks import Marks, owner
 from agent.runtimes.strays import Strays

@@ -1,7 +1,7 @@
 """Processes of a job that nothing ties to its launchers any more, found by a uid that is the job's alone.
 
-A process belongs to a launcher by descent or by its mark (`agent.inside.fence`). A program can start one that
-leaves its parents and has no mark in its environment, and then end the launcher.
+A process belongs to a launcher by descent or by its mark (`agent.inside.processes.fence`). A program can
+start one that leaves its parents and has no mark in its environment, and then end the launcher.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from pathlib import Path
 
 from agent.host.processes import TICKS_PER_S
 from agent.host.task_users import TaskUsers, user_named
-from agent.inside import clock, fence
+from agent.inside import clock
+from agent.inside.processes import fence
 from supervisor.contract.boundaries import Logger
 from supervisor.contract.errors import TfSupervisorError
 

@@ -141,7 +141,7 @@ MUTANTS = (
         (OUTLIVES,),
         (
             Edit(
-                "agent/inside/deadman.py",
+                "agent/inside/launcher/deadman.py",
                 "return self.deadline_ms is None or now_ms >= self.deadline_ms",
                 "return self.deadline_ms is None and now_ms >= self.last_pull_ms",
             ),

@@ -19,7 +19,7 @@ MUTANTS = (
         (GRANT, THAW),
         (
             Edit(
-                "agent/inside/launcher.py",
+                "agent/inside/launcher/loop.py",
                 "        self._deadman = self._deadman.granted(message.stamp_ms, message.remaining_ms)\n",
                 "        late = now_ms() - message.stamp_ms\n"
                 "        self._deadman = self._deadman.granted(message.stamp_ms, late + "
@@ -76,7 +76,7 @@ MUTANTS = (
         (DEAD,),
         (
             Edit(
-                "agent/inside/attempt.py",
+                "agent/inside/launcher/attempt.py",
                 "        if self.reap(now):\n            self._survivors = 0\n",
                 "        if self.reap(now) or self._wait_status is not None:\n            "
                 "self._survivors = 0\n",

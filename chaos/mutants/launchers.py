@@ -19,8 +19,9 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from agent.inside import fence, protocol
+from agent.inside import protocol
 from agent.inside.clock import now_ms
+from agent.inside.processes import fence
 from chaos.mutants import leftovers
 from tests.launcher.harness import INSIDE, Agent, Rig, of, wait_for
 

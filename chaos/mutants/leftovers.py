@@ -13,7 +13,7 @@ from pathlib import Path
 
 import psutil
 
-from agent.inside import fence
+from agent.inside.processes import fence
 from chaos.sim.run import SCRATCH, scratch_parent
 
 TREES, LAUNCHERS = "tfsup-mutants", "tfsup-mutant"

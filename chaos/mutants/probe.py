@@ -15,7 +15,7 @@ from itertools import islice
 from pathlib import Path
 
 import supervisor
-from agent.inside import spawn
+from agent.inside.processes import spawn
 from chaos.mutants.clusters import runs
 from chaos.mutants.crashes import strikes
 from chaos.mutants.launchers import stories

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from agent.inside.waiting import NEVER_READY
+from agent.inside.child.waiting import NEVER_READY
 from chaos.sim.evidence import Evidence, Zombie, executes
 from chaos.sim.programs import Program
 from supervisor.contract import keys

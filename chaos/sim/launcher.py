@@ -1,4 +1,4 @@
-"""A small model of `agent/inside/launcher.py`, over the same messages and the same dead-man's switch.
+"""A small model of `agent/inside/launcher/loop.py`, over the same messages and the same dead-man's switch.
 
 One thread: while it preloads or is frozen it hears nothing. It outlives its agent, looks for a successor on
 the node's socket, goes on until the deadline that it was last granted, and then kills its attempt.
@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from agent.inside import protocol
-from agent.inside.deadman import DeadMan
-from agent.inside.waiting import NEVER_READY
+from agent.inside.child.waiting import NEVER_READY
+from agent.inside.launcher.deadman import DeadMan
 from chaos.sim.machine import Machine, MachineProcess, Ports
 from chaos.sim.node_socket import Connection, Socket
 

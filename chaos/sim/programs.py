@@ -18,7 +18,7 @@ from pathlib import Path
 from signal import SIGKILL
 
 from agent.inside import protocol
-from agent.inside.waiting import NEVER_READY
+from agent.inside.child.waiting import NEVER_READY
 from chaos.sim.launcher import RunningChild, SimLauncher
 from chaos.sim.machine import Machine, MachineProcess
 from chaos.sim.saves import (

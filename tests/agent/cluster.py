@@ -16,7 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
-from agent.inside import fence
+from agent.inside.processes import fence
 from supervisor.adapters.etcd.client import EtcdCoordination
 from supervisor.contract import codec, keys
 from supervisor.contract.boundaries import Op, Put

@@ -16,7 +16,8 @@ from pathlib import Path
 
 import pytest
 
-from agent.inside import clock, fence, protocol
+from agent.inside import clock, protocol
+from agent.inside.processes import fence
 from supervisor.contract import keys
 from supervisor.contract.boundaries import Delete
 from supervisor.contract.desired import JobPhase, LostMark

@@ -22,7 +22,7 @@ from agent.core.saved.adopt import record_of, restore
 from agent.host import firewall as host_firewall
 from agent.host.firewall import NftFirewall, Rule, remove, table_name
 from agent.host.task_users import OneUser, UserRange
-from agent.inside import fence
+from agent.inside.processes import fence
 from supervisor.adapters.files.config import load_agent
 from supervisor.contract.errors import Refused, UserError
 from supervisor.contract.timing import FAST

@@ -11,7 +11,7 @@ from random import Random
 import pytest
 
 from agent.host.processes import Usage
-from agent.inside.saves import SAVING
+from agent.inside.child.saves import SAVING
 from agent.logs.patterns import Matcher
 from agent.logs.steps import MEASURE_MS, SAVING_MS, Followed
 from recovery.policy.hangs import IDLE_MS, LEAST_WORK_MS, Judgement, Running, bounds_of, judge

@@ -14,7 +14,7 @@ from agent.boundaries import Process
 from agent.core.instructions import Recipe
 from agent.core.saved import adopt
 from agent.core.saved.record import AgentRecord, AttemptRecord, End, LauncherRecord
-from agent.inside import fence
+from agent.inside.processes import fence
 from agent.state_file_check import to_kill
 from supervisor.contract.observed import AttemptReport, ExitReason
 from tests.agent.cluster import Job, Node, is_alive

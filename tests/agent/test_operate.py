@@ -17,7 +17,8 @@ import pytest
 from agent import operate
 from agent.core.events import Observed
 from agent.core.state import AgentState, Attempt
-from agent.inside import environ, fence
+from agent.inside.launcher import environ
+from agent.inside.processes import fence
 from agent.logs.task_logs import AttemptFiles
 from agent.operate import MOST_COMMANDS, Operator
 from agent.settings import AgentSettings

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from agent.checkpoints.saves import SavesReader, parse
-from agent.inside.saves import FILE
+from agent.inside.child.saves import FILE
 from supervisor.contract import codec
 from supervisor.contract.observed import Saves, TaskBeat
 

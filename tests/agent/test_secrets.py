@@ -15,7 +15,9 @@ from agent.core.events import Event, Observed, SecretsFetched, SpecRead, Tick, W
 from agent.core.instructions import Fence, FetchSecrets, Instruction, Launch, Write
 from agent.core.state import AgentState, Attempt
 from agent.effects import Effects
-from agent.inside import environ, fence, protocol
+from agent.inside import protocol
+from agent.inside.launcher import environ
+from agent.inside.processes import fence
 from agent.logs.task_logs import AttemptFiles
 from agent.operate import Operator
 from agent.secrets import TaskSecrets

@@ -14,8 +14,8 @@ from agent.core.gpus import report
 from agent.core.gpus.health import GpuBook, GpuSight, KnownGpu
 from agent.core.state import AgentState
 from agent.host.processes import Usage, usage_of
-from agent.inside import fence
-from agent.inside.saves import SAVING
+from agent.inside.child.saves import SAVING
+from agent.inside.processes import fence
 from agent.logs.patterns import Matcher
 from agent.logs.signs import GAUGE_LEAST, Gauge, Novelty, Pulse
 from agent.logs.steps import FILES_PER_S, SAVING_MS, Followed, StepReader

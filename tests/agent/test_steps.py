@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import pytest
 
 from agent.core.instructions import Follow
-from agent.inside import fence
+from agent.inside.processes import fence
 from agent.logs import patterns, steps
 from agent.logs.patterns import Matcher
 from agent.logs.task_logs import AttemptFiles

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from agent.core.instructions import Recipe
-from agent.inside import fence
+from agent.inside.processes import fence
 from agent.runtimes import marks
 from agent.runtimes.process import ProcessRuntime
 from supervisor.adapters.files.config import load_agent

@@ -28,7 +28,9 @@ from agent.core.state import AgentState, Attempt
 from agent.host import regular_files, task_users
 from agent.host.ownership import TaskDirectories
 from agent.host.task_users import OneUser, UserRange
-from agent.inside import environ, fence, protocol
+from agent.inside import protocol
+from agent.inside.launcher import environ
+from agent.inside.processes import fence
 from agent.launchers import MOST_SILENT, SocketLaunchers
 from agent.logs.task_logs import AttemptFiles
 from agent.operate import Operator

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.inside import fence
+from agent.inside.processes import fence
 from chaos.mutants import leftovers
 from chaos.mutants.command import chosen_of, main
 from chaos.mutants.edit import ROOT, BadEdit, Edit, copy_tree
@@ -33,7 +33,7 @@ QUICK = (
 )
 """One for each kind of checker: of a write, a node's loss, a program's end, a store, real processes."""
 
-HARMLESS = Edit("agent/inside/deadman.py", "one pull in flight", "a pull in flight")
+HARMLESS = Edit("agent/inside/launcher/deadman.py", "one pull in flight", "a pull in flight")
 CHECKERS = [
     *(ROOT / "chaos" / "sim").glob("*.py"),
     *(ROOT / "chaos" / "promises").glob("*.py"),
@@ -94,7 +94,7 @@ def test_what_is_no_mistake_survives_and_what_is_broken_anyway_proves_nothing(tm
     for edit in by_name(mutant.name).edits:
         edit.make(sick)
     assert hunt_one(mutant, tmp_path).fate is Fate.UNPROVEN
-    lost = replace(mutant, edits=(Edit("agent/inside/deadman.py", "no such text", ""),))
+    lost = replace(mutant, edits=(Edit("agent/inside/launcher/deadman.py", "no such text", ""),))
     assert hunt_one(lost, tmp_path).fate is Fate.UNPROVEN
 
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.inside import waiting
+from agent.inside.child import waiting
 from recovery.policy.causes import Judged, classify, describe
 from supervisor.contract.desired import JobPhase
 from supervisor.contract.incident import Cause

@@ -23,7 +23,7 @@ from agent.core.instructions import Report, Say
 from agent.core.saved import adopt
 from agent.core.step import step
 from agent.inside import protocol
-from agent.inside.mask import MASK, Masker
+from agent.inside.launcher.mask import MASK, Masker
 from agent.logs.counts import Counts, count_of
 from agent.logs.patterns import Matcher
 from chaos.bundles import bundle, entry, header, plain, strings, table

@@ -47,7 +47,7 @@ ROWS = (
     Guarantee(
         4,
         "A kill is not starved: what is killed runs before what trains, as far as its killer may raise it.",
-        "agent/inside/priority.py",
+        "agent/inside/processes/priority.py",
         "            _raise(thread)",
         "            pass",
         LAUNCHER + "test_priority.py::test_with_privilege_what_dies_comes_before_everything",
@@ -55,7 +55,7 @@ ROWS = (
     Guarantee(
         4,
         "A task whose main thread has ended is found by its marker, and is killed.",
-        "agent/inside/fence.py",
+        "agent/inside/processes/fence.py",
         "    if process is not None and process.exiting:\n",
         "    if process is None and not found and pid < 0:\n",
         LAUNCHER + "test_fence.py::test_it_is_found_by_its_marker_and_killed",
@@ -63,7 +63,7 @@ ROWS = (
     Guarantee(
         4,
         "A container weighs most while its launcher kills in it, also when its agent is gone.",
-        "agent/inside/priority.py",
+        "agent/inside/processes/priority.py",
         "        self._write(self._first)\n",
         "        self._write(self._usual)\n",
         LAUNCHER + "test_priority.py::test_a_container_weighs_most_while_its_launcher_kills",
@@ -111,7 +111,7 @@ ROWS = (
     Guarantee(
         5,
         "A job cannot hold up the fencing of another one's task by showing its mark.",
-        "agent/inside/fence.py",
+        "agent/inside/processes/fence.py",
         " if not strange(user_of(pid))",
         "",
         USERS + "test_another_jobs_process_with_this_mark_does_not_hold_its_fence_up",
@@ -335,7 +335,7 @@ ROWS = (
     Guarantee(
         4,
         "A launcher's deadline is the stamp of its pull plus what was granted for that very stamp.",
-        "agent/inside/deadman.py",
+        "agent/inside/launcher/deadman.py",
         "        if stamp_ms != self.in_flight_ms:\n            return self\n",
         "",
         LAUNCHER + "test_deadman.py::test_the_deadline_is_always_a_sent_stamp_plus_its_own_grant",
@@ -343,7 +343,7 @@ ROWS = (
     Guarantee(
         4,
         "Without a grant nothing may run.",
-        "agent/inside/deadman.py",
+        "agent/inside/launcher/deadman.py",
         "return self.deadline_ms is None or now_ms >= self.deadline_ms",
         "return self.deadline_ms is not None and now_ms >= self.deadline_ms",
         LAUNCHER + "test_deadman.py::test_without_any_grant_nothing_may_run",
@@ -351,7 +351,7 @@ ROWS = (
     Guarantee(
         4,
         "One pull is in flight at most.",
-        "agent/inside/deadman.py",
+        "agent/inside/launcher/deadman.py",
         "return None if self.in_flight_ms is not None else self.last_pull_ms + max(1, every_ms)",
         "return self.last_pull_ms + max(1, every_ms)",
         LAUNCHER + "test_deadman.py::test_one_pull_in_flight_and_the_next_after_the_answer",
@@ -359,7 +359,7 @@ ROWS = (
     Guarantee(
         4,
         "With no answer a launcher kills its attempt at its deadline.",
-        "agent/inside/launcher.py",
+        "agent/inside/launcher/loop.py",
         '            self._attempt.kill("deadline", now)\n',
         "            self._leaving = True\n",
         LAUNCHER + "test_switch.py::test_an_agent_that_dies_costs_the_attempt_at_its_deadline",
@@ -367,7 +367,7 @@ ROWS = (
     Guarantee(
         4,
         "The reason of an exit stays on disk until an agent has acknowledged it.",
-        "agent/inside/launcher.py",
+        "agent/inside/launcher/loop.py",
         "        self._exits.keep(exited)\n",
         "",
         LAUNCHER + "test_attempts.py::test_exit_records_stay_on_disk_until_they_are_acknowledged",
@@ -375,7 +375,7 @@ ROWS = (
     Guarantee(
         4,
         "A launcher that nobody wants leaves after its linger.",
-        "agent/inside/launcher.py",
+        "agent/inside/launcher/loop.py",
         "if self._attempt is None and now >= self._quiet_ms + self._config.linger_ms:",
         "if self._attempt is not None and now >= self._quiet_ms + self._config.linger_ms:",
         LAUNCHER + "test_switch.py::test_a_launcher_that_nobody_wants_leaves_after_linger",
@@ -383,7 +383,7 @@ ROWS = (
     Guarantee(
         4,
         "An attempt dies with its launcher (PDEATHSIG).",
-        "agent/inside/spawn.py",
+        "agent/inside/processes/spawn.py",
         "        die_with(launcher)\n",
         "",
         LAUNCHER
@@ -400,7 +400,7 @@ ROWS = (
     Guarantee(
         4,
         "What escaped from a dead launcher is found by the marker in its environment.",
-        "agent/inside/fence.py",
+        "agent/inside/processes/fence.py",
         "    found.update([pid for pid in marked if not strange(user_of(pid))])\n",
         "",
         LAUNCHER
@@ -409,7 +409,7 @@ ROWS = (
     Guarantee(
         4,
         "A grandchild that forked twice dies with its attempt (subreaper).",
-        "agent/inside/spawn.py",
+        "agent/inside/processes/spawn.py",
         "    _prctl(_PR_SET_CHILD_SUBREAPER, 1)\n",
         "    _prctl(_PR_SET_CHILD_SUBREAPER, 0)\n",
         LAUNCHER + "test_attempts.py::test_a_double_forked_grandchild_dies_with_its_attempt",
@@ -417,7 +417,7 @@ ROWS = (
     Guarantee(
         4,
         "A process whose pid has become another's is left alone.",
-        "agent/inside/fence.py",
+        "agent/inside/processes/fence.py",
         "if current is None or current.start_ticks != process.start_ticks:",
         "if current is None:",
         LAUNCHER + "test_attempts.py::test_a_pid_that_became_anothers_is_left_alone",
@@ -425,7 +425,7 @@ ROWS = (
     Guarantee(
         5,
         "A launcher that was frozen past its deadline kills as it thaws, whatever answer is on its way.",
-        "agent/inside/launcher.py",
+        "agent/inside/launcher/loop.py",
         "        if self._attempt is not None and self._deadman.expired(now):\n",
         "        waits = self._deadman.in_flight_ms is not None\n"
         "        if self._attempt is not None and not waits and self._deadman.expired(now):\n",
@@ -434,7 +434,7 @@ ROWS = (
     Guarantee(
         5,
         "A port stays locked while anything of the attempt that had it lives.",
-        "agent/inside/spawn.py",
+        "agent/inside/processes/spawn.py",
         "        os.set_inheritable(order.lock_fd, True)\n",
         "        os.set_inheritable(order.lock_fd, False)\n",
         LAUNCHER + "test_ports.py::test_a_port_is_not_reused_while_anything_of_the_attempt_lives",
@@ -442,7 +442,7 @@ ROWS = (
     Guarantee(
         6,
         "A port that an unconfirmed attempt may still know is not given to a new generation.",
-        "agent/inside/ports.py",
+        "agent/inside/launcher/ports.py",
         "        if port in avoid:\n            continue\n",
         "",
         LAUNCHER + "test_ports.py::test_ports_to_avoid_are_avoided",
@@ -466,7 +466,7 @@ ROWS = (
     Guarantee(
         6,
         "A launcher runs one attempt at a time.",
-        "agent/inside/launcher.py",
+        "agent/inside/launcher/loop.py",
         "        if current is not None:\n            reason",
         "        if current is not None and current.ending:\n            reason",
         LAUNCHER + "test_attempts.py::test_one_attempt_at_a_time",

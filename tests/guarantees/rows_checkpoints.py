@@ -83,7 +83,7 @@ ROWS = (
     Guarantee(
         7,
         "The end of one job takes no adopted directory away from another.",
-        "agent/inside/adopt.py",
+        "agent/inside/child/adopt.py",
         "    os.close(os.open(mark, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600))\n",
         "",
         "tests/launcher/test_adopt.py::test_the_end_of_another_job_takes_no_mount_away",
@@ -99,7 +99,7 @@ ROWS = (
     Guarantee(
         13,
         "An adopted path takes the place of nothing that is not the job's own.",
-        "agent/inside/adopt.py",
+        "agent/inside/child/adopt.py",
         "    if found and not _is_same(path, checkpoint_dir):\n",
         "    if False:\n",
         "tests/launcher/test_adopt.py::test_what_somebody_else_has_put_there_stays_and_is_told",

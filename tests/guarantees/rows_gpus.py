@@ -93,7 +93,7 @@ ROWS = (
     Guarantee(
         4,
         "A look at its GPUs that the driver kills tells nothing, and ends no attempt.",
-        "agent/inside/devices.py",
+        "agent/inside/launcher/devices.py",
         "        if missing:\n            self._lost(missing, now)\n",
         "        self._lost(missing, now)\n",
         "tests/nvml/test_inside.py::test_a_look_that_crashes_ends_nothing",

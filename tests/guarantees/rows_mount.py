@@ -94,7 +94,7 @@ ROWS = (
     Guarantee(
         8,
         "No program starts before its mounted directory shows that it is there.",
-        "agent/inside/waiting.py",
+        "agent/inside/child/waiting.py",
         "    while path:\n",
         "    while path and wait_ms < 0:\n",
         LAUNCHER + "test_waiting.py::test_a_program_runs_when_the_sign_of_its_directory_is_seen[True]",

@@ -18,8 +18,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self, TypeVar
 
-from agent.inside import fence, protocol, warm
+from agent.inside import protocol
+from agent.inside.child import warm
 from agent.inside.clock import now_ms
+from agent.inside.processes import fence
 
 INSIDE = Path(protocol.__file__).parent
 T = TypeVar("T")

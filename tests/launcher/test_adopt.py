@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from agent.checkpoints.adopted import forget, forget_shared
-from agent.inside import adopt, protocol
+from agent.inside import protocol
+from agent.inside.child import adopt
 from supervisor.contract.job.spec import CheckpointSpec, ContainerSpec, JobSpec, Mount, RoleSpec, Strategy
 from tests.launcher.harness import Agent, Rig, launcher
 

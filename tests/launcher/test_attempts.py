@@ -13,8 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from agent.inside import fence, protocol, pump, stacks
+from agent.inside import protocol
+from agent.inside.child import stacks
 from agent.inside.clock import now_ms
+from agent.inside.launcher import pump
+from agent.inside.processes import fence
 from agent.runtimes.local import write_config
 from tests.launcher.harness import INSIDE, Agent, Rig, launcher, of, wait_for
 

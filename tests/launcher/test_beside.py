@@ -9,10 +9,11 @@ import subprocess
 import sys
 from pathlib import Path
 
-from agent.inside import fence
+from agent.inside import beside
+from agent.inside.processes import fence
 from tests.launcher.harness import wait_for
 
-INSIDE = Path(fence.__file__).parent
+INSIDE = Path(beside.__file__).parent
 
 
 def test_a_command_whose_guard_is_killed_dies_with_it() -> None:

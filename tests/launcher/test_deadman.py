@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.inside.deadman import DeadMan
+from agent.inside.launcher.deadman import DeadMan
 
 _EVENTS = st.lists(
     st.tuples(

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.inside import fence, priority
+from agent.inside.processes import fence, priority
 from tests.launcher.harness import wait_for
 
 MARKER = "launcher-x#nonce"

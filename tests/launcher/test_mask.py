@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.inside import mask, protocol
-from agent.inside.mask import Masker, masked
+from agent.inside import protocol
+from agent.inside.launcher import mask
+from agent.inside.launcher.mask import Masker, masked
 from supervisor.contract import secret
 from tests.launcher.harness import Agent, launcher, wait_for
 

@@ -33,7 +33,7 @@ thread.join()
 MERGED = """
 import ctypes, mmap, sys
 sys.path.insert(0, ".")
-from agent.inside import pages
+from agent.inside.child import pages
 
 def kernel_can():
     size, huge = 32 << 20, 2 << 20
@@ -49,7 +49,7 @@ print(pages.merge() >> 20, data == bytearray(range(256)) * (1 << 17), kernel_can
 SPARSE = """
 import mmap, sys
 sys.path.insert(0, ".")
-from agent.inside import pages
+from agent.inside.child import pages
 area = mmap.mmap(-1, 64 << 20, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
 for at in range(0, 64 << 20, 2 << 20):
     area[at] = 1

@@ -14,8 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from agent.inside import fence, ports, protocol, spawn
-from agent.inside.launcher import Launcher
+from agent.inside import protocol
+from agent.inside.launcher import ports
+from agent.inside.launcher.loop import Launcher
+from agent.inside.processes import fence, spawn
 from tests.launcher.harness import Agent, launcher, of, port_of, wait_for
 
 
@@ -115,7 +117,7 @@ def test_a_planted_symlink_is_not_followed(tmp_path: Path, free: int) -> None:
 def test_files_that_another_user_has_spoilt_cost_their_ports_alone() -> None:
     """A job could keep all others from starting, with one file that nobody else may open."""
     low, high = 40_001, 40_003
-    program = f"from agent.inside import ports; print(ports.claim({low}, {high}, '.').port)"
+    program = f"from agent.inside.launcher import ports; print(ports.claim({low}, {high}, '.').port)"
     with tempfile.TemporaryDirectory() as locks:
         Path(locks).chmod(0o1777)
         for name in (f"cursor-{low}-{high}", f"port-{low}.lock"):
@@ -124,7 +126,7 @@ def test_files_that_another_user_has_spoilt_cost_their_ports_alone() -> None:
         done = subprocess.run(
             ["/usr/bin/python3", "-c", program],
             cwd=locks,
-            env={"PYTHONPATH": str(Path(ports.__file__).parents[2])},
+            env={"PYTHONPATH": str(Path(ports.__file__).parents[3])},
             user=61_700,
             group=61_700,
             extra_groups=[],

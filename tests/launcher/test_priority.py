@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from agent.inside import priority, protocol
+from agent.inside import protocol
+from agent.inside.processes import priority
 from tests.launcher.harness import Agent, launcher, wait_for
 
 AUTOGROUP = Path("/proc/self/autogroup")
@@ -20,7 +21,7 @@ FREEZERS = Path("/sys/fs/cgroup/freezer")
 LOWER_THEN_HASTEN = """
 import os, subprocess, sys, time
 sys.path.insert(0, sys.argv[1])
-from agent.inside import priority
+from agent.inside.processes import priority
 os.setuid(int(sys.argv[2]))
 child = subprocess.Popen(["sleep", "100"], start_new_session=True, stdout=2)
 def seen():
@@ -186,7 +187,8 @@ def test_what_a_kill_lacks_is_known(
     limit: int, uid: int, *, foreign: bool, weighed: bool, lacks: str
 ) -> None:
     source = (
-        "import os, resource, sys; sys.path.insert(0, sys.argv[1]); from agent.inside import priority; "
+        "import os, resource, sys; sys.path.insert(0, sys.argv[1]); "
+        "from agent.inside.processes import priority; "
         f"resource.getrlimit = lambda _: ({limit}, {limit}); os.setuid({uid}); "
         f"priority.sessions_are_weighed = lambda: {weighed}; print(priority.shortfall(foreign={foreign}))"
     )

@@ -88,7 +88,7 @@ def test_a_line_without_end_is_refused() -> None:
         buffer.feed(b"x")
 
 
-@pytest.mark.parametrize("path", sorted(INSIDE.glob("*.py")), ids=lambda path: path.name)
+@pytest.mark.parametrize("path", sorted(INSIDE.rglob("*.py")), ids=lambda path: str(path.relative_to(INSIDE)))
 def test_inside_is_python_3_8_and_standard_library_alone(path: object) -> None:
     source = (INSIDE / str(path)).read_text()
     tree = ast.parse(source, feature_version=(3, 8))

@@ -6,7 +6,8 @@ import json
 from pathlib import Path
 
 from agent.checkpoints.saves import parse
-from agent.inside import protocol, saves
+from agent.inside import protocol
+from agent.inside.child import saves
 from tests.launcher.harness import Agent, Rig, launcher
 
 TENSORFLOW = """

@@ -11,7 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from agent.inside import fence, protocol, stacks
+from agent.inside import protocol
+from agent.inside.child import stacks
+from agent.inside.processes import fence
 from agent.logs.dump import DUMP, STACK_BYTES, dump_stacks, read_dump
 from tests.launcher.harness import Agent, Rig, launcher, of, wait_for
 

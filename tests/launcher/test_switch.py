@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from agent.inside import fence, protocol
+from agent.inside import protocol
 from agent.inside.clock import now_ms
+from agent.inside.processes import fence
 from tests.launcher.harness import Agent, Rig, launcher, wait_for
 from tests.support.steady import on_a_steady_machine
 

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from agent.inside import protocol, waiting
+from agent.inside import protocol
+from agent.inside.child import waiting
 from agent.inside.clock import now_ms
 from tests.launcher.harness import Agent, Rig, launcher, of, wait_for
 

@@ -12,7 +12,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from agent.inside import devices, protocol
+from agent.inside import protocol
+from agent.inside.launcher import devices
 from chaos.nvml import FakeNvml
 from tests.launcher.harness import Agent, Rig, launcher, of, wait_for
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.inside import devices
+from agent.inside.launcher import devices
 from agent.settings import GpuSettings
 from chaos.nvml import FakeNvml
 from supervisor.contract.observed import GpuHealth

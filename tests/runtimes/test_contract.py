@@ -16,7 +16,9 @@ from agent.boundaries import Process, Runtime
 from agent.core.events import Event, LauncherGone, LauncherSaid
 from agent.core.instructions import Recipe
 from agent.host.task_users import OneUser
-from agent.inside import exits, fence, protocol
+from agent.inside import protocol
+from agent.inside.launcher import exits
+from agent.inside.processes import fence
 from agent.launchers import SocketLaunchers
 from agent.runtimes.docker import DockerRuntime
 from agent.runtimes.docker_engine import Engine

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import pytest
 
-from agent.inside import fence
+from agent.inside.processes import fence
 from chaos.dockerd import Dockerd
 from supervisor.contract.observed import AttemptReport, ExitReason
 from tests.agent.cluster import is_alive

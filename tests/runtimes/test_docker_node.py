@@ -16,7 +16,8 @@ from pathlib import Path
 import pytest
 
 from agent.host.host_pids import pids_of
-from agent.inside import fence, protocol
+from agent.inside import protocol
+from agent.inside.processes import fence
 from agent.runtimes.weights import SHARES, WEIGHT, Weights
 from chaos.dockerd import Dockerd
 from supervisor.contract.job.spec import ContainerSpec, Mount, Pull, Resources

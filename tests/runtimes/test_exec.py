@@ -8,7 +8,7 @@ from contextlib import aclosing
 
 from agent.core.events import Observed
 from agent.core.state import AgentState, Attempt
-from agent.inside import fence
+from agent.inside.processes import fence
 from agent.logs.task_logs import AttemptFiles
 from agent.operate import Operator
 from agent.runtimes.docker_node import container_name

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from agent.inside import fence
+from agent.inside.processes import fence
 from tests.agent.cluster import is_alive
 from tests.runtimes.docker_node import DockerNode
 

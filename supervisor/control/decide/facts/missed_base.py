@@ -1,8 +1,8 @@
 """A mounted job that began from scratch although its generation has a base. Pure.
 
 TensorFlow takes any failure to look for a checkpoint as "there is none". A launcher starts no program before
-its mount shows a sign (`agent/inside/waiting.py`); a mount that dies in the second after that is noticed
-here, by the first step. What such a run has committed must not become the base of the next.
+its mount shows a sign (`agent/inside/child/waiting.py`); a mount that dies in the second after that is
+noticed here, by the first step. What such a run has committed must not become the base of the next.
 
 A program that counts its steps anew at each start looks the same. It is restarted in vain once for a base,
 and at most `MOST_TIMES` in a life of its job.

@@ -12,7 +12,7 @@ import socket
 import time
 from typing import Optional
 
-from .clock import now_ms
+from ..clock import now_ms
 
 NEVER_READY = 75
 """Exit code of an attempt whose program was never run, as not all that it waits for was up in time."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 from typing import Dict, Optional, Tuple, Union
 
-from . import ports, protocol
+from .. import protocol
+from . import ports
 
 
 class Reservations:

@@ -6,7 +6,7 @@ import errno
 import fcntl
 import os
 
-from .failpoints import effect
+from ..failpoints import effect
 from .mask import Masker
 
 _PIPE_BYTES = 1 << 20

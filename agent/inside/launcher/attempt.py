@@ -5,9 +5,12 @@ from __future__ import annotations
 import os
 import signal
 
-from . import fence, priority, protocol, pump, warm
-from .clock import now_ms
-from .failpoints import effect
+from .. import protocol
+from ..child import warm
+from ..clock import now_ms
+from ..failpoints import effect
+from ..processes import fence, priority
+from . import pump
 
 REPORT_UNCONFIRMED_MS = 5_000
 # A pass over /proc costs some milliseconds of a processor that the dying need. The main process is killed

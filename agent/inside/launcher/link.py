@@ -6,7 +6,7 @@ import array
 import os
 import socket
 
-from . import protocol
+from .. import protocol
 
 _FIRST_PAUSE_MS = 50
 _LONGEST_PAUSE_MS = 250

@@ -14,24 +14,12 @@ import socket
 import sys
 from collections.abc import Callable
 
-from . import (
-    devices,
-    environ,
-    failpoints,
-    fence,
-    link,
-    mask,
-    ports,
-    priority,
-    program,
-    protocol,
-    pump,
-    spawn,
-    surroundings,
-    warm,
-)
+from .. import failpoints, protocol
+from ..child import program, warm
+from ..clock import boot_id, now_ms
+from ..processes import fence, priority, spawn
+from . import devices, environ, link, mask, ports, pump, surroundings
 from .attempt import Attempt
-from .clock import boot_id, now_ms
 from .deadman import DeadMan
 from .exits import ExitRecords
 from .reservations import Reservations

@@ -7,8 +7,8 @@ import os
 import re
 from collections.abc import Callable
 
-from . import protocol
-from .failpoints import effect
+from .. import protocol
+from ..failpoints import effect
 
 DIRECTORY = "exits"
 

@@ -17,8 +17,9 @@ import time
 from collections.abc import Callable
 from typing import Optional
 
-from . import protocol, spawn
-from .failpoints import effect
+from .. import protocol
+from ..failpoints import effect
+from ..processes import spawn
 
 _CONTROL = "/dev/nvidiactl"
 # NVML's codes that speak of the devices: no permission, not found, no driver here, the GPU is lost. All
@@ -36,7 +37,7 @@ class Watch:
     def __init__(self, start: protocol.Start) -> None:
         self.fd, said = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         listens, self._leash = os.pipe2(os.O_CLOEXEC)
-        here = os.path.dirname(os.path.abspath(__file__))
+        here = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
         command = [sys.executable, "-I", "-S", here, "--devices", str(os.getpid()), str(start.devices_ms)]
         try:
             with effect("launcher.look_at_devices"):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 
-from .failpoints import effect
+from ..failpoints import effect
 
 FILE = "environ.json"
 NAME = "attempt"

@@ -134,12 +134,19 @@ def run(program: Program) -> None:
     _finish(code)
 
 
+def _forget_module(name: str) -> None:
+    """Remove a module of ours, and those in it, from `sys.modules`. Functions keep their namespaces.
+
+    A walk over all of `sys.modules` would write to the reference count of each name, and so copy its page.
+    """
+    module = sys.modules.pop(name, None)
+    if hasattr(module, "__path__"):
+        for child in list(vars(module)):
+            _forget_module(f"{name}.{child}")
+
+
 def _prepare(program: Program) -> None:
-    # Our functions keep the namespaces that they need. To go through all of `sys.modules` would write to the
-    # reference count of each name, and so copy the page that it is on.
-    for name in list(vars(sys.modules[_OUR_PACKAGE])):
-        sys.modules.pop(f"{_OUR_PACKAGE}.{name}", None)
-    del sys.modules[_OUR_PACKAGE]
+    _forget_module(_OUR_PACKAGE)
     main = types.ModuleType("__main__")
     main.__dict__["__builtins__"] = sys.modules["builtins"]
     sys.modules["__main__"] = main

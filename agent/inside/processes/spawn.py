@@ -11,8 +11,9 @@ import warnings
 from dataclasses import dataclass
 from typing import NoReturn, Optional
 
-from . import adopt, priority, program, saves, stacks, waiting, warm
-from .failpoints import effect
+from ..child import adopt, program, saves, stacks, waiting, warm
+from ..failpoints import effect
+from . import priority
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36

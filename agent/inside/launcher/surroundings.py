@@ -6,7 +6,9 @@ import os
 from dataclasses import replace
 from typing import Tuple
 
-from . import fence, protocol, warm
+from .. import protocol
+from ..child import warm
+from ..processes import fence
 
 
 def take(config: protocol.LauncherConfig) -> Tuple[protocol.LauncherConfig, str]:

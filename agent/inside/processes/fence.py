@@ -18,9 +18,9 @@ import time
 from dataclasses import dataclass
 from typing import Callable, Tuple
 
+from ..clock import now_ms
+from ..failpoints import effect
 from . import priority
-from .clock import now_ms
-from .failpoints import effect
 
 Root = Tuple[int, int]
 """(pid, start_ticks): a pid alone may have become another's."""

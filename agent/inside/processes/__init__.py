@@ -1,0 +1,1 @@
+"""The processes of an attempt: started, weighed against others, and killed."""
