@@ -6,7 +6,7 @@ from chaos.mutants.by_leader import NEXT, STUCK_LAUNCHERS
 from chaos.mutants.edit import Edit
 from chaos.mutants.known import known
 from chaos.mutants.mutant import Mutant, Simulated
-from chaos.sim.fault import Fault
+from chaos.sim.trouble.fault import Fault
 
 FENCED = "every write is fenced"
 OUTLIVES = "no task outlives D"

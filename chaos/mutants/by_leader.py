@@ -5,7 +5,7 @@ from __future__ import annotations
 from chaos.mutants.edit import Edit
 from chaos.mutants.known import known
 from chaos.mutants.mutant import Mutant, Simulated
-from chaos.sim.fault import Fault
+from chaos.sim.trouble.fault import Fault
 
 DEAD = "a lost node's tasks are dead before the flip"
 MOVED = "a lost node's tasks are dead before they move"

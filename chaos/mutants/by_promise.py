@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from chaos.mutants.edit import Edit
 from chaos.mutants.mutant import Mutant, Simulated
-from chaos.sim.fault import Fault
+from chaos.sim.trouble.fault import Fault
 
 OUTLIVES = "no task outlives D"
 IN_TIME = "what must end by D is killed in time"

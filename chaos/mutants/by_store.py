@@ -6,7 +6,7 @@ from chaos.mutants.by_leader import BASE, COMPARED, FENCED, RESTARTS, STAYS
 from chaos.mutants.edit import Edit
 from chaos.mutants.known import known
 from chaos.mutants.mutant import CrashPoints, Mutant, Simulated
-from chaos.sim.fault import Fault
+from chaos.sim.trouble.fault import Fault
 
 RESTORABLE = "a committed checkpoint stays restorable"
 PUBLISH = "            await self._publish(taken, staging_path(manifest.ref, staging_id), path)\n"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from chaos.mutants.edit import Edit
-from chaos.sim.fault import Fault
+from chaos.sim.trouble.fault import Fault
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,13 +19,13 @@ from time import process_time
 
 from chaos import duration
 from chaos.failpoints.points import names
-from chaos.sim.aimed import Aim, aims
 from chaos.sim.gpus import run_gpus
 from chaos.sim.lot import Found, Lot, Run, Work
 from chaos.sim.outage import run_outage
 from chaos.sim.run import run_booked, run_deleted, run_flawed, run_swarm
 from chaos.sim.shrink import shrink
 from chaos.sim.swarm import Length
+from chaos.sim.trouble.aimed import Aim, aims
 
 HASH_SEED = "0"
 PLAIN_SHARE = 0.3

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections import Counter
 
-from chaos.sim.etcd import Effect
-from chaos.sim.world import World
+from chaos.sim.cluster.etcd import Effect
+from chaos.sim.cluster.world import World
 from supervisor.contract import codec
 from supervisor.contract.checkpoint import CommitRecord, CommitState
 from supervisor.contract.desired import Cordon, JobPhase, JobSwitch

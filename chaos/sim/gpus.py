@@ -11,13 +11,13 @@ import asyncio
 import random
 from collections.abc import Callable, Coroutine
 
-from chaos.sim.faults import GPU_KINDS, KINDS, Fault, apply, heal_all, schedule
-from chaos.sim.programs import Temper
-from chaos.sim.promises import Promises
+from chaos.sim.cluster.programs import Temper
+from chaos.sim.cluster.world import Layout, World
+from chaos.sim.promises.checkers import Promises
 from chaos.sim.run import Result, play, scratch
 from chaos.sim.story import READY_S, SETTLE_S, Toothless
 from chaos.sim.swarm import Length
-from chaos.sim.world import Layout, World
+from chaos.sim.trouble.schedule import GPU_KINDS, KINDS, Fault, apply, heal_all, schedule
 from supervisor.contract.errors import TfSupervisorError
 from supervisor.contract.job.spec import (
     CheckpointSpec,

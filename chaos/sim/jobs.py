@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 
-from chaos.sim.programs import TRAINING, Temper
+from chaos.sim.cluster.programs import TRAINING, Temper
 from chaos.sim.swarm import ROOMY_NODES, Shape
 from chaos.sim.traits import Draft, varied
 from supervisor.contract.job.spec import (

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from time import monotonic, process_time
 
 from chaos.sim.coverage import POSSIBLE
-from chaos.sim.faults import FAMILIES
 from chaos.sim.run import Result
 from chaos.sim.traits import TRAITS
+from chaos.sim.trouble.schedule import FAMILIES
 
 Run = Callable[[int], Result]
 

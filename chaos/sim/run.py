@@ -13,16 +13,16 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from chaos.sim.aimed import Aim
+from chaos.sim.cluster.loop import Deadlock, TooManySteps
+from chaos.sim.cluster.world import World
 from chaos.sim.coverage import Coverage
-from chaos.sim.fault import Fault
-from chaos.sim.flaws import EFFECTS, Flaw, agent_rules, install, rules
 from chaos.sim.jobs import FIRST, SECOND
-from chaos.sim.loop import Deadlock, TooManySteps
-from chaos.sim.promises import Promises
+from chaos.sim.promises.checkers import Promises
 from chaos.sim.story import Story, Toothless
 from chaos.sim.swarm import Length, Shape, plain, swarm
-from chaos.sim.world import World
+from chaos.sim.trouble.aimed import Aim
+from chaos.sim.trouble.fault import Fault
+from chaos.sim.trouble.flaws import EFFECTS, Flaw, agent_rules, install, rules
 
 SCRATCH = "tfsup-sim"
 CALM = 0.5

@@ -7,16 +7,16 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from chaos.sim.aimed import Aim
-from chaos.sim.fault import FATAL, SCRIPTED, Fault
-from chaos.sim.faults import apply, heal_all, schedule
-from chaos.sim.flaws import Flaw
+from chaos.sim.cluster.world import World
 from chaos.sim.jobs import FIRST, LATE, SECOND, another_job, first_job
-from chaos.sim.operator import Operator
-from chaos.sim.promises import Promises
+from chaos.sim.promises.checkers import Promises
 from chaos.sim.swarm import Length, Shape
 from chaos.sim.traits import Draft
-from chaos.sim.world import World
+from chaos.sim.trouble.aimed import Aim
+from chaos.sim.trouble.fault import FATAL, SCRIPTED, Fault
+from chaos.sim.trouble.flaws import Flaw
+from chaos.sim.trouble.operator import Operator
+from chaos.sim.trouble.schedule import apply, heal_all, schedule
 
 READY_S = 20.0
 SETTLE_S = 45.0

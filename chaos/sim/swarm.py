@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
 
-from chaos.sim.faults import FAMILIES, KINDS
-from chaos.sim.loop import MOST_STEPS
-from chaos.sim.world import Layout
+from chaos.sim.cluster.loop import MOST_STEPS
+from chaos.sim.cluster.world import Layout
+from chaos.sim.trouble.schedule import FAMILIES, KINDS
 from supervisor.contract.timing import DEFAULT, FAST, Timing
 
 ROOMY, ROOMY_NODES = 3, 5

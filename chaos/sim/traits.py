@@ -6,10 +6,10 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from chaos.sim.programs import KEEPS_ALL, Temper
-from chaos.sim.saves import OVERWRITTEN, PLAIN_FILES
+from chaos.sim.cluster.programs import KEEPS_ALL, Temper
+from chaos.sim.cluster.saves import OVERWRITTEN, PLAIN_FILES
+from chaos.sim.cluster.world import NETWORK
 from chaos.sim.swarm import Length, Shape
-from chaos.sim.world import NETWORK
 from supervisor.contract.incident import Cause
 from supervisor.contract.job.spec import ContainerSpec, JobSpec, Pull, RestartPolicy, Rule, Scope
 

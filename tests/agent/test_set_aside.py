@@ -41,8 +41,8 @@ from agent.core.instructions import (
 from agent.core.state import AgentState, ReportLevel
 from agent.core.step import step
 from agent.inside import protocol
-from chaos.sim import flaws
-from chaos.sim.flaws import Flaw
+from chaos.sim.trouble import flaws
+from chaos.sim.trouble.flaws import Flaw
 from supervisor.contract.desired import Assignment, ClusterSpec, JobSwitch, RoleAddresses
 from supervisor.contract.observed import AttemptReport, ExitReason, Prepared
 from tests.guarantees.test_agent_rules import ORDER, RUNNING, SPEC, WAITING, Core, only

@@ -35,7 +35,7 @@ QUICK = (
 
 HARMLESS = Edit("agent/inside/launcher/deadman.py", "one pull in flight", "a pull in flight")
 CHECKERS = [
-    *(ROOT / "chaos" / "sim").glob("*.py"),
+    *(ROOT / "chaos" / "sim").rglob("*.py"),
     *(ROOT / "chaos" / "promises").glob("*.py"),
     ROOT / "chaos" / "mutants" / "crashes.py",
     ROOT / "chaos" / "mutants" / "launchers.py",

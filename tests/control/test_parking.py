@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from chaos.sim import flaws
-from chaos.sim.flaws import Flaw
+from chaos.sim.trouble import flaws
+from chaos.sim.trouble.flaws import Flaw
 from supervisor.api.nodes import node_list
 from supervisor.api.views import cluster_status, explanation
 from supervisor.contract import codec, keys

@@ -11,9 +11,9 @@ import pytest
 
 from chaos.failpoints.points import names
 from chaos.programs import REPOSITORY
-from chaos.sim.aimed import Aim, aims
 from chaos.sim.run import run_swarm
 from chaos.sim.swarm import Length
+from chaos.sim.trouble.aimed import Aim, aims
 
 FLIP = "leader.flip.after"
 MOST = 10

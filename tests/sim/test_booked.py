@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from chaos.sim.fault import Fault
 from chaos.sim.run import run_booked
+from chaos.sim.trouble.fault import Fault
 from tests.sim.test_seeds import simulate
 
 BOTH_WAIT = (Fault(0.5, "node_kill", 0, 9.0), Fault(0.52, "node_kill", 1, 9.0))

@@ -2,8 +2,8 @@
 
 import pytest
 
-from chaos.sim.faults import Fault
 from chaos.sim.run import run_seed
+from chaos.sim.trouble.schedule import Fault
 
 FULL_S = 12.0
 RESTART = Fault(3.3, "operator_restart", 0, 0.1)

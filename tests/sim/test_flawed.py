@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from chaos.sim.flaws import agent_rules, rules
+from chaos.sim.trouble.flaws import agent_rules, rules
 from tests.sim.test_seeds import simulate
 
 

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from chaos.sim.loop import Deadlock, SimProcess, TooManySteps, VirtualLoop
+from chaos.sim.cluster.loop import Deadlock, SimProcess, TooManySteps, VirtualLoop
 
 
 async def count(log: list[float | str]) -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from chaos.sim.faults import Fault
 from chaos.sim.run import Result, run_seed
+from chaos.sim.trouble.schedule import Fault
 
 LOST = "losses of etcd"
 STAY, GO = 0, 1

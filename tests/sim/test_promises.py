@@ -8,9 +8,9 @@ from pathlib import Path
 import google_crc32c
 import pytest
 
-from chaos.sim.loop import SimProcess
-from chaos.sim.promises import Promises
-from chaos.sim.world import World
+from chaos.sim.cluster.loop import SimProcess
+from chaos.sim.cluster.world import World
+from chaos.sim.promises.checkers import Promises
 from supervisor.contract import codec, keys
 from supervisor.contract.boundaries import Absent, Compare, CreatedAt, ModifiedAt, Put
 from supervisor.contract.checkpoint import CheckpointRef, CommitHead, CommitRecord, CommitState

@@ -2,10 +2,10 @@
 
 import pytest
 
-from chaos.sim.faults import Fault
 from chaos.sim.gpus import run_gpus
 from chaos.sim.outage import run_outage
 from chaos.sim.run import run_seed
+from chaos.sim.trouble.schedule import Fault
 
 SCRIPTS = {
     "key revoked under a living agent": (Fault(0.5, "lease_expires", 2, 0.1),),

@@ -3,8 +3,8 @@
 import pytest
 
 from chaos.mutants.by_leader import RESTS
-from chaos.sim.faults import Fault
 from chaos.sim.run import Result, run_seed
+from chaos.sim.trouble.schedule import Fault
 
 
 def played(seed: int, script: tuple[Fault, ...]) -> Result:

@@ -2,8 +2,8 @@
 
 import pytest
 
-from chaos.sim.faults import Fault
 from chaos.sim.run import Result, run_seed
+from chaos.sim.trouble.schedule import Fault
 
 EVALUATED = (12, 20)
 """Seeds with an evaluator, which reads a checkpoint well that no trainer can restore."""

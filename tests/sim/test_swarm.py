@@ -1,7 +1,7 @@
 """What seeds make of runs: some of everything, in every mixture, and the same again for the same seed."""
 
-from chaos.sim.faults import ACTIONS, FAMILIES
 from chaos.sim.swarm import Length, swarm
+from chaos.sim.trouble.schedule import ACTIONS, FAMILIES
 from supervisor.control.decide.facts.cluster_time import TICK_MS
 from supervisor.control.decide.jobs.code_gc import KEPT_UNUSED_MS
 

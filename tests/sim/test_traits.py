@@ -4,8 +4,8 @@ import random
 
 import pytest
 
+from chaos.sim.cluster.programs import ENDINGS
 from chaos.sim.jobs import LATE, SECOND, another_job, first_job
-from chaos.sim.programs import ENDINGS
 from chaos.sim.swarm import Length, Shape, swarm
 from chaos.sim.traits import TRAITS, Draft, varied
 from recovery.policy.logs import last_words

@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable, Coroutine
 from typing import ParamSpec
 
-from chaos.sim.loop import VirtualLoop
+from chaos.sim.cluster.loop import VirtualLoop
 
 P = ParamSpec("P")
 

@@ -6,11 +6,11 @@ import json
 import re
 from dataclasses import replace
 
-from chaos.sim.bases import is_whole
-from chaos.sim.etcd import Effect
-from chaos.sim.evidence import Evidence, Zombie
-from chaos.sim.programs import Program
-from chaos.sim.saves import files_below
+from chaos.sim.cluster.etcd import Effect
+from chaos.sim.cluster.programs import Program
+from chaos.sim.cluster.saves import files_below
+from chaos.sim.promises.bases import is_whole
+from chaos.sim.promises.evidence import Evidence, Zombie
 from supervisor.contract import codec, keys
 from supervisor.contract.checkpoint import CheckpointRef, CommitRecord, CommitState
 from supervisor.contract.desired import Assignment, Cordon, GpuQuarantine, JobPhase, JobSwitch, LostMark

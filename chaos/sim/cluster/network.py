@@ -7,8 +7,8 @@ import math
 import random
 from collections.abc import Callable, Sequence
 
-from chaos.sim.loop import PROCESS, VirtualLoop
-from chaos.sim.seat import Seat, Weather
+from chaos.sim.cluster.loop import PROCESS, VirtualLoop
+from chaos.sim.cluster.seat import Seat, Weather
 from recovery.stores.memory import Moment
 from supervisor.adapters.etcd.memory import Fault
 from supervisor.contract.errors import StoreUnreachable

@@ -6,8 +6,8 @@ import asyncio
 import random
 
 from agent.core.saved.record import AgentRecord, Saved
-from chaos.sim.loop import PROCESS
-from chaos.sim.machine import Machine
+from chaos.sim.cluster.loop import PROCESS
+from chaos.sim.cluster.machine import Machine
 from supervisor.contract.errors import Refused
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-from chaos.sim.etcd import Effect
-from chaos.sim.programs import Program
-from chaos.sim.truth import Picture
-from chaos.sim.world import World
+from chaos.sim.cluster.etcd import Effect
+from chaos.sim.cluster.programs import Program
+from chaos.sim.cluster.world import World
+from chaos.sim.promises.truth import Picture
 from supervisor.adapters.etcd.memory_store import Backup
 from supervisor.contract import keys
 from supervisor.contract.checkpoint import CheckpointRef, CommitRecord, CommitState

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from chaos.sim.etcd import Effect
-from chaos.sim.evidence import Evidence, Zombie, executes
-from chaos.sim.loop import SimProcess
-from chaos.sim.programs import Program
+from chaos.sim.cluster.etcd import Effect
+from chaos.sim.cluster.loop import SimProcess
+from chaos.sim.cluster.programs import Program
+from chaos.sim.promises.evidence import Evidence, Zombie, executes
 from supervisor.contract import codec, keys
 from supervisor.contract.boundaries import Absent, CreatedAt
 from supervisor.contract.desired import ClusterSpec, JobPhase, JobSwitch, Plan

@@ -15,11 +15,11 @@ from agent.core.gpus.health import Sight
 from agent.core.instructions import Follow, Reach, Recipe
 from agent.inside import protocol
 from agent.retry_log import Tell, raise_it
-from chaos.sim.launcher import SimLauncher
-from chaos.sim.loop import PROCESS, SimProcess
-from chaos.sim.machine import Addresses, Machine, MachineProcess, Trouble
-from chaos.sim.node_socket import Connection, Socket
-from chaos.sim.programs import Program, Training
+from chaos.sim.cluster.launcher import SimLauncher
+from chaos.sim.cluster.loop import PROCESS, SimProcess
+from chaos.sim.cluster.machine import Addresses, Machine, MachineProcess, Trouble
+from chaos.sim.cluster.node_socket import Connection, Socket
+from chaos.sim.cluster.programs import Program, Training
 from supervisor.contract.errors import Refused, Unreachable
 from supervisor.contract.ids import AttemptId, TaskId
 from supervisor.contract.job.spec import CodeRef, ContainerSpec

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from chaos.sim.loop import SimProcess
-from chaos.sim.machine import Machine, MachineProcess
+from chaos.sim.cluster.loop import SimProcess
+from chaos.sim.cluster.machine import Machine, MachineProcess
 
 
 class AgentEnd(Protocol):

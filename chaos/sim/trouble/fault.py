@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from chaos.sim.world import World
+from chaos.sim.cluster.world import World
 
 FATAL = "task_hang_for_good"
 SCRIPTED = ("task_hang", FATAL)

@@ -6,8 +6,8 @@ checks see it at the first transaction. They look at the write itself, not at wh
 
 from __future__ import annotations
 
-from chaos.sim.etcd import Effect
-from chaos.sim.evidence import Evidence, is_recorded_again
+from chaos.sim.cluster.etcd import Effect
+from chaos.sim.promises.evidence import Evidence, is_recorded_again
 from supervisor.contract import codec, keys
 from supervisor.contract.boundaries import Absent, ModifiedAt
 from supervisor.contract.checkpoint import CommitRecord, CommitState

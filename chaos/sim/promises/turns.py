@@ -6,8 +6,8 @@ row there, or a write past it, is seen here.
 
 from __future__ import annotations
 
-from chaos.sim.etcd import Effect
-from chaos.sim.evidence import Evidence
+from chaos.sim.cluster.etcd import Effect
+from chaos.sim.promises.evidence import Evidence
 from supervisor.contract import codec, keys
 from supervisor.contract.desired import JobPhase, JobSwitch
 

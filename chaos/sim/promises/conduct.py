@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 
 from agent.inside.child.waiting import NEVER_READY
-from chaos.sim.evidence import Evidence, Zombie, executes
-from chaos.sim.programs import Program
+from chaos.sim.cluster.programs import Program
+from chaos.sim.promises.evidence import Evidence, Zombie, executes
 from supervisor.contract import keys
 from supervisor.contract.job.spec import Scope
 

@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 
 from agent.boundaries import Post
 from agent.core.events import Promised
-from chaos.sim.loop import SimProcess, VirtualLoop
-from chaos.sim.machine import NodeClock
-from chaos.sim.seat import Seat, Weather
+from chaos.sim.cluster.loop import SimProcess, VirtualLoop
+from chaos.sim.cluster.machine import NodeClock
+from chaos.sim.cluster.seat import Seat, Weather
 from supervisor.contract.promise import PromiseRequest, Word
 from supervisor.control.loop.etcd_identity import Mark
 

@@ -6,10 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from agent.daemon import AgentDaemon
-from chaos.sim.etcd import SimEtcd
-from chaos.sim.loop import SimProcess
-from chaos.sim.machine import Machine, NodeClock
-from chaos.sim.node import LauncherTable, SimLaunchers
+from chaos.sim.cluster.etcd import SimEtcd
+from chaos.sim.cluster.loop import SimProcess
+from chaos.sim.cluster.machine import Machine, NodeClock
+from chaos.sim.cluster.node import LauncherTable, SimLaunchers
 from supervisor.contract.boundaries import Logger
 from supervisor.control.loop.daemon import ControlDaemon
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from chaos.sim.etcd import SimEtcd
-from chaos.sim.fault import Fault, every, later
-from chaos.sim.programs import UNRESTORABLE
-from chaos.sim.saves import files_below
-from chaos.sim.seat import Seat
-from chaos.sim.strikes import leading
-from chaos.sim.world import World
+from chaos.sim.cluster.etcd import SimEtcd
+from chaos.sim.cluster.programs import UNRESTORABLE
+from chaos.sim.cluster.saves import files_below
+from chaos.sim.cluster.seat import Seat
+from chaos.sim.cluster.world import World
+from chaos.sim.trouble.fault import Fault, every, later
+from chaos.sim.trouble.strikes import leading
 from supervisor.adapters.etcd.memory_store import Backup
 from supervisor.contract import codec
 from supervisor.contract.checkpoint import CommitRecord, CommitState

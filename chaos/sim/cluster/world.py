@@ -19,13 +19,11 @@ from agent.boundaries import NoGpus, Outside
 from agent.checkpoints.keeper import NodeCheckpoints
 from agent.daemon import AgentDaemon
 from agent.settings import AgentSettings
-from chaos.sim.aimed import Aim
-from chaos.sim.etcd import EtcdUser, RecordingStore, SimEtcd
-from chaos.sim.flaws import Flaw
-from chaos.sim.loop import PROCESS, Life, SimProcess, VirtualLoop
-from chaos.sim.machine import Addresses, Machine, NodeClock, Ports
-from chaos.sim.network import Network
-from chaos.sim.node import (
+from chaos.sim.cluster.etcd import EtcdUser, RecordingStore, SimEtcd
+from chaos.sim.cluster.loop import PROCESS, Life, SimProcess, VirtualLoop
+from chaos.sim.cluster.machine import Addresses, Machine, NodeClock, Ports
+from chaos.sim.cluster.network import Network
+from chaos.sim.cluster.node import (
     LauncherTable,
     SimCode,
     SimGpus,
@@ -34,10 +32,12 @@ from chaos.sim.node import (
     SimRuntime,
     SimTaskFiles,
 )
-from chaos.sim.programs import Program, Temper, Training
-from chaos.sim.seat import Seat, SimSink, Weather, unforeseen
-from chaos.sim.state_file import SimStateFile
-from chaos.sim.vows import SimMarkFile, SimWordFile, Vows
+from chaos.sim.cluster.programs import Program, Temper, Training
+from chaos.sim.cluster.seat import Seat, SimSink, Weather, unforeseen
+from chaos.sim.cluster.state_file import SimStateFile
+from chaos.sim.cluster.vows import SimMarkFile, SimWordFile, Vows
+from chaos.sim.trouble.aimed import Aim
+from chaos.sim.trouble.flaws import Flaw
 from recovery.stores.memory import REAL_FILES, LocalSide, MemoryCheckpointStore, MemoryDisk
 from supervisor.adapters import failpoints
 from supervisor.adapters.etcd.memory_store import Backup

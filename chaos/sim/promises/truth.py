@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from chaos.sim.etcd import Effect
+from chaos.sim.cluster.etcd import Effect
 from supervisor.contract import codec, keys
 from supervisor.contract.boundaries import Absent, Compare, CreatedAt, KeyValue, ModifiedAt
 from supervisor.contract.checkpoint import CheckpointRef, CommitRecord, CommitState

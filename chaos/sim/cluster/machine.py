@@ -14,7 +14,7 @@ from pathlib import Path
 
 from agent.core.gpus.health import GpuSight, Sight
 from agent.core.saved.record import AgentRecord, Saved
-from chaos.sim.loop import Life, SimProcess, VirtualLoop
+from chaos.sim.cluster.loop import Life, SimProcess, VirtualLoop
 from recovery.stores.memory import REAL_FILES, LocalSide
 from supervisor.contract.boundaries import Clock
 

@@ -15,8 +15,8 @@ from typing import Protocol
 from agent.inside import protocol
 from agent.inside.child.waiting import NEVER_READY
 from agent.inside.launcher.deadman import DeadMan
-from chaos.sim.machine import Machine, MachineProcess, Ports
-from chaos.sim.node_socket import Connection, Socket
+from chaos.sim.cluster.machine import Machine, MachineProcess, Ports
+from chaos.sim.cluster.node_socket import Connection, Socket
 
 FIRST_PAUSE_MS, LONGEST_PAUSE_MS = 50, 250
 IDLE_PULL_MS = 1_000

@@ -8,7 +8,7 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import TypeVar
 
-from chaos.sim.loop import SimProcess, VirtualLoop
+from chaos.sim.cluster.loop import SimProcess, VirtualLoop
 from supervisor.adapters.etcd.memory import Fault, MemoryCoordination
 from supervisor.adapters.etcd.memory_store import Change, MemoryStore, Stream
 from supervisor.adapters.etcd.txn_rules import check_txn

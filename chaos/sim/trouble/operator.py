@@ -9,11 +9,11 @@ import random
 from collections.abc import Callable, Coroutine
 from dataclasses import replace
 
-from chaos.sim.fault import Fault
-from chaos.sim.flaws import Flawed
-from chaos.sim.imports import STEPS, ended, put_into_store
-from chaos.sim.promises import Promises
-from chaos.sim.world import World
+from chaos.sim.cluster.world import World
+from chaos.sim.promises.checkers import Promises
+from chaos.sim.trouble.fault import Fault
+from chaos.sim.trouble.flaws import Flawed
+from chaos.sim.trouble.imports import STEPS, ended, put_into_store
 from supervisor.contract.code import CodePart
 from supervisor.contract.errors import NotFound, TfSupervisorError
 from supervisor.contract.job.spec import CodeRef, JobSpec

@@ -6,10 +6,10 @@ import random
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from chaos.sim import strikes, surroundings
-from chaos.sim.fault import FATAL, SCRIPTED, Fault
-from chaos.sim.machine import PLENTY
-from chaos.sim.world import World
+from chaos.sim.cluster.machine import PLENTY
+from chaos.sim.cluster.world import World
+from chaos.sim.trouble import strikes, surroundings
+from chaos.sim.trouble.fault import FATAL, SCRIPTED, Fault
 
 __all__ = [
     "FAMILIES",

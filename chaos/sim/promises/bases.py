@@ -8,9 +8,9 @@ from itertools import pairwise
 
 import google_crc32c
 
-from chaos.sim.etcd import Effect
-from chaos.sim.evidence import Evidence, is_recorded_again
-from chaos.sim.saves import files_below
+from chaos.sim.cluster.etcd import Effect
+from chaos.sim.cluster.saves import files_below
+from chaos.sim.promises.evidence import Evidence, is_recorded_again
 from supervisor.contract import codec, keys
 from supervisor.contract.checkpoint import CheckpointRef, CommitRecord, CommitState
 from supervisor.contract.desired import JobPhase, JobSwitch

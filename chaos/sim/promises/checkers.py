@@ -9,18 +9,18 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from chaos.sim.alone import Alone
-from chaos.sim.bases import Bases
-from chaos.sim.compares import Compares
-from chaos.sim.conduct import Conduct
-from chaos.sim.etcd import Effect
-from chaos.sim.evidence import Evidence
-from chaos.sim.programs import ENDINGS, HOPELESS, Program
-from chaos.sim.records import Records
-from chaos.sim.rooms import Rooms
-from chaos.sim.turns import Turns
-from chaos.sim.world import World
-from chaos.sim.writes import Writes
+from chaos.sim.cluster.etcd import Effect
+from chaos.sim.cluster.programs import ENDINGS, HOPELESS, Program
+from chaos.sim.cluster.world import World
+from chaos.sim.promises.alone import Alone
+from chaos.sim.promises.bases import Bases
+from chaos.sim.promises.compares import Compares
+from chaos.sim.promises.conduct import Conduct
+from chaos.sim.promises.evidence import Evidence
+from chaos.sim.promises.records import Records
+from chaos.sim.promises.rooms import Rooms
+from chaos.sim.promises.turns import Turns
+from chaos.sim.promises.writes import Writes
 from supervisor.contract import codec
 from supervisor.contract.checkpoint import CheckpointRef
 from supervisor.contract.desired import JobPhase, JobSwitch

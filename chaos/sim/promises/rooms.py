@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from chaos.sim.etcd import Effect
-from chaos.sim.evidence import Evidence
-from chaos.sim.machine import Machine
-from chaos.sim.programs import Program
+from chaos.sim.cluster.etcd import Effect
+from chaos.sim.cluster.machine import Machine
+from chaos.sim.cluster.programs import Program
+from chaos.sim.promises.evidence import Evidence
 from supervisor.contract import keys
 
 PROMISE = "no node is overcommitted"

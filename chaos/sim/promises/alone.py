@@ -6,9 +6,9 @@ its attempts stay as they are.
 
 from __future__ import annotations
 
-from chaos.sim.etcd import Effect
-from chaos.sim.evidence import Evidence
-from chaos.sim.programs import Program
+from chaos.sim.cluster.etcd import Effect
+from chaos.sim.cluster.programs import Program
+from chaos.sim.promises.evidence import Evidence
 from supervisor.contract import codec, keys
 from supervisor.contract.desired import Assignment, Cordon, JobSwitch
 

@@ -19,9 +19,9 @@ from signal import SIGKILL
 
 from agent.inside import protocol
 from agent.inside.child.waiting import NEVER_READY
-from chaos.sim.launcher import RunningChild, SimLauncher
-from chaos.sim.machine import Machine, MachineProcess
-from chaos.sim.saves import (
+from chaos.sim.cluster.launcher import RunningChild, SimLauncher
+from chaos.sim.cluster.machine import Machine, MachineProcess
+from chaos.sim.cluster.saves import (
     NUMBERED,
     Weights,
     files_of,

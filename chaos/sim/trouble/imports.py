@@ -6,9 +6,9 @@ import asyncio
 import random
 from pathlib import Path
 
-from chaos.sim.promises import Promises
-from chaos.sim.saves import files_of
-from chaos.sim.world import World
+from chaos.sim.cluster.saves import files_of
+from chaos.sim.cluster.world import World
+from chaos.sim.promises.checkers import Promises
 from recovery.commit.exchange import bring, describe, find_candidate
 from recovery.formats.tf_files import render_state
 from supervisor.contract.boundaries import unwatched

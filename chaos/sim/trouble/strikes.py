@@ -8,12 +8,12 @@ from functools import partial
 from signal import SIGSEGV
 
 from agent.core.gpus.health import Sight, Xid
-from chaos.sim.fault import SCRIPTED, Fault, every, later
-from chaos.sim.loop import SimProcess
-from chaos.sim.machine import PLENTY, Machine, MachineProcess, Trouble
-from chaos.sim.programs import CRASHES, ENDINGS, Program
-from chaos.sim.seat import Seat
-from chaos.sim.world import World
+from chaos.sim.cluster.loop import SimProcess
+from chaos.sim.cluster.machine import PLENTY, Machine, MachineProcess, Trouble
+from chaos.sim.cluster.programs import CRASHES, ENDINGS, Program
+from chaos.sim.cluster.seat import Seat
+from chaos.sim.cluster.world import World
+from chaos.sim.trouble.fault import SCRIPTED, Fault, every, later
 
 LOOK_S = 0.05
 LOOP_S = 0.45

@@ -1,0 +1,1 @@
+"""The promises of the product, written down a second time and checked at each write and each step."""
