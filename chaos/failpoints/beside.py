@@ -24,10 +24,10 @@ from chaos.cluster.etcd_reader import span
 from chaos.container_image import rootfs
 from chaos.failpoints.directory import Directory
 from chaos.faults import points
-from chaos.faults.node import cut_off, kinds, off
+from chaos.faults.families.node import cut_off, kinds, off
+from chaos.faults.families.store import STRUCK_S, flip
 from chaos.faults.operator import Operator
 from chaos.faults.scene import DidNotBite, Scene
-from chaos.faults.store import STRUCK_S, flip
 from chaos.programs import FILES, REPOSITORY, STEPS
 from chaos.runner.submit import job_document, job_of
 from supervisor.contract import keys

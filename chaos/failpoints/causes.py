@@ -15,14 +15,15 @@ from chaos.cluster import CommandFailed
 from chaos.cluster.hadoop import NAMENODE
 from chaos.failpoints import beside, often
 from chaos.failpoints.beside import DONE_S
-from chaos.faults import FAULTS, hdfs, points
+from chaos.faults import FAULTS, points
 from chaos.faults.daemons import all_dead, frozen
-from chaos.faults.etcd import several_dead
-from chaos.faults.node import off
+from chaos.faults.families import hdfs
+from chaos.faults.families.etcd import several_dead
+from chaos.faults.families.node import off
+from chaos.faults.families.store import STRUCK_S, commits, flip, spoilt
+from chaos.faults.families.supervisor import leader
+from chaos.faults.families.task import hangs, slow
 from chaos.faults.scene import Scene, send
-from chaos.faults.store import STRUCK_S, commits, flip, spoilt
-from chaos.faults.supervisor import leader
-from chaos.faults.task import hangs, slow
 from recovery.commit.outbox import OUTBOX, TAKING_PREFIX
 from recovery.commit.stage import BUILD_PREFIX, LEFTOVER_AGE_S
 from recovery.formats.paths import STAGING, TRASH

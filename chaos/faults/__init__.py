@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from chaos.faults import (
+from chaos.faults.families import (
     agent,
     disk,
     docker,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from chaos.mutants import by_agent, by_cluster, by_launcher, by_leader, by_promise, by_store
+from chaos.mutants.mistakes import by_agent, by_cluster, by_launcher, by_leader, by_promise, by_store
 from chaos.mutants.mutant import Mutant
 
 MUTANTS: tuple[Mutant, ...] = tuple(

@@ -16,9 +16,9 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+from chaos.faults.families.node import lossy, networks
 from chaos.faults.fault import Family, Fault
 from chaos.faults.kernel import now_ms
-from chaos.faults.node import lossy, networks
 from chaos.faults.scene import Scene
 from chaos.programs import PROGRAMS
 from chaos.runner.health import Health

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from chaos.faults.agent import FREEZER
+from chaos.faults.families.agent import FREEZER
 from chaos.history.etcd_client import now_ms
 from chaos.history.formats import FROZEN, PROCESSES, RUNS, STOPPED, ProcessLine
 from chaos.history.lines import read

@@ -2,7 +2,7 @@
 
 import pytest
 
-from chaos.mutants.by_leader import RESTS
+from chaos.mutants.mistakes.by_leader import RESTS
 from chaos.sim.run import Result, run_seed
 from chaos.sim.trouble.schedule import Fault
 

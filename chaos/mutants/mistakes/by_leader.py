@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from chaos.mutants.edit import Edit
-from chaos.mutants.known import known
+from chaos.mutants.mistakes.known import known
 from chaos.mutants.mutant import Mutant, Simulated
 from chaos.sim.trouble.fault import Fault
 

@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 
 from chaos.cluster import CommandFailed
-from chaos.faults.agent import holders
+from chaos.faults.families.agent import holders
 from chaos.faults.fault import Family, Fault, Incidents, expects
 from chaos.faults.scene import DidNotBite, Scene, send
 from chaos.programs import STEPS, job_file

@@ -9,9 +9,9 @@ from functools import partial
 
 from chaos.cluster.hadoop import DATANODE, NAMENODE, Hadoop
 from chaos.faults import daemons, points
+from chaos.faults.families.store import STRUCK_S, saver
 from chaos.faults.fault import Family, Fault, Incidents, expects
 from chaos.faults.scene import Scene, send
-from chaos.faults.store import STRUCK_S, saver
 
 READY_S = 90.0
 HDFS = (("hdfs", True),)

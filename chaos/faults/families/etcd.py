@@ -10,10 +10,10 @@ from functools import partial
 from chaos.cluster import Cluster
 from chaos.cluster.etcd_reader import EtcdReader
 from chaos.cluster.shape import CLIENT_PORT
-from chaos.faults.agent import holders
 from chaos.faults.daemons import all_dead, dead, frozen
+from chaos.faults.families.agent import holders
+from chaos.faults.families.node import EITHER, LOST, networks, off
 from chaos.faults.fault import NOTHING, Expects, Family, Fault, possible
-from chaos.faults.node import EITHER, LOST, networks, off
 from chaos.faults.scene import Scene
 
 DAEMON = "etcd"

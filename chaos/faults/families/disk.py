@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 
 from chaos.cluster import Cluster, Node
-from chaos.faults.agent import DAEMON, holders
+from chaos.faults.families.agent import DAEMON, holders
 from chaos.faults.fault import Family, Fault, Incidents, expects
 from chaos.faults.scene import DidNotBite, Scene, send
 from chaos.machine.main import DISK

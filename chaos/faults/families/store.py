@@ -15,9 +15,9 @@ from typing import Any
 from chaos.cluster import Cluster
 from chaos.cluster.cluster import PREFIX
 from chaos.faults import points
+from chaos.faults.families.task import ordered
 from chaos.faults.fault import Family, Fault, Incidents, expects
 from chaos.faults.scene import DidNotBite, Scene, send
-from chaos.faults.task import ordered
 
 AGENT = "agent"
 STRUCK_S = 30.0

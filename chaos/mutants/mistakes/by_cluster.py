@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from chaos.mutants.edit import Edit
-from chaos.mutants.known import known
+from chaos.mutants.mistakes.known import known
 from chaos.mutants.mutant import Mutant, Real
 
 DEPOSED = "no write of a deposed"

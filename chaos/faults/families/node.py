@@ -12,10 +12,10 @@ from itertools import combinations
 
 from chaos.cluster import Cluster, Node
 from chaos.cluster.shape import OPERATOR
-from chaos.faults.agent import holders
+from chaos.faults.families.agent import holders
+from chaos.faults.families.task import ordered
 from chaos.faults.fault import Expects, Family, Fault, Incidents, expects
 from chaos.faults.scene import DidNotBite, Scene, send
-from chaos.faults.task import ordered
 
 LOST = expects(Incidents.ONE, "node_lost", "deadline", scopes=["all"])
 """One that is back before another has imported a large program is not lost: its tasks alone had ended."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from chaos.mutants.edit import Edit
-from chaos.mutants.known import known
+from chaos.mutants.mistakes.known import known
 from chaos.mutants.mutant import Launchers, Mutant
 
 GRANT = "no attempt outlives its grant"

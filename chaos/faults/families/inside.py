@@ -7,9 +7,9 @@ from contextlib import contextmanager, suppress
 from functools import partial
 
 from chaos import nvidia_docker
-from chaos.faults.docker import container_of
+from chaos.faults.families.docker import container_of
+from chaos.faults.families.gpu import SETTLED, Held, health_of, held_by, holders
 from chaos.faults.fault import Family, Fault, Incidents, expects
-from chaos.faults.gpu import SETTLED, Held, health_of, held_by, holders
 from chaos.faults.kernel import Life
 from chaos.faults.scene import DidNotBite, Scene
 

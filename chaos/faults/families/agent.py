@@ -18,11 +18,11 @@ from chaos.cluster import Cluster, Node
 from chaos.cluster.program import REPOSITORY
 from chaos.faults import release
 from chaos.faults.daemons import dead, frozen
+from chaos.faults.families.supervisor import rolling
+from chaos.faults.families.task import of
 from chaos.faults.fault import Family, Fault, Incidents, expects
 from chaos.faults.kernel import Life
 from chaos.faults.scene import DidNotBite, Scene, send
-from chaos.faults.supervisor import rolling
-from chaos.faults.task import of
 
 DAEMON = "agent"
 STATE = Path("state/agent.json")

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from chaos.mutants.by_leader import NEXT, STUCK_LAUNCHERS
 from chaos.mutants.edit import Edit
-from chaos.mutants.known import known
+from chaos.mutants.mistakes.by_leader import NEXT, STUCK_LAUNCHERS
+from chaos.mutants.mistakes.known import known
 from chaos.mutants.mutant import Mutant, Simulated
 from chaos.sim.trouble.fault import Fault
 

@@ -1,0 +1,1 @@
+"""The faults, a module for each part of a cluster that they strike."""
