@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 import tomllib
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -106,6 +107,12 @@ def test_every_directory_of_the_product_is_a_package() -> None:
     """One without `__init__.py` works from a checkout and is missing from the wheel."""
     directories = {path.parent for package in PRODUCT for path in (ROOT / package).rglob("*.py")}
     assert sorted(str(path) for path in directories if not (path / "__init__.py").exists()) == []
+
+
+def test_no_folder_of_the_product_has_more_than_twenty_modules() -> None:
+    """Sort them into folders that each show one thought (decision 0054)."""
+    folders = Counter(path.parent for package in PRODUCT for path in (ROOT / package).rglob("*.py"))
+    assert {str(folder.relative_to(ROOT)): count for folder, count in folders.items() if count > 20} == {}
 
 
 def test_what_runs_inside_a_task_parses_as_python_3_8() -> None:
