@@ -1,1 +1,1 @@
-"""How a failure becomes a restart, and from what."""
+"""Recovery: from a failure to a restart, and from a save to a committed checkpoint."""

@@ -1,1 +1,1 @@
-"""How a save becomes a commit, and a commit becomes the base of a generation."""
+"""Commits: taking a save, committing it, and staging a commit as the base of a generation."""

@@ -16,17 +16,17 @@ from recovery.io.files import GoOn
 from supervisor.contract.errors import BadCheckpoint
 
 MOST_TIMES, MOST_MORE = 8, 256 << 20
-"""Members are unpacked up to so many times the archive's size, and so many bytes more."""
+"""Limit of unpacked bytes: a multiple of the archive's size, plus a number of bytes."""
 
 _CHUNK_BYTES = 1 << 20
 _ENCRYPTED = 1
 _HEADER = struct.Struct("<4s2xHH16xHH")
 _MAGIC = b"PK\x03\x04"
-"""Before each member: this, the version that is needed, flags, how it is compressed; at the end the lengths
-of its name and of what else is said."""
+"""The header of each member begins with it. Version, flags and compression follow; at the end are the lengths
+of the name and of the extra fields."""
 
 _READABLE = frozenset({zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED})
-"""Of others `zipfile` unpacks as much at once as there is; a few bytes of them can fill the memory."""
+"""Compressions that `zipfile` unpacks in bounded pieces. With others a few bytes can fill the memory."""
 
 _TORN = (
     zipfile.BadZipFile,
@@ -41,10 +41,12 @@ _TORN = (
 
 
 def check_members(fd: int, tail: bytes, go_on: GoOn) -> None:
-    """Every member has the checksum that the archive's list says; those that we cannot unpack may not.
+    """Check each member against its checksum in the archive's list.
+
+    Members of an unknown compression are left out.
 
     Args:
-        fd: of the archive.
+        fd: the archive's descriptor.
         tail: its last `TAIL_BYTES`.
         go_on: called about every MiB; what it raises ends the work.
 
@@ -86,9 +88,9 @@ def _is_readable(member: zipfile.ZipInfo) -> bool:
 
 
 def _check_header(fd: int, member: zipfile.ZipInfo, end: int) -> None:
-    """A member ends before `end`, where the next one begins.
+    """Check that a member ends before `end`, where the next one begins.
 
-    Of one that we cannot unpack, before it and in the list the same is said.
+    For a member of an unknown compression, check that its header agrees with the list.
     """
     start = os.pread(fd, _HEADER.size, member.header_offset)
     magic, flags, kind, name_bytes, more_bytes = _HEADER.unpack(start)

@@ -1,8 +1,8 @@
 """Taking finished TensorFlow checkpoints, of whatever name, in whatever directory below `$CHECKPOINT_DIR`.
 
-A checkpoint of ours holds the newest finished save of each family that is there, so that a program finds at
-its restart all that it had saved. Each new save of any family makes one: what a family has not saved anew is
-linked from where it is, and not read again.
+A checkpoint holds the newest finished save of each family, so that a program finds all its saves at a
+restart. Each new save of any family makes a checkpoint. Saves of the other families are linked from the
+checkpoint before, and not read again.
 """
 
 from __future__ import annotations
@@ -49,16 +49,17 @@ from supervisor.contract.boundaries import Clock
 from supervisor.contract.errors import BadCheckpoint
 
 ENTRIES_A_LOOK = 100
-"""A look that found more is followed by looks that are left out, so that a large directory costs little."""
+"""Entries of a directory for which one look is made. After a look at more entries some looks are left out, so
+that a large directory costs little."""
 
 
 class CheckpointWatcher:
-    """Notices what the program of one generation finishes, and takes it. Call `look` about each 100 ms.
+    """Takes each save of one generation's program once it is finished. Call `look` about each 100 ms.
 
-    What is there at the start and is the base, or was taken by an earlier life of the agent, is not taken
-    again: it is known by its index files, which hold the checksums of all tensors. `motion` is told while one
-    is taken. A save gets the step that it tells (`formats.steps`), but never one up to `last_step`, the
-    highest that was committed in this generation before: a later save has a higher step.
+    Two kinds of saves are not taken again: the base, and saves that an earlier life of the agent has taken.
+    They are recognised by their index files, which hold the checksums of all tensors. `motion` is called
+    while a save is taken. A save gets its own step (`formats.steps`), but always one above `last_step`, the
+    highest that was committed in this generation before.
     """
 
     def __init__(
@@ -89,8 +90,8 @@ class CheckpointWatcher:
         """Look once.
 
         Args:
-            step: the newest that the program has reported, -1 before any; for saves that tell none.
-            final: the saver is confirmed dead; after that, Idle means that all is taken.
+            step: the newest step that the program has reported, -1 before any; used for saves that have none.
+            final: the saver is confirmed dead; then Idle means that every save is taken.
 
         An Unusable is returned once, then Idle. Raises Refused (no space, no right) and StoreUnreachable (the
         local disk failed); look again later. Do not run two looks of one watcher at a time.
@@ -122,7 +123,7 @@ class CheckpointWatcher:
         return self._take(judged, step, final=final) if isinstance(judged, Ready) else judged
 
     def _recall(self) -> None:
-        """Once: what may be there already, of the base and of what earlier lives of the agent have taken."""
+        """Once: look up the saves of the base, and those that earlier lives of the agent have taken."""
         if self._known is not None:
             return
         self._known, committed = [], self._families.last_step
@@ -186,7 +187,10 @@ class CheckpointWatcher:
         return taken
 
     def _take_new(self, family: Family, save: Save, into: Path) -> Part | None:
-        """None when the program has changed it meanwhile. Raises BadCheckpoint; both leave nothing."""
+        """Take a save; None if the program has changed it meanwhile.
+
+        Raises BadCheckpoint. Neither leaves files behind.
+        """
         try:
             if take_files(self._directory, into, save):
                 sound = marks_below(into, save.files.names)
@@ -204,7 +208,10 @@ class CheckpointWatcher:
         return None
 
     def _carry(self, part: Part, into: Path) -> tuple[FileMark, ...]:
-        """How what was taken before looks in `into` now; nothing when nothing has it any more."""
+        """Bring a part that was taken before into `into`.
+
+        Returns the marks of its files; none if no copy is left.
+        """
         found: tuple[FileMark, ...] = ()
         if part.home != self._directory:
             with suppress(FileNotFoundError):

@@ -1,7 +1,7 @@
-"""Committing (rule 7): stage, verify, manifest, rename, look, and the one transaction that makes it count.
+"""Committing (rule 7): stage, verify, write the manifest, rename, look again, and make one transaction.
 
-Whatever is interrupted here leaves in the store either a directory under `.staging` or a complete directory
-that no record names; both are collected later (`recovery.retention.collect`), neither can be restored.
+An interrupted commit leaves in the store either a directory under `.staging` or a complete directory that no
+record names. Neither can be restored, and `recovery.retention.collect` removes both later.
 """
 
 from __future__ import annotations
@@ -75,16 +75,16 @@ class Committer:
 
     @property
     def pending(self) -> TakenCheckpoint | None:
-        """What waits to be committed, or is being committed."""
+        """The checkpoint that waits to be committed, or is being committed."""
         return self._pending
 
     @property
     def still_ms(self) -> int:
-        """For how long nothing of the commit in hand has moved; -1 when none is in hand."""
+        """Milliseconds since the running commit last made progress; -1 if none runs."""
         return self._clock.now_ms() - self._motion.moved_ms if self._in_hand is not None else -1
 
     def take_skipped(self) -> tuple[CheckpointRef, ...]:
-        """What was given up for a newer one since this was last asked."""
+        """The checkpoints that were given up for a newer one since the last call."""
         skipped, self._skipped = self._skipped, []
         return tuple(skipped)
 
@@ -101,9 +101,10 @@ class Committer:
     async def run_once(
         self, identity: CommitIdentity, staging_id: str, quiet_ms: int
     ) -> Committed | CommitRefused | None:
-        """Commit what is pending; None when nothing is. Raises as `commit` does.
+        """Commit the pending checkpoint; None if there is none. Raises as `commit` does.
 
-        It stays pending after an error or a refusal that may pass. InvariantBroken: another one goes on.
+        It stays pending after an error or a refusal that may pass. Raises InvariantBroken if a commit runs
+        already.
         """
         if self._in_hand is not None:
             # What is staged would be taken for what an earlier one has left, and be deleted under it.
@@ -134,10 +135,10 @@ class Committer:
         """Commit `taken`. Safe to repeat after any error, with a new id.
 
         Args:
-            taken: what to commit.
-            identity: who commits; compared in the transaction.
+            taken: the checkpoint to commit.
+            identity: the committing agent; compared in the transaction.
             staging_id: random, never used before; part of the names in the store.
-            quiet_ms: give up when nothing has moved for so long.
+            quiet_ms: milliseconds without progress after which it gives up.
 
         Raises:
             StoreUnreachable, CoordinationUnreachable: it may or may not be committed; ask again.
@@ -174,8 +175,8 @@ class Committer:
             return decision
 
     async def tidy(self, generation: int) -> None:
-        """Delete from the store what commits of this generation that failed have left, as far as it can be
-        done now.
+        """Delete from the store the files that failed commits of this generation have left, as far as
+        possible now.
         """
         with suppress(TfSupervisorError):
             async with while_moving(Motion(self._clock), self._clock, TIDY_MS, "deleting leftovers"):
@@ -187,13 +188,15 @@ class Committer:
             self._pending = None
 
     def _give_way(self, taken: TakenCheckpoint) -> None:
-        """It failed, and is not tried again if a newer one came meanwhile."""
+        """After a failure: drop this checkpoint if a newer one came meanwhile."""
         if self._pending is not taken:
             self._skipped.append(taken.manifest.ref)
 
     async def _look_for_left(self, generation: int) -> None:
-        """Once: what an agent that died in the middle of a commit has left. Only the node of a generation's
-        saver commits in it, one agent at a time: whatever is being staged there is nobody's.
+        """Once: find directories that an agent left when it died during a commit.
+
+        Only the node of the generation's saver commits in it, and one agent at a time, so no other commit
+        uses them.
         """
         if not self._looked:
             names = (await self._store.list(STAGING)).directories
@@ -210,7 +213,7 @@ class Committer:
                 self._leftovers.discard(leftover)
 
     async def _publish(self, taken: TakenCheckpoint, staging: str, path: str) -> None:
-        """Have it complete at `path`; what is left of it after an error is deleted at the next try."""
+        """Make it complete at `path`. Files that an error leaves are deleted at the next try."""
         self._leftovers.update((staging, path))
         try:
             with effect("commit.publish", StoreUnreachable):
@@ -227,7 +230,7 @@ class Committer:
         self._leftovers -= {staging, path}
 
     async def _describe(self, taken: TakenCheckpoint, staging: str) -> None:
-        """The manifest, and the file by which TensorFlow itself finds the checkpoint there."""
+        """Write the manifest, and the state file by which TensorFlow finds the checkpoint there."""
         beside = {MANIFEST_FILE: taken.raw}
         if state := taken.manifest.state:
             beside[STATE_FILE] = state
@@ -240,7 +243,9 @@ class Committer:
         self._motion()
 
     async def _look_over(self, taken: TakenCheckpoint, path: str) -> None:
-        """All that was sent must be there yet: whoever tidies a store may have cleared it away meanwhile."""
+        """Check that all files are still at `path`: a cleaning of the store may have removed them
+        meanwhile.
+        """
         missing = {file.name: file.size for file in taken.manifest.files} | {MANIFEST_FILE: len(taken.raw)}
         for parent in {PurePosixPath(name).parent for name in missing}:
             for file in (await self._store.list(str(PurePosixPath(path, parent)))).files:
@@ -254,7 +259,10 @@ class Committer:
 
 
 def _is_leftover(decision: Committed | CommitRefused, path: str) -> bool:
-    """Whether no record names `path`. One that was withdrawn meanwhile may be ours, and may be needed yet."""
+    """Whether no record names `path`.
+
+    A record that was withdrawn meanwhile may name it: then it may still be needed.
+    """
     if isinstance(decision, CommitRefused):
         return decision.reason is not RefusalReason.WITHDRAWN
     return decision.record.path != path

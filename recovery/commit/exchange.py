@@ -1,7 +1,7 @@
-"""Checkpoints that leave the store for a directory of somebody's, or come into it from one.
+"""Export of a checkpoint to a user's directory, and import from one.
 
-Both ends are read whole: what leaves is what its manifest says, what comes in is what its own kind shows to
-be whole.
+Both directions read every byte. An export is compared with its manifest. An import is tested by its kind of
+file.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from supervisor.contract.errors import BadCheckpoint, Conflict, TfSupervisorErro
 from supervisor.contract.views.checkpoints import ImportPlace
 
 QUIET_MS = 120_000
-"""Nothing has moved for so long: the store is given up."""
+"""Milliseconds without progress after which the store counts as unreachable."""
 
 IMPORTED = "import"
 _RESTORING = ".restoring-"
@@ -47,11 +47,11 @@ _RESTORING = ".restoring-"
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A checkpoint in somebody's directory, as a program would have saved it.
+    """A checkpoint in a user's directory, as a program saves it.
 
     Attributes:
-        prefix: of the tensor bundle that it has, or of one of several; empty without any.
-        states: TensorFlow's `checkpoint` files, by their paths, which are made anew.
+        prefix: the prefix of its tensor bundle, or of one of several; empty without any.
+        states: path -> TensorFlow's `checkpoint` file, made anew.
     """
 
     directory: Path
@@ -62,7 +62,7 @@ class Candidate:
 
     @property
     def version(self) -> int:
-        """Of its manifest: 1 for a bundle at the top alone, and for files that are none."""
+        """The version of its manifest: 1 for a single bundle at the top, and for files that are no bundle."""
         names = (*self.names, *self.states)
         alone = {self.prefix} == {each.rpartition(".index")[0] for each in names if each.endswith(".index")}
         flat = alone and "/" not in self.prefix
@@ -77,7 +77,9 @@ def check_target(target: Path) -> None:
 
 
 def building_directory(target: Path) -> Path:
-    """Where a checkpoint is put together before it moves to `target`: beside it, so that it moves at once."""
+    """The directory beside `target` in which a checkpoint is put together, so that one rename moves it
+    there.
+    """
     return target.parent / f".{target.name}{_RESTORING}{secrets.token_hex(4)}"
 
 
@@ -87,15 +89,15 @@ async def restore_to(
     """Make `target` hold this checkpoint and TensorFlow's `checkpoint` file, verified, or nothing.
 
     Args:
-        store: where it is.
-        record: what it is.
+        store: the store that holds it.
+        record: its commit record.
         target: absent, or an empty directory; its parents are made.
-        build: from `building_directory`; whoever is curious sees there how far it is.
-        clock: for giving up.
+        build: from `building_directory`; its size shows the progress.
+        clock: the clock for giving up.
 
     Raises:
         Conflict: `target` holds something.
-        BadCheckpoint: what the store has is not what was committed.
+        BadCheckpoint: the store's files differ from the committed ones.
         StoreUnreachable, Refused: the store, or the disk, could not be used.
     """
     check_target(target)
@@ -115,7 +117,7 @@ async def restore_to(
 
 
 def bytes_below(directory: Path) -> int:
-    """How much has arrived there so far, while files come and change their names. Blocking."""
+    """Bytes that have arrived so far, while files come and are renamed. Blocking."""
     total = 0
     with suppress(OSError):
         for path in directory.rglob("*"):
@@ -133,13 +135,13 @@ def find_candidate(directory: Path, prefix: str, names: Sequence[str], step: int
     """The checkpoint in a directory. Blocking.
 
     Args:
-        directory: where.
+        directory: the user's directory.
         prefix: the path of one tensor bundle; empty for all: of each family the save that a `checkpoint`
             file names, else the only one.
-        names: of files that are not a tensor bundle; then there is no prefix.
-        step: which it has; None for the one that its name or its tensors tell.
+        names: names of files that are no tensor bundle; then there is no prefix.
+        step: its step; None for the step in its name or its tensors.
 
-    Raises UserError that says what to give.
+    Raises UserError that names the missing option.
     """
     with mapped_errors(f"look into {directory}"):
         if names:
@@ -199,9 +201,9 @@ def _one_of_each_family(directory: Path, names: Sequence[str], named: set[str]) 
 
 
 def describe(found: Candidate, place: ImportPlace, host: str, wall_ms: int, moved: Moved) -> Manifest:
-    """Read all of a candidate, and make the manifest that it gets. Blocking.
+    """Read all of a candidate, and make its manifest. Blocking.
 
-    Raises BadCheckpoint when it is not whole, UserError when it cannot be a checkpoint of ours.
+    Raises BadCheckpoint if it is not whole, UserError if no manifest can describe it.
     """
     with mapped_errors(f"read {found.directory}"):
         alone = found.prefix if found.version == 1 else ""
@@ -242,10 +244,10 @@ async def bring(
     moved: Moved,
     new_id: Callable[[], str] = _new_id,
 ) -> str:
-    """Bring an import into the store, under an id of its own; returns the directory that is complete there.
+    """Bring an import into the store, under an id of its own; returns its complete directory there.
 
-    It counts only when the leader has read it back and recorded it. Raises StoreUnreachable, Refused, and
-    BadCheckpoint when a file has changed since it was described.
+    It is a checkpoint of the job only after the leader has read it back and recorded it. Raises
+    StoreUnreachable, Refused, and BadCheckpoint when a file has changed since it was described.
     """
     import_id = new_id()
     staging = staging_path(manifest.ref, import_id)

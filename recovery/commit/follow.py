@@ -1,8 +1,8 @@
 """Bringing new commits to programs that only read them: evaluators and TensorBoards on other machines.
 
-TensorFlow looks at the `checkpoint` state file and then for what it names, so that file is replaced last, and
-a checkpoint is complete before it is named. Each file comes by a rename. The newest few stay, for a program
-may still be reading an older one; whatever was in the directory before is left alone.
+TensorFlow reads the `checkpoint` state file and then the files that it names. So that file is replaced last,
+when the checkpoint is complete. Each file appears by a rename. The newest few stay, as a program may still
+read an older one. Files that were in the directory before are left alone.
 """
 
 from __future__ import annotations
@@ -28,10 +28,12 @@ _MARKING = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_NONBLOCK
 
 
 def mark_saver(parent: Path, generation: int, node: str = "") -> None:
-    """Say that a program saves into this generation's directory on this machine: nothing is brought there.
+    """Mark that a program saves into this generation's directory on this machine, so that no commit is
+    brought there.
 
-    It is said before the generation's first commit, so that whoever sees a commit sees this too. Blocking.
-    A program may have put something else there: no link is followed, and no reader of a FIFO waited for.
+    The mark is made before the generation's first commit, so that a follower that sees a commit sees the mark
+    too. Blocking. A program may have put anything in its place: links are not followed, and a FIFO is not
+    waited for.
     """
     path = _saver_mark(parent, generation)
     with mapped_errors(f"write {path}"), effect("follow.mark"):
@@ -44,7 +46,7 @@ def mark_saver(parent: Path, generation: int, node: str = "") -> None:
 
 
 def unmark_saver(parent: Path, generation: int, node: str) -> None:
-    """Take back what this node has said. The mark of another agent with the same parent stays. Blocking."""
+    """Remove this node's mark. The mark of another agent with the same parent stays. Blocking."""
     path = _saver_mark(parent, generation)
     with mapped_errors(f"remove {path}"), suppress(FileNotFoundError), effect("follow.unmark"):
         if files.read_small(path, MAX_MARK_BYTES) == node.encode():
@@ -69,7 +71,7 @@ class Follower:
         """Make this checkpoint the one that programs find, unless the program saves here itself.
 
         Args:
-            record: what to bring; newer than what was brought before.
+            record: the commit to bring; newer than the ones before.
             owner_id: unique to this call.
             quiet_ms: give up when nothing has moved for so long.
 
@@ -108,7 +110,10 @@ class Follower:
 
 
 def _turn(name: str) -> int:
-    """Sort key: a file comes after those that it names. An index names data files, a state file an index."""
+    """Sort key: a file comes after the files that it names.
+
+    An index names data files, a state file an index.
+    """
     last = name.rpartition("/")[2]
     return 2 if last == STATE_FILE else 1 if last.endswith(".index") else 0
 

@@ -1,8 +1,8 @@
 """Taking finished checkpoints out of TensorFlow's reach, before its `max_to_keep` deletes them.
 
 `PARENT/.outbox/g<generation>-s<step>/` holds the files of one checkpoint and its manifest. It is this node's
-own copy: a restart may be staged from it, and a restarted agent finds there what it has not committed yet.
-Nothing here is fsynced: whoever uses a copy checks it against checksums that come from elsewhere.
+own copy. A restart may be staged from it, and a restarted agent finds there the checkpoints that it has not
+committed yet. Nothing here is fsynced: each use of a copy compares it with checksums from etcd or the store.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ _COPY = re.compile(r"g(\d{1,8})-s(\d{1,12})", re.ASCII)
 class SavingJob:
     """The job whose checkpoints are taken, and the agent that takes them.
 
-    `tensorflow` gives the version that runs, if it is known. `adopt`: a path of the program's own that shows
-    `$CHECKPOINT_DIR`, by which its state files may name their saves; empty: none.
+    `tensorflow` returns the version that runs, if it is known. `adopt`: a path of the program's own that
+    leads to `$CHECKPOINT_DIR`, and that its state files may use; empty: none.
     """
 
     job_uuid: str
@@ -65,7 +65,7 @@ class TakenCheckpoint:
 def manifest_of(
     job: SavingJob, generation: int, base: CheckpointRef | None, content: Content, wall_ms: int
 ) -> Manifest:
-    """The manifest of what a generation has saved; `base`: what it started from."""
+    """The manifest of a generation's save; `base`: the checkpoint that the generation started from."""
     return Manifest(
         job_uuid=job.job_uuid,
         job=job.job,
@@ -88,14 +88,14 @@ def generation_directory(parent: Path, generation: int) -> Path:
 
 
 def outbox_directory(parent: Path, ref: CheckpointRef) -> Path:
-    """Where the node's own copy of a checkpoint is, if it has one."""
+    """The directory of the node's own copy of a checkpoint, if it has one."""
     return parent / OUTBOX / str(ref)
 
 
 def read_taken(directory: Path) -> TakenCheckpoint | None:
     """The checkpoint in an outbox directory; None when it is absent or its manifest or a size is wrong.
 
-    Blocking. Checksums of the files are for the caller to check.
+    Blocking. The caller checks the checksums of the files.
     """
     try:
         raw = files.read_small(directory / MANIFEST_FILE, MAX_MANIFEST_BYTES)
@@ -132,7 +132,7 @@ def newest_taken(parent: Path) -> TakenCheckpoint | None:
 def prune_outbox(parent: Path, keep: Collection[CheckpointRef], below: CheckpointRef) -> None:
     """Remove the node's copies of all other checkpoints that are older than `below`. Blocking.
 
-    What has been taken meanwhile is newer. An absent outbox is an empty one.
+    Checkpoints that are taken meanwhile are newer, and stay. An absent outbox is an empty one.
     """
     kept = {str(ref) for ref in keep}
     with mapped_errors(f"clean {parent / OUTBOX}"), suppress(FileNotFoundError):
@@ -156,7 +156,7 @@ Seen = TakenCheckpoint | Idle | Unfinished | Unusable
 class Looks:
     """Looks of one watcher, each in a thread, one at a time.
 
-    What a look has taken it does not find again. So when its caller was cancelled, the next one gets that.
+    A look finds each save once. If its caller was cancelled, the next call gets its result.
     """
 
     def __init__(self, executor: Executor | None) -> None:
@@ -164,7 +164,7 @@ class Looks:
         self._running: asyncio.Future[Seen] | None = None
 
     async def run(self, look: Callable[[], Seen]) -> Seen:
-        """Look; or hear what an earlier look has found that nobody has heard yet."""
+        """Look, or return the result of an earlier look whose caller was cancelled."""
         if self._running is not None:
             left = await self._heard(self._running)
             if isinstance(left, TakenCheckpoint | Unusable):
@@ -186,8 +186,9 @@ class Looks:
 def put_in_outbox(parent: Path, fill: Callable[[Path], Manifest | None]) -> TakenCheckpoint | None:
     """Keep the files that `fill` brings into a directory, under the name that their manifest gives. Blocking.
 
-    `fill` says what it brought, all of it verified; when it says None, so does this. What lies under that
-    name and is damaged makes room. Raises BadCheckpoint for what will never be a checkpoint.
+    `fill` returns the manifest of the files that it brought, all verified, or None for none: then this
+    returns None too. A damaged copy under that name is removed. Raises BadCheckpoint for files that can never
+    be a checkpoint.
     """
     temporary = parent / OUTBOX / f"{TAKING_PREFIX}{secrets.token_hex(8)}"
     with effect("outbox.make"):

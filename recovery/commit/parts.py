@@ -1,4 +1,4 @@
-"""The newest taken save of each family, of which a checkpoint is put together.
+"""Parts: the newest taken save of each family. A checkpoint is put together from them.
 
 A part is taken from the program's directory, linked on from checkpoint to checkpoint, or found again by an
 agent that begins anew. A shard in the outbox is another name of the program's own file: a program that writes
@@ -28,12 +28,13 @@ class Part:
     """A family's newest save that was taken.
 
     Attributes:
-        save: how the program's files looked; without marks where they are not there any more.
-        files: as they were verified.
+        save: the save, with the marks of the program's files; without marks once these are gone.
+        files: its files as they were verified.
         home: a directory that holds them under the same names, if it is still there.
-        sound: how they looked in `home` when they were verified; empty: an earlier life did that.
-        step: what its name and its tensors tell.
-        count: how many saves of this family were taken.
+        sound: the marks of the files in `home` when they were verified; empty if an earlier life verified
+            them.
+        step: the step in its name and its tensors; None without one.
+        count: the number of saves of this family that were taken.
     """
 
     save: Save
@@ -47,8 +48,10 @@ class Part:
 
 
 def find_part(known: Iterable[tuple[Manifest, Path]], save: Save, directory: Path) -> Part | None:
-    """This save of the program, if it is in one of these checkpoints: its index, with the checksums of all
-    tensors, is the same. Each has a directory that holds it.
+    """The part that holds this save of the program, if one of these checkpoints has the same index, and so
+    the same checksums of all tensors.
+
+    `known` has each checkpoint with its directory.
     """
     for manifest, home in known:
         if save.prefix in manifest.bundles:
@@ -59,7 +62,7 @@ def find_part(known: Iterable[tuple[Manifest, Path]], save: Save, directory: Pat
 
 
 def last_part(known: Iterable[tuple[Manifest, Path]], family: Family) -> Part | None:
-    """The newest of a family in these checkpoints, the newest first. It may be in none of their homes now."""
+    """The newest part of a family in these checkpoints, which are newest first. Its files may be gone."""
     lost = None
     for manifest, home in known:
         by_name = {file.name: file for file in manifest.files}
@@ -95,9 +98,9 @@ def _part(manifest: Manifest, home: Path, save: Save, directory: Path) -> Part |
 
 
 def link_part(part: Part, into: Path, moved: Moved) -> tuple[FileMark, ...]:
-    """Link a part from its home. How it looks in `into`; nothing when a file holds something else now.
+    """Link a part from its home; returns its marks in `into`, or none if a file has changed since.
 
-    Files are read only if they do not look as they did when they were verified. Raises FileNotFoundError.
+    A file is read only if its mark differs from the one at its verification. Raises FileNotFoundError.
     """
     for file in part.files:
         with effect("outbox.carry_file"):
@@ -107,7 +110,9 @@ def link_part(part: Part, into: Path, moved: Moved) -> tuple[FileMark, ...]:
 
 
 def retake_part(part: Part, directory: Path, into: Path, moved: Moved) -> tuple[FileMark, ...]:
-    """Take a part that the program still has as it was. How it looks in `into`; nothing otherwise."""
+    """Take a part again from the program's directory; returns its marks in `into`, or none if it has changed
+    there.
+    """
     if not part.save.marks or not take_files(directory, into, part.save):
         return ()
     return _as_verified(part, into, moved)
@@ -125,12 +130,12 @@ def _as_verified(part: Part, into: Path, moved: Moved) -> tuple[FileMark, ...]:
 
 
 def marks_below(directory: Path, names: Iterable[str]) -> tuple[FileMark, ...]:
-    """How these files below a directory look now. Raises OSError."""
+    """The marks of these files below a directory now. Raises OSError."""
     return tuple(mark_below(directory, name) for name in names)
 
 
 def take_files(source: Path, target: Path, save: Save) -> bool:
-    """Shards by hard link, the rest by copy; False when the program touched one of them meanwhile."""
+    """Link the shards and copy the other files; False if the program changed one of them meanwhile."""
     try:
         for name in save.files.names:
             with files.beneath(source, name) as (fd, last):
@@ -147,7 +152,7 @@ def take_files(source: Path, target: Path, save: Save) -> bool:
 
 
 def forget_files(into: Path, names: Sequence[str]) -> None:
-    """Remove what was brought of a save, as far as it came."""
+    """Remove the files of a save that were brought so far."""
     for name in names:
         with effect("outbox.forget_file"):
             (into / name).unlink(missing_ok=True)

@@ -1,8 +1,8 @@
 """Taking finished files that are not TensorFlow's own, by the patterns of the job (`checkpoint.pattern`).
 
-Programs overwrite such files in place. So they are copied, never linked, and a copy counts only if nobody
-had one of them open for writing when it began, nothing of them has changed when it has ended, and what is
-known of their kind says that they are whole.
+Programs overwrite such files in place. So they are copied, never linked. A copy counts under three
+conditions: no process had a file open for writing when it began, no file has changed when it ends, and the
+files pass the tests of their kind.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ from supervisor.contract.job.file_pattern import MAX_DEPTH
 
 
 class PlainWatcher:
-    """Notices what the program of one generation has saved, and takes it. Call `look` about each 100 ms.
+    """Takes each save of one generation's program once it is finished. Call `look` about each 100 ms.
 
     A save gets the step in its files' names, else the newest step that the program had reported when the save
-    was first seen, else the next number. What is there at the start is not taken if it is the base; what an
-    earlier life has taken is found again. `motion` is told while one is taken.
+    was first seen, else the next number. At the start the base is not taken, and a save that an earlier life
+    of the agent took is found again. `motion` is called while a save is taken.
     """
 
     def __init__(
@@ -83,9 +83,9 @@ class PlainWatcher:
         """Look once.
 
         Args:
-            step: the newest that the program has reported, -1 before any.
-            final: the program is confirmed dead; after that, Idle means that all is taken.
-            clean: and it had ended by itself, without an error: it closed its files.
+            step: the newest step that the program has reported, -1 before any.
+            final: the program is confirmed dead; then Idle means that every save is taken.
+            clean: the program ended by itself without an error, so it has closed its files.
 
         Raises as `CheckpointWatcher.look` does. Do not run two looks of one watcher at a time.
         """
@@ -152,7 +152,7 @@ class PlainWatcher:
         )
 
     def _recall(self, now: Save | None) -> TakenCheckpoint | None:
-        """After a restart of the agent: what was taken here before, and is still the newest?
+        """After a restart of the agent: the checkpoint that was taken here before, if it is still the newest.
 
         It may not have been committed yet.
         """
@@ -168,7 +168,10 @@ class PlainWatcher:
         return None
 
     def _is_in_place(self, manifest: Manifest, now: Save) -> bool:
-        """Whether it is what is there now. Files of an older step may be there still."""
+        """Whether the checkpoint holds the files that are there now.
+
+        Files of an older step may be there too.
+        """
         own = [file for file in manifest.files if not is_state_file(file.name)]
         if {file.name for file in own} != {mark.name for mark in now.marks if not is_state_file(mark.name)}:
             return False
@@ -185,8 +188,8 @@ def take_plain(
 ) -> dict[str, int] | None:
     """Copy the files; None when one changed meanwhile. Raises OSError where a link is in a directory's place.
 
-    Raises BadCheckpoint for what is larger than the disk and, unless `trusting`, for a file of a kind that
-    does not show whether it is whole. Whether the others are is for `verify_files`.
+    Raises BadCheckpoint for files larger than the disk and, unless `trusting`, for a file of a kind without a
+    test. `verify_files` tests the others.
     """
     room, size = os.statvfs(target), sum(mark.size for mark in marks)
     if size > room.f_blocks * room.f_frsize:
@@ -220,8 +223,8 @@ def take_plain(
 def is_being_written(directory: Path, name: str) -> bool:
     """Whether any process has the file open for writing: the kernel grants no read lease on such a file.
 
-    False also where the file system, or another owner of the file, lets nobody ask: then a file counts as
-    closed when it has stopped to change.
+    False too where the file system, or another owner of the file, does not allow the question. Then a file
+    counts as closed when it no longer changes.
     """
     with files.beneath(directory, name) as (parent_fd, last):
         fd = files.open_to_read(last, parent_fd)
@@ -242,9 +245,10 @@ def is_being_written(directory: Path, name: str) -> bool:
 
 
 def _marks(directory: Path) -> Iterator[FileMark]:
-    """Every regular file below, to a bounded depth and number; names that no checkpoint may have are left.
+    """The marks of all regular files below, to a bounded depth and number, without names that no checkpoint
+    may have.
 
-    The program may replace a directory by a link at any time: nothing is looked up by its path.
+    The program may replace a directory by a link at any time, so no file is looked up by its path.
     """
     found = 0
     with suppress(FileNotFoundError, TooMany):

@@ -1,6 +1,6 @@
-"""A look at everything that a program keeps below `$CHECKPOINT_DIR`.
+"""A look at all entries below a program's `$CHECKPOINT_DIR`.
 
-Nothing is looked up by its path: the program may replace a directory by a link at any time.
+The program may replace a directory by a link at any time, so no file is looked up by its path.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ SAVED_MODEL = "saved_model.pb"
 KERAS_ENDINGS = (".h5", ".hdf5", ".keras")
 _VARIABLES = "variables"
 _NOT_READABLE = frozenset({errno.EACCES, errno.EPERM, errno.ELOOP, errno.EISDIR, errno.EINVAL})
-"""A file that the agent may not read, or that the program replaces by something else meanwhile."""
+"""Errors for a file that the agent may not read, or that the program replaces by something else meanwhile."""
 
 
 @dataclass(slots=True)
 class _Found:
-    """What a look has gathered so far."""
+    """The findings of a look so far."""
 
     marks: list[FileMark] = field(default_factory=list)
     states: dict[str, StateFile] = field(default_factory=dict)
@@ -52,7 +52,7 @@ class _Found:
 
     @property
     def full(self) -> bool:
-        """No more are looked at."""
+        """Whether the look has reached its limit."""
         return self.entries > MAX_ENTRIES
 
 
@@ -68,7 +68,7 @@ class Eyes:
         self._states: dict[str, tuple[FileMark, str | None]] = {}
 
     def look(self) -> Sight:
-        """What is there now; nothing where the directory is not there yet. Raises OSError."""
+        """Look once; an absent directory gives an empty Sight. Raises OSError."""
         found = _Found()
         with suppress(FileNotFoundError), _opened(self._directory, None) as fd:
             self._look_inside(fd, "", found)
@@ -165,7 +165,7 @@ class Eyes:
         return names_of(self._directory, self._adopt)
 
     def _refuse_link(self, fd: int, path: str, name: str, found: _Found) -> None:
-        """A link to what is looked at anyway does no harm."""
+        """Record a link as refused, unless its target is looked at anyway."""
         with suppress(OSError):
             target = os.readlink(name, dir_fd=fd)
             if prefix_below(target, path.rpartition("/")[0], self._roots()) is None:
@@ -215,20 +215,20 @@ def write_state(into: Path, name: str, state: bytes) -> None:
 
 
 def mark_by(status: os.stat_result, name: str) -> FileMark:
-    """How the file looked, under `name`."""
+    """The mark of a file with this status, under `name`."""
     return FileMark(name, status.st_size, status.st_mtime_ns, status.st_ino)
 
 
 def mark_below(directory: Path, name: str) -> FileMark:
-    """How a file below a directory looks now. Raises OSError."""
+    """The mark of a file below a directory now. Raises OSError."""
     with files.beneath(directory, name) as (fd, last):
         return mark_by(os.stat(last, dir_fd=fd, follow_symlinks=False), name)
 
 
 def _state_of(name: str, dir_fd: int) -> SavedState | None:
-    """What a `checkpoint` file names; None where it is a file of another kind.
+    """The content of a `checkpoint` file; None if it is a file of another kind.
 
-    Of a large file the beginning is read, where TensorFlow names the newest save. Raises OSError.
+    Only the beginning of a large file is read: TensorFlow names the newest save there. Raises OSError.
     """
     return parse_state(files.read_head(name, MAX_STATE_BYTES, dir_fd).decode(errors="replace"))
 

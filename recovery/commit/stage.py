@@ -1,7 +1,7 @@
-"""Staging a base: `PARENT/g<generation>/` comes to hold exactly one verified checkpoint, or nothing.
+"""Staging a base: after it `PARENT/g<generation>/` holds exactly one verified checkpoint, or nothing.
 
 It is built beside its place and renamed into it whole. Several agents of one machine may share PARENT and
-stage at the same time: one of them moves in, the others verify what it made.
+stage at the same time: one of them moves its directory in, and the others verify that.
 """
 
 from __future__ import annotations
@@ -78,8 +78,8 @@ def read_base(parent: Path, generation: int) -> Manifest | None:
 class Stager:
     """Stages bases of one job into `parent`, from the node's own copy if it is good, else from the store.
 
-    A restart waits for no disk: the program reads what it restores from memory, the store has it in any case,
-    and after a restart of the machine nothing goes on in a directory that was staged before.
+    It does not fsync. The program reads the files from the page cache, the store has them in any case, and
+    after a restart of the machine no program goes on in a directory that was staged before.
     """
 
     def __init__(
@@ -97,7 +97,7 @@ class Stager:
 
         Args:
             record: the base; None prepares the store and makes an empty directory.
-            generation: whose directory.
+            generation: the generation of the directory.
             owner_id: unique to this call; part of the names of what is being built.
             quiet_ms: give up when nothing has moved for so long.
             fresh: no attempt of this generation was ever started. Only then may a directory that is there and
@@ -141,7 +141,7 @@ class Stager:
     async def fetch(self, record: CommitRecord, build: Path, quiet_ms: int) -> Manifest:
         """Make the new directory `build` hold this checkpoint, verified. Raises as `stage_base`.
 
-        What is left of it after an error is for the caller to remove.
+        After an error the caller removes `build`.
         """
         motion = Motion(self._clock)
         async with while_moving(motion, self._clock, quiet_ms, f"fetching {record.ref}"):
@@ -208,7 +208,7 @@ class Stager:
         return False
 
     def _note_base(self, generation: int, raw: bytes, owner_id: str) -> None:
-        """For `read_base`. Every agent of the machine writes the same bytes."""
+        """Write the note for `read_base`. Every agent of the machine writes the same bytes."""
         target = self._parent / BASES / f"g{generation}.json"
         with effect("stage.note_write"):
             target.parent.mkdir(exist_ok=True)
@@ -261,10 +261,9 @@ def move_away(directory: Path, stale: Path, inode: int) -> None:
 def clean_parent(
     parent: Path, keep_generations: Collection[int], stay: Collection[str] = frozenset()
 ) -> None:
-    """Remove directories of other generations, and what interrupted work left an hour ago. Blocking.
+    """Remove directories of other generations, and those that interrupted work left an hour ago. Blocking.
 
-    What has a name in `stay` stays.
-    Call it only when no task of those generations is alive on this machine.
+    Names in `stay` stay. Call it only when no task of those generations is alive on this machine.
     """
     oldest = time.time() - LEFTOVER_AGE_S
     with mapped_errors(f"clean {parent}"), suppress(FileNotFoundError):
@@ -308,7 +307,7 @@ def _fresh_directory(path: Path, manifest: Manifest | None = None) -> None:
 
 
 def _move_in(build: Path, directory: Path) -> None:
-    """Where another agent was faster, its directory is verified next."""
+    """Move `build` to `directory`, unless another agent was faster: its directory is verified next."""
     try:
         files.move_directory(build, directory)
     except FileExistsError:

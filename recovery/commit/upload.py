@@ -1,4 +1,4 @@
-"""Bringing a taken checkpoint's files into a directory of the store, and making sure that they arrived."""
+"""Upload of a taken checkpoint's files to a directory of the store, and their verification there."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from supervisor.contract.checkpoint import Verify
 from supervisor.contract.errors import BadCheckpoint, StoreUnreachable
 
 FILES_AT_ONCE = 8
-"""Closing a small file takes tens of milliseconds in HDFS, of which nothing is work."""
+"""Files to upload at a time. Closing a small file in HDFS takes tens of milliseconds of waiting."""
 
 
 class Publisher(Protocol):
-    """How a checkpoint's files get into the store."""
+    """A way to bring a checkpoint's files into the store."""
 
     async def publish(self, taken: TakenCheckpoint, directory: str, moved: Moved) -> None:
         """Make all files of the manifest be in `directory`, a new one, as the manifest has them.
 
         Raises:
             BadCheckpoint: the node's own copy is damaged.
-            StoreUnreachable, Refused: the store's answer; what was written is for the caller to delete.
+            StoreUnreachable, Refused: the store's answer. The caller deletes the files that were written.
         """
 
 

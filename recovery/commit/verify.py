@@ -1,7 +1,7 @@
-"""Is what lies in a directory a whole checkpoint? It is read once, at memory speed, without TensorFlow.
+"""Verification of a checkpoint's files. They are read once, at memory speed, without TensorFlow.
 
-A tensor bundle holds the checksum of each of its tensors; an archive (`.keras`) those of its members; an HDF5
-file (`.weights.h5`) says how long it is. Of other files nothing is known. Everything here blocks; run it in a
+A tensor bundle holds the checksum of each of its tensors, an archive (`.keras`) those of its members, and an
+HDF5 file (`.weights.h5`) its length. Other kinds of files have no test. Everything here blocks; run it in a
 thread. The long part of it, reading and taking checksums, releases the interpreter's lock.
 """
 
@@ -44,7 +44,7 @@ from supervisor.contract.boundaries import Moved, unwatched
 from supervisor.contract.errors import BadCheckpoint
 
 _CHUNK_BYTES = 1 << 20
-"""google_crc32c releases the interpreter's lock for chunks of this size, and none smaller."""
+"""google_crc32c releases the interpreter's lock for chunks of this size, but not for smaller ones."""
 
 _WINDOW_BYTES = 1 << 16
 _FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
@@ -52,13 +52,13 @@ _FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 @dataclass(frozen=True, slots=True)
 class Verified:
-    """What was read, and found to be whole as far as its kind shows.
+    """Files that were read and passed the tests of their kinds.
 
     Attributes:
         files: with their sizes and checksums as they were read, sorted by name.
-        tensors: how many there are, each verified; 0 without a tensor bundle.
-        tf_version: of the TensorFlow that wrote it; empty when the files do not tell.
-        counters: of a tensor bundle, the values that may tell its step, by name.
+        tensors: the number of tensors, each verified; 0 without a tensor bundle.
+        tf_version: the version of the TensorFlow that wrote them; empty if unknown.
+        counters: name -> value of a tensor bundle's counters, from which its step follows.
     """
 
     files: tuple[ManifestFile, ...]
@@ -69,7 +69,7 @@ class Verified:
 
 @dataclass(frozen=True, slots=True)
 class BundleSummary:
-    """A bundle whose every byte was read and accounted for; `files` are its index and its data files."""
+    """A bundle of which every byte was read and verified; `files` are its index and its data files."""
 
     bundle: Bundle
     files: tuple[ManifestFile, ...]
@@ -82,18 +82,18 @@ def verify_files(
     go_on: GoOn = files.never_stop,
     moved: Moved = unwatched,
 ) -> Verified:
-    """Read the files of one checkpoint once, and check all that their kinds let one check.
+    """Read the files of one checkpoint once, and make all tests of their kinds.
 
     Args:
-        directory: where they are.
-        prefix: of the tensor bundle; empty for a program's own files.
+        directory: the directory of the files.
+        prefix: the prefix of the tensor bundle; empty for a program's own files.
         names: relative to the directory; with a prefix, exactly the files of that bundle.
         go_on: called about every MiB; what it raises ends the work.
         moved: told how many bytes were read.
 
     Raises:
-        BadCheckpoint: something is missing, cut short or wrong; it says what.
-        OSError: a file could not be read, which says nothing about the checkpoint.
+        BadCheckpoint: a file is missing, cut short or wrong; the text names it.
+        OSError: a file could not be read; the checkpoint may be good.
     """
     found: list[ManifestFile] = []
     tensors = 0
@@ -244,7 +244,9 @@ def _crc_of_variants(data: _Data, piece: Piece) -> int:
 
 
 def _checked(crc: int, data: _Data) -> int:
-    """Go on behind the masked checksum that stands here, which must be `crc`."""
+    """Read the masked checksum at this place, which must be `crc`; returns the checksum of all bytes with
+    it.
+    """
     stored = data.exactly(4)
     if unmask(int.from_bytes(stored, "little")) != crc:
         raise BadCheckpoint("the checksum inside it is wrong")
@@ -270,7 +272,7 @@ def _tf_version(path: Path) -> str:
 
 
 def read_counters(directory: Path, one: FileSet) -> dict[str, int]:
-    """The values in a bundle that may tell its step, by name. Nothing else of it is verified.
+    """Name -> value of a bundle's counters, from which its step follows. Nothing else of it is verified.
 
     Raises as `verify_files` does.
     """
@@ -326,7 +328,7 @@ def _opened(path: Path) -> Iterator[int]:
 
 @contextmanager
 def _about(name: str) -> Iterator[None]:
-    """Errors inside say what they are about."""
+    """Add the name of the file to errors that are raised inside."""
     try:
         yield
     except BadCheckpoint as error:

@@ -1,1 +1,4 @@
-"""Families of saves: which files are one save, when it is finished, and whether it may be committed. Pure."""
+"""Families of saves: the files of a save, the moment at which it is finished, and the rule for its commit.
+
+Pure.
+"""

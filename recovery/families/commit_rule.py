@@ -1,4 +1,4 @@
-"""May this checkpoint be committed now? The decision of rule 7, apart from its effects. Pure."""
+"""The decision whether a checkpoint may be committed now (rule 7), without its effects. Pure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from supervisor.contract.desired import JobSwitch
 
 
 class RefusalReason(Enum):
-    """Why a commit did not happen."""
+    """Reasons for a refused commit."""
 
     CLOSING = "closing"
     GENERATION = "generation"
@@ -25,24 +25,25 @@ class RefusalReason(Enum):
 
     @property
     def may_pass(self) -> bool:
-        """Whether the same checkpoint is to be offered again.
+        """Whether the same checkpoint should be offered again.
 
-        A plan that is given up reopens the switch, and an agent whose key has run out writes it again; one
-        that was succeeded or is lost for good is stopped, and so is one whose task saves no more.
+        A plan that is given up reopens the switch, and an agent whose key ran out writes it again. Where a
+        reason stays, offers end by themselves: an agent that has a successor or is lost for good is stopped,
+        as is the watch of a task that no longer saves.
         """
         return self in (RefusalReason.CLOSING, RefusalReason.INCARNATION, RefusalReason.SAVER)
 
 
 @dataclass(frozen=True, slots=True)
 class Committed:
-    """It is committed, by this call or an earlier one."""
+    """The checkpoint is committed, by this call or an earlier one."""
 
     record: CommitRecord
 
 
 @dataclass(frozen=True, slots=True)
 class CommitRefused:
-    """It is not committed; what was written to the store waits to be collected."""
+    """The checkpoint is not committed; its files in the store will be collected."""
 
     ref: CheckpointRef
     reason: RefusalReason
@@ -51,7 +52,7 @@ class CommitRefused:
 
 @dataclass(frozen=True, slots=True)
 class Proceed:
-    """This transaction commits it."""
+    """The transaction that commits the checkpoint."""
 
     compares: tuple[Compare, ...]
     puts: tuple[Put, ...]
@@ -60,7 +61,7 @@ class Proceed:
 
 @dataclass(frozen=True, slots=True)
 class CommitView:
-    """What one transaction read, in the order of `reads`."""
+    """The records that one transaction read, in the order of `reads`."""
 
     node: KeyValue | None
     switch: KeyValue | None
@@ -70,9 +71,9 @@ class CommitView:
 
 @dataclass(frozen=True, slots=True)
 class CommitIdentity:
-    """Who commits. `compare` holds as long as `incarnation` is this node's (its key is `keys.node(node)`).
+    """The committing agent. `compare` holds while `incarnation` is in the node's key, `keys.node(node)`.
 
-    `member` saves; empty: whoever does.
+    `member` is the task that saves; empty: any task.
     """
 
     node: str
@@ -82,7 +83,7 @@ class CommitIdentity:
 
 
 def reads(manifest: Manifest, identity: CommitIdentity) -> tuple[Get, ...]:
-    """What a `CommitView` is made of."""
+    """The reads for a `CommitView`."""
     return (
         Get(identity.compare.key),
         Get(keys.switch(manifest.job)),
@@ -92,7 +93,7 @@ def reads(manifest: Manifest, identity: CommitIdentity) -> tuple[Get, ...]:
 
 
 def view_of(found: tuple[tuple[KeyValue, ...], ...]) -> CommitView:
-    """The view that `reads` gave."""
+    """The view of the results of `reads`."""
     node, switch, head, record = (entries[0] if entries else None for entries in found)
     return CommitView(node, switch, head, record)
 
@@ -105,10 +106,10 @@ def decide(
     manifest_crc32c: str,
     verified: Verify,
 ) -> Proceed | Committed | CommitRefused:
-    """What to do about a checkpoint that is (or will be) complete at `path` of the store.
+    """The decision about a checkpoint that is, or will be, complete at `path` of the store.
 
-    `verified` says how that was (or will be) made sure. Raises IncompatibleRecord when a record in etcd is
-    from a newer release.
+    `verified` is the kind of verification that it passed, or will pass. Raises IncompatibleRecord when a
+    record in etcd is from a newer release.
     """
     if view.record is not None:
         return _known(decode(CommitRecord, view.record.value), manifest, manifest_crc32c)

@@ -1,4 +1,4 @@
-"""Families of saves: which files below a directory are one save, and which saves follow one another. Pure.
+"""Families of saves: files below a directory that are one save, and saves that follow one another. Pure.
 
 A family is a directory and a stem: `model.ckpt-100` and `model.ckpt-200` are two saves of the family
 `model.ckpt`. A program may have several families: the model, the best model, an optimizer.
@@ -17,10 +17,10 @@ from recovery.formats.tf_files import FileSet, complete_set, number_of, split_nu
 
 Ordered = TypeVar("Ordered", int, tuple[int, int])
 MAX_FAMILIES = 32
-"""So many families are kept in one checkpoint, those saved last."""
+"""Most families in one checkpoint; those saved last are kept."""
 
 MORE_REMEMBERED = 1000
-"""So many files are remembered beside twice those that are there."""
+"""Number of files to remember beside twice the number of those that are there."""
 
 _PART = re.compile(r"(.+)\.(?:index|data-\d{5}-of-\d{5}|meta(?:\..+)?)$", re.ASCII | re.DOTALL)
 _TEMPORARY = re.compile(r"(?:.*_temp(?:_[0-9a-f]+)?|workertemp_\d+|temp-\d+)$", re.ASCII | re.DOTALL)
@@ -28,7 +28,7 @@ _TEMPORARY = re.compile(r"(?:.*_temp(?:_[0-9a-f]+)?|workertemp_\d+|temp-\d+)$", 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Family:
-    """Where its saves are, relative to `$CHECKPOINT_DIR`, and what their names begin with."""
+    """The directory of its saves, relative to `$CHECKPOINT_DIR`, and the stem of their names."""
 
     directory: str
     stem: str
@@ -39,7 +39,10 @@ class Family:
 
 @dataclass(frozen=True, slots=True)
 class StateFile:
-    """A `checkpoint` file as one look saw it. `prefix`: the path of what it names; empty: it is not here."""
+    """A `checkpoint` file as one look saw it.
+
+    `prefix`: the path of the save that it names; empty: that is not here.
+    """
 
     mark: FileMark
     prefix: str
@@ -50,11 +53,11 @@ class Sight:
     """One look at everything below `$CHECKPOINT_DIR`. All paths are relative to it.
 
     Attributes:
-        marks: the files of which TensorFlow's checkpoints consist, sorted by name.
-        states: by the directory in which a `checkpoint` file is.
-        refused: path -> why what is there cannot be looked at, or cannot be committed.
-        entries: how many files and directories there are, of whatever kind.
-        whole: all of it was looked at. False: there may be more than is told here.
+        marks: the files of TensorFlow's checkpoints, sorted by name.
+        states: directory -> its `checkpoint` file.
+        refused: path -> the reason why the entry there cannot be read, or cannot be committed.
+        entries: the number of files and directories of any kind.
+        whole: the look covered everything. False: there may be more.
     """
 
     marks: tuple[FileMark, ...] = ()
@@ -73,7 +76,7 @@ class Save:
         half_meta: its `.meta` is being written.
         expects_meta: other saves of its family have a `.meta`.
         named: a `checkpoint` file names it.
-        turn: of the look in which all of it was there for the first time, as it is now.
+        turn: number of the first look that saw all its files as they are now.
     """
 
     files: FileSet
@@ -90,23 +93,23 @@ class Save:
 
     @property
     def tensors(self) -> tuple[FileMark, ...]:
-        """The marks of its index and data files. A `.meta` may come later, and makes it no other save."""
+        """The marks of its index and data files. A `.meta` that comes later does not make it a new save."""
         return tuple(mark for mark in self.marks if mark.name not in self.files.others)
 
     @property
     def finished_ns(self) -> int:
-        """When its index was written; 0 where its files are gone."""
+        """The time at which its index was written, in ns; 0 if its files are gone."""
         return next((mark.mtime_ns for mark in self.marks if mark.name == self.files.index), 0)
 
     @property
     def age(self) -> tuple[int, int]:
-        """Greater for a save that was made later, as far as looks and the clock show it."""
+        """Sort key: greater for a later save, by the look that first saw it and then by the clock."""
         return self.turn, self.finished_ns
 
 
 @dataclass(frozen=True, slots=True)
 class Incomplete:
-    """Files of a save that is being written or deleted, or that lacks some. `turn`: as that of a Save."""
+    """Files of a save that is being written or deleted, or has lost files. `turn`: as in Save."""
 
     prefix: str
     marks: tuple[FileMark, ...]
@@ -122,7 +125,7 @@ class Saves:
 
 
 class FirstSeen:
-    """In which look of a watcher each file was first seen as it is: that tells which of two is newer.
+    """The number of the look that first saw each file as it is now. It tells the newer of two saves.
 
     The clock of a node may be set back, and a file may be copied together with its time.
     """
@@ -132,7 +135,7 @@ class FirstSeen:
         self._turn = -1
 
     def see(self, marks: Collection[FileMark]) -> None:
-        """Another look shows these."""
+        """Record the files of another look."""
         self._turn += 1
         for mark in marks:
             self._turns.setdefault(mark, self._turn)
@@ -141,18 +144,18 @@ class FirstSeen:
             self._turns = {mark: self._turns[mark] for mark in marks}
 
     def turn_of(self, marks: Iterable[FileMark]) -> int:
-        """The look in which the last of these came; 0 where none of them was ever seen."""
+        """The number of the look that first saw the last of these files; 0 if none was seen."""
         return max((self._turns.get(mark, 0) for mark in marks), default=0)
 
 
 def family_of(prefix: str) -> Family:
-    """Whose save this is."""
+    """The family of a save."""
     directory, _, name = prefix.rpartition("/")
     return Family(directory, split_number(name)[0])
 
 
 def is_temporary(directory: str) -> bool:
-    """Whether TensorFlow keeps files in a directory of this name only while it writes."""
+    """Whether a directory of this name is one that TensorFlow uses only while it writes."""
     return _TEMPORARY.match(directory) is not None
 
 
@@ -163,12 +166,12 @@ def bundle_of(name: str) -> str | None:
 
 
 def prefix_below(named: str, directory: str, roots: Iterable[str]) -> str | None:
-    """The path below `$CHECKPOINT_DIR` of what a state file names; None when that lies elsewhere.
+    """The path, below `$CHECKPOINT_DIR`, of the save that a state file names; None if it lies elsewhere.
 
     Args:
         named: as the state file in `directory` spells it.
-        directory: where that file is, relative to `$CHECKPOINT_DIR`.
-        roots: how `$CHECKPOINT_DIR` itself may be spelt, absolute.
+        directory: the directory of that file, relative to `$CHECKPOINT_DIR`.
+        roots: the absolute spellings of `$CHECKPOINT_DIR`.
     """
     path = posixpath.normpath(posixpath.join(directory, named)) if not named.startswith("/") else ""
     for root in roots if not path else ():
@@ -180,12 +183,12 @@ def prefix_below(named: str, directory: str, roots: Iterable[str]) -> str | None
 
 
 def is_newer(one: Save, other: Save) -> bool:
-    """Whether `one` is the newer save of their family; False also where nothing tells.
+    """Whether `one` is the newer save of their family; False if that is unknown too.
 
-    There are three witnesses: the `checkpoint` file, the number in the name, and the look in which a save was
-    first seen, or the time of its index where that look is the same. The majority is right, as each of them
-    can be wrong: the `checkpoint` file is written last, numbers may begin anew, a clock may be set back, and
-    a program may copy old saves over themselves. Where they are divided, the look tells.
+    Three signs are compared: the `checkpoint` file, the number in the name, and the look that first saw a
+    save (or, for the same look, the time of its index). Each can be wrong: the `checkpoint` file is written
+    last, numbers may begin anew, a clock may be set back, and a program may copy old saves over themselves.
+    So the majority decides, and in a tie the look.
     """
     number, others = number_of(one.prefix), number_of(other.prefix)
     votes = _sign(one.named, other.named) + _sign(one.age, other.age)
@@ -230,7 +233,7 @@ def saves_in(sight: Sight, first_seen: FirstSeen | None = None) -> dict[Family, 
 
 
 def _newest(saves: Collection[Save], metas: set[str]) -> Save | None:
-    """The one that was seen last, unless the one that a state file names is newer.
+    """The save that was first seen last, unless the one that a state file names is newer.
 
     `is_newer` is no order of three or more: each of them may be newer than another.
     """

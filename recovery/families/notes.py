@@ -1,4 +1,4 @@
-"""What a watcher cannot use, each told once with the reason and what helps. Pure."""
+"""Notes on saves that a watcher cannot use. Each is reported once, with the reason and the remedy. Pure."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from recovery.families.watch import FamilyWatch
 from recovery.families.watch_rule import META_PATIENCE_LOOKS, FileMark, Unusable
 
 MAX_NOTES = 100
-"""So many are told in one generation: a program can make any number of names."""
+"""Most notes of one generation: a program can make any number of names."""
 
 
 SHARDS_ELSEWHERE = (
@@ -18,9 +18,9 @@ SHARDS_ELSEWHERE = (
 
 
 class Notes:
-    """Gathers what is to be told, in the order in which it was found.
+    """A queue of notes, in the order in which the unusable saves were found.
 
-    `no_data`: the reason to tell of an index without its data files.
+    `no_data`: the reason to give for an index without its data files.
     """
 
     def __init__(self, no_data: str = SHARDS_ELSEWHERE) -> None:
@@ -31,17 +31,20 @@ class Notes:
         self._incomplete: dict[str, tuple[tuple[FileMark, ...], int]] = {}
 
     def next(self) -> Unusable | None:
-        """The next to tell, which is told by this."""
+        """Take the next note from the queue; None if it is empty."""
         return self._waiting.pop(0) if self._waiting else None
 
     def note(self, path: str, reason: str) -> None:
-        """What is at `path` cannot be used."""
+        """Add a note: the entry at `path` cannot be used."""
         if (path, reason) not in self._told and len(self._told) < MAX_NOTES:
             self._told.add((path, reason))
             self._waiting.append(Unusable(path, reason))
 
     def refused(self, save: Save, reason: str, *, final: bool) -> None:
-        """A save does not verify. Unless `final`, the program may be overwriting it: told if it stays."""
+        """Add a note on a save that does not verify.
+
+        Unless `final`, it waits for the next look: the program may be overwriting the save.
+        """
         if final:
             self.note(save.prefix, reason)
         else:
@@ -55,7 +58,7 @@ class Notes:
         *,
         final: bool,
     ) -> None:
-        """Note what this look shows of that kind."""
+        """Add notes on the unusable entries of this look."""
         for path, reason in sight.refused.items():
             self.note(path, reason)
         for seen in saves.values():
@@ -80,7 +83,10 @@ class Notes:
             self._suspects[save.prefix] = (marks, reason, looks + 1)
 
     def _look_over_incomplete(self, seen: Incomplete, watch: FamilyWatch | None, *, final: bool) -> None:
-        """An index without its data files. One that is older than what was taken is being deleted."""
+        """Add notes on indexes without data files.
+
+        An index that is older than the save taken last is being deleted: no note.
+        """
         prefix, marks = seen.prefix, seen.marks
         taken = watch.taken if watch is not None else None
         if taken is not None and (seen.turn, max(mark.mtime_ns for mark in marks)) < taken.age:

@@ -1,4 +1,6 @@
-"""Checkpoints that are not TensorFlow's own: which files make up a save, and when it is finished. Pure.
+"""Checkpoints that are not TensorFlow's own: the files of a save, and the moment at which it is finished.
+
+Pure.
 
 The job names them by patterns, in the order in which its program writes them. So a save is whole when no file
 of an earlier pattern is newer than those of a later one.
@@ -29,13 +31,13 @@ def judge_files(
     *,
     final: bool,
 ) -> Save | Idle | Unfinished:
-    """What the newest look shows.
+    """The result of the newest look.
 
     Args:
-        patterns: what the job says.
-        before: what the look before it gathered.
-        now: what this one did.
-        taken: what was last taken, or found there at the start.
+        patterns: the job's patterns.
+        before: the save that the look before it gathered.
+        now: the save that this look gathered.
+        taken: the save that was taken last, or was there at the start.
         final: the writer is dead, so that one look is enough.
     """
     if now is None or now == taken:

@@ -1,6 +1,6 @@
-"""The families of one generation: which saves of them are new, and what a checkpoint of all says. Pure.
+"""The families of one generation: their new saves, and the content of a checkpoint of all. Pure.
 
-The staged and the mounted mode share it: they differ in how files are looked at, kept and verified.
+Both modes use it. The staged and the mounted mode look at files, keep them and verify them differently.
 """
 
 from __future__ import annotations
@@ -29,31 +29,31 @@ from recovery.formats.tf_files import MAX_STEP, STATE_FILE, render_state
 
 
 class Part(Protocol):
-    """A family's newest save that was taken. Where its files are kept is the caller's to add."""
+    """A family's newest save that was taken. Subclasses add the place of its files."""
 
     @property
     def save(self) -> Save:
-        """How the program's files looked."""
+        """The save, with the marks of the program's files."""
 
     @property
     def files(self) -> tuple[ManifestFile, ...]:
-        """As they were verified."""
+        """Its files as they were verified."""
 
     @property
     def tensors(self) -> int:
-        """How many they hold."""
+        """The number of tensors in its files."""
 
     @property
     def tf_version(self) -> str:
-        """Of the TensorFlow that saved it; empty where nothing tells."""
+        """The version of the TensorFlow that saved it; empty if unknown."""
 
     @property
     def step(self) -> int | None:
-        """The step that its name and its tensors tell."""
+        """The step in its name and its tensors; None without one."""
 
     @property
     def count(self) -> int:
-        """How many saves of this family were taken."""
+        """The number of saves of this family that were taken."""
 
 
 P = TypeVar("P", bound=Part)
@@ -61,10 +61,10 @@ P = TypeVar("P", bound=Part)
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """The families and saves that are to be taken now.
+    """The families and saves to take now.
 
     Attributes:
-        sight: the look that showed it.
+        sight: the look that showed them.
         chosen: the families of one checkpoint.
         fresh: those of them that have a new finished save.
     """
@@ -95,8 +95,8 @@ class FamilySaves(Generic[P]):
     """The families of one generation, look by look.
 
     Attributes:
-        notes: what is to be told to the user.
-        parts: what was taken of each family that is there.
+        notes: the notes for the user.
+        parts: family -> its part, for each family that is there.
         last_step: the highest step of this generation that is used; a later save gets a higher one.
     """
 
@@ -119,9 +119,10 @@ class FamilySaves(Generic[P]):
         return saves
 
     def meet(self, family: Family, known: P | None, *, there: bool = True) -> None:
-        """Begin to watch a family; `known`: what was taken of it before, or is the base's.
+        """Begin to watch a family. `known`: its part that was taken before, or that the base holds.
 
-        Unless that is `there`, as its newest save, it is what stays of the family until one is taken anew.
+        If that is `there` as its newest save, it is not taken again. Otherwise it stands for the family until
+        a new save is taken.
         """
         watch = self._watches[family] = FamilyWatch()
         if known is not None:
@@ -134,7 +135,7 @@ class FamilySaves(Generic[P]):
         return family in self._watches
 
     def judge(self, sight: Sight, saves: Mapping[Family, Saves], *, final: bool) -> Ready | Idle | Unfinished:
-        """Decide what follows from this look. All families in `saves` have been met."""
+        """The decision after this look. All families in `saves` have been met."""
         chosen = self.chosen(saves)
         fresh: dict[Family, Save] = {}
         unfinished = ""
@@ -171,23 +172,26 @@ class FamilySaves(Generic[P]):
         return by_age[:MAX_FAMILIES]
 
     def count_of(self, family: Family) -> int:
-        """How many saves of this family will have been taken with one more."""
+        """The number of saves of this family, with one more that is about to be taken."""
         before = self.parts.get(family)
         return before.count + 1 if before is not None else 1
 
     def refuse(self, family: Family, save: Save, reason: str, *, final: bool) -> None:
-        """A save does not verify: it is not looked at again before one of its files changes."""
+        """Record that a save does not verify. It is not looked at again before one of its files changes."""
         self._watches[family].refuse(save)
         self.notes.refused(save, reason, final=final)
 
     def refuse_all(self, ready: Ready, reason: str) -> None:
-        """Each of them is whole; all together are more than one checkpoint can be."""
+        """Record that these saves, each of them whole, are together too much for one checkpoint."""
         for family, save in ready.fresh.items():
             self._watches[family].refuse(save)
             self.notes.note(save.prefix, reason)
 
     def took(self, ready: Ready, parts: Mapping[Family, P], step: int, kept: Callable[[P], P]) -> None:
-        """There is a checkpoint of these parts; `kept` says of each that it is there now."""
+        """Record that a checkpoint of these parts exists.
+
+        `kept` gives each part with its place in that checkpoint.
+        """
         self._held_looks = 0
         self.last_step = max(self.last_step, step)
         for family, part in parts.items():
@@ -196,7 +200,10 @@ class FamilySaves(Generic[P]):
             self.parts[family] = kept(part)
 
     def describe(self, ready: Ready, parts: Mapping[Family, P], step: int) -> Content:
-        """The content of a checkpoint of these parts. `step`: the newest that the program has reported."""
+        """The content of a checkpoint of these parts.
+
+        `step`: the newest step that the program has reported.
+        """
         sight = ready.sight
         lead = _lead(sight, parts)
         told = parts[lead].step if lead in ready.fresh else None
@@ -228,7 +235,8 @@ def base_step_of(base: Manifest | None) -> int:
 
 
 def _lead(sight: Sight, parts: Mapping[Family, Part]) -> Family:
-    """The family that training resumes from: the one that is saved most, with one more for that of the base.
+    """The family that training resumes from: the one with the most saves, where the base's family counts one
+    more.
 
     Among equals it is one that a state file names, or that tells its step.
     """
@@ -244,8 +252,9 @@ def _lead(sight: Sight, parts: Mapping[Family, Part]) -> Family:
 def _states(sight: Sight, saves: Collection[Save]) -> dict[str, bytes]:
     """The state files that belong beside these saves, by their paths.
 
-    Each names what the program's own does, relative to its directory; if that is not among them, the newest
-    of its directory. A program that keeps no state file in a directory gets none there.
+    Each names the save that the program's own state file names, relative to its directory; if that is not
+    among `saves`, the newest save of its directory. A program that keeps no state file in a directory gets
+    none there.
     """
     by_prefix = {save.prefix: save for save in saves}
     found = {}

@@ -1,4 +1,4 @@
-"""When is a save of one family finished? Judged from the looks at it, one after the other. Pure."""
+"""The decision when a save of one family is finished, from consecutive looks at it. Pure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from recovery.families.watch_rule import (
 )
 
 STATE_PATIENCE_LOOKS = 5
-"""How long to wait for a state file where none has been yet. `tf.train.Checkpoint.write` makes none."""
+"""Looks to wait for a first state file. `tf.train.Checkpoint.write` makes none."""
 
 OVERTAKEN_UNNAMED_LOOKS = 10 * OVERTAKEN_LOOKS
 
@@ -21,8 +21,8 @@ OVERTAKEN_UNNAMED_LOOKS = 10 * OVERTAKEN_LOOKS
 class FamilyWatch:
     """The looks of one watcher at one family.
 
-    A save counts once: the newest that was taken, and all that are older, are Idle. So is one that was
-    refused, until one of its files changes.
+    A save is taken once: the newest one taken and all older ones give Idle. A refused save gives Idle until
+    one of its files changes.
     """
 
     def __init__(self) -> None:
@@ -34,7 +34,7 @@ class FamilyWatch:
         self._stateless = False
 
     def judge(self, now: Save | None, state: StateFile | None, *, final: bool) -> Save | Idle | Unfinished:
-        """What the newest look shows.
+        """The result of the newest look.
 
         Args:
             now: the newest complete save; None without any.
@@ -63,22 +63,23 @@ class FamilyWatch:
         return taken is not None and (taken.tensors == save.tensors or is_newer(taken, save))
 
     def hurries(self, now: Save, state: StateFile | None) -> bool:
-        """Whether saves come faster than looks, so that the state file's word has to be enough.
+        """Whether saves come faster than looks, so that one look with its state file must be enough.
 
-        TensorFlow writes it after data and index. Where it names none of them, an index has to be enough, but
-        later. Whoever takes them compares each tensor with the index, and checks that they did not change.
+        TensorFlow writes the state file after data and index. Where it names none of the saves, an index is
+        enough, but later. The caller compares each tensor with the index, and checks that no file changed
+        meanwhile.
         """
         named = state is not None and state.prefix == now.prefix
         return self._overtaken >= (OVERTAKEN_LOOKS if named else OVERTAKEN_UNNAMED_LOOKS)
 
     def take(self, save: Save, state: StateFile | None = None) -> None:
-        """This save was taken, or is the one that training began with."""
+        """Record that this save was taken, or is the one that training began with."""
         self.taken = save
         self._overtaken = 0
         self._stateless = state is None or state.mark.mtime_ns < save.finished_ns
 
     def refuse(self, save: Save) -> None:
-        """This save cannot be taken as it is now."""
+        """Record that this save cannot be taken as it is now."""
         self._refused = save.marks
 
     def _awaits_meta(self, now: Save) -> bool:

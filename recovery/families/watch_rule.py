@@ -1,19 +1,20 @@
-"""What a look at a program's directory shows, and what comes of it. Pure."""
+"""The values of a look at a program's directory, and the results of judging it. Pure."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 META_PATIENCE_LOOKS = 20
-"""How long to wait for a `.meta` that should come; it is not needed to restore."""
+"""Looks to wait for a `.meta` that is expected; a restore does not need it."""
 
 OVERTAKEN_LOOKS = 3
-"""So many saves in a row were followed by the next before they could be looked at twice: hurry."""
+"""Number of saves in a row, each followed by the next before a second look at it, after which the watcher
+hurries."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class FileMark:
-    """A file as one look saw it. Two equal marks: nobody wrote to it in between."""
+    """A file as one look saw it. If two marks are equal, the file was not written in between."""
 
     name: str
     size: int
@@ -22,19 +23,19 @@ class FileMark:
 
 
 class Idle:
-    """Nothing new."""
+    """There is no new save."""
 
 
 @dataclass(frozen=True, slots=True)
 class Unfinished:
-    """TensorFlow is still writing this one."""
+    """A save that TensorFlow is still writing."""
 
     prefix: str
 
 
 @dataclass(frozen=True, slots=True)
 class Unusable:
-    """This one can never be committed; `reason` says why."""
+    """A save that can never be committed, with the `reason`."""
 
     prefix: str
     reason: str

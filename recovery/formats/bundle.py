@@ -1,7 +1,10 @@
-"""TensorFlow's tensor bundle: what a checkpoint's `.index` says of the tensors in its data files. Pure.
+"""TensorFlow's tensor bundle: the tensors of a checkpoint and their places in its data files, from its
+`.index`.
 
-Only a bundle in which every tensor has its place, its size and its checksum is accepted, and only one that
-TensorFlow itself would read. What is refused is a BadCheckpoint that names the tensor.
+Pure.
+
+A bundle is accepted only if every tensor has its place, its size and its checksum, and if TensorFlow itself
+would read it. Otherwise BadCheckpoint names the tensor.
 """
 
 from __future__ import annotations
@@ -22,7 +25,8 @@ MAX_TENSORS = 1 << 20
 MAX_SHARDS = 99_999
 MAX_RANK = 254
 MAX_PADDING = 4096
-"""A writer may align tensors to a power of two up to this, with zeros before the next one."""
+"""Largest alignment of tensors in bytes. A writer may align them to a power of two, with zeros between
+them."""
 
 STRING, VARIANT = 7, 21
 _WIDTH = {
@@ -64,7 +68,7 @@ class Piece:
         name: for people; a slice's has its extents behind it.
         offset: in bytes, in data file number `shard`.
         size: in bytes.
-        crc32c: of what `recovery.commit.verify` says for this type, unmasked.
+        crc32c: unmasked, over the bytes that `recovery.commit.verify` defines for this type.
     """
 
     name: str
@@ -77,18 +81,18 @@ class Piece:
 
     @property
     def elements(self) -> int:
-        """How many."""
+        """The number of elements."""
         return math.prod(self.shape)
 
 
 @dataclass(frozen=True, slots=True)
 class Bundle:
-    """What an index says.
+    """The content of an index.
 
     Attributes:
-        num_shards: how many data files there are.
-        tensors: what `tf.train.list_variables` shows, by name.
-        pieces: where their bytes are, by shard and offset; none overlap.
+        num_shards: the number of data files.
+        tensors: name -> tensor, as `tf.train.list_variables` shows them.
+        pieces: the places of their bytes, sorted by shard and offset; none overlap.
     """
 
     num_shards: int
@@ -144,7 +148,7 @@ def regions(pieces: Sequence[Piece], size: int) -> Iterator[Piece | Padding]:
     leads to a multiple of a power of two that all offsets and the size have in common; at the end only if
     there is some between the tensors, too.
 
-    Raises BadCheckpoint when they do not account for each of its `size` bytes.
+    Raises BadCheckpoint unless pieces and padding cover each of the file's `size` bytes.
     """
     common = math.gcd(size, *(piece.offset for piece in pieces))
     alignment = min(common & -common, MAX_PADDING)
@@ -218,7 +222,7 @@ def _read_piece(tensor: Tensor, message: Message, num_shards: int) -> Piece:
 
 
 def _fits(piece: Piece) -> bool:
-    """Whether the size may be that of its elements; of a type that we do not know it may be any."""
+    """Whether the piece's size fits its elements; any size fits a type that this module does not know."""
     if piece.dtype == STRING:
         return piece.size >= piece.elements + 4 or piece.size == piece.elements == 0
     if piece.dtype == VARIANT:
@@ -273,7 +277,7 @@ def _in_order(pieces: list[Piece]) -> tuple[Piece, ...]:
 
 @contextmanager
 def _naming(key: bytes) -> Iterator[None]:
-    """Errors inside say which entry they are about."""
+    """Add the name of the entry to errors that are raised inside."""
     try:
         yield
     except BadCheckpoint as error:
@@ -281,7 +285,7 @@ def _naming(key: bytes) -> Iterator[None]:
 
 
 def _shown(key: bytes) -> str:
-    """For people, and safe on a terminal."""
+    """The key as text for people, without control characters."""
     text = key.decode(errors="backslashreplace")
     return text if text.isprintable() else ascii(text)
 

@@ -1,4 +1,6 @@
-"""How the lengths of strings stand in a tensor bundle, and what of them its checksum is taken over. Pure.
+"""The lengths of strings in a tensor bundle: their encoding, and the bytes that their checksum covers.
+
+Pure.
 
 A string tensor is: a varint length for each element, 4 bytes with their checksum, then the strings. The
 checksums are taken over the lengths as numbers of fixed width, not over the varints.
@@ -17,13 +19,13 @@ _MAX_U32 = (1 << 32) - 1
 
 @dataclass(frozen=True, slots=True)
 class Lengths:
-    """Some of a tensor's lengths.
+    """Some lengths of a string tensor.
 
     Attributes:
-        count: how many.
+        count: the number of lengths.
         used: the bytes that they take in the file.
         total: their sum.
-        coded: what the checksum is taken over.
+        coded: the bytes that the checksum covers.
     """
 
     count: int
@@ -53,6 +55,6 @@ def read_lengths(data: bytes, most: int, *, final: bool) -> Lengths:
 
 
 def read_length(data: bytes) -> tuple[int, int, bytes]:
-    """(length, bytes that it takes, what the checksum is taken over) of one variant; raises BadCheckpoint."""
+    """(length, bytes that it takes, bytes that the checksum covers) of one variant; raises BadCheckpoint."""
     length, used = read_varint(data, 0, len(data))
     return length, used, length.to_bytes(8, "little")

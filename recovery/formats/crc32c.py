@@ -20,7 +20,7 @@ def joined(pieces: Iterable[tuple[int, int]]) -> int:
 
 @lru_cache(maxsize=64)
 def _zeros(size: int) -> int:
-    """What the checksum before `size` more bytes is multiplied by: x to the power of their bits."""
+    """The factor for a checksum that `size` more bytes follow: x to the power of the number of their bits."""
     power, square, left = _ONE, _ONE >> 1, size * 8
     while left:
         if left & 1:

@@ -12,9 +12,9 @@ def on_lineage(
 ) -> tuple[CommitRecord, ...]:
     """The records, in any state, that `generation`, which started from `base`, descends from; newest first.
 
-    All commits of `generation` are on it; of its base's generation those up to the base; and so on back.
-    Where no record tells what a generation started from, the lineage ends: retention collects the oldest
-    first, so nothing that is worth keeping lies behind such a gap.
+    All commits of `generation` are on it; of its base's generation those up to the base; and so on back. The
+    lineage ends at a generation whose base no record names: retention collects the oldest first, so nothing
+    that is worth keeping lies behind such a gap.
     """
     by_generation: dict[int, list[CommitRecord]] = {}
     for record in records:

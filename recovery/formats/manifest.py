@@ -1,6 +1,6 @@
-"""The manifest: what a checkpoint consists of, kept beside its files. Pure.
+"""The manifest: the list of a checkpoint's files, kept beside them. Pure.
 
-It is JSON that an operator can read without us, in one canonical form: equal manifests are equal bytes.
+It is JSON that an operator can read without a tool, in one canonical form: equal manifests are equal bytes.
 """
 
 from __future__ import annotations
@@ -44,7 +44,9 @@ class ManifestFile:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """What was saved, by whom, and the checksum of every file. `parent` is the base of its generation.
+    """A checkpoint's job, generation, step and saver, and the checksum of every file.
+
+    `parent` is the generation's base.
 
     `wall_ms` is for people. In version 1 the files, sorted by name, are exactly one TensorFlow checkpoint
     called `prefix`, and a state file that names it belongs beside them; without a prefix they are the
@@ -52,8 +54,8 @@ class Manifest:
     there is, TensorFlow's state files too: one checkpoint or several; training goes on from `prefix`.
 
     Attributes:
-        tensors: how many the files hold, each verified; 0 for files that are not a tensor bundle.
-        tf_version: of the TensorFlow that saved it; empty where nothing told.
+        tensors: the number of tensors in the files, each verified; 0 for files that are not a tensor bundle.
+        tf_version: the version of the TensorFlow that saved it; empty if unknown.
     """
 
     job_uuid: str
@@ -71,16 +73,16 @@ class Manifest:
 
     @property
     def size(self) -> int:
-        """Bytes, all files together."""
+        """The size of all files together, in bytes."""
         return sum(file.size for file in self.files)
 
     def in_place(self, name: str) -> bool:
-        """Whether the program may write this file in place, so that a copy must be a copy."""
+        """Whether the program may write this file in place. Such a file is copied, not linked."""
         return not self.prefix or not is_shard(name)
 
     @property
     def state(self) -> bytes:
-        """The state file that belongs in the directory beside the files; empty when they are all."""
+        """The content of the state file that belongs beside the files; empty if none is added to them."""
         return render_state(self.prefix) if self.version == 1 and self.prefix else b""
 
     @property
@@ -104,7 +106,7 @@ def crc32c_of_bytes(data: bytes) -> str:
 
 
 def encode_manifest(manifest: Manifest) -> bytes:
-    """The canonical form. Raises BadCheckpoint for a manifest that nobody could read back."""
+    """The canonical form. Raises BadCheckpoint for a manifest that `parse_manifest` would refuse."""
     raw = _render(manifest)
     if _read(raw) != manifest:
         raise BadCheckpoint("its manifest would not say what it is")
@@ -144,7 +146,7 @@ def parse_manifest(raw: bytes) -> Manifest:
 
     Raises:
         BadCheckpoint: it is not a canonical manifest of this version.
-        IncompatibleRecord: a newer release wrote it; says nothing about the checkpoint.
+        IncompatibleRecord: a newer release wrote it; the checkpoint may be good.
     """
     manifest = _read(raw)
     if _render(manifest) != raw:

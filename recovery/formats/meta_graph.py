@@ -1,4 +1,4 @@
-"""Which TensorFlow wrote a checkpoint, as the `.meta` or `saved_model.pb` beside it says. Pure."""
+"""The version of the TensorFlow that wrote a checkpoint, read from its `.meta` or `saved_model.pb`. Pure."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from recovery.formats.protobuf import Message, read_varint
 from supervisor.contract.errors import BadCheckpoint
 
 HEAD_BYTES = 1 << 23
-"""The version stands behind the list of operators, which is far shorter."""
+"""Bytes to read from the head of the file. The version follows the list of operators, which is far
+shorter."""
 
 MAX_VERSION = 64
 SAVED_MODEL = "saved_model.pb"
@@ -15,9 +16,9 @@ _VERSION = 5
 
 
 def tf_version(name: str, head: bytes) -> str:
-    """The release in the file `name`, whose first `HEAD_BYTES` are `head`; empty when it tells none.
+    """The release in the file `name`, whose first `HEAD_BYTES` are `head`; empty if there is none.
 
-    The file is not needed to restore: one that cannot be read says nothing of its checkpoint.
+    A restore does not need the file, so an unreadable one does not make its checkpoint bad.
     """
     try:
         at = _first_graph(head) if name.endswith(SAVED_MODEL) else 0
@@ -33,7 +34,7 @@ def tf_version(name: str, head: bytes) -> str:
 
 
 def _first_graph(head: bytes) -> int:
-    """Where the first MetaGraphDef of a SavedModel begins, behind the version of the schema."""
+    """The offset of the first MetaGraphDef of a SavedModel, after the version of the schema."""
     tag, at = read_varint(head, 0, len(head))
     if tag == _SCHEMA_TAG:
         _, at = read_varint(head, at, len(head))

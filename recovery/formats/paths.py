@@ -1,4 +1,4 @@
-"""Which paths a checkpoint store accepts. Pure; shared by every store so that they refuse the same ones."""
+"""The paths that a checkpoint store accepts. Pure. All stores use it, so that they refuse the same paths."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ PART_PREFIX = ".part-"
 """Names of files that are still being written; never listed, never accepted from a caller."""
 
 MARKER = ".tfsup-store"
-"""A file in the root that says: this is a prepared store, not an empty mount point."""
+"""A file in the root of each prepared store. Its absence shows an empty mount point."""
 
 _MAX_NAME_BYTES = 255
 _MAX_PATH_BYTES = 1024
@@ -51,16 +51,19 @@ _STORED = re.compile(r"g(\d{5,8})-s(\d{10,12})\.[A-Za-z0-9-]+", re.ASCII)
 
 
 def stored_path(ref: CheckpointRef, staging_id: str) -> str:
-    """The directory of a complete checkpoint. The id keeps a repeated commit from meeting its leftovers."""
+    """The directory of a complete checkpoint. By the id a repeated commit gets a directory of its own."""
     return f"g{ref.generation:05d}-s{ref.step:010d}.{staging_id}"
 
 
 def stored_ref(name: str) -> CheckpointRef | None:
-    """What a directory in the root or in `.staging` holds, by its name; None for a name that is not ours."""
+    """The checkpoint in a directory of the root or of `.staging`, by its name; None for a foreign name."""
     match = _STORED.fullmatch(name)
     return CheckpointRef(int(match[1]), int(match[2])) if match else None
 
 
 def staging_path(ref: CheckpointRef, staging_id: str) -> str:
-    """Where a commit writes. Its generation tells when nobody can need it any more, whatever clocks say."""
+    """The directory that a commit writes to.
+
+    By the generation in its name it is seen to be over, without a clock.
+    """
     return f"{STAGING}/{stored_path(ref, staging_id)}"

@@ -1,4 +1,4 @@
-"""Protocol buffers' wire format, read strictly: what an encoder would not have written is refused. Pure.
+"""Protocol buffers' wire format, read strictly: bytes that no encoder writes are refused. Pure.
 
 TensorFlow's messages are read with this instead of its generated code, so that no TensorFlow is needed and a
 hostile file can do nothing but be refused.

@@ -21,15 +21,16 @@ Age = Callable[[CommitRecord], int]
 
 @dataclass(frozen=True, slots=True)
 class RetentionPolicy:
-    """What a job keeps beside what always stays.
+    """The checkpoints that a job keeps beside those that always stay.
 
     Attributes:
         keep: committed checkpoints on the lineage, newest first; never fewer than `ALWAYS_KEPT`.
         keep_every: on the lineage, the first one of each so many steps; 0: none.
         keep_for_ms: on the lineage, those that were committed less long ago; 0: none.
-        grace_ms: how long one stays after it was quarantined, or, off the lineage, after it was committed;
-            and in either case after `branched_age_ms`.
-        branched_age_ms: how long ago a generation was started last, which may have gone back to an older one.
+        grace_ms: the time that a checkpoint stays after it was quarantined, or, off the lineage, after it was
+            committed; in both cases it stays as long after `branched_age_ms` too.
+        branched_age_ms: the time since the last start of a generation, which may have gone back to an older
+            checkpoint.
     """
 
     keep: int
@@ -40,7 +41,7 @@ class RetentionPolicy:
 
 
 class Keep(Enum):
-    """Why a checkpoint stays."""
+    """Reasons for a checkpoint to stay."""
 
     BASE = "base"
     PINNED = "pinned"
@@ -54,7 +55,7 @@ class Keep(Enum):
 
 
 class Collect(Enum):
-    """Why a checkpoint may go, or is going."""
+    """Reasons for a checkpoint to be collected."""
 
     SURPLUS = "surplus"
     OFF_LINEAGE = "off_lineage"
@@ -64,7 +65,7 @@ class Collect(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Fate:
-    """What becomes of a checkpoint now, and why."""
+    """The decision about a checkpoint, with its reason."""
 
     record: CommitRecord
     why: Keep | Collect
@@ -94,13 +95,13 @@ def fates(
     policy: RetentionPolicy,
     age: Age,
 ) -> tuple[Fate, ...]:
-    """What becomes of each checkpoint of the job, oldest first.
+    """The decision about each checkpoint of the job, oldest first.
 
-    Never does the base of the switch go, or one in `asked`, or a pinned one. Every committed checkpoint
-    was verified as its job asks when it was committed, so that the newest committed ones are the newest
-    verified ones; where a job asks for less than reading back, the newest two that were read back stay too.
-    One that is only suspected stays until the job has a later step on its lineage, however old it is: it may
-    be cleared yet.
+    The base of the switch, checkpoints in `asked` and pinned ones always stay. Every committed checkpoint was
+    verified as its job asks when it was committed, so that the newest committed ones are the newest verified
+    ones; where a job asks for less than reading back, the newest two that were read back stay too. A
+    checkpoint that is only suspected may still be cleared: it stays, at any age, until the job has a later
+    step on its lineage.
     """
     mine = sorted((each for each in records if each.job_uuid == switch.job_uuid), key=lambda each: each.ref)
     bases = {switch.base, switch.closing.base if switch.closing else None, *asked}
@@ -127,7 +128,7 @@ def fates(
 
 
 def _kept(healthy: list[CommitRecord], policy: RetentionPolicy, age: Age) -> dict[CheckpointRef, Keep]:
-    """What stays of the committed ones on the lineage, newest first, and the strongest reason for each."""
+    """The committed checkpoints of the lineage that stay, with the strongest reason for each."""
     newest = healthy[: max(policy.keep, ALWAYS_KEPT)]
     verified = [record for record in healthy if record.verified is Verify.READBACK][:ALWAYS_KEPT]
     first_of: dict[int, CommitRecord] = {}

@@ -1,4 +1,4 @@
-"""Which checkpoint the next generation starts from (rule 8). Pure."""
+"""Selection of the checkpoint that the next generation starts from (rule 8). Pure."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ class FromScratch:
 
 @dataclass(frozen=True, slots=True)
 class NoneLeft:
-    """There were checkpoints and none can be restored: stop for the operator, never start from scratch.
+    """There were checkpoints and none can be restored: the job stops for the operator and does not start from
+    scratch.
 
-    `newest_bad` is the newest one on the lineage that cannot be used, if its record is still there.
+    `newest_bad` is the newest unusable one on the lineage, if its record is still there.
     """
 
     newest_bad: CommitRecord | None
@@ -27,7 +28,7 @@ class NoneLeft:
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """Restore this one."""
+    """The checkpoint to restore."""
 
     record: CommitRecord
 

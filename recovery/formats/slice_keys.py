@@ -1,6 +1,6 @@
 """The keys under which TensorFlow stores the slices of a partitioned variable. Pure.
 
-They hold the variable's name and each dimension's start and length, coded so that they sort as those do.
+A key holds the variable's name and each dimension's start and length, coded so that keys sort in that order.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ WHOLE = (0, -1)
 """The extent of a dimension that is not divided: (start, length)."""
 
 FIRST_BYTE = 0
-"""Every such key begins with it, and no name does."""
+"""The first byte of every such key. No name of a tensor begins with it."""
 
 _SPECIAL = re.compile(rb"[\x00\xff]")
 _END = b"\x00\x01"
@@ -33,7 +33,9 @@ def _number(value: int) -> bytes:
 
 
 def _signed(value: int) -> bytes:
-    """As many leading ones as there are bytes, then the value; all of it inverted for a negative one."""
+    """Encode an integer: as many leading ones as there are bytes, then the value; all inverted if it is
+    negative.
+    """
     size = (~value if value < 0 else value).bit_length() // 7 + 1
     ones = ((1 << size) - 1) << (7 * size)
     return ((value & ((1 << 8 * size) - 1)) ^ ones).to_bytes(size, "big")

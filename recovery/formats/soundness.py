@@ -1,6 +1,6 @@
-"""Cheap signs that a file is whole, by its kind. Pure.
+"""Cheap tests that a file was closed by its writer, by its kind. Pure.
 
-They tell a file that was torn by a kill from one that was closed; they do not verify its content.
+They find a file that a kill has cut short. They do not verify its content.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ TAIL_BYTES = 65_557
 """The longest end of a zip archive: its record of 22 bytes, and a comment."""
 
 MAX_DIRECTORY_BYTES = 1 << 23
-"""An archive's list of members that may be read."""
+"""Largest list of an archive's members that is read, in bytes."""
 
 ARCHIVES = (".keras", ".zip", ".npz")
 
@@ -26,15 +26,15 @@ _TABLE_END = bytes.fromhex("57fb808b247547db")
 _JSON_ENDS = frozenset({b"}", b"]", b'"'})
 _OPEN_TO_WRITE = 1
 _EOF_AT = {0: 40, 1: 44, 2: 28, 3: 28}
-"""Superblock version -> where the address of the end of the file stands, with addresses of 8 bytes."""
+"""Superblock version -> offset of the address of the end of file, for addresses of 8 bytes."""
 
 
 def is_whole(name: str, size: int, head: bytes, tail: bytes) -> bool | None:
-    """Whether a file looks whole; None for a kind that has no such signs.
+    """Whether a file is whole by these tests; None for a kind without a test.
 
     Args:
-        name: of the file; its ending tells the kind.
-        size: in bytes.
+        name: the file's name; its ending gives the kind.
+        size: the file's size in bytes.
         head: its first `HEAD_BYTES`.
         tail: its last `TAIL_BYTES`.
     """
@@ -55,9 +55,12 @@ def is_whole(name: str, size: int, head: bytes, tail: bytes) -> bool | None:
 
 
 def _whole_hdf5(size: int, head: bytes) -> bool:
-    """At its close HDF5 writes where the file ends into the superblock, which until then names less.
+    """Whether an HDF5 file was closed.
 
-    Since version 2 the superblock also says that somebody has the file open to write.
+    HDF5 writes the end of the file into the superblock when it closes it.
+
+    Before that the superblock names an earlier end. Since version 2 it also has a flag for a file that is
+    open for writing.
     """
     if not head.startswith(_HDF5) or len(head) < HEAD_BYTES:
         return False
@@ -70,7 +73,9 @@ def _whole_hdf5(size: int, head: bytes) -> bool:
 
 
 def _whole_zip(size: int, tail: bytes) -> bool:
-    """A zip archive ends in a record that says how long its comment is and where its directory stands."""
+    """Whether a zip archive ends in a record that fits: the length of its comment and the place of its
+    directory.
+    """
     at = tail.rfind(_ZIP_END)
     end = tail[at : at + _ZIP_END_BYTES]
     if at < 0 or len(end) < _ZIP_END_BYTES:
@@ -82,7 +87,7 @@ def _whole_zip(size: int, tail: bytes) -> bool:
 
 
 def directory_of(tail: bytes) -> tuple[int, int]:
-    """(members, bytes) of a zip archive's list; raises ValueError when its end does not tell."""
+    """(members, bytes) of a zip archive's list; raises ValueError if its end has no such record."""
     at = tail.rfind(_ZIP_END)
     if at < 0 or len(tail) - at < _ZIP_END_BYTES:
         raise ValueError("no end of an archive")

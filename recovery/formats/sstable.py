@@ -17,7 +17,7 @@ from supervisor.contract.errors import BadCheckpoint
 MAX_TABLE_BYTES = 1 << 26
 MAX_KEY_BYTES = 1 << 16
 MAX_KEYS_BYTES = 1 << 28
-"""All keys together, as they are when their shared prefixes are written out."""
+"""Largest size of all keys together in bytes, with their shared prefixes written out."""
 
 FOOTER_BYTES = 48
 MAGIC = bytes.fromhex("57fb808b247547db")
@@ -45,7 +45,7 @@ class _Block:
 def read_table(raw: bytes) -> Iterator[tuple[bytes, bytes]]:
     """Every (key, value), in the order of the keys.
 
-    Raises BadCheckpoint, also in the middle; nothing that was given before that may be used then.
+    Raises BadCheckpoint, possibly after some entries: then none of them may be used.
     """
     if not FOOTER_BYTES < len(raw) <= MAX_TABLE_BYTES:
         raise BadCheckpoint(f"it has {len(raw)} bytes")
@@ -87,7 +87,7 @@ def _handle(data: bytes, at: int, end: int) -> tuple[_Block, int]:
 
 
 def _index(entries: Iterator[tuple[bytes, bytes]]) -> list[tuple[bytes, _Block]]:
-    """(a key that is not below any of the block's, block) of each data block."""
+    """(upper bound of the block's keys, block) for each data block."""
     blocks: list[tuple[bytes, _Block]] = []
     for key, value in entries:
         block, at = _handle(value, 0, len(value))
@@ -143,7 +143,7 @@ def _entries(block: bytes) -> Iterator[tuple[bytes, bytes]]:
 
 
 def _restarts(block: bytes) -> tuple[int, list[int]]:
-    """(where the entries end, where those begin that share nothing with the one before)."""
+    """(offset of the end of the entries, offsets of the entries that share no prefix with the one before)."""
     count = int.from_bytes(block[-4:], "little")
     end = len(block) - 4 * (count + 1)
     if len(block) < 4 or count < 1 or end < 0:

@@ -1,4 +1,4 @@
-"""The step of a save: what its name and its tensors tell (docs/decisions/0034). Pure."""
+"""The step of a save, from its name and its tensors (docs/decisions/0034). Pure."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _GLOBAL_STEP, _STEP, _SAVES = "global_step", "step", "save_counter"
 
 
 def counters(bundle: Bundle) -> tuple[Piece, ...]:
-    """The tensors that may tell a step: single integers with the names that TensorFlow gives to counters."""
+    """The tensors that may hold a step: single integers with the names that TensorFlow gives to counters."""
     found = (
         piece
         for piece in bundle.pieces
@@ -27,11 +27,11 @@ def counters(bundle: Bundle) -> tuple[Piece, ...]:
 
 
 def step_of_save(number: int | None, values: Mapping[str, int]) -> int | None:
-    """The step that a save is of; None when nothing tells.
+    """The step of a save; None if neither name nor tensors give one.
 
     Args:
-        number: in its name, of whatever it is a number.
-        values: of its `counters`. What is above MAX_STEP tells no step.
+        number: the number in its name: a step, an epoch or a count of saves.
+        values: the values of its `counters`. A value above MAX_STEP is no step.
 
     A variable `global_step` is the step. A variable `step` of the program, or else the iterations of the
     optimizer that made fewest, are compared with the number in the name: epochs and saves are fewer than
@@ -51,7 +51,7 @@ def step_of_save(number: int | None, values: Mapping[str, int]) -> int | None:
 
 
 def _kind(name: str) -> str:
-    """What a tensor of this name counts; empty when it counts nothing."""
+    """The kind of counter that a tensor of this name is; empty if it is none."""
     whole = name.removesuffix(_VALUE)
     last = whole.rpartition("/")[2]
     if last == _GLOBAL_STEP:

@@ -11,7 +11,7 @@ from supervisor.contract.errors import BadCheckpoint
 STATE_FILE = "checkpoint"
 MAX_STATE_BYTES = 1 << 20
 MAX_STEP = 10**11
-"""A number above it is a time (`model-1700000000000`) or noise. There is room to count on from any step."""
+"""The highest number that is taken for a step. A larger one is a time (`model-1700000000000`) or noise."""
 
 _ENDING = re.compile(r"\.(?:ckpt|tf)$")
 _TF_NUMBER = re.compile(r"(.*)-(\d{1,20})$", re.ASCII | re.DOTALL)
@@ -33,7 +33,9 @@ _LETTERS = {
 
 @dataclass(frozen=True, slots=True)
 class SavedState:
-    """TensorFlow's CheckpointState: the newest prefix, and all that the saver knows, as it spells them."""
+    """TensorFlow's CheckpointState: the newest prefix, and all prefixes that the saver keeps, as it spells
+    them.
+    """
 
     newest: str
     known: tuple[str, ...]
@@ -86,7 +88,7 @@ def number_of(prefix: str) -> int | None:
 
 
 def split_number(name: str) -> tuple[str, int | None]:
-    """(what stays the same from save to save, the number).
+    """(the part of a name that is the same in each save, the number).
 
     The number that TensorFlow appends is the last one; `weights.03-0.25` and `03-0.25.weights` are of
     epoch 3. A number before other words (`1-encoder`) tells parts of a model apart.
@@ -130,7 +132,7 @@ def is_state_file(name: str) -> bool:
 
 
 def names_of_bundles(names: Collection[str]) -> frozenset[str]:
-    """Those of the names that are of the index and the data files of a complete checkpoint."""
+    """The names that belong to the index or the data files of a complete checkpoint."""
     prefixes = (name.removesuffix(".index") for name in names if name.endswith(".index"))
     sets = filter(None, (complete_set(prefix, names) for prefix in prefixes))
     return frozenset(name for found in sets for name in (found.index, *found.shards))

@@ -1,4 +1,4 @@
-"""Limits, measured on our clock, around awaited work: a deadline, or how long nothing may move."""
+"""Limits around awaited work, measured on our clock: a deadline, or a longest time without progress."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from supervisor.contract.errors import StoreUnreachable
 
 
 class Motion:
-    """A `Moved` that knows when something last did. Any thread may tell it.
+    """A `Moved` that keeps the time of the last progress. It may be called in any thread.
 
     Attributes:
-        moved_ms: when it was last told anything, on the clock; at first when it was made.
+        moved_ms: the time of the last call, on the clock; at first the time of its construction.
         total: bytes so far.
     """
 
@@ -24,14 +24,14 @@ class Motion:
         self.total = 0
 
     def __call__(self, more_bytes: int = 0) -> None:
-        """Something has moved, be it no bytes."""
+        """Note progress, possibly of 0 bytes."""
         self.total += more_bytes
         self.moved_ms = self._clock.now_ms()
 
 
 @asynccontextmanager
 async def until(clock: Clock, deadline_ms: int, doing: str) -> AsyncIterator[None]:
-    """Cancel what is inside at `deadline_ms` of `clock`; raise StoreUnreachable: its outcome is unknown."""
+    """Cancel the block at `deadline_ms` of `clock`; raise StoreUnreachable: its outcome is unknown."""
     scope = asyncio.timeout((deadline_ms - clock.now_ms()) / 1000)
     try:
         async with scope:
@@ -44,9 +44,9 @@ async def until(clock: Clock, deadline_ms: int, doing: str) -> AsyncIterator[Non
 
 @asynccontextmanager
 async def while_moving(motion: Motion, clock: Clock, quiet_ms: int, doing: str) -> AsyncIterator[None]:
-    """Cancel what is inside once `motion` has heard nothing for `quiet_ms`; raise StoreUnreachable.
+    """Cancel the block once `motion` was not called for `quiet_ms`; raise StoreUnreachable.
 
-    However large the work is and however slow a store, it goes on while it moves.
+    Work of any size on a store of any speed goes on while it makes progress.
     """
     loop = asyncio.get_running_loop()
     scope = asyncio.timeout(None)

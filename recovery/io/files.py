@@ -38,15 +38,15 @@ _OCCUPIED = frozenset({errno.EEXIST, errno.ENOTEMPTY})
 _NO_LINKS = frozenset({errno.EXDEV, errno.EPERM, errno.EMLINK, errno.EOPNOTSUPP, errno.ENOSYS})
 
 GoOn = Callable[[], None]
-"""Called between chunks of long work; raises to stop it (the caller has gone away)."""
+"""Called between chunks of long work; raises to stop it, for example because the caller was cancelled."""
 
 
 def never_stop() -> None:
-    """The `GoOn` of work that nobody can abandon."""
+    """The `GoOn` of work that is never stopped."""
 
 
 def translate(error: OSError, doing: str) -> TfSupervisorError:
-    """What an OSError means to the caller; `doing` is a phrase such as 'write /a/b'."""
+    """The error of our tree for an OSError; `doing` is a phrase such as 'write /a/b'."""
     reason = os.strerror(error.errno) if error.errno else str(error)
     if error.errno == errno.ENOENT:
         return NotFound(f"cannot {doing}: {reason}")
@@ -96,7 +96,8 @@ def beneath(directory: Path, name: str, *, make: bool = False) -> Iterator[tuple
 def open_to_read(path: Path | str, dir_fd: int | None = None) -> int:
     """A descriptor of a regular file, which its owner may replace by anything at any time.
 
-    Raises OSError for what is none: ELOOP for a link, EISDIR, else EINVAL; it waits for no FIFO's writer.
+    Raises OSError for another kind of entry: ELOOP for a link, EISDIR, else EINVAL. It does not wait for the
+    writer of a FIFO.
     """
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     fd = os.open(path, flags, dir_fd=dir_fd)
@@ -132,7 +133,7 @@ def sync_tree(path: Path) -> None:
 def reserve(fd: int, size: int) -> None:
     """Give a new file its size and its place on the disk, which makes writing it in pieces cheaper.
 
-    Raises OSError where there is no room for it; a file system that knows no such thing does nothing.
+    Raises OSError where there is no room for it. A file system without this operation does nothing.
     """
     call = getattr(ctypes.CDLL(None, use_errno=True), "fallocate", None)
     if call is None or not size or call(fd, 0, ctypes.c_int64(0), ctypes.c_int64(size)) == 0:
@@ -143,7 +144,7 @@ def reserve(fd: int, size: int) -> None:
 
 
 def crc32c_of_fd(fd: int, go_on: GoOn = never_stop, moved: Moved = unwatched) -> tuple[int, int]:
-    """(size in bytes, crc32c) of what can still be read from `fd`."""
+    """(size in bytes, crc32c) of the bytes from `fd`'s position to the end."""
     size = crc = 0
     while chunk := os.read(fd, CHUNK_BYTES):
         go_on()
@@ -192,7 +193,7 @@ def copy_to_fd(
     *,
     dir_fd: int | None = None,
 ) -> tuple[int, int]:
-    """Append all of `source` to `target_fd`; returns (size in bytes, crc32c) of what was written.
+    """Append all of `source` to `target_fd`; returns (size in bytes, crc32c) of the bytes written.
 
     A symbolic link is refused by the kernel (ELOOP): its owner may not be allowed to read what it names.
     """
@@ -206,7 +207,7 @@ def copy_to_fd(
 def copy_between(
     source_fd: int, target_fd: int, go_on: GoOn = never_stop, moved: Moved = unwatched
 ) -> tuple[int, int]:
-    """Append what can still be read; returns (size in bytes, crc32c) of what was written."""
+    """Append the bytes from `source_fd`'s position to the end; returns their (size in bytes, crc32c)."""
     total = crc = 0
     while chunk := os.read(source_fd, CHUNK_BYTES):
         go_on()
@@ -232,7 +233,7 @@ def copy_file(
     *,
     dir_fd: int | None = None,
 ) -> tuple[int, int]:
-    """Copy to the new file `target`, not yet durable; returns (size in bytes, crc32c) of what was read.
+    """Copy to the new file `target`, not yet durable; returns (size in bytes, crc32c) of the bytes read.
 
     With `dir_fd`, a relative `source` is in that directory.
     """
@@ -269,7 +270,7 @@ def new_file(
 ) -> Iterator[int]:
     """A descriptor to write the new file `name`, which appears when the block ends well.
 
-    Unless it is to be `durable` then, the kernel brings it to the disk when it likes.
+    With `durable` it is on the disk then; otherwise the kernel writes it there later.
 
     Raises FileExistsError when the name is taken; leaves nothing behind when the block fails.
     """
@@ -309,7 +310,7 @@ def rename_directory_no_replace(source_fd: int, source: str, target_fd: int, tar
 def guarded_rename(source_fd: int, source: str, target_fd: int, target: str) -> None:
     """`rename_directory_no_replace` for file systems without RENAME_NOREPLACE.
 
-    mkdir decides who may move in: it fails for all but one. The rename then replaces only that empty
+    mkdir decides which caller moves in: it fails for all others. The rename then replaces only that empty
     directory, because POSIX lets a rename replace no other.
     """
     os.mkdir(target, dir_fd=target_fd)
@@ -330,7 +331,7 @@ def move_directory(source: Path, target: Path) -> None:
 
 
 def _renameat2(source_fd: int, source: str, target_fd: int, target: str) -> bool:
-    """False where the kernel or file system does not know RENAME_NOREPLACE."""
+    """Rename without replacing; False where the kernel or file system does not know RENAME_NOREPLACE."""
     call = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
     if call is None:
         return False

@@ -12,8 +12,8 @@ T = TypeVar("T")
 async def in_parallel(work: Callable[[T], Awaitable[None]], items: Collection[T], at_once: int) -> None:
     """Do `work` for each item, `at_once` of them at a time, begun in order.
 
-    The first failure stops all the others, which have ended when it is raised, as it is. Unlike in a task
-    group a piece of work that was cancelled by itself is a failure too.
+    The first failure cancels all the others, and is raised unchanged once they have ended. Unlike in a task
+    group, work that was cancelled by itself is a failure too.
     """
     left = iter(items)
 

@@ -1,4 +1,4 @@
-"""Directories that programs of tasks have written: removed and looked through, whatever is in them.
+"""Removal and listing of directories that programs of tasks have written, whatever is in them.
 
 A program may nest thousands of directories, take away all rights, or put a link, a FIFO or another file
 system anywhere. Nothing here follows a link, recurses without a bound, or goes on for ever. Everything is
@@ -18,9 +18,9 @@ from itertools import islice
 from pathlib import Path
 
 MOST_S = 60.0
-"""A call that removes gives up after so long. What is left is for the next one."""
+"""Seconds after which a removal gives up. The next call goes on."""
 MOST_WAITING = 50_000
-"""Directories that a call keeps in mind at a time."""
+"""Most directories that a call holds in memory at a time."""
 _BATCH = 1000
 _ROUNDS = 100
 _REMOVING = ".removing-"
@@ -33,22 +33,24 @@ _MEASURED_DEEP = 100
 
 
 class Unfinished(OSError):
-    """The time for one call is over before everything is removed. Call again to go on."""
+    """The time of a call is over before everything is removed. Call again to go on."""
 
 
 class TooMany(OSError):
-    """There are more entries than are looked at."""
+    """There are more entries than the limit."""
 
 
 def remove_tree(path: Path | str, *, dir_fd: int | None = None, most_s: float = MOST_S) -> None:
-    """Remove a directory and all below it, also while somebody else does; not an error if it is absent.
+    """Remove a directory and all below it, even while another process does the same.
+
+    An absent one is no error.
 
     A directory that another one holds is moved up into `path` before its own turn comes. So a program that
     nests thousands of them costs no stack, no long path and no pile of descriptors. Links below `path` are
     removed, never followed; another file system that is mounted below it stays as it is.
 
-    All that can go goes. Then this raises the first OSError that it met. It raises Unfinished after `most_s`,
-    and OSError for a link in the place of `path`.
+    Everything that can be removed is removed. Then this raises the first OSError that it met. It raises
+    Unfinished after `most_s`, and OSError for a link in the place of `path`.
     """
     with suppress(FileNotFoundError):
         top = _opened(path, dir_fd)
@@ -88,7 +90,7 @@ class _Removal:
         self._waiting: deque[str] = deque()
 
     def round(self) -> None:
-        """Remove all that is there, as far as it can go."""
+        """Remove all entries that can be removed."""
         self.whole = True
         self._remove_entries(self._top)
         while self._waiting:
@@ -154,8 +156,9 @@ class _Removal:
 def entries_below(directory: Path, most_deep: int, most: int) -> Iterator[tuple[str, int, os.DirEntry[str]]]:
     """(path relative to `directory`, descriptor of the directory that holds it, entry) of all below.
 
-    What is in directories more than `most_deep` levels down, goes meanwhile or cannot be opened is left out.
-    Raises TooMany beyond `most` entries, OSError for a link in the place of `directory`.
+    It leaves out entries more than `most_deep` levels down, entries that vanish meanwhile, and directories
+    that cannot be opened. Raises TooMany beyond `most` entries, OSError for a link in the place of
+    `directory`.
     """
     count = 0
 
@@ -188,10 +191,11 @@ def entries_below(directory: Path, most_deep: int, most: int) -> Iterator[tuple[
 
 
 def space_below(directory: Path, most: int) -> int:
-    """Bytes that all below takes on the file system of `directory`; a file with several names counts once.
+    """Bytes that all entries below take on the file system of `directory`; a file with several names counts
+    once.
 
-    Raises TooMany beyond `most` entries, where directories are nested too deep to be looked at, and where the
-    rights of one forbid that. Raises OSError where `directory` is not there, or a link.
+    Raises TooMany beyond `most` entries, where directories are nested too deep, and where one cannot be
+    opened for its rights. Raises OSError where `directory` is not there, or a link.
     """
     found, count = dict[int, int](), 0
 
@@ -233,7 +237,7 @@ def space_below(directory: Path, most: int) -> int:
 
 
 def _opened(path: Path | str, dir_fd: int | None) -> int:
-    """A descriptor of a directory, which its owner may list and change from now on."""
+    """A descriptor of a directory, after its owner was given the right to list and change it."""
     try:
         fd = os.open(path, _LISTED, dir_fd=dir_fd)
     except PermissionError:

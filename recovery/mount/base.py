@@ -1,4 +1,4 @@
-"""Staging the base of a mounted generation: verified where it is, and shown by links."""
+"""Staging the base of a mounted generation: the base is verified in the store, and shown by links."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ async def stage_live(
 ) -> None:
     """Make the live directory show exactly the base, or nothing. Every node does it, at once; safe to repeat.
 
-    Each node begins to verify at another file, and leaves out what others have verified for this generation.
-    Call it only before the first attempt of the generation starts.
+    Each node begins to verify at another file, and leaves out files that others have verified for this
+    generation. Call it only before the first attempt of the generation starts.
 
     Raises:
         UserError: a path in it is too long for a mounted directory.
@@ -53,7 +53,7 @@ async def stage_live(
 
 
 def _begun_elsewhere(manifest: Manifest, node: str) -> list[ManifestFile]:
-    """The largest first, but each node from another one on."""
+    """The files by size, largest first, rotated by an amount that depends on the node."""
     by_size = sorted(manifest.files, key=lambda file: file.size, reverse=True)
     first = crc32(node.encode()) % len(by_size)
     return by_size[first:] + by_size[:first]

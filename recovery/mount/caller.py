@@ -1,7 +1,8 @@
-"""Who called the kernel, and whether anybody still waits for the answer.
+"""The process behind a call of the kernel, and whether it is being killed.
 
 A process that waits for an answer of a mount cannot be killed: SIGKILL ends it once the answer is there. The
-tasks of a lost node must be gone before D, however long the store takes: who is dying is answered at once.
+tasks of a lost node must be gone before D, however long the store takes, so a dying caller is answered at
+once.
 """
 
 from __future__ import annotations
@@ -14,14 +15,14 @@ from recovery.mount.record import stat_fields
 _PF_EXITING = 0x4
 _KILLED = 1 << (signal.SIGKILL - 1)
 _FLAGS, _EXIT_CODE = 6, 49
-"""Of `stat_fields`."""
+"""Indexes in the result of `stat_fields`."""
 
 
 def is_dying(thread: int) -> bool:
-    """Whether a thread of this machine, as this process sees it, is about to be ended by a signal.
+    """Whether a signal is about to end a thread, given by its number in this process's PID namespace.
 
-    False for one that ends by itself, whose last close is to have its effect; and for 0, one that this
-    process cannot see.
+    False for a thread that ends by itself, as its last close must have its effect; and for 0, the number of a
+    thread of another namespace.
     """
     if thread <= 0:
         return False

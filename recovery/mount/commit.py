@@ -1,6 +1,6 @@
-"""Committing what was taken from a mounted generation: its files are in the store already.
+"""Committing a checkpoint of a mounted generation. Its files are in the store already.
 
-A commit that fails leaves them where they are, for the next try: nothing else holds these bytes.
+A failed commit leaves them where they are, for the next try: there is no other copy.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from supervisor.contract.errors import BadCheckpoint, NotFound, StoreUnreachable
 
 
 class MountedCommitter(Committer):
-    """A `Committer` of what `MountedWatcher` took."""
+    """A `Committer` for the checkpoints of `MountedWatcher`."""
 
     def __init__(
         self, backend: Backend, store: CheckpointStore, coordination: Coordination, clock: Clock
@@ -33,14 +33,14 @@ class MountedCommitter(Committer):
     async def commit(
         self, taken: TakenCheckpoint, identity: CommitIdentity, _staging_id: str, quiet_ms: int
     ) -> Committed | CommitRefused:
-        """As `Committer.commit`, but for the id: the place was chosen when the checkpoint was taken."""
+        """As `Committer.commit`, without its id: the place was chosen when the checkpoint was taken."""
         return await super().commit(taken, identity, place_of(taken).stored.rpartition(".")[2], quiet_ms)
 
     async def _look_for_left(self, generation: int) -> None:
-        """What is staged is what the program has saved."""
+        """Without effect: the staged files are the program's saves."""
 
     async def _tidy(self) -> None:
-        """Nothing that a failed commit leaves is a copy."""
+        """Without effect: the files of a failed commit are the only ones."""
 
     async def _publish(self, taken: TakenCheckpoint, _staging: str, path: str) -> None:
         place = place_of(taken)
@@ -62,7 +62,7 @@ class MountedCommitter(Committer):
                 raise BadCheckpoint(f"{path}/{file.name} has {there.get(file.name)} bytes, not {file.size}")
 
     async def _describe_in_place(self, taken: TakenCheckpoint, staging: str) -> None:
-        """The manifest and the state file, also where an earlier try has begun to write them."""
+        """Write the manifest and the state file, even where an earlier try has begun to write them."""
         beside = {MANIFEST_FILE: taken.raw}
         if state := taken.manifest.state:
             beside[STATE_FILE] = state

@@ -1,6 +1,6 @@
-"""Having mounts: started, found alive, healed, ended. Blocking.
+"""Control of mounts: they are started, checked, healed and ended. Blocking.
 
-It asks files and the kernel's tables, and never touches what is mounted: that may hang whoever does.
+It reads files and the kernel's tables, and never touches a mounted directory, as that may hang.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from supervisor.adapters.failpoints import effect
 from supervisor.contract.errors import Refused, StoreUnreachable
 
 SILENT_MS = 5_000
-"""A process whose loop has not said anything for so long is killed, and another one mounts."""
+"""Milliseconds without a beat of a process's loop after which it is killed, and another one mounts."""
 
 _LIBRARY_VARIABLE = "FUSE_LIBRARY_PATH"
 _ROOT = Path(recovery.__file__).resolve().parents[1]
@@ -36,13 +36,13 @@ _WANTED_S = 5.0
 
 
 class MountState(Enum):
-    """What a look at a mount's files shows.
+    """The states of a mount, by its files.
 
     Attributes:
         GONE: no process serves it.
-        STARTING: one does, and has not mounted yet.
+        STARTING: its process has not mounted yet.
         SERVING: it is mounted.
-        SILENT: its process does not get on.
+        SILENT: its process shows no progress.
         OTHER: its process serves an earlier wish.
     """
 
@@ -54,7 +54,7 @@ class MountState(Enum):
 
 
 def look(files: MountFiles, wish: MountWish, now_ms: int) -> MountState:
-    """How the mount is now."""
+    """The present state of the mount."""
     if not files.served():
         return MountState.GONE
     beat = files.read_beat()
@@ -94,7 +94,7 @@ def start(parent: Path, generation: int) -> subprocess.Popen[bytes]:
 
 
 def kill(files: MountFiles, *, at_once: bool = False) -> None:
-    """End the process that serves it, whatever state it is in: SIGTERM, or at once SIGKILL."""
+    """End the process that serves the mount, in any state: by SIGTERM, or by SIGKILL if `at_once`."""
     beat = files.read_beat()
     if beat is None:
         return
@@ -109,7 +109,7 @@ def kill(files: MountFiles, *, at_once: bool = False) -> None:
 
 
 def end_child(child: subprocess.Popen[bytes]) -> bool:
-    """End a mount process that this one started, whatever state it is in; whether it has ended."""
+    """End a mount process that this process started, in any state; returns whether it has ended."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         with effect("mount.end_child"):
             child.send_signal(number)
@@ -155,7 +155,7 @@ def mounted(parent: Path, wish: MountWish, patience_s: float = 30.0) -> Iterator
 
 
 def _keep_wanted(files: MountFiles, clock: BootClock, over: threading.Event) -> None:
-    """Say again and again that the mount is wanted, as an agent does. It ends when nobody says so."""
+    """Repeat that the mount is wanted, as an agent does. Without that the mount ends by itself."""
     while not over.is_set():
         files.write_wanted(clock.now_ms())
         over.wait(_WANTED_S)

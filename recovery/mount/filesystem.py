@@ -1,4 +1,4 @@
-"""What a mounted generation does for programs: files by name and by handle, without a word of FUSE.
+"""The file system of a mounted generation: files by name and by handle, independent of FUSE.
 
 Every failure is an OSError. A file has its content in the store when `flush` has returned.
 """
@@ -26,9 +26,9 @@ from supervisor.contract.boundaries import Logger
 from supervisor.contract.errors import Conflict, NotFound, OutOfSpace, Refused, TfSupervisorError, UserError
 
 IDLE_FLUSH_S = 5.0
-"""What a program has written and not closed is in the store after a pause of so long."""
+"""Seconds without a write after which the bytes of an open file are sent to the store."""
 LOOK_S = 0.05
-"""How often a call that lasts looks whether anybody waits for it."""
+"""Interval in seconds at which a long call checks whether its caller is being killed."""
 
 T = TypeVar("T")
 _WRITES = os.O_WRONLY | os.O_RDWR
@@ -36,7 +36,7 @@ _WRITES = os.O_WRONLY | os.O_RDWR
 
 @dataclass(frozen=True, slots=True)
 class Stat:
-    """What stat(2) shows of a file or directory."""
+    """The values of stat(2) for a file or directory."""
 
     directory: bool
     size: int
@@ -45,7 +45,7 @@ class Stat:
 
 @dataclass(frozen=True, slots=True)
 class Handle:
-    """One opening of a file: for writing on this node, or of what is in the store."""
+    """One opening of a file: for writing on this node, or for reading from the store."""
 
     name: str
     writing: WriteFile | None = None
@@ -69,7 +69,7 @@ class MountedFiles:
         self._writing: dict[str, WriteFile] = {}
 
     async def stat(self, name: str, number: int | None = None) -> Stat:
-        """By handle if there is one, else by name. Raises OSError."""
+        """The status of a file, by handle if there is one, else by name. Raises OSError."""
         handle = self._handles.get(number) if number is not None else None
         if handle is not None and handle.reading is not None:
             return Stat(directory=False, size=handle.reading.size, mtime_ns=handle.mtime_ns)
@@ -94,7 +94,7 @@ class MountedFiles:
         return tuple(sorted(names.items()))
 
     async def open(self, name: str, flags: int) -> int:
-        """Open what is there; returns the handle's number. Raises OSError."""
+        """Open an existing file; returns the handle's number. Raises OSError."""
         with self._mapped(f"open {name}"):
             if flags & _WRITES:
                 return self._hand_out(name, await self._for_writing(name, flags))
@@ -123,7 +123,7 @@ class MountedFiles:
         limit_s: float,
         in_vain: Callable[[], bool] = lambda: False,
     ) -> bytes:
-        """From any thread but the loop's; it answers as `wait_for` does. Raises OSError."""
+        """Read, from any thread but the loop's. Limits and errors are those of `wait_for`."""
         handle = self._handle(number)
         if handle.reading is None:
             data = self._written(handle).read(offset, size)
@@ -137,7 +137,7 @@ class MountedFiles:
             return wait_for(handle.reading.read(offset, size), self._loop, limit_s, in_vain)
 
     def write(self, number: int, data: bytes, offset: int) -> int:
-        """From any thread but the loop's. Raises OSError."""
+        """Write, from any thread but the loop's. Raises OSError."""
         handle = self._handle(number)
         try:
             return self._written(handle).write(data, offset)
@@ -146,14 +146,14 @@ class MountedFiles:
             raise
 
     async def flush(self, number: int) -> None:
-        """Have it in the store. Raises OSError: it is not."""
+        """Bring the content to the store. Raises OSError if that fails."""
         handle = self._handle(number)
         if handle.writing is not None:
             with self._mapped(f"close {handle.name}"):
                 await handle.writing.flush()
 
     async def release(self, number: int) -> None:
-        """The handle is closed; what a failed flush left is given up."""
+        """Close the handle. Bytes of a failed flush are given up."""
         handle = self._handles.pop(number, None)
         if handle is None:
             return
@@ -171,7 +171,7 @@ class MountedFiles:
             await file.close()
 
     async def truncate(self, name: str, size: int) -> None:
-        """Make a file so long. Raises OSError."""
+        """Set the size of a file. Raises OSError."""
         with self._mapped(f"truncate {name}"):
             file = await self._for_writing(name, os.O_WRONLY | (os.O_TRUNC if size == 0 else 0))
             number = self._hand_out(name, file)
@@ -226,7 +226,7 @@ class MountedFiles:
                 self._writing[new] = file
 
     async def keep_flushing(self) -> None:
-        """Until cancelled: bring what a program wrote and did not close to the store, when it pauses."""
+        """Until cancelled: send the bytes of open files to the store when their programs pause."""
         while True:
             await asyncio.sleep(IDLE_FLUSH_S)
             latest_ns = time.time_ns() - int(IDLE_FLUSH_S * 1e9)
@@ -238,7 +238,9 @@ class MountedFiles:
                         self._sink.warning("not in the store yet", file=file.name, reason=str(error))
 
     async def finish(self) -> None:
-        """It is unmounted: have in the store what can still be brought there, and forget all."""
+        """After the unmount: send the remaining bytes to the store as far as possible, and forget all
+        files.
+        """
         for file in list(self._writing.values()):
             try:
                 await file.flush()
@@ -281,7 +283,7 @@ class MountedFiles:
         return self._known(WriteFile(self._live, name, self._spool))
 
     def _known(self, file: WriteFile) -> WriteFile:
-        """Two openings at once share the file that was there first."""
+        """The file for a new handle: openings of one file at the same time share the first one's."""
         return self._writing.setdefault(file.name, file)
 
     def _hand_out(self, name: str, file: WriteFile) -> int:
@@ -305,7 +307,7 @@ class MountedFiles:
         return handle.writing
 
     async def _require_movable(self, old: str, new: str) -> None:
-        """A directory in which files of a checkpoint are shown keeps its name."""
+        """Raise OSError for a directory that shows files of a checkpoint: it must keep its name."""
         try:
             await self._live.require_unlinked(old)
         except Conflict:
@@ -320,7 +322,7 @@ class MountedFiles:
 
     @contextmanager
     def _mapped(self, doing: str, conflict: int = errno.EEXIST) -> Iterator[None]:
-        """Errors of our tree as errno; what an operator should know is said."""
+        """Turn errors of our tree into OSError, and log those that an operator should know."""
         try:
             yield
         except NotFound as error:
@@ -346,8 +348,8 @@ def wait_for(
 ) -> T:
     """Run `work` on the loop of another thread.
 
-    Raises what it raises; OSError(EIO) when time is out; OSError(EINTR) soon after `in_vain` is true, which
-    says that nobody waits for it any more.
+    Raises the errors of `work`; OSError(EIO) after `limit_s`; OSError(EINTR) soon after `in_vain` returns
+    True because the caller is being killed.
     """
     future = asyncio.run_coroutine_threadsafe(work, loop)
     end_s = time.monotonic() + limit_s

@@ -1,6 +1,6 @@
 """The only importer of mfusepy: the kernel's calls, on threads, become work of `MountedFiles` on the loop.
 
-FUSE_LIBRARY_PATH says which libfuse mfusepy loads; `control.start` makes it libfuse 3, as a write is 4 KiB
+mfusepy loads the libfuse of FUSE_LIBRARY_PATH. `control.start` sets it to libfuse 3, as writes have 4 KiB
 with libfuse 2.
 """
 
@@ -27,7 +27,7 @@ T = TypeVar("T")
 _BLOCK = 1 << 20
 _THREADS = 32
 HURRY_S = 1.0
-"""What a call waits while the store does not answer others."""
+"""Seconds that a call waits while the store does not answer other calls."""
 
 TRY_AGAIN_S = 10.0
 
@@ -37,7 +37,7 @@ _RENAME_FLAGS_KNOWN = 0
 
 
 class _Config(Protocol):
-    """What is used of libfuse's `fuse_config`."""
+    """The used fields of libfuse's `fuse_config`."""
 
     nullpath_ok: int
     use_ino: int
@@ -49,20 +49,21 @@ class _Config(Protocol):
 
 
 class _Connection(Protocol):
-    """What is used of libfuse's `fuse_conn_info`."""
+    """The used fields of libfuse's `fuse_conn_info`."""
 
     max_readahead: int
 
 
 @dataclass(frozen=True, slots=True)
 class MountOptions:
-    """How it is mounted.
+    """The options of a mount.
 
     Attributes:
-        source: what `mount` shows as the device.
-        answer_s: no call of the kernel waits longer; a flush may take `flush_s`.
-        user: (uid, gid) whose files they are; the kernel refuses everybody else but root.
-        allow_other: whether that is another user than this process's, which needs root or `user_allow_other`.
+        source: the device name in the output of `mount`.
+        answer_s: limit for a call of the kernel in seconds; `flush_s` is the limit for a flush.
+        user: (uid, gid) of the files' owner; the kernel refuses all others except root.
+        allow_other: whether the owner is another user than this process's, which needs root or
+            `user_allow_other`.
     """
 
     source: str
@@ -73,10 +74,10 @@ class MountOptions:
 
 
 class _Fuse(mfusepy.FUSE):
-    """mfusepy, but for renames that must not replace: it would replace."""
+    """mfusepy with its own handling of renames that must not replace: mfusepy would replace."""
 
     def rename_fuse_3(self, old: bytes, new: bytes, flags: int) -> int:
-        """Refuse what `rename` cannot promise."""
+        """Rename, and refuse flags that `rename` cannot keep."""
         if flags != _RENAME_FLAGS_KNOWN:
             return -errno.EINVAL
         done: int = super().rename_fuse_3(old, new, flags)
@@ -84,7 +85,7 @@ class _Fuse(mfusepy.FUSE):
 
 
 class Operations:
-    """What mfusepy calls, by name, from any thread.
+    """The operations that mfusepy calls, by name, from any thread.
 
     `ready` is called when the kernel has mounted it, `failed` before a program gets EIO.
     """
@@ -127,7 +128,7 @@ class Operations:
         return self._attributes(name, self._call(self._files.stat(name, fh)))
 
     def opendir(self, path: str) -> int:
-        """Returns a handle: with `nullpath_ok` it is all that the other calls get."""
+        """Returns a handle: with `nullpath_ok` the other calls get the handle alone."""
         number = next(self._numbers)
         self._directories[number] = _name(path)
         return number
@@ -158,7 +159,7 @@ class Operations:
         return self._call(self._files.open(_name(path), flags))
 
     def create(self, path: str, _mode: int, flags: int) -> int:
-        """Returns a handle; the mode says nothing: all is its user's alone."""
+        """Returns a handle. The mode is ignored: all files belong to one user alone."""
         return self._call(self._files.create(_name(path), flags))
 
     def read(self, _path: str | None, size: int, offset: int, fh: int) -> bytes:
@@ -215,7 +216,7 @@ class Operations:
         return 0
 
     def statfs(self, _path: str) -> dict[str, int]:
-        """More than anybody needs: what is left of a quota is known when it is reached."""
+        """Constant large numbers: a quota shows only when it is reached."""
         plenty = 1 << 30
         return {
             "f_bsize": _BLOCK,
@@ -249,17 +250,20 @@ class Operations:
         return 0
 
     def _call(self, work: Coroutine[None, None, T], limit_s: float | None = None) -> T:
-        """Do it within the limit, or soon if the store is known not to answer, or the caller is killed.
+        """Run `work` within the limit, or within HURRY_S while the store does not answer, or until the caller
+        is killed.
 
-        The kernel makes calls on one directory wait for each other: without that, each in its turn would
-        wait to the end. Now and then one of them tries for as long as the first did.
+        The kernel serialises calls on one directory, so without HURRY_S each of them would wait for the full
+        limit. Sometimes one call tries for the full limit again.
         """
         with self._told(), self._patience(limit_s or self._options.answer_s) as patience_s:
             return wait_for(work, self._loop, patience_s, _caller())
 
     @contextmanager
     def _told(self) -> Iterator[None]:
-        """Before the program hears of it, and perhaps ends: its agent is to find the reason then."""
+        """Record a failure before the program gets the error and perhaps ends, so that its agent finds the
+        reason.
+        """
         try:
             yield
         except OSError as error:
@@ -303,7 +307,7 @@ def mount(operations: Operations, directory: str, options: MountOptions) -> None
 
 
 def _caller() -> Callable[[], bool]:
-    """Of the call that this thread serves: whether who made it is dying."""
+    """A test whether the caller that this thread serves is being killed."""
     *_, thread = mfusepy.fuse_get_context()
     return partial(is_dying, thread)
 

@@ -27,13 +27,14 @@ MOUNTED = "mounted"
 LIVE = ".live"
 HIDDEN = ".tfsup"
 SIGN = ".tfsup-mounted"
-"""A file that every mount shows while its store answers, and no listing does."""
+"""A file that every mount shows while its store answers, and that no listing shows."""
 
 PLACES = f"{HIDDEN}/places"
-"""Where a mount shows the files of a place by their names, whatever the program has under these names now."""
+"""The directory in which a mount shows the files of a place, whatever the program has under these names
+now."""
 
 MAX_LINK_BYTES = 255
-"""How long a link's name may be: a name in HDFS, or on a disk."""
+"""Longest name of a link in bytes, the limit of HDFS and of disks."""
 
 _LIVE_NAME = re.compile(r"g(\d{5,8})\.[A-Za-z0-9-]+", re.ASCII)
 
@@ -44,18 +45,18 @@ def live_path(generation: int, plan_id: str) -> str:
 
 
 def live_generation(name: str) -> int | None:
-    """Whose a directory under `.live` is; None for a name that is not ours."""
+    """The generation of a directory under `.live`; None for a foreign name."""
     match = _LIVE_NAME.fullmatch(name)
     return int(match[1]) if match else None
 
 
 def links_path(live: str) -> str:
-    """Where the links of a live directory are."""
+    """The directory of a live directory's links."""
     return f"{live}/{HIDDEN}/links"
 
 
 def link_name(path: str) -> str | None:
-    """How a path below a live directory is spelt in its links; None for one that is too long to be linked."""
+    """The name of the link for a path below a live directory; None for a path that is too long."""
     name = path.replace("%", "%25").replace("/", "%2F")
     return name if path and len(name.encode(errors="surrogateescape")) <= MAX_LINK_BYTES else None
 
@@ -66,18 +67,18 @@ def linked_path(name: str) -> str:
 
 
 def parts_path(live: str) -> str:
-    """Where files are written before they get their name."""
+    """The directory in which files are written before they get their name."""
     return f"{live}/{HIDDEN}/parts"
 
 
 def verified_path(live: str, stored: str, name: str) -> str:
-    """Exists when a node has verified a file of the base for this generation."""
+    """A path that exists once a node has verified a file of the base for this generation."""
     return f"{live}/{HIDDEN}/verified/{stored}/{name}"
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Place:
-    """Where the files of a checkpoint are: first `.staging/STAGED`, then STORED, a name in the store's root.
+    """The place of a checkpoint's files: first `.staging/STAGED`, then STORED, a name in the store's root.
 
     `staged` is empty for a checkpoint that was committed before.
     """
@@ -87,27 +88,29 @@ class Place:
 
     @property
     def name(self) -> str:
-        """As it is spelt in a link."""
+        """Its spelling in a link."""
         return f"{self.staged}+{self.stored}"
 
     @property
     def staging(self) -> str:
-        """The directory in which it is made ready, relative to the store's root."""
+        """The directory in which it is prepared, relative to the store's root."""
         return f"{STAGING}/{self.staged}"
 
     @property
     def directories(self) -> tuple[str, ...]:
-        """Where to look, in this order: it may move from the second to the third meanwhile."""
+        """The directories to look in, in this order: the files may move from the second to the third
+        meanwhile.
+        """
         return (self.stored, self.staging, self.stored) if self.staged else (self.stored,)
 
     @property
     def ref(self) -> CheckpointRef | None:
-        """Which checkpoint it is; None for a directory with a name of its own."""
+        """The checkpoint in it; None for a directory with a name of its own."""
         return stored_ref(self.stored)
 
     @property
     def unmoved(self) -> str:
-        """The part of its name that stays when it moves on from its staging directory."""
+        """The part of its name that stays the same when it leaves its staging directory."""
         return self.staged or self.stored
 
     def of(self, ref: CheckpointRef) -> Place:
@@ -124,8 +127,8 @@ def staging_place(ref: CheckpointRef, staging_id: str) -> Place:
 def place_shown(name: str) -> tuple[Place | None, str] | None:
     """(the place, the path in it) that a path below a live directory leads to by way of `PLACES`.
 
-    None for a path that does not; no place for the directories above. A place that is no checkpoint of ours
-    is shown to nobody: the path is a program's to choose.
+    None for any other path; no place for the directories above one. A place that is not a checkpoint is not
+    shown, as a program may choose any path.
     """
     if name in {HIDDEN, PLACES}:
         return None, ""
@@ -138,6 +141,6 @@ def place_shown(name: str) -> tuple[Place | None, str] | None:
 
 
 def parse_place(name: str) -> Place | None:
-    """What a link says; None for a name that is not ours."""
+    """The place in a link's name; None for a foreign name."""
     staged, plus, stored = name.partition("+")
     return Place(stored, staged) if plus and stored and "/" not in name else None

@@ -1,7 +1,7 @@
 """The directory of one mounted generation: its own files, and links to checkpoints that were taken from it.
 
-A taken file is found by its own name first and by its link then, and the link is made before the file is
-moved: whoever looks finds one of them. What a program deletes of a taken checkpoint is the link alone.
+A file is looked up by its own name first and then by its link. The link is made before the file is moved, so
+each look finds one of them. If a program deletes a file of a taken checkpoint, only the link goes.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ AT_ONCE = 8
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What a name stands for: where it is in the store, and the link that led there, if one did."""
+    """The result of a look-up: the file's place in the store, and the link that led there, if any."""
 
     entry: Entry
     path: str
@@ -41,7 +41,7 @@ class Found:
 class LiveDirectory:
     """One `.live/g<generation>.PLAN` of a store. Paths are relative to it; the empty one is itself.
 
-    Raises, from any call: as `Backend` does; UserError for the names that are kept for ourselves.
+    Raises, from any call: as `Backend` does; UserError for reserved names.
     """
 
     def __init__(self, backend: Backend, root: str) -> None:
@@ -57,7 +57,7 @@ class LiveDirectory:
     async def seed(self, names: Collection[str], place: Place) -> None:
         """Show exactly these files of a committed checkpoint, before any program runs.
 
-        Safe to repeat, also at once on several nodes; links to a base that was given up go.
+        Safe to repeat, and to run on several nodes at once. Links to a base that was given up are removed.
         """
 
         async def make(directory: str) -> None:
@@ -78,7 +78,7 @@ class LiveDirectory:
                 await self.unlink(name)
 
     def path(self, name: str) -> str:
-        """Where a file of its own is, in the store."""
+        """The path, in the store, of a file of its own."""
         if name == HIDDEN or name.startswith(f"{HIDDEN}/"):
             raise UserError(f"{name!r} is kept by tf-supervisor for itself")
         return f"{self.root}/{name}" if name else self.root
@@ -88,7 +88,7 @@ class LiveDirectory:
         return f"{parts_path(self.root)}/{secrets.token_hex(8)}"
 
     async def find(self, name: str) -> Found | None:
-        """What is called so; None when nothing is."""
+        """Look up a name; None if there is no such file."""
         shown = place_shown(name)
         if shown is not None:
             return await self._in_place(*shown)
@@ -104,7 +104,7 @@ class LiveDirectory:
         return Found(entry, path) if entry is not None else None
 
     async def follow(self, name: str) -> Found | None:
-        """What the link of this name leads to; None without one, or when the checkpoint was collected."""
+        """The target of the link of this name; None without a link, or if the checkpoint was collected."""
         for place in await self.places(name):
             found = await self._in_place(place, name)
             if found is not None:
@@ -122,7 +122,7 @@ class LiveDirectory:
         return None
 
     async def places(self, name: str) -> tuple[Place, ...]:
-        """Where its links say that a name is, sorted by name."""
+        """The places that the links of a name lead to, sorted by name."""
         link = link_name(name)
         if link is None:
             return ()
@@ -133,7 +133,7 @@ class LiveDirectory:
         return tuple(place for entry in entries if (place := parse_place(entry.name)) is not None)
 
     async def list(self, name: str) -> tuple[Entry, ...]:
-        """The children of a directory, sorted by name; of a linked one only the name is known.
+        """The children of a directory, sorted by name. Of a linked file only the name is known.
 
         Raises NotFound.
         """
@@ -146,11 +146,11 @@ class LiveDirectory:
         return tuple(own[each] for each in sorted(own))
 
     async def own(self, name: str) -> tuple[Entry, ...]:
-        """The children of a directory that are in it, and not links alone. Raises NotFound."""
+        """The children of a directory without those that are only links. Raises NotFound."""
         return tuple(each for each in await self.backend.list(self.path(name)) if name or each.name != HIDDEN)
 
     async def linked(self) -> frozenset[str]:
-        """The paths of which there are links, in all directories."""
+        """The paths of all links, in all directories."""
         try:
             entries = await self.backend.list(links_path(self.root))
         except NotFound:
@@ -180,7 +180,7 @@ class LiveDirectory:
             raise NotFound(f"{name} does not exist")
 
     async def require_unlinked(self, directory: str) -> None:
-        """Raises Conflict where taken files are shown in a directory, or below it."""
+        """Raise Conflict if a directory shows taken files, in it or below it."""
         if any(name.startswith(f"{directory}/") for name in await self.linked()):
             raise Conflict(f"{directory} shows files of a checkpoint")
 
@@ -191,20 +191,20 @@ class LiveDirectory:
         await self.unlink(new)
 
     async def name_part(self, part: str, name: str) -> None:
-        """Give a finished part its name, over what has that name."""
+        """Rename a finished part to its name, over a file of that name."""
         with effect("live.name", StoreUnreachable):
             await self.backend.rename(part, self.path(name), overwrite=True)
         await self.unlink(name)
 
     async def write(self, name: str, data: bytes) -> None:
-        """Make a small file, or replace it, at once."""
+        """Write a small file, atomically, over a file of that name."""
         part = self.new_part()
         with effect("live.write", StoreUnreachable):
             await write_small(self.backend, part, data)
         await self.name_part(part, name)
 
     async def link(self, name: str, place: Place) -> None:
-        """Say that a file is, or will be, in `place`."""
+        """Link a file to `place`, where it is or will be."""
         link = link_name(name)
         if link is None:
             raise UserError(f"{name!r} is too long for a file of a checkpoint in a mounted directory")
@@ -212,7 +212,7 @@ class LiveDirectory:
             await self.backend.mkdirs(f"{links_path(self.root)}/{link}/{place.name}")
 
     async def unlink(self, name: str, place: Place | None = None) -> bool:
-        """Forget where a taken file is, or that it is in this place; whether there was a link."""
+        """Remove the links of a file, or only the one to `place`; returns whether there was one."""
         link = link_name(name)
         if link is None:
             return False

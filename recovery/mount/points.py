@@ -1,4 +1,4 @@
-"""Mount points: what lies below a mount while it is gone, and how a dead one is taken away. Blocking."""
+"""Mount points: the directories below mounts, and the removal of dead mounts. Blocking."""
 
 from __future__ import annotations
 
@@ -23,10 +23,11 @@ _FUSERMOUNT_S = 10.0
 
 
 def prepare_point(directory: Path) -> None:
-    """Make an empty directory to mount on, in which nobody can write while nothing is mounted there.
+    """Make an empty directory to mount on. No process can write in it while nothing is mounted there.
 
-    Else a program that saves while a mount is being healed would write to this node's disk. Only root can
-    have that: others may mount on what they may write to alone. Raises StoreUnreachable, Refused.
+    Otherwise a program that saves while a mount is being healed would write to this node's disk. This
+    protection needs root: other users may mount only on directories that they can write to. Raises
+    StoreUnreachable, Refused.
     """
     take_away(directory)
     with mapped_errors(f"make {directory}"), effect("mount.make_point"):
@@ -43,7 +44,7 @@ def prepare_point(directory: Path) -> None:
 
 
 def take_away(directory: Path) -> None:
-    """Detach everything that is mounted there, also what is dead, hung or in use.
+    """Detach all mounts on a directory, including dead and hung ones and those in use.
 
     Raises StoreUnreachable, Refused.
     """
@@ -56,7 +57,7 @@ def take_away(directory: Path) -> None:
 
 
 def take_away_below(parent: Path) -> None:
-    """Detach everything that is mounted below a directory. Raises as `take_away`."""
+    """Detach all mounts below a directory. Raises as `take_away`."""
     inside = f"{parent}/"
     for point in sorted({each for each in mount_points() if each.startswith(inside)}, reverse=True):
         take_away(Path(point))
@@ -65,7 +66,7 @@ def take_away_below(parent: Path) -> None:
 def remove_point(directory: Path) -> None:
     """Unmount, and remove the empty directory.
 
-    Raises StoreUnreachable, Conflict (somebody wrote below it).
+    Raises StoreUnreachable, Conflict (a file is in the directory).
     """
     take_away(directory)
     with mapped_errors(f"remove {directory}"), effect("mount.remove_point"):
@@ -79,7 +80,7 @@ def points_below(parent: Path) -> tuple[Path, ...]:
 
 
 def layers(directory: Path) -> int:
-    """How many mounts lie on it; asks the kernel's table, never the mount."""
+    """The number of mounts on a directory, from the kernel's table."""
     return mount_points().count(str(directory))
 
 

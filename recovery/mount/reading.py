@@ -1,4 +1,4 @@
-"""Reading a file of the store at random offsets, with read-ahead where a program reads on and on."""
+"""Reading a file of the store at random offsets, with read-ahead for sequential reads."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ class ChunkedReader:
 
     @property
     def size(self) -> int:
-        """Bytes."""
+        """The size in bytes."""
         return self._reader.size
 
     def peek(self, offset: int, size: int) -> bytes | None:
-        """What `read` would return, if it is in memory and nothing need be fetched ahead for it."""
+        """The result of `read`, if it is in memory and no chunk needs to be fetched ahead; None otherwise."""
         end = min(offset + size, self.size)
         if offset >= end:
             return b""
@@ -61,7 +61,7 @@ class ChunkedReader:
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     async def close(self) -> None:
-        """Fetch nothing more, and release the file."""
+        """Stop fetching, and release the file."""
         for task in self._coming.values():
             task.cancel()
         self._coming.clear()

@@ -1,14 +1,14 @@
-"""What a mount process is told, and what it tells: files in `PARENT/.mounts/JOB_UUID/`, on the node's disk.
+"""Messages between agents and a mount process: files in `PARENT/.mounts/JOB_UUID/`, on the node's disk.
 
-    g7.json   the wish: what is to be mounted where. It goes when the mount is to end.
+    g7.json   the wish: the live directory and its mount point. Without it the mount ends.
     g7.lock   held by the process that serves the mount, as long as it lives.
-    g7.beat   written by its loop: which wish it serves, and that it gets on.
-    g7.want   written by agents as long as they look after it: without one it ends by itself.
-    g7.failed when a program last got EIO, as the store did not answer.
+    g7.beat   written by its loop: the wish that it serves, and a sign of progress.
+    g7.want   written by agents while they use the mount: without it the mount ends by itself.
+    g7.failed the time at which a program last got EIO because the store did not answer.
 
 Several agents of one machine that share PARENT share its mounts: the lock says whether one must be started.
-They are not in `PARENT/JOB_UUID`, in which the job's programs may write, also from a container: a wish says
-which store is opened, and a beat which process is killed, by an agent outside.
+They are not in `PARENT/JOB_UUID`, where the job's programs may write, even from a container: an agent opens
+the store in a wish, and kills the process in a beat.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ class MountWish:
     Attributes:
         uri: the job's store.
         live: the directory in the store that it shows.
-        directory: where it is mounted, absolute.
-        call_ms: how long one call may wait for the store; then it fails with EIO.
-        flush_ms: how long closing a file may take, however large it is.
-        user: (uid, gid) that all in it belongs to, and that alone may use it, beside root; None: our own.
+        directory: the mount point, an absolute path.
+        call_ms: limit for one call to the store; then it fails with EIO.
+        flush_ms: limit for closing a file of any size.
+        user: (uid, gid) of the owner of all its files, who alone may use it, beside root; None: our own.
     """
 
     job: str
@@ -70,7 +70,7 @@ class MountBeat:
 
 @dataclass(frozen=True, slots=True)
 class MountTime:
-    """When something last happened, on CLOCK_BOOTTIME."""
+    """The time of the last event of a kind, on CLOCK_BOOTTIME."""
 
     at_ms: int
 
@@ -86,11 +86,11 @@ class MountFiles:
         self.spool = self._home / SPOOL
 
     def read_wish(self) -> MountWish | None:
-        """None when nothing is to be mounted."""
+        """The wish; None if nothing should be mounted."""
         return _read(self.wish_path, MountWish)
 
     def read_beat(self) -> MountBeat | None:
-        """The last sign of life, of whatever process; None before any."""
+        """The last sign of life of any process; None before the first."""
         return _read(self._path("beat"), MountBeat)
 
     def write_wish(self, wish: MountWish) -> None:
@@ -105,29 +105,29 @@ class MountFiles:
         _write(self._path("beat"), codec.encode(beat))
 
     def write_wanted(self, now_ms: int) -> None:
-        """It is looked after."""
+        """Note that an agent uses the mount."""
         _write(self._path("want"), codec.encode(MountTime(now_ms)))
 
     def wanted_ms(self) -> int | None:
-        """When it was last looked after; None before it ever was."""
+        """The time at which an agent last used the mount; None before the first."""
         return self._time("want")
 
     def write_failed(self, now_ms: int) -> None:
-        """A program gets an error that is the store's."""
+        """Note that a program gets an error because of the store."""
         _write(self._path("failed"), codec.encode(MountTime(now_ms)))
 
     def failed_ms(self) -> int | None:
-        """When a program last got an error that was the store's; None before it ever did."""
+        """The time at which a program last got an error because of the store; None before the first."""
         return self._time("failed")
 
     def served(self) -> bool:
-        """Whether some process holds the lock."""
+        """Whether a process holds the lock."""
         with self.lock() as mine:
             return not mine
 
     @contextmanager
     def lock(self) -> Iterator[bool]:
-        """Try to hold the lock; whether it is ours."""
+        """Try to take the lock for the block; yields whether it is ours."""
         path = self._path("lock")
         with mapped_errors(f"lock {path}"):
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -140,12 +140,12 @@ class MountFiles:
             os.close(fd)
 
     def forget_wish(self) -> None:
-        """From here on nobody starts it."""
+        """Remove the wish, so that no agent starts the mount."""
         with mapped_errors(f"forget {self.wish_path}"), effect("mount.forget_wish"):
             self.wish_path.unlink(missing_ok=True)
 
     def forget(self) -> None:
-        """Nothing is to be mounted any more."""
+        """Remove all files of the mount."""
         with mapped_errors(f"forget {self.wish_path}"):
             for name in ("json", "beat", "want", "failed", "log", "lock"):
                 with effect("mount.forget"):
@@ -160,12 +160,12 @@ class MountFiles:
 
 
 def mounts_home(parent: Path) -> Path:
-    """Where the files of all mounts of the job with this directory are."""
+    """The directory of the files of all mounts of a job; `parent` is the job's directory."""
     return parent.parent / MOUNTS / parent.name
 
 
 def wished(parent: Path) -> tuple[MountWish, ...]:
-    """Everything that is to be mounted below `parent`, also by agents that are gone. Blocking."""
+    """All wishes for mounts below `parent`, including those of agents that are gone. Blocking."""
     found = []
     for path in sorted(mounts_home(parent).glob("g*.json")):
         wish = _read(path, MountWish)
@@ -200,7 +200,7 @@ def _write(path: Path, raw: bytes) -> None:
 
 
 def start_ticks(pid: int) -> int:
-    """When a process was started, in ticks since boot; -1 when it is gone or a zombie."""
+    """The start time of a process in ticks since boot; -1 if it is gone or a zombie."""
     try:
         fields = stat_fields(pid)
     except OSError:
@@ -209,7 +209,10 @@ def start_ticks(pid: int) -> int:
 
 
 def stat_fields(pid: int) -> list[bytes]:
-    """/proc/PID/stat of a process or thread, from its state on. Raises OSError when it is gone."""
+    """The fields of /proc/PID/stat of a process or thread, from its state on.
+
+    Raises OSError if it is gone.
+    """
     raw = Path(f"/proc/{pid}/stat").read_bytes()
     # The command name is in parentheses and may itself hold spaces and parentheses.
     return raw[raw.rindex(b")") + 2 :].split()

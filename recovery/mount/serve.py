@@ -1,6 +1,6 @@
 """The process that serves one mount: libfuse on its main thread, all work on one loop beside it.
 
-It lives on when the agent that started it ends, as the tasks do, and ends when it is unmounted or told to.
+Like the tasks it outlives the agent that started it. It ends when it is unmounted or gets a signal.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from supervisor.contract.errors import TfSupervisorError
 
 BEAT_S = 0.3
 ORPHAN_MS = 120_000
-"""Without an agent the tasks are dead long before this: the mount ends too."""
+"""Milliseconds without an agent after which the mount ends. The tasks are dead long before."""
 
 SERVED_ELSEWHERE = 75
 """Exit status: another process holds the lock."""
 
 
 class Server:
-    """One mount, from `run` until its end."""
+    """The server of one mount."""
 
     def __init__(self, files: MountFiles, wish: MountWish, sink: Logger) -> None:
         self._files = files
@@ -101,7 +101,7 @@ class Server:
 
 
 def main(parent: Path, generation: int) -> int:
-    """Serve what is wished for, unless another process does already; returns the exit status."""
+    """Serve the wish, unless another process does so already; returns the exit status."""
     failpoints.arm(os.environ)
     files = MountFiles(parent, generation)
     with files.lock() as mine:

@@ -1,7 +1,7 @@
-"""A look at everything that the program of a mounted generation keeps, by the store's own client.
+"""A look at all entries in the directory of a mounted generation, by the store's own client.
 
-The mount itself is not asked: it may hang. A look is a call of the store for each directory, and one for the
-links of all; what a link leads to does not change, and is looked up once.
+It does not use the mount, which may hang. A look makes one call to the store for each directory, and one for
+all links. The target of a link does not change, and is looked up once.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from supervisor.contract.errors import NotFound, StoreUnreachable, UserError
 from supervisor.contract.job.file_pattern import MAX_DEPTH
 
 MAX_DIRECTORIES = 500
-"""So many directories are looked into: each is a call of the store, again and again."""
+"""Most directories of a look: each costs a call to the store at every look."""
 
 AT_ONCE = 8
 _VARIABLES = "variables"
@@ -30,7 +30,7 @@ _VARIABLES = "variables"
 
 @dataclass(frozen=True, slots=True)
 class Linked:
-    """A file of a checkpoint that was taken: where it is, and how it looked when it was."""
+    """A file of a taken checkpoint: its place, and its mark at that time."""
 
     place: Place
     mark: FileMark
@@ -54,13 +54,13 @@ class LiveEyes:
 
     Args:
         live: the directory.
-        roots: how programs may spell `$CHECKPOINT_DIR`, absolute.
-        deep: whether files in subdirectories can be taken, too.
+        roots: the absolute spellings of `$CHECKPOINT_DIR`.
+        deep: whether files in subdirectories can be taken too.
 
     Attributes:
-        links: by path, the files of the last look that are not in the live directory itself.
-        covered: paths of the last look that are there, and of which there is an old link.
-        directories: how many the last look went into.
+        links: path -> file of the last look that is not in the live directory itself.
+        covered: paths of the last look that hold a file beside an old link of the same name.
+        directories: the number of directories of the last look.
     """
 
     def __init__(self, live: LiveDirectory, roots: tuple[str, ...], *, deep: bool) -> None:
@@ -74,7 +74,7 @@ class LiveEyes:
         self._seen: dict[str, FileMark] = {}
 
     async def look(self) -> Sight:
-        """What is there now. Raises StoreUnreachable, Refused."""
+        """Look once. Raises StoreUnreachable, Refused."""
         # The links first: what is written over meanwhile is then found as a file.
         found = _Found(await self._live.linked())
         await self._look_inside("", found)
@@ -97,12 +97,12 @@ class LiveEyes:
         return Sight(tuple(sorted(marks)), states, found.refused, found.entries, found.whole)
 
     def know(self, names: Iterable[str], place: Place) -> None:
-        """These files are in `place` now. They go on looking as they did in the last look."""
+        """Record that these files are in `place` now. They keep the marks of the last look."""
         for name in names:
             self.links[name] = Linked(place, self._seen[name])
 
     def forget(self) -> None:
-        """Look up anew where links lead."""
+        """Forget the targets of links, so that the next look reads them again."""
         self.links = {}
 
     async def _look_inside(self, inside: str, found: _Found) -> None:
@@ -165,7 +165,7 @@ class LiveEyes:
         return False
 
     async def _follow(self, found: _Found) -> None:
-        """Where the links lead whose files may be of a checkpoint."""
+        """Look up the targets of links with names of checkpoints."""
         names = {name for name in found.linked - found.own.keys() if _counts(name)}
         self.links = {name: link for name, link in self.links.items() if name in names}
 
@@ -207,7 +207,7 @@ class LiveEyes:
 
 
 def _counts(name: str) -> bool:
-    """Whether a file of this name may be of a checkpoint."""
+    """Whether a file of this name may belong to a checkpoint."""
     return is_state_file(name) or bundle_of(name) is not None
 
 

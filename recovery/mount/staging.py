@@ -1,7 +1,7 @@
-"""Files of a mounted generation on their way into a checkpoint: moved where they are new, else copied.
+"""Files of a mounted generation on their way into a checkpoint: new files are moved, others are copied.
 
-Nothing is moved out of a directory that a record may name. Whatever is interrupted, a program finds under
-each name what it has saved there: a link to where a file is, or will be, is made before the file is moved.
+No file is moved out of a directory that a record may name. A link to the new place is made before a file is
+moved, so that after any interruption a program finds its save under each name.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ COPY_BYTES = 4 << 20
 
 
 class Staging:
-    """The file operations of one watcher. `eyes` have looked before; `moved` hears of what is copied.
+    """The file operations of one watcher. `eyes` have looked before; `moved` is called for copied bytes.
 
-    Raises, from any call: StoreUnreachable, Refused; to be repeated after another look.
+    Raises, from any call: StoreUnreachable, Refused. The caller repeats the call after another look.
     """
 
     def __init__(self, live: LiveDirectory, eyes: LiveEyes, moved: Moved) -> None:
@@ -40,7 +40,7 @@ class Staging:
         self._crossed: dict[str, Place] = {}
 
     async def bring(self, save: Save, place: Place) -> bool:
-        """Have a save in `place`, out of its program's reach; False when the program has touched it since."""
+        """Move a save to `place`, out of its program's reach; False if the program has changed it since."""
         await self._make(place, save.files.names)
         links = self._eyes.links
         copied = {
@@ -76,15 +76,17 @@ class Staging:
         return True
 
     async def link_again(self) -> None:
-        """Show what a program wrote in the very moment in which an older file of that name was moved.
+        """Link files again that a program wrote at the very moment in which an older file of that name was
+        moved.
 
-        Its mount has taken away the link of the older one, as it had to, after the new one had been moved.
+        The program's mount has removed the link of the older file, as it must, after the new one had been
+        moved.
         """
         await self._link_crossed()
         self._crossed = {}
 
     async def carry(self, files: Collection[ManifestFile], old: Place, place: Place) -> bool:
-        """Copy what was taken to `old`; False when it is gone, or not what it was."""
+        """Copy files from `old` to `place`; False if one is gone or has changed."""
 
         async def carry(file: ManifestFile) -> None:
             if await self._copy(old, file.name, place) != (file.size, file.crc32c):
@@ -101,7 +103,7 @@ class Staging:
         return True
 
     async def write(self, states: Mapping[str, bytes], place: Place) -> None:
-        """Write small files of ours into `place`, also where an earlier try has begun to."""
+        """Write small files of our own into `place`, even where an earlier try has begun to."""
         await self._make(place, states.keys())
         for name, data in states.items():
             path = f"{place.staging}/{name}"
@@ -110,9 +112,9 @@ class Staging:
                 await write_small(self._backend, path, data)
 
     async def settle(self, names: Collection[str], old: Place, place: Place, *, copied: bool) -> None:
-        """Have these files in `place`, and shown from there where the program sees them in `old`.
+        """Bring these files from `old` to `place`, and lead the program's links there.
 
-        `copied`: they are there already, and stay in `old` too.
+        `copied`: they are in `place` already, and stay in `old` too.
         """
         linked = await self._live.linked() if old != place else frozenset()
         shown = {name for name in names if name in linked and self._shows(name, old)}
@@ -161,7 +163,7 @@ class Staging:
             raise
 
     async def _rename(self, old: str, new: str) -> None:
-        """Move a file, also where that was done before and its answer was lost. Raises NotFound."""
+        """Move a file. Safe to repeat after a move whose answer was lost. Raises NotFound."""
         try:
             with effect("mounted_take.rename", StoreUnreachable):
                 await self._backend.rename(old, new, overwrite=True)
@@ -170,7 +172,7 @@ class Staging:
                 raise
 
     async def _copy(self, source: Place, name: str, place: Place) -> tuple[int, str]:
-        """Copy a file; its size and checksum. Raises NotFound."""
+        """Copy a file; returns its size and checksum. Raises NotFound."""
         target = f"{place.staging}/{name}"
         with effect("mounted_take.clear", StoreUnreachable):
             await self._backend.delete(target, recursive=False)

@@ -1,9 +1,9 @@
-"""Taking what a mounted generation has finished: it is moved, not copied, and linked where it was.
+"""Taking finished saves of a mounted generation: they are moved, not copied, and linked in their old place.
 
-The saver's node looks into the live directory by the store's own client. What TensorFlow has finished is
-moved into a directory under `.staging`, out of the program's reach; every mount still shows it, by the links.
-There it is read back through the mount of this node and verified. What a family has not saved anew is copied
-from where it was taken to, as nothing is moved out of a directory that a record may name.
+The saver's node looks into the live directory by the store's own client. A finished save is moved into a
+directory under `.staging`, out of the program's reach; every mount still shows it, by the links. There it is
+read back through the mount of this node and verified. Saves of other families are copied from the checkpoint
+before, as no file is moved out of a directory that a record may name.
 """
 
 from __future__ import annotations
@@ -46,12 +46,13 @@ from supervisor.contract.checkpoint import CheckpointRef
 from supervisor.contract.errors import BadCheckpoint, IncompatibleRecord, NotFound, StoreUnreachable
 
 DIRECTORIES_A_LOOK = 10
-"""Each further look that is left out is for so many directories, or `ENTRIES_A_LOOK` files."""
+"""Directories for which one look is made. For each further such number, or `ENTRIES_A_LOOK` files, one look
+is left out."""
 
 
 @dataclass(frozen=True, slots=True)
 class MountedGeneration:
-    """Whose checkpoints are taken: `directory` is where this node has it mounted."""
+    """The generation whose checkpoints are taken. `directory` is this node's mount point."""
 
     live: LiveDirectory
     directory: Path
@@ -61,7 +62,10 @@ class MountedGeneration:
 
 @dataclass(frozen=True, slots=True)
 class StoredPart:
-    """A family's newest save that was taken; `place` has its files. The rest is as in `family_saves.Part`."""
+    """A family's newest save that was taken.
+
+    `place` has its files; the other fields are those of `families.saves.Part`.
+    """
 
     save: Save
     files: tuple[ManifestFile, ...]
@@ -78,10 +82,10 @@ class StoredPart:
 
 
 class MountedWatcher:
-    """Notices what the program of one generation finishes, and takes it. Call `look` about each 300 ms.
+    """Takes each save of one generation's program once it is finished. Call `look` about each 300 ms.
 
-    What is there at the start and is the base, or was taken by an earlier life of the agent, is not taken
-    again: its links tell. Steps are given as by `CheckpointWatcher`.
+    Two kinds of saves are not taken again: the base, and saves that an earlier life of the agent has taken.
+    They are recognised by their links. Steps are assigned as by `CheckpointWatcher`.
     """
 
     def __init__(
@@ -111,8 +115,8 @@ class MountedWatcher:
         """Look once.
 
         Args:
-            step: the newest that the program has reported, -1 before any; for saves that tell none.
-            final: the saver is confirmed dead; after that, Idle means that all is taken.
+            step: the newest step that the program has reported, -1 before any; used for saves that have none.
+            final: the saver is confirmed dead; then Idle means that every save is taken.
 
         An Unusable is returned once, then Idle. Raises StoreUnreachable, Refused: look again later.
         """
@@ -199,7 +203,7 @@ class MountedWatcher:
         )
 
     async def _described(self, place: Place) -> TakenCheckpoint | None:
-        """The checkpoint of a place that is complete; None for one that was only begun."""
+        """The checkpoint in a complete place; None for a place that was only begun."""
         known = self._found.get(place.unmoved)
         if known is not None:
             return known
@@ -238,7 +242,7 @@ class MountedWatcher:
         return await self._put_together(ready, taken_anew, step)
 
     async def _take_new(self, family: Family, save: Save) -> StoredPart | None:
-        """None when the program has changed it meanwhile. Raises BadCheckpoint."""
+        """Take a save; None if the program has changed it meanwhile. Raises BadCheckpoint."""
         place = await self._begun(save.files.names)
         if place is None:
             told = step_of_save(number_of(save.prefix), {})
@@ -254,7 +258,7 @@ class MountedWatcher:
         return StoredPart(save, found.files, place, found.tensors, found.tf_version, told, count)
 
     async def _begun(self, names: Collection[str]) -> Place | None:
-        """Where an earlier try began to move these files, and did not end."""
+        """The place to which an interrupted try began to move these files; None without one."""
         links = self._eyes.links
         for place in sorted({links[name].place for name in names if name in links}):
             ref = stored_ref(place.staged)
@@ -271,7 +275,7 @@ class MountedWatcher:
             )
 
     async def _put_together(self, ready: Ready, fresh: Mapping[Family, StoredPart], step: int) -> Seen:
-        """One checkpoint of what is new and of what was taken before."""
+        """Put together one checkpoint of new saves and of saves that were taken before."""
         families, staging = self._families, self._staging
         begun = next(iter(fresh.values())).place
         parts = dict(fresh)
@@ -302,12 +306,12 @@ class MountedWatcher:
         return TakenCheckpoint(self._shown(place), manifest, raw)
 
     def _shown(self, place: Place) -> Path:
-        """Says where it is; it is no directory of this node, at which something could be removed."""
+        """A path that names the place. It is no directory of this node, so no file is removed by it."""
         return self._site.directory.parent / ".taken" / place.name
 
 
 def place_of(taken: TakenCheckpoint) -> Place:
-    """Where the files of a checkpoint are that a `MountedWatcher` took."""
+    """The place of the files of a checkpoint that a `MountedWatcher` took."""
     place = parse_place(taken.directory.name)
     assert place is not None, f"{taken.directory} is no place"
     return place

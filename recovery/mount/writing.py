@@ -1,8 +1,8 @@
-"""Writing a file of the store: what the program writes goes to a local file first, then to the store.
+"""Writing a file of the store: the program's bytes go to a local file first, then to the store.
 
-So a program may write at any offset; a lost DataNode costs a second upload, not the program; and the file has
-its name when it is whole: it is written as a part, closed, its size confirmed, and then renamed. Only what
-lies in the store already and is too large to be fetched can be written on at its end alone.
+So a program may write at any offset, and a lost DataNode costs only a second upload. The file gets its name
+when it is whole: it is written as a part, closed, its size is confirmed, and then it is renamed. A file of
+the store that is too large to be fetched can only be appended to.
 """
 
 from __future__ import annotations
@@ -26,16 +26,18 @@ from supervisor.contract.errors import Refused, StoreUnreachable
 
 CHUNK_BYTES = 4 << 20
 SMALL_BYTES = 8 << 20
-"""An existing file of this size can be changed anywhere: it is fetched, and replaced when it is closed."""
+"""Largest existing file, in bytes, that can be changed anywhere: it is fetched, and replaced when it is
+closed."""
 
 TRY_FOR_S = 60.0
-"""So long a file is sent again before closing it fails: a NameNode goes on naming a dead DataNode."""
+"""Seconds for which a file is sent again before its close fails: a NameNode names a dead DataNode for a
+while."""
 
 PAUSES_MS = (200, 4_000)
 
 
 class _Changed(StoreUnreachable):
-    """The program wrote to what had been sent already."""
+    """The program wrote to bytes that had been sent already."""
 
 
 class WriteFile:
@@ -44,9 +46,9 @@ class WriteFile:
     `write`, `read` and `truncate` may be called from any thread; all else on the loop.
 
     Attributes:
-        name: where it is in the live directory; changes when it is renamed.
+        name: its path in the live directory; changes when it is renamed.
         orphan: it was deleted while it was open, or another file has its name now: it is never uploaded.
-        users: how many handles of this node are open on it.
+        users: the number of open handles of this node.
     """
 
     def __init__(self, live: LiveDirectory, name: str, spool: Path, base: int = 0) -> None:
@@ -79,22 +81,22 @@ class WriteFile:
 
     @property
     def size(self) -> int:
-        """Bytes, as the program sees it."""
+        """The size in bytes, as the program sees it."""
         return self._size
 
     @property
     def mtime_ns(self) -> int:
-        """When the program changed it last."""
+        """The time of the program's last change."""
         return self._changed_ns
 
     @property
     def whole(self) -> bool:
-        """Whether all of its content is here, and not in the store alone."""
+        """Whether all of its content is on this node."""
         return self._base == 0
 
     @property
     def dirty(self) -> bool:
-        """Whether the store lacks something of it."""
+        """Whether the store lacks a part of its content."""
         return self._version != self._uploaded and not self.orphan
 
     async def fetch(self, reader: Reader) -> None:
@@ -121,7 +123,7 @@ class WriteFile:
         return len(data)
 
     def truncate(self, size: int) -> None:
-        """Make it so long. Raises OSError as `write` does."""
+        """Set its size. Raises OSError as `write` does."""
         with self._lock:
             self._require_whole()
             if size == self._size:
@@ -132,15 +134,15 @@ class WriteFile:
             self._size = size
 
     def read(self, offset: int, size: int) -> bytes | None:
-        """What is there now; None for what was in the store before."""
+        """The local bytes; None for a range that is only in the store."""
         if offset < self._base:
             return None
         return os.pread(self._fd, size, offset - self._base)
 
     async def flush(self) -> None:
-        """Have all that was written up to now in the store, closed and its size confirmed.
+        """Bring all bytes written so far to the store, closed and with its size confirmed.
 
-        Raises StoreUnreachable, Refused, UserError: it is not.
+        Raises StoreUnreachable, Refused, UserError if that fails.
         """
         async with self._flushing:
             if not self.dirty:
@@ -165,14 +167,14 @@ class WriteFile:
                 self._remote = size if self._lowest >= size else 0
 
     async def close(self) -> None:
-        """The last handle is closed: forget it. What was not flushed is lost."""
+        """Forget the file after its last handle was closed. Bytes that were not flushed are lost."""
         await self._stop_ahead()
         fd, self._fd = self._fd, -1
         if fd >= 0:
             os.close(fd)
 
     def _touch(self, offset: int) -> None:
-        """Note a change from `offset` on; with the lock held."""
+        """Note a change from `offset` on. The caller holds the lock."""
         self._version += 1
         self._changed_ns = time.time_ns()
         self._lowest = min(self._lowest, offset)
@@ -190,7 +192,7 @@ class WriteFile:
             raise OSError(errno.EIO, self._broken)
 
     def _go_ahead(self) -> None:
-        """Send what is there while the program still writes."""
+        """Send the bytes written so far while the program still writes."""
         self._more.set()
         idle = self._ahead is None and not self._flushing.locked()
         if idle and not self.orphan and self._fd >= 0 and not self._base and self._remote <= SMALL_BYTES:
@@ -221,7 +223,9 @@ class WriteFile:
             await self._live.name_part(part, self.name)
 
     async def _finish_ahead(self) -> str | None:
-        """The part that was sent meanwhile, if it holds what the program has written up to `_until`."""
+        """The part that was sent meanwhile, if it holds all bytes that the program has written up to
+        `_until`.
+        """
         ahead = self._ahead
         if ahead is None:
             return None
@@ -237,7 +241,7 @@ class WriteFile:
             self._ahead = None
 
     def _begin(self, until: int | None) -> int:
-        """A new upload, up to `until`, or as far as the content grows until that is known; its number."""
+        """Begin an upload up to `until`, or while that is None up to the growing end; returns its number."""
         with self._lock:
             self._turn += 1
             self._until, self._sent = until, 0
@@ -262,7 +266,7 @@ class WriteFile:
         return part
 
     async def _more_to_send(self) -> bool:
-        """Wait for so much that it is worth it; False at the end."""
+        """Wait for enough bytes to send; False at the end."""
         while True:
             self._more.clear()
             with self._lock:
@@ -275,7 +279,7 @@ class WriteFile:
             await self._more.wait()
 
     def _next_piece(self, turn: int) -> bytes:
-        """What upload `turn` sends next; nothing when it has to wait. Called in the thread that sends."""
+        """The next bytes of upload `turn`; none if it has to wait. Called in the thread that sends."""
         with self._lock:
             if turn != self._turn or self._sent < 0:
                 raise _Changed(f"{self.name} was changed while it was sent")
@@ -288,7 +292,10 @@ class WriteFile:
         return _read_at(self._fd, size, offset) if size else b""
 
     async def _append_once(self, remote: int, size: int) -> None:
-        """`_append` to what is in the store alone: when it breaks off, nobody has all of the file."""
+        """`_append` to a file that is only in the store.
+
+        If it breaks off, no complete copy of the file is left.
+        """
         try:
             await self._append(remote, size)
         except BaseException as error:
@@ -296,7 +303,7 @@ class WriteFile:
             raise
 
     async def _append(self, remote: int, size: int) -> None:
-        """Write on at the end of the file in the store."""
+        """Append to the file in the store."""
         live = self._live
         with effect("mounted_file.append", StoreUnreachable):
             writer = await live.backend.append(live.path(self.name))
@@ -313,7 +320,7 @@ class WriteFile:
 
 
 def _unnamed(directory: Path) -> int:
-    """A new file that has no name any more: nothing of it stays behind, however this process ends."""
+    """A new file without a name, so that nothing of it stays behind, however this process ends."""
     fd, path = tempfile.mkstemp(dir=directory)
     Path(path).unlink()
     return fd

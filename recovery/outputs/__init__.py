@@ -1,1 +1,4 @@
-"""What tasks write to their output directories: scanned, sent to the job's store, and fetched from there."""
+"""Outputs: files in the output directories of tasks.
+
+They are scanned, sent to the job's store, and fetched from there.
+"""

@@ -1,4 +1,4 @@
-"""Bringing in what a task wrote: before it starts on another node, and for programs that read it."""
+"""Fetching the outputs of tasks: for a task that starts on another node, and for programs that read them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,9 @@ TRIES = 3
 
 @dataclass(slots=True)
 class Brought:
-    """What has come: the new note, files and bytes, what could not come and why, what was put aside."""
+    """The result of `bring`: the new note, the fetched files and bytes, failures with their reasons, files
+    put aside.
+    """
 
     sent: dict[str, Sent]
     count: int = 0
@@ -39,13 +41,14 @@ class Brought:
 
 
 class Bringer:
-    """Makes a task's output directory hold what its earlier attempts wrote on other nodes.
+    """Brings into a task's output directory the files that its earlier attempts wrote on other nodes.
 
     Args:
         directory: the task's output directory; no attempt of the task is alive on this node.
         spool: as for `Fetcher`.
-        aside: where a local file goes that was never sent, if another node has written one of its name since.
-        owner: whom brought files are given to; None: this process's own.
+        aside: the directory for local files that were never sent, and whose names another node has used
+            since.
+        owner: (uid, gid) for the files; None: this process's own.
     """
 
     def __init__(
@@ -65,7 +68,7 @@ class Bringer:
         self._owner = owner
 
     async def bring(self, state: OutputState, index: OutputIndex, motion: Motion) -> Brought:
-        """Bring in what the index has and this node has not. Raises StoreUnreachable, Refused, NotFound.
+        """Fetch the files of the index that this node lacks. Raises StoreUnreachable, Refused, NotFound.
 
         NotFound: the index is out of date.
         """
@@ -120,7 +123,8 @@ class Bringer:
 
 
 class Mirror:
-    """Keeps copies of the outputs of all tasks of a job in `directory/ROLE.INDEX`, for who reads them.
+    """Keeps copies of the outputs of all tasks of a job in `directory/ROLE.INDEX`, for the programs that read
+    them.
 
     A copy of a file that grows grows in place, as TensorBoard expects of event files.
     """
@@ -144,7 +148,7 @@ class Mirror:
         self._have: dict[str, dict[str, Have]] = {}
 
     async def look(self, members: tuple[str, ...], motion: Motion) -> None:
-        """Bring what is new of these tasks. Raises StoreUnreachable, Refused, IncompatibleRecord."""
+        """Fetch new outputs of these tasks. Raises StoreUnreachable, Refused, IncompatibleRecord."""
         for member in members:
             base = directory_of(self._job_uuid, member)
             index = await read_index(self._store, base, self._known.get(member))
@@ -179,7 +183,7 @@ async def _in_thread(threads: Executor | None, directory: Path, work: Callable[[
 
 
 def _sent_of(directory: Path, path: str, file: OutputFile) -> Sent:
-    """The note of a local file that is `file`. Raises OSError."""
+    """The note for a local file with the content of `file`. Raises OSError."""
     with beneath(directory, path) as (fd, name):
         status = os.stat(name, dir_fd=fd, follow_symlinks=False)
     seen = Seen(status.st_size, status.st_mtime_ns, status.st_ino)

@@ -1,8 +1,9 @@
-"""A task's outputs as its store holds them: the index of files, and how changes of two writers are joined.
+"""The index of a task's outputs in the store, and the join of changes by two writers.
 
 The store replaces nothing. A file is a sequence of pieces; a file that grows gets one more piece, and small
 pieces at its end are sent again as one, so that their number stays logarithmic. Each change writes the next
-index, by a name that can be taken once: of two writers one is told, reads the other's index, and joins.
+index, under a name that can be taken once. Of two writers one gets a conflict, reads the other's index, and
+joins both.
 """
 
 from __future__ import annotations
@@ -19,13 +20,14 @@ from supervisor.contract.errors import IncompatibleRecord
 OUTPUTS = ".outputs"
 INDEX, PIECES = "index", "pieces"
 PIECE_BYTES = 256 << 20
-"""A larger file is sent in several pieces: a transfer that breaks is repeated from the last one."""
+"""Size of a piece in bytes. A larger file is sent in several, so that a broken transfer repeats only the last
+one."""
 MAX_FILES = 10_000
 MAX_DEPTH = 32
 MAX_PATH_BYTES = 1024
 MAX_INDEX_BYTES = 32 << 20
 MAX_NAMED = 20
-"""So many files that were left out are named in an index; the others are counted."""
+"""Most names of left-out files in an index; the others are only counted."""
 _MEMBER = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}\.[0-9]{1,6}", re.ASCII)
 _PIECE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.@-]{0,120}", re.ASCII)
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
@@ -46,7 +48,7 @@ class OutputFile:
     """One file.
 
     Attributes:
-        modified_ms: when the program last wrote to it, on the wall clock of its node.
+        modified_ms: the time of the program's last write, on the wall clock of its node.
         version: changes when the file is sent anew, and stays while it only grows.
         generation, attempt: of the attempt that wrote it.
     """
@@ -73,11 +75,11 @@ class OutputIndex:
     """All files of a task.
 
     Attributes:
-        serial: its name; the highest counts.
-        writing: the attempt below may write more, and its node may have more to send.
-        node: where that attempt ran.
-        left_out: path -> why that file is not here; at most `MAX_NAMED` of them.
-        left_out_count: all of them.
+        serial: its number and name; the highest one is valid.
+        writing: `attempt` may still write, and its node may have more to send.
+        node: the node of that attempt.
+        left_out: path -> reason; at most `MAX_NAMED` of them.
+        left_out_count: the number of all left-out files.
     """
 
     job: str
@@ -104,11 +106,11 @@ class OutputIndex:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """What a writer has to tell.
+    """A change that a writer makes to the index.
 
     Attributes:
-        files: by path; the new state of each.
-        base: what this writer knew to be in the store, of those and of `gone`.
+        files: path -> its new state.
+        base: path -> the state that this writer knew to be in the store, for the paths in `files` and `gone`.
         gone: paths of files that the program has removed.
     """
 
@@ -128,7 +130,7 @@ class Change:
 
 
 def joined_index(index: OutputIndex, change: Change) -> tuple[OutputIndex, tuple[str, ...]]:
-    """The next index, and the paths of which a later attempt has written another state meanwhile.
+    """The next index, and the paths for which a later attempt has written another state meanwhile.
 
     Those stay as the later attempt wrote them.
     """
@@ -158,10 +160,10 @@ def joined_index(index: OutputIndex, change: Change) -> tuple[OutputIndex, tuple
 
 
 def pieces_kept(pieces: tuple[Piece, ...], size: int) -> tuple[Piece, ...]:
-    """Those that stay when the file has grown to `size`; what follows them is sent.
+    """The pieces that stay when the file has grown to `size`. The bytes after them are sent.
 
-    A piece goes that is no larger than what comes after it, so that each byte is sent at most as often as
-    its file's size doubles, and the number of pieces stays small.
+    A piece is sent again if it is no larger than the bytes after it. So each byte is sent at most once per
+    doubling of the file's size, and the number of pieces stays small.
     """
     kept = list(pieces)
     while kept and kept[-1].size < PIECE_BYTES and kept[-1].size <= size - kept[-1].offset - kept[-1].size:
@@ -170,7 +172,7 @@ def pieces_kept(pieces: tuple[Piece, ...], size: int) -> tuple[Piece, ...]:
 
 
 def directory_of(job_uuid: str, member: str) -> str:
-    """Where a task's outputs are, below the root of the store."""
+    """The directory of a task's outputs, below the root of the store."""
     return f"{OUTPUTS}/{job_uuid}/{member}"
 
 
@@ -185,7 +187,7 @@ def is_member(name: str) -> bool:
 
 
 def path_objection(path: str) -> str:
-    """Why a file of this path below an output directory is not taken; empty where it is."""
+    """The reason to leave out a file of this path below an output directory; empty if it is taken."""
     parts = path.split("/")
     try:
         size = len(path.encode())
@@ -201,12 +203,12 @@ def path_objection(path: str) -> str:
 
 
 def encode_index(index: OutputIndex) -> bytes:
-    """As it is stored."""
+    """The index as it is stored."""
     return codec.encode(index)
 
 
 def parse_index(raw: bytes) -> OutputIndex:
-    """Read an index. Whoever may write to the store may have written anything: every path is checked.
+    """Read an index. Another writer of the store may have written anything, so every path is checked.
 
     Raises IncompatibleRecord.
     """
@@ -229,5 +231,5 @@ def parse_index(raw: bytes) -> OutputIndex:
 
 
 def crc_of_pieces(file: OutputFile) -> int:
-    """The crc32c of all its bytes, as its pieces have it."""
+    """The crc32c of all its bytes, computed from its pieces."""
     return joined((piece.size, piece.crc32c) for piece in file.pieces)

@@ -1,4 +1,6 @@
-"""What an agent notes of a task's outputs on its own disk: where they go, and what has been sent of them."""
+"""The agent's note on a task's outputs, on its own disk: their place in the store, and the files sent so
+far.
+"""
 
 from __future__ import annotations
 
@@ -20,9 +22,9 @@ _SAVING = threading.Lock()
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """A file of the index, and the local file as it was then.
+    """A file of the index, and the local file at that time.
 
-    `head`, `tail`: checksums of its first and last bytes, which tell whether it has only grown since.
+    `head`, `tail`: checksums of its first and last bytes, by which a file is known to have only grown since.
     `whole`: its pieces were read from one state of the file.
     """
 
@@ -35,19 +37,19 @@ class Sent:
     whole: bool = True
 
     def shows(self, seen: Seen) -> bool:
-        """Whether the local file has not been touched since."""
+        """Whether the local file is unchanged since."""
         return (self.size, self.modified_ns, self.inode) == (seen.size, seen.modified_ns, seen.inode)
 
 
 @dataclass(frozen=True, slots=True)
 class OutputState:
-    """What an agent must find again of a task's outputs: where they go, and what has been sent of them.
+    """The note on a task's outputs that survives a restart of the agent.
 
     Attributes:
         generation, attempt: the last attempt of the task on this node.
-        sent: by path.
-        late: paths of which a later attempt, elsewhere, had written another state before this one was sent.
-        left_out: path -> why it is not sent; at most some hundred.
+        sent: path -> the file that was sent.
+        late: paths for which a later attempt on another node wrote another state before this one was sent.
+        left_out: path -> reason; at most some hundred.
         over: the attempt has ended; `done`: everything has been sent since.
         ended: the job has ended.
         follow: the task reads the outputs of others.
@@ -74,17 +76,17 @@ class OutputState:
 
     @property
     def base(self) -> str:
-        """Where it goes, below the root of the store."""
+        """The task's directory below the root of the store."""
         return directory_of(self.job_uuid, self.member)
 
 
 def state_path(home: Path, member: str) -> Path:
-    """Where an agent notes what it has sent of a task's outputs."""
+    """The path of an agent's note on a task's outputs."""
     return home / f"{member}.json"
 
 
 def save_state(home: Path, state: OutputState) -> None:
-    """Replace the note. Blocking; raises OSError. What a crash loses of it is sent again."""
+    """Replace the note. Blocking; raises OSError. Files whose note a crash loses are sent again."""
     part = home / f"{state.member}.json.part"
     with _SAVING, effect("outputs.note"):
         home.mkdir(parents=True, exist_ok=True)
@@ -98,13 +100,13 @@ def save_state(home: Path, state: OutputState) -> None:
 
 
 def saves_are_over() -> None:
-    """Wait until no thread writes a note, also one that nobody waits for any more. Blocking."""
+    """Wait until no thread writes a note, including threads whose caller was cancelled. Blocking."""
     with _SAVING:
         pass
 
 
 def load_state(path: Path) -> OutputState | None:
-    """Read a note; None where there is none that can be read. Blocking."""
+    """Read a note; None if there is no readable one. Blocking."""
     with suppress(OSError, IncompatibleRecord):
         return codec.decode(OutputState, files.read_small(path, 64 << 20))
     return None

@@ -20,11 +20,11 @@ _REPLACED = frozenset({errno.ENOENT, errno.ELOOP, errno.ENOTDIR, errno.EISDIR, e
 
 
 class Changed(Exception):
-    """A file is not what it was when it was found: the next pass sends it."""
+    """A file has changed since it was found. The next pass sends it."""
 
 
 class Unreadable(Exception):
-    """A file that this process, or the disk, does not let anybody read. The text says why."""
+    """A file cannot be read, for its rights or for an error of the disk. The text has the reason."""
 
 
 def _opened(directory: Path, path: str, inode: int) -> int:
@@ -43,7 +43,7 @@ def _opened(directory: Path, path: str, inode: int) -> int:
 
 
 def _chunks(source: int, start: int, size: int, go_on: GoOn, moved: Moved) -> Iterator[bytes]:
-    """So many bytes of a file, however long it is by now. Raises Changed where it has become shorter."""
+    """`size` bytes of a file from `start`, in chunks. Raises Changed if it has become shorter."""
     at, end = start, start + size
     while at < end:
         go_on()
@@ -69,7 +69,7 @@ def copy_range(
     go_on: GoOn = never_stop,
     moved: Moved = unwatched,
 ) -> int:
-    """Copy a range to a new file; its crc32c. Raises Changed, Unreadable, OSError."""
+    """Copy a range to a new file; returns its crc32c. Raises Changed, Unreadable, OSError."""
     source = _opened(directory, path, seen.inode)
     try:
         target.unlink(missing_ok=True)
@@ -111,7 +111,7 @@ def edges_of(directory: Path, path: str, seen: Seen) -> tuple[int, int]:
 
 
 def has_grown(directory: Path, path: str, sent: Sent, seen: Seen) -> bool:
-    """Whether its first bytes are those that were sent, as far as their edges tell."""
+    """Whether the file begins with the bytes that were sent, judged by the checksums of their edges."""
     if seen.inode != sent.inode:
         return False
     source = _opened(directory, path, seen.inode)

@@ -1,4 +1,4 @@
-"""Looking through a task's output directory, whose files are hostile: by descriptors, and bounded."""
+"""Scan of a task's output directory, whose entries may be hostile: by descriptors, and bounded."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from recovery.formats.paths import PART_PREFIX
 from recovery.outputs.index import MAX_DEPTH, MAX_FILES, path_objection
 
 MAX_ENTRIES = 50_000
-"""Directories and files that one look goes through."""
+"""Most directories and files of one scan."""
 
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _KINDS: tuple[tuple[Callable[[int], bool], str], ...] = (
@@ -26,20 +26,20 @@ _KINDS: tuple[tuple[Callable[[int], bool], str], ...] = (
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """A file as it was found. A program that changes it changes one of these."""
+    """A file as it was found. A change by the program changes one of these values."""
 
     size: int
     modified_ns: int
     inode: int
     on_disk: int = field(default=0, compare=False)
-    """Bytes that it takes there. A sparse file may be of any size."""
+    """Bytes that it takes on the disk. A sparse file may have any size."""
 
 
 @dataclass(slots=True)
 class Scan:
-    """What a look has found: regular files by path, and why other entries are not taken.
+    """The result of a scan: regular files by path, and other entries with the reason why they are not taken.
 
-    `complete`: all was looked through. What was not found then is not there any more.
+    `complete`: the scan has covered everything, so a file that it did not find is gone.
     """
 
     files: dict[str, Seen] = field(default_factory=dict)
@@ -49,9 +49,10 @@ class Scan:
 
 
 def scan(directory: Path, uid: int | None = None, known: Container[str] = frozenset()) -> Scan:
-    """All below `directory`. Blocking. Raises OSError where a link or a file is in its place.
+    """Scan everything below `directory`. Blocking. Raises OSError where a link or a file is in its place.
 
-    `uid`: whose files are taken; None: everybody's. Files in `known` are found beyond `MAX_FILES` of others.
+    `uid`: the owner whose files are taken; None: any owner. Files in `known` are found beyond `MAX_FILES` of
+    others.
     """
     found = Scan()
     try:
@@ -67,7 +68,7 @@ def scan(directory: Path, uid: int | None = None, known: Container[str] = frozen
 
 
 def shown(path: str) -> str:
-    """A path that is fit for records and logs, whatever bytes the program has put into it."""
+    """A path in a form for records and logs, whatever bytes the program has put into it."""
     return path.encode("utf-8", "backslashreplace").decode().encode("unicode_escape").decode()[:300]
 
 

@@ -1,8 +1,9 @@
-"""Sending a task's outputs to its job's store while the program writes them, and whole once it has ended.
+"""Sender of a task's outputs: it sends them to the job's store while the program writes, and wholly at its
+end.
 
-A pass looks through the directory, sends what has changed, and writes the next index. What a program changes
-while it is read is sent again at the next pass; once the program is dead, a file that was sent as it grew is
-read once more, and sent anew if its pieces are not what it holds.
+A pass scans the directory, sends changed files, and writes the next index. A file that changes while it is
+read is sent again at the next pass. Once the program is dead, a file that was sent as it grew is read once
+more, and sent anew if its pieces do not match.
 """
 
 from __future__ import annotations
@@ -48,14 +49,16 @@ from supervisor.contract.errors import Conflict, NotFound, Refused, StoreUnreach
 T = TypeVar("T")
 QUIET_MS = 60_000
 BATCH_MS = 20_000
-"""After so long what has been sent is written to the index, although there is more to send."""
+"""Milliseconds after which a pass writes an index, although there is more to send."""
 TRIES = 8
 KEPT_INDEXES = 2
 MOST_LEFT_OUT = 500
 
 
 class _Left(Enum):
-    """What a pass has left to send: nothing, more than it had time for, or what changed while it was read."""
+    """The rest after a pass: nothing, files that it had no time for, or files that changed while they were
+    read.
+    """
 
     NOTHING = "nothing"
     MORE = "more"
@@ -67,13 +70,13 @@ class OutputSender:
 
     Args:
         directory: the task's output directory.
-        spool: a directory that tasks of another user cannot write to, for the piece that is on its way.
-        uid: whose files are taken; None: everybody's.
+        spool: a directory for the piece that is being sent; tasks of another user cannot write to it.
+        uid: the owner whose files are taken; None: any owner.
 
     Attributes:
-        state: as it is after the last pass.
-        waiting: (files, bytes) that the last look found not sent yet.
-        turn: what is held during each look through the directory.
+        state: the note after the last pass.
+        waiting: (files, bytes) that the last scan found unsent.
+        turn: a lock that is held during each scan of the directory.
     """
 
     def __init__(
@@ -104,9 +107,10 @@ class OutputSender:
         self.turn: AbstractAsyncContextManager[object] = nullcontext()
 
     async def send(self, *, final: bool) -> None:
-        """One pass; `final`: the program is dead, and all of it is to be there, whole, when this returns.
+        """Make one pass. `final`: the program is dead, and all files are wholly in the store when this
+        returns.
 
-        Raises the store's errors; what had been sent by then is not sent again.
+        Raises the store's errors. Files that were sent before that are not sent again.
         """
         what = f"sending outputs of {self.state.job}/{self.state.member}"
         unsteady = 0
@@ -123,7 +127,7 @@ class OutputSender:
                 raise StoreUnreachable(f"{self._directory} is still changed although its task has ended")
 
     async def _pass(self, motion: Motion, *, final: bool) -> _Left:
-        """Send for a while and write the index; what is left to send."""
+        """Send for up to BATCH_MS and write the index; returns the rest."""
         found = await self._run(partial(scan, self._directory, self._uid, self.state.sent.keys()))
         if not found.files and not found.left_out and not self.state.sent and not self.state.left_out:
             return _Left.NOTHING
@@ -170,7 +174,9 @@ class OutputSender:
         )
 
     def _plan(self, found: Scan, left_out: dict[str, str], *, final: bool) -> list[str]:
-        """Paths to send, those that are in the store already first, then the oldest; `left_out` gets others.
+        """Paths to send: first those that are in the store already, then the oldest.
+
+        The others go to `left_out`.
 
         Blocking: there may be very many.
         """
@@ -190,7 +196,7 @@ class OutputSender:
         return self._fitting([*waiting, *order], found, left_out)
 
     def _fitting(self, paths: list[str], found: Scan, left_out: dict[str, str]) -> list[str]:
-        """Those for which the budget and the index have room, beside what other nodes have sent."""
+        """The paths that fit into the budget and the index, beside the files of other nodes."""
         budget, sent = self.state.budget_bytes, self.state.sent
         stored = self._index.files if self._index is not None else {}
         there = {path: file for path, file in stored.items() if path not in sent}
@@ -268,7 +274,7 @@ class OutputSender:
         return Piece(name, start, size, crc)
 
     async def _publish(self, gone: tuple[str, ...], left_out: Mapping[str, str], *, writing: bool) -> None:
-        """Write the next index, and remove what it names no more."""
+        """Write the next index, and remove pieces that it no longer names."""
         state, ready = self.state, dict(self._ready)
         change = Change(
             state.node,
@@ -314,7 +320,10 @@ class OutputSender:
         raise StoreUnreachable(f"the index below {base} is written by somebody else all the time")
 
     async def _remove(self, before: OutputIndex, after: OutputIndex) -> None:
-        """Remove what no index names any more. What stays for an error goes at the agent's next start."""
+        """Remove pieces that no index names.
+
+        Those that stay because of an error go at the agent's next start.
+        """
         base, named = self.state.base, _names(after)
         doomed = {f"{base}/{PIECES}/{name}" for name in _names(before) - named}
         if after.serial > KEPT_INDEXES:
@@ -333,7 +342,7 @@ class OutputSender:
                 await self._store.delete_file(path)
 
     async def _stoppable(self, work: Callable[..., T]) -> T:
-        """Work that goes on for long, and stops at its next chunk once nobody waits for it."""
+        """Run long work in a thread; it stops at its next chunk once this call is cancelled."""
         abandoned = threading.Event()
 
         def go_on() -> None:
@@ -359,7 +368,7 @@ def _names(index: OutputIndex) -> set[str]:
 
 
 def _entry_bytes(path: str, size: int) -> int:
-    """About what a file takes in an index, with the pieces that it usually has."""
+    """Estimated size of a file's entry in an index, with its usual number of pieces."""
     return len(json.dumps(path)) + 150 + 200 * (size // PIECE_BYTES + 4)
 
 

@@ -42,9 +42,9 @@ TRIES = 5
 async def read_index(
     store: CheckpointStore, base: str, known: OutputIndex | None = None
 ) -> OutputIndex | None:
-    """The newest index of a task whose outputs are below `base`; None where it has sent nothing yet.
+    """The newest index of the task whose outputs are below `base`; None if it has sent nothing yet.
 
-    It is `known` itself where that is the newest. Raises StoreUnreachable, Refused, IncompatibleRecord.
+    It returns `known` itself if that is the newest. Raises StoreUnreachable, Refused, IncompatibleRecord.
     """
     for _ in range(TRIES):
         names = sorted(file.path for file in (await store.list(f"{base}/{INDEX}")).files)
@@ -79,17 +79,17 @@ async def read_outputs(store: CheckpointStore, job_uuid: str) -> tuple[OutputInd
 
 @dataclass(frozen=True, slots=True)
 class Have:
-    """A local file that was brought earlier: which version of it, and how much."""
+    """A local file that was fetched earlier: its version, and its size so far."""
 
     version: str
     size: int
 
 
 class Fetcher:
-    """Brings files of one task's outputs into `directory`.
+    """Fetches files of one task's outputs into `directory`.
 
-    Each comes to `spool` first, a directory that nobody else writes to, and then to its place by descriptors:
-    nothing that a program has put in the way leads elsewhere.
+    Each file comes to `spool` first, a directory that no other process writes to, and is then moved to its
+    place by descriptors, so that a link of the program's cannot lead elsewhere.
 
     Args:
         owner: (uid, gid) that a brought file is given; None: this process's own.
@@ -114,10 +114,10 @@ class Fetcher:
     async def fetch(
         self, path: str, file: OutputFile, have: Have | None = None, moved: Moved = unwatched
     ) -> None:
-        """Make the local file `path` be `file`, in place of whatever file is there.
+        """Give the local file `path` the content of `file`, replacing any file there.
 
-        Where `have` says that the beginning of this version is there, the rest is added to it, so that
-        whoever has it open sees it grow.
+        If `have` shows that the beginning of this version is there, the rest is appended, so that a reader
+        that has the file open sees it grow.
 
         Raises NotFound: the index is out of date; BadCheckpoint: the store's bytes are wrong; Conflict:
         something other than a file is in the way; StoreUnreachable, Refused.
@@ -179,7 +179,7 @@ def _join(came: Path, part: Path, skip: int) -> None:
 
 
 def _put(part: Path, directory: Path, path: str, modified_ms: int, owner: tuple[int, int] | None) -> None:
-    """Move it to its place. Directories on the way are made, and given to `owner`."""
+    """Move `part` to its place. Missing directories are made, and given to `owner`."""
     if owner is not None and os.geteuid() == 0:
         _make_parents(directory, path, owner)
         os.chown(part, *owner)
@@ -198,7 +198,7 @@ def _put(part: Path, directory: Path, path: str, modified_ms: int, owner: tuple[
 
 
 def _move(part: Path, fd: int, name: str) -> None:
-    """Rename it, or where it is on another file system, copy it beside its place first."""
+    """Rename `part`, or copy it beside its place first if it is on another file system."""
     try:
         os.rename(part, name, dst_dir_fd=fd)
     except OSError as error:
@@ -233,7 +233,7 @@ def _make_parents(directory: Path, path: str, owner: tuple[int, int]) -> None:
 
 
 def _append(part: Path, directory: Path, path: str, start: int, modified_ms: int) -> bool:
-    """Add it to the file that is there; False where that is not the first `start` bytes of it any more."""
+    """Append `part` to the local file; False if that no longer has exactly the first `start` bytes."""
     flags = os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     try:
         with beneath(directory, path) as (fd, name):

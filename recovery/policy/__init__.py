@@ -1,4 +1,5 @@
-"""How a failure becomes a restart: what happened, whose fault it was, how much restarts, and whether it may.
+"""From a failure to a restart: its cause, the node or checkpoint to blame, the scope of the restart, the
+budget.
 
 Everything here is pure.
 """

@@ -1,4 +1,4 @@
-"""Which of several failures came first, and so is the cause of the others."""
+"""The root among several failures of one generation: the one that the others followed from."""
 
 from __future__ import annotations
 
@@ -11,15 +11,18 @@ from supervisor.contract.job.spec import CHIEF_ROLES
 from supervisor.contract.observed import Exit
 
 NOTICE_LAG_MS = MappingProxyType({Cause.KILLED: 500, Cause.LAUNCHER_LOST: 2_000, Cause.NODE_LOST: 5_000})
-"""How much later than it happened a failure of the machines may be seen. A peer that dies of it (TensorFlow's
-UnavailableError, 0.1 to 3 s later) exits by itself and is seen at once, possibly before its cause."""
+"""The longest time, in milliseconds, between a failure of a machine and the moment at which the leader sees
+it. A peer that ends because of it (TensorFlow's UnavailableError, 0.1 to 3 s later) is seen at once, possibly
+before its cause."""
 
 _ROLE_ORDER = ("ps", *CHIEF_ROLES, "worker")
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """One failed task. `at_ms`: when it was seen to fail, on the leader's clock (receipt minus age)."""
+    """One failed task. `at_ms` is the time of the failure on the leader's clock: receipt of the report minus
+    its age.
+    """
 
     task: TaskId
     cause: Cause
@@ -30,10 +33,10 @@ class Failure:
 def root_failures(failures: tuple[Failure, ...]) -> Failure:
     """The failure that the others of the same generation followed from; the order given does not matter.
 
-    The one that may have happened first, where failures of the machines may have happened as much earlier
-    than they were seen as NOTICE_LAG_MS says. At equal times a failure of the machines comes before the
-    program's, and a parameter server, whose loss every peer feels, before a chief and a worker. PEER_LOST is
-    never the root while there is another.
+    It is the failure with the earliest possible time. A failure of a machine may have happened NOTICE_LAG_MS
+    before it was seen. At equal times a failure of the machines comes before the program's, and a parameter
+    server, whose loss every peer feels, before a chief and a worker. PEER_LOST is never the root while there
+    is another.
     """
     assert failures, "blame needs at least one failure"
     return min(failures, key=_order)

@@ -1,4 +1,4 @@
-"""Whether a job may restart once more, and after what pause (rule 13)."""
+"""The budget of restarts: whether a job may restart once more, and the pause before it (rule 13)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from supervisor.contract.job.spec import RestartPolicy
 
 _MAX_DOUBLINGS = 40
 FREE_RESTARTS = 2
-"""So many restarts in a row that the machines caused go without a pause."""
+"""Number of restarts in a row, caused by the machines, that have no pause before them."""
 
 NOTHING_BEFORE = Tally()
 
@@ -22,7 +22,7 @@ class Verdict:
     """The job's ledger after a failure, and what it allows.
 
     Attributes:
-        backoff_ms: how long to wait before the restart; 0 if it is not allowed.
+        backoff_ms: the pause before the restart, in milliseconds; 0 if it is not allowed.
         reason: the figures, for people.
     """
 
@@ -85,7 +85,7 @@ def _charge_program(
 
 
 def _refusal(after: Ledger, policy: RestartPolicy, recent: Tally) -> str:
-    """Why a program fault is one too many; empty if it is not."""
+    """The reason to refuse a restart after a fault of the program; empty if there is none."""
     allows = f"restart.max_restarts allows {policy.max_restarts} restarts"
     if after.streak > policy.max_restarts:
         since = f"a checkpoint newer than step {after.progress.step}" if after.progress else "any checkpoint"
@@ -110,7 +110,10 @@ def _of_launchers(row: int, policy: RestartPolicy) -> str:
 
 
 def _progressed(before: CheckpointRef | None, newest: CheckpointRef | None) -> bool:
-    """Steps count, not generations: a program that saves what it restored and then dies has done nothing."""
+    """Whether the newest commit has a later step.
+
+    A later generation alone is no progress: it may have saved its base.
+    """
     return newest is not None and (before is None or newest.step > before.step)
 
 

@@ -1,4 +1,4 @@
-"""What an ended attempt means: a failure of the program, of the machines, or none at all."""
+"""The cause of an attempt's end: a failure of the program, of the machines, or no failure at all."""
 
 from __future__ import annotations
 
@@ -16,16 +16,17 @@ OUTSIDE_SIGNALS = frozenset(
     {Signals.SIGKILL, Signals.SIGTERM, Signals.SIGINT, Signals.SIGHUP, Signals.SIGQUIT}
 )
 """Signals that come from an operator, a terminal or the kernel's OOM killer. The others (SIGSEGV, SIGABRT,
-SIGBUS, SIGFPE, SIGILL, SIGPIPE, ...) are what a program's own fault looks like."""
+SIGBUS, SIGFPE, SIGILL, SIGPIPE, ...) come from a fault of the program itself."""
 
 STAGED = "staged"
 """The mode of `checkpoint` in which each node has a directory of its own."""
 
 NEVER_READY_CODE = 75
-"""With START_FAILED: what the program was to wait for (`after`) did not listen in time, as `detail` says."""
+"""Exit code with START_FAILED: a task that this one starts `after` did not listen in time; `detail` names
+it."""
 
 NO_DIRECTORY_CODE = 74
-"""With START_FAILED: its checkpoint directory, a mount, was not to be seen in time."""
+"""Exit code with START_FAILED: the mount of the checkpoint directory did not appear in time."""
 
 _BY_REASON = {
     ExitReason.DEADLINE: Cause.DEADLINE,
@@ -37,7 +38,7 @@ _BY_REASON = {
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """Why an attempt's end is a failure, and the line of its output that says so (empty: none does)."""
+    """The cause of a failed attempt, and the line of its output that names it; empty if no line does."""
 
     cause: Cause
     line: str = ""
@@ -46,12 +47,13 @@ class Judged:
 def classify(
     report: AttemptReport, spec: JobSpec, phase: JobPhase, *, trained: bool = False
 ) -> Judged | None:
-    """Why this attempt's end is a failure; None if it is not one.
+    """The cause of this attempt's failure; None if its end is no failure.
 
-    Not a failure: an attempt that runs, that we killed, or that ends after the job's training is over or was
-    stopped; a training task or a follower that exited with 0. `trained`: the job has made a step since it was
-    last started, so that its files and flags are not simply wrong: no error is the user's any more, but one
-    that tells of shards of a save on several nodes.
+    These are no failures: an attempt that runs, that the agent killed, or that ends after the job's training
+    is over or was stopped; a training task or a follower that exited with 0.
+
+    `trained`: the job has made a step since its last start, so its files and flags are right and its errors
+    are no longer taken for the user's. The exception is a save whose shards lie on several nodes.
     """
     if report.exit is None or report.exit.reason is ExitReason.KILLED:
         return None
@@ -69,7 +71,7 @@ def classify(
 
 
 _OF_THE_STORE = frozenset({Cause.PROGRAM_EXIT, Cause.DATA_LOSS, Cause.OUT_OF_RANGE})
-"""How a program ends whose reads and writes fail: what else it may say speaks for itself."""
+"""Causes that may hide a failed read or write of the store. Other causes are named by the program itself."""
 
 _ONCE_TRAINED = {Cause.USER_ERROR: Cause.PROGRAM_EXIT, Cause.MISSING_PROGRAM: Cause.START_FAILED}
 
@@ -100,7 +102,7 @@ def _judge(end: Exit) -> Judged | None:
 
 
 def describe(report: AttemptReport) -> str:
-    """One plain sentence about how the attempt stands, for people; no full stop at its end."""
+    """The attempt's state as one sentence for people, without a full stop."""
     subject = f"{report.attempt.task} on {report.node}"
     if report.exit is None:
         return f"{subject} runs with pid {report.pid}"

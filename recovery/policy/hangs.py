@@ -1,4 +1,5 @@
-"""Which tasks show no sign of life any more, for how long that is borne, and which one is to blame.
+"""Detection of hangs: tasks that show no sign of life, the time that each may be silent, and the task to
+blame.
 
 Signs of training are new output, steps and saves. Signs of work (processor time, GPUs, files) tell a task
 that does something, say an evaluation or a save, from one that does nothing. The truth table is in
@@ -21,9 +22,9 @@ SUSPECT_TIMES, ACT_TIMES = 3, 10
 LEAST_SUSPECT_MS, LEAST_ACT_MS = 5_000, 30_000
 WORK_TIMES, LEAST_WORK_MS = 3, 20_000
 IDLE_MS = 600_000
-"""A task that never shows a sign of training is suspected after so long without a sign of work.
+"""Milliseconds without a sign of work after which a task that shows no sign of training is suspected.
 
-So is one that makes no step for so long, though it writes what is new.
+A task that makes no step for as long is suspected too, even if it writes new output.
 """
 SAVES_LEAST = 3
 MOST_DOUBLINGS = 6
@@ -40,14 +41,14 @@ _FLAT = {
 
 @dataclass(frozen=True, slots=True)
 class Running:
-    """A task that runs on a node which is heard.
+    """A task that runs on a node whose heartbeats arrive. Times are in milliseconds.
 
     Attributes:
-        signs: those that it has shown, each with its age; empty when they cannot be seen. A step counts with
-            its first showing, others once they are learnt.
-        silent_ms: since it wrote anything at all, also what merely repeats itself; -1: never, or unknown.
+        signs: the signs that it has shown, each with its age; empty when they cannot be read. A step counts
+            from its first showing, the others once their pauses are learnt.
+        silent_ms: time since it wrote any output, even output that repeats itself; -1: never, or unknown.
         stopped: its process is stopped by a signal.
-        fresh_ms: since it was started, for one that is to make steps and has made none; -1 otherwise.
+        fresh_ms: time since its start, if it must make steps and has made none; -1 otherwise.
     """
 
     task: TaskId
@@ -63,38 +64,39 @@ class Running:
 
     @property
     def stalled_ms(self) -> int:
-        """Since its last sign of training; -1 when it has shown none, or they cannot be seen."""
+        """Milliseconds since its last sign of training; -1 when it has shown none, or they cannot be read."""
         return min((each.age_ms for each in self.training), default=-1)
 
     @property
     def stepless_ms(self) -> int:
-        """Since its last step; of one that shows none, since its last sign of training."""
+        """Milliseconds since its last step, or since its last sign of training if it shows no steps."""
         return next((each.age_ms for each in self.signs if each.name == STEP), self.stalled_ms)
 
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """For how long a sign may be flat before its task is suspected, and its hang acted upon."""
+    """The times that a sign may be flat before its task is suspected, and before the leader acts."""
 
     suspect_ms: int
     act_ms: int
 
 
 Bounds = Mapping[tuple[str, str], Patience]
-"""By role and sign. A sign that has none is no evidence, but one that is shown is a sign of life."""
+"""Role and sign -> patience. A sign without patience is no evidence of a hang; where it is shown, it is a
+sign of life."""
 
 
 @dataclass(frozen=True, slots=True)
 class Hang:
-    """A hang to act upon.
+    """A hang that the leader acts on.
 
     Attributes:
-        root: the task to blame; None when all stopped at once and no one stands out.
-        stalled_ms: since its (or, without a root, the first one's) last sign of training.
-        late_ms: since when it was time to act.
+        root: the task to blame; None when all stopped at the same time and none stands out.
+        stalled_ms: time since the last sign of training of the root, or without a root of the first task.
+        late_ms: time since the bound for acting was passed.
         everyone: no task of the job shows a sign of training any more.
         flat: names of the signs that are flat.
-        writes: a task of them still writes output, though nothing new.
+        writes: one of the tasks still writes output that repeats itself.
     """
 
     root: TaskId | None
@@ -107,13 +109,13 @@ class Hang:
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """What the signs of a job's tasks tell.
+    """The result of `judge`.
 
     Attributes:
-        suspected: tasks that show no sign of training, or have long made no step: they may hang.
-        everyone: there is none that shows one.
-        hang: if it is time to act.
-        busy: those of the suspected that work, write or save, or are taken to.
+        suspected: tasks that may hang: they show no sign of training, or have made no step for long.
+        everyone: no task shows a sign of training.
+        hang: the hang to act on now; None if there is none.
+        busy: suspected tasks that work, write or save, or are assumed to.
     """
 
     suspected: frozenset[TaskId] = frozenset()
@@ -125,13 +127,13 @@ class Judgement:
 def bounds_of(
     tasks: Iterable[Running], spec: ProgressSpec, startup_ms: int | None, *, hung_before: int
 ) -> dict[tuple[str, str], Patience]:
-    """For how long the signs of training of each role may be flat.
+    """The patience for each sign of training, by role and sign; empty where hangs are not watched.
 
-    By the longest pause that a task of the role has shown. The floor of 30 s is for what comes between two
-    steps and shows no sign of work. Before a step's pauses are learnt, the start-up deadline holds for it.
-    Saves are far between: they are judged where there is neither a step nor output to judge. Each hang that
-    the job was restarted for before doubles what was derived: a program that pauses for longer than we
-    thought is not killed for it again and again. Empty: hangs are not watched.
+    It is derived from the longest pause that a task of the role has shown. The floor of 30 s covers work
+    between two steps that shows no sign. Before the pauses of steps are learnt, the start-up deadline holds
+    for them. Saves have long pauses, so they are judged only where there is neither a step nor output to
+    judge. Each restart for a hang doubles the derived values, so that a program with a longer pause than
+    expected is not killed for it repeatedly.
     """
     if not spec.watch_hangs:
         return {}
@@ -169,11 +171,11 @@ def _patience(pause_ms: int, spec: ProgressSpec, startup_ms: int | None, hung_be
 
 @dataclass(frozen=True, slots=True)
 class _Standing:
-    """How one task stands.
+    """The signs of one task against their bounds.
 
     Attributes:
-        quiet: none of its signs of training is fresh enough.
-        late_ms: since when all of them have been flat for their bounds; negative before.
+        quiet: all its signs of training are older than their bounds for suspicion.
+        late_ms: time since all of them passed their bounds for acting; negative before that.
         busy: it works.
     """
 
@@ -184,16 +186,22 @@ class _Standing:
 
 
 def judge(tasks: tuple[Running, ...], bounds: Bounds, *, by_training: bool = False) -> Judgement:
-    """Look at all running tasks of a job, or at none: one that is missing may be who the others wait for.
+    """Judge the running tasks of a job.
 
-    A task without a bound is never judged, but blamed when it is stopped and nobody goes on. One that hangs
-    while others make steps is blamed itself. Between the two nothing is decided. Another task that has made
-    no step since, but is not late by its own measure, works or writes what is new, is waited for: the late
-    one may be at a barrier until the other has evaluated. So is one that has shown a sign of training since,
-    but none of late, and one that was started a while ago: it may have been restarted because it kept the
-    others waiting. Where a late task is stopped by a signal nobody is waited for.
+    `tasks` must be all of them: the others may wait for one that is left out.
 
-    `by_training`: the job has set its own bound: signs of training alone count, for each task by itself.
+    A task without a bound is never judged, but it is blamed when it is stopped by a signal and no task goes
+    on. A task that hangs while others make steps is blamed itself. Between these two cases the leader waits,
+    for any of three kinds of task:
+
+    - a task that has made no step since, is not late by its own bound, and works or writes new output: the
+      late task may wait at a barrier until it has evaluated;
+    - a task that has shown a sign of training since, but none lately;
+    - a task that was started a while ago: it may have been restarted because the others waited for it.
+
+    Where a late task is stopped by a signal, the leader waits for none of them.
+
+    `by_training`: the job has set its own bound. Then only signs of training count, for each task by itself.
     """
     judged = [found for each in tasks if (found := _stand(each, bounds, by_training=by_training))]
     quiet = [found for found in judged if found.quiet]
@@ -233,10 +241,10 @@ def judge(tasks: tuple[Running, ...], bounds: Bounds, *, by_training: bool = Fal
 def slow_starts(
     tasks: Iterable[Running], startup_ms: int | None, *, steps_are_read: bool
 ) -> frozenset[TaskId]:
-    """Tasks that were started `startup_ms` ago and have made no step, but work or write what is new.
+    """Tasks that were started at least `startup_ms` ago and have made no step, but work or write new output.
 
-    They may compile, or spin: nobody is ended for it. A task that never prints steps is not meant: one that
-    does is told by `steps_are_read`, or by another of its role that has made a step.
+    They may compile or spin, so they are reported and not ended. Tasks that never print steps are left out: a
+    task prints steps if `steps_are_read`, or if another task of its role has made one.
     """
     tasks = tuple(tasks)
     stepping = {each.task.role for each in tasks if any(sign.name == STEP for sign in each.signs)}
@@ -251,8 +259,8 @@ def slow_starts(
 def bounds_for(each: Running, bounds: Bounds) -> dict[str, Patience]:
     """The bounds of a task's signs of training, by sign: those of its role.
 
-    Empty before the task itself has made a step or has learnt one of them: it still starts, and the pauses of
-    training tell nothing of that.
+    Empty until the task itself has made a step or has a learnt pause: the pauses of training do not apply to
+    a start.
     """
     if not any(sign.name == STEP or sign.pause_ms >= 0 for sign in each.training):
         return {}
@@ -288,13 +296,16 @@ def lives(signs: Iterable[Sign]) -> bool:
 
 
 def _is_stepless(each: Running, bounds: Bounds) -> bool:
-    """Whether it has long made no step, though it writes or saves: an evaluation, or a thread of its own."""
+    """Whether a task that writes or saves has made no step for long.
+
+    It may evaluate, or only a side thread is alive.
+    """
     bound = bounds_for(each, bounds).get(STEP)
     return bound is not None and each.stepless_ms >= max(IDLE_MS, bound.act_ms)
 
 
 def _idles(each: Running) -> bool:
-    """Whether one that shows no sign of training to judge has long shown no sign of work either."""
+    """Whether a task without a sign of training to judge has shown no sign of work for IDLE_MS."""
     work = [sign for sign in each.signs if sign.name in WORK]
     return bool(work) and all(sign.age_ms >= IDLE_MS for sign in each.signs)
 
@@ -310,14 +321,14 @@ def _writes(blamed: list[_Standing]) -> bool:
 
 
 def describe(each: Running) -> str:
-    """Which signs are flat, and for how long, as what the task has not done."""
+    """A sentence for people about the flat signs of a task and their ages."""
     shown = {sign.name: sign.age_ms for sign in each.signs if sign.age_ms >= LEAST_SUSPECT_MS}
     words = [f"{_FLAT[name]} for {shown[name] / 1000:.1f} s" for name in (*TRAINING, *WORK) if name in shown]
     return f"has {', '.join(words)}" if words else "shows no sign of life"
 
 
 def _blamed(tasks: tuple[Running, ...]) -> TaskId | None:
-    """Who keeps everybody waiting: a task that is stopped, or the only one that there is."""
+    """The task that all others wait for: one that is stopped by a signal, or the only task of the job."""
     stopped = [each.task for each in tasks if each.stopped]
     if stopped:
         return min(stopped, key=_rank)
@@ -325,5 +336,5 @@ def _blamed(tasks: tuple[Running, ...]) -> TaskId | None:
 
 
 def _rank(task: TaskId) -> tuple[int, TaskId]:
-    """A parameter server's stop stops all others; theirs may be a consequence."""
+    """Sort key: a parameter server first, because all other tasks stop after it."""
     return (_BLAME_ORDER.index(task.role) if task.role in _BLAME_ORDER else len(_BLAME_ORDER), task)

@@ -14,19 +14,20 @@ from supervisor.contract.incident import Cause, Incident
 from supervisor.contract.job.spec import Scope
 
 STEADY_MS = 60_000
-"""An attempt that lived so long is taken to have worked, also where its steps cannot be read."""
+"""Milliseconds of life after which an attempt counts as one that worked, even if its steps cannot be read."""
 
 ASKED = frozenset({Cause.SUBMITTED, Cause.OPERATOR})
 REPORTED = frozenset({Cause.PEER_LOST, Cause.PORT_CLASH})
-"""Failures that only the program's own words tell of: a step does not prove that they are over, a newer
-checkpoint does."""
+"""Causes that are known from the program's output alone. A later step does not prove that they are over; a
+newer checkpoint does."""
 
 
 @dataclass(frozen=True, slots=True)
 class Past:
     """A recorded failure. `seen_ms`: when this leader first saw the record, on its own clock.
 
-    `revision`: of etcd, when the attempt began that failed; where none did, when it was recorded.
+    `revision`: etcd's revision at the start of the failed attempt, or at the record's own write without an
+    attempt.
     """
 
     incident: Incident
@@ -36,13 +37,13 @@ class Past:
 
 @dataclass(frozen=True, slots=True)
 class Present:
-    """The failure to decide on, as far as history matters for it.
+    """The present failure, with the values that history is compared with.
 
     Attributes:
         stepped: the failed attempt made a step; for one that restarts ALL, its generation did.
-        base: what the generation in force started from.
+        base: the base checkpoint of the generation in force.
         newest: the newest commit that can be restored.
-        at_ms, wall_ms: when this leader knew of it, on its own clock and by the wall clock.
+        at_ms, wall_ms: the time at which this leader learnt of it, on its own clock and by the wall clock.
     """
 
     cause: Cause
@@ -58,7 +59,7 @@ class Present:
 
 @dataclass(frozen=True, slots=True)
 class Tally:
-    """How often it happened, the present failure included where it is one of that kind.
+    """Counts of failures. Each includes the present failure if that is of the same kind.
 
     Attributes:
         task: program faults of this task in a row without a step of its own.
@@ -75,7 +76,9 @@ class Tally:
 
 
 def present_life(pasts: Iterable[Past]) -> tuple[Past, ...]:
-    """Those since the job was last started, or restarted as a whole, by somebody; oldest first, as given."""
+    """The failures since an operator last started or restarted the whole job, in the order given (oldest
+    first).
+    """
     life: list[Past] = []
     for past in pasts:
         if past.incident.cause in ASKED and past.incident.scope is Scope.ALL:
@@ -85,7 +88,7 @@ def present_life(pasts: Iterable[Past]) -> tuple[Past, ...]:
 
 
 def trained(life: Iterable[Past]) -> bool:
-    """Whether any generation of this life is known to have made a step."""
+    """Whether a generation of this life has made a step, as far as records show."""
     return any(goes_on(past.incident) or failed_after_a_step(past.incident) for past in life)
 
 
@@ -144,7 +147,7 @@ def _in_a_row(
 
 
 def failed_after_a_step(incident: Incident) -> bool:
-    """Whether what failed had made a step: the task, or for a failure of the whole job, its generation."""
+    """Whether the failed task had made a step; for a failure of the whole job, whether its generation had."""
     if incident.cause in ASKED:
         return False
     step = incident.from_step if incident.scope is Scope.ALL else incident.last_step
@@ -158,10 +161,10 @@ def _saved_since(incident: Incident, newest: CheckpointRef | None) -> bool:
 
 
 def _age_ms(past: Past, present: Present) -> int:
-    """At least how long ago it was: by this leader's own clock, or by the wall clock where that says more.
+    """A lower bound of a failure's age: by this leader's own clock, or by the wall clock if that gives more.
 
-    A leader that took over has just seen all records for the first time, so that its own clock alone would
-    count old faults as new. A wall clock that jumps ahead lets a fault be forgotten early, one that jumps
-    back is made up for by the own clock: either way the faults in a row still end the job.
+    A leader that took over has seen all records for the first time just now, so by its own clock alone old
+    faults would count as new. If the wall clock jumps ahead, a fault leaves the window early; if it jumps
+    back, the leader's own clock makes up for it. In both cases faults in a row still end the job.
     """
     return max(present.at_ms - past.seen_ms, present.wall_ms - past.incident.wall_ms)

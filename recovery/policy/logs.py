@@ -1,8 +1,8 @@
-"""What a program's last words say of its end: TensorFlow's error classes and the errors of a user.
+"""The cause of a program's end, read from the last lines of its output: TensorFlow's errors and the user's.
 
-Only the line that ended the program counts: the final line of the last traceback, a fatal line of C++, or
-what an argument parser, a shell or the launcher says at the very end. A name that is merely quoted, in the
-middle of a line or in a log line, is no evidence.
+Only the line that ended the program counts: the final line of the last traceback, a fatal line of C++, or the
+very last line of an argument parser, a shell or the launcher. A name that is merely quoted, in the middle of
+a line or in a log line, is no evidence.
 """
 
 from __future__ import annotations
@@ -15,14 +15,15 @@ from supervisor.contract.incident import Cause
 
 MAX_LINE = 300
 _MESSAGE_LINES = 40
-"""Lines of an exception's text that are looked at: TensorFlow names the graph's nodes before it says why."""
+"""Number of lines of an exception's text to search. TensorFlow names the nodes of the graph before the
+reason."""
 
 _TENSORFLOW = r"tensorflow(?:_core)?(?:\.\w+)*\."
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """The cause, and the line that says so, at most MAX_LINE characters."""
+    """A cause, and the line of output that shows it, cut to MAX_LINE characters."""
 
     cause: Cause
     line: str
@@ -30,7 +31,9 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Pattern:
-    """One row: what ended the program (a whole exception name) and what its text must hold."""
+    """A row of a table: the whole name of an exception, or a whole last line, and a pattern that the text
+    must contain.
+    """
 
     name: str
     cause: Cause
@@ -97,7 +100,8 @@ OF_THE_CODE = (
     "NotImplementedError|OverflowError|RecursionError|TypeError|UnboundLocalError|UnicodeDecodeError|"
     "UnicodeEncodeError|ValueError|ZeroDivisionError"
 )
-"""Exceptions that speak of a program's own code or flags. Others may be about files, peers or the machine."""
+"""Names of exceptions that are about a program's own code or flags. Others may be about files, peers or the
+machine."""
 
 MOST_FRAMES = 3
 _FRAME = re.compile(r"  File \"(?:[^\"]*/)?(?P<file>[^\"/]+)\", line (?P<line>\d+), in (?P<function>\S+)")
@@ -127,12 +131,12 @@ SHARDS_APART = (
 
 
 def has_shards_apart(tail: str) -> bool:
-    """Whether TensorFlow says that it could not put a save together, as shards were not in its directory."""
+    """Whether TensorFlow reports that shards of a save were missing in its directory."""
     return _SHARDS_APART.search(tail) is not None
 
 
 def last_words(tail: str) -> Finding | None:
-    """What ended the program that wrote `tail`, the end of its output; None if it does not say."""
+    """The cause of a program's end by `tail`, the end of its output; None if no line names one."""
     lines = tail.splitlines()
     while lines and not lines[-1].strip():
         lines.pop()
@@ -148,8 +152,9 @@ def last_words(tail: str) -> Finding | None:
 def raised(tail: str) -> Raised | None:
     """The exception of OF_THE_CODE that ended the program that wrote `tail`; None if something else did.
 
-    Every traceback in `tail` must be of such an exception: one that was raised while a lost peer was dealt
-    with is a consequence. So is one whose chain has lost its beginning, as `tail` was cut there.
+    Every traceback in `tail` must be of such an exception: an exception that was raised while the program
+    handled the loss of a peer is a consequence of that loss. An exception whose chain begins before `tail` is
+    taken for a consequence too.
     """
     found, lines = last_words(tail), tail.splitlines()
     headings = [number + 1 for number, line in enumerate(lines) if _TRACEBACK.fullmatch(line)]

@@ -1,4 +1,4 @@
-"""How far a job is, from what its training tasks call a step."""
+"""The global step of a job, derived from the step numbers that its training tasks print."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Reached:
-    """Where one attempt is.
+    """The steps of one attempt.
 
     Attributes:
-        number: of the attempt within its generation; from 2 on it was started again while others ran on.
-        first, step: the first and the newest number that it has called a step; -1 without any.
-        is_local: the program does not say that they are global.
+        number: the attempt's number within its generation; from 2 on it was restarted while others ran on.
+        first, step: the first and the newest step number that it has printed; -1 without any.
+        is_local: the program does not call these numbers global.
     """
 
     number: int
@@ -25,9 +25,9 @@ class Reached:
 def global_step(told: Iterable[Reached], base_step: int) -> int:
     """The newest global step of the attempts of one generation; -1 where none is known.
 
-    A number that is called global is believed. Others must behave like one: every attempt goes on from the
-    base, of `base_step`, and one that was started again goes on from where its peers are, instead of
-    beginning where they began.
+    A number that the program calls global is taken as it is. Other numbers must behave like global ones:
+    every first attempt goes on from `base_step`, the step of the base, and a restarted attempt goes on from
+    the step of its peers, and does not begin where they began.
     """
     known = [each for each in told if each.step >= 0]
     sure = [each for each in known if not each.is_local]

@@ -1,4 +1,4 @@
-"""Whether a program fails of its own code: the same uncaught exception twice, before it has trained."""
+"""Detection of errors in the program's code: the same uncaught exception twice before any training."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ _OF_AN_ERROR = frozenset({Cause.PROGRAM_EXIT, Cause.USER_ERROR})
 
 
 def first_error(present: Present, tail: str, *, trained: bool) -> Raised | None:
-    """What a program raised before any sign of training; None for any other end.
+    """The exception of a program that ended before any sign of training; None for any other end.
 
-    `tail` is the end of its output. A job that has a checkpoint has trained, in whatever life: what fails
-    then may be the checkpoint.
+    `tail` is the end of its output. A job that has a checkpoint has trained in some life, so the checkpoint
+    may be at fault: None.
     """
     if trained or present.stepped or present.base is not None or present.newest is not None:
         return None
@@ -25,7 +25,7 @@ def first_error(present: Present, tail: str, *, trained: bool) -> Raised | None:
 def raised_on(
     error: Raised, life: Iterable[Past], present: Present, beside: Iterable[tuple[str, str]]
 ) -> frozenset[str]:
-    """The nodes on which the job's tasks have raised just this, the present failure aside.
+    """The nodes on which tasks of the job have raised the same exception, without the present failure.
 
     `beside`: node and end of output of the other tasks that have ended in the generation in force. A failure
     that is STEADY_MS older does not count: between the two the program may have trained without a word.

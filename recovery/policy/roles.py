@@ -1,4 +1,4 @@
-"""What a role's name says about how its tasks end."""
+"""The kinds of roles, by name: whether tasks of a role end by themselves."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ class RoleKind(Enum):
 def kind_of(spec: JobSpec, role: str) -> RoleKind:
     """The kind of a role, whatever the strategy: any name that is not in SERVERS trains.
 
-    A role that says so itself (`serves`) goes before its name. Raises KeyError for a role that the job does
-    not have.
+    A role's own `serves` takes precedence over its name. Raises KeyError for a role that the job does not
+    have.
     """
     asked = spec.role(role)
     if asked.follow:

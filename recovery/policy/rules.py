@@ -1,4 +1,4 @@
-"""What each cause of failure leads to: the table of docs/restart-policy.md, which a job may override."""
+"""The action for each cause of failure: the table of docs/restart-policy.md, which a job may override."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ class Row:
     """One row of the table, for code and for people.
 
     Attributes:
-        seen_by: how the cause becomes known.
-        rule: what it leads to, unless the job says otherwise.
-        why: what is special about it; empty where nothing is.
+        seen_by: the way in which the cause is detected.
+        rule: the action, unless the job overrides it.
+        why: the reason for an unusual action; empty for a usual one.
         fixed: a job cannot override it.
     """
 
@@ -119,9 +119,9 @@ TABLE = MappingProxyType(
 
 
 def rule_of(spec: JobSpec, cause: Cause, task: TaskId | None = None, saver: TaskId | None = None) -> Rule:
-    """What this cause leads to in this job, for a task if one is given; `saver` as `scope_of` has it.
+    """The action for this cause in this job, for `task` if one is given; `saver` as for `scope_of`.
 
-    The task that saves is never ignored: its end would count as the end of a training that it did not finish.
+    The failure of the task that saves is never ignored: its end would count as the end of the training.
     """
     row = TABLE[cause]
     rule = row.rule if row.fixed else spec.restart.rules.get(cause.value, row.rule)
@@ -129,7 +129,7 @@ def rule_of(spec: JobSpec, cause: Cause, task: TaskId | None = None, saver: Task
 
 
 def objection(cause: str) -> str:
-    """Why `restart.rules` cannot say anything of this cause; empty if it can."""
+    """The reason why `restart.rules` cannot override this cause; empty if it can."""
     known = {each.value: row for each, row in TABLE.items()}
     row = known.get(cause)
     if row is None:

@@ -1,7 +1,7 @@
-"""How much a failure restarts, by strategy and role: the table of docs/strategies.md. Not the last word.
+"""The scope of a restart, by strategy and role, when a process is lost: the table of docs/strategies.md.
 
-It says what a *process* that is lost restarts. The leader asks it in `decide.assess.escalation`, which
-restarts all where the task cannot come back as it was: its node or its address is gone, for one.
+The leader reads it in `decide.assess.escalation`, which restarts all tasks where this one cannot come back as
+it was, for example because its node or its address is gone.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ scope costs time, the smaller one may train on with a hole in the cluster."""
 
 
 def scope_of(spec: JobSpec, task: TaskId, saver: TaskId | None = None) -> tuple[Scope, str]:
-    """How much the loss of a task's process restarts, and the name of the rule that says so.
+    """The scope of the restart after the loss of a task's process, and the name of the rule that sets it.
 
-    Who saves is the chief, also in a job that has no role of that name (TF1 takes worker 0): when it comes
-    back it restores into the parameter servers, under the feet of all others. It restarts ALL. `saver` is the
-    task that was seen to save; None: the one that the roles let expect.
+    The task that saves restarts ALL. It acts as the chief, even without a role of that name (TF1 takes worker
+    0): when it comes back, it restores into the parameter servers while the others train. `saver` is the task
+    that was seen to save; None: the one that follows from the roles.
 
     Rules are named `STRATEGY.ROLE.HOW`: `all` (a new generation), `in_place` (that task, same address) or
     `alone` (that task, which is outside the ClusterSpec); `.saver` is added where it restarts more than its

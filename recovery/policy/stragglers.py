@@ -1,4 +1,4 @@
-"""Which tasks of a role are slower than their peers."""
+"""Stragglers: tasks of a role that are slower than their peers."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ FACTOR = 2.0
 
 
 def stragglers(paces: Mapping[TaskId, float]) -> dict[TaskId, float]:
-    """How many times slower each straggler is than the median of its peers.
+    """Straggler -> the factor by which it is slower than the median of its peers.
 
-    `paces` are the reports of new steps per second of running tasks, over half a minute (`TaskBeat.pace`),
-    those not known left out. A straggler is at least FACTOR times slower; one that makes no step at all is
-    left to the detector of hangs. A role of one task has no peers.
+    `paces` are the steps per second of running tasks over half a minute (`TaskBeat.pace`), without unknown
+    ones. A straggler is at least FACTOR times slower; one that makes no step at all is left to the detector
+    of hangs. A role of one task has no peers.
     """
     found = {}
     for task, pace in paces.items():

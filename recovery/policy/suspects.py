@@ -1,7 +1,8 @@
-"""Whose fault it is that a failure returns: a node's, a checkpoint's, or the program's.
+"""The suspect of a failure that returns: a node, a checkpoint, or the program.
 
-What returns on one node while the tasks of other nodes are well is the node's. What returns from one
-checkpoint, before the first step, is the checkpoint's. What returns from several is the program's.
+A failure that returns on one node while tasks on other nodes are well comes from the node. A failure that
+returns from one checkpoint, before the first step, comes from the checkpoint. A failure that returns from
+several checkpoints comes from the program.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ TIMES_ON_A_NODE = 3
 GENERATIONS_FROM_A_BASE = 2
 
 OF_A_RESTORE = frozenset({Cause.DATA_LOSS, Cause.PROGRAM_EXIT, Cause.PROGRAM_SIGNAL})
-"""How a program ends that cannot restore its checkpoint. DATA_LOSS says so itself; the others may not be
-about the checkpoint at all, and are tried on another node first."""
+"""Causes of a program that cannot restore its checkpoint. DATA_LOSS is about the checkpoint. The others may
+have a different reason, so the task is tried on another node first."""
 
 _NOT_OF_A_NODE = frozenset(
     {
@@ -35,16 +36,17 @@ _NOT_OF_A_NODE = frozenset(
     }
 )
 _EVEN_AFTER_A_STEP = frozenset({Cause.PROGRAM_SIGNAL, Cause.HANG})
-"""What a faulty machine does to a program that works at first. All else says nothing of a node where the
-program has made steps."""
+"""Causes that count against a node even after the program has made steps there: a faulty machine lets a
+program work at first."""
 
 
 @dataclass(frozen=True, slots=True)
 class NodeVerdict:
-    """This node is not to be used for a while.
+    """A verdict that a node should not be used for a while.
 
-    `proven`: several tasks have failed so there, while those on other nodes were well, so that it may be
-    cordoned for all jobs; else the job only tries another, as it may be the task's own fault.
+    `proven`: several tasks have failed there in this way while those on other nodes were well, so the node
+    may be cordoned for all jobs. Otherwise the fault may be the task's own, and only this job tries another
+    node.
     """
 
     node: str
@@ -54,10 +56,11 @@ class NodeVerdict:
 
 @dataclass(frozen=True, slots=True)
 class BaseVerdict:
-    """What `base` has done. `acquitted` are those that were suspected before and seem to be innocent.
+    """A verdict on `base`. `acquitted` are checkpoints that were suspected before and are cleared by this
+    failure.
 
-    Exactly one of: `quarantine` the base and take the one before it; or it is not the base, and the job
-    `fails` with the reason.
+    Either the base is put in `quarantine` and the one before it is taken, or the base is not at fault and the
+    job `fails` with the reason.
     """
 
     base: CheckpointRef
@@ -72,10 +75,10 @@ class BaseVerdict:
 
 
 def suspect_node(life: tuple[Past, ...], present: Present, homes: Iterable[str]) -> NodeVerdict | None:
-    """Whether the same cause has returned on the present failure's node alone.
+    """The verdict on the present failure's node; None unless the same cause has returned on this node alone.
 
-    `homes` are the nodes of the other tasks in force. Failures that followed from others do not count, nor do
-    those of which a node cannot be the cause.
+    `homes` are the nodes of the other tasks in force. Two kinds of failures do not count: those that followed
+    from others, and those that no node can cause.
     """
     cause, node = present.cause, present.node
     if not node or cause in _NOT_OF_A_NODE or cause in ASKED:
@@ -113,11 +116,11 @@ def suspect_base(
     steps_are_read: bool,
     elsewhere: bool,
 ) -> BaseVerdict | None:
-    """Whether it is the checkpoint that the generation in force started from.
+    """The verdict on the base of the generation in force; None while there is no reason for one.
 
-    `older`: how many checkpoints could be restored instead. `suspected`: those quarantined by an earlier
-    verdict. `steps_are_read`: the program is known to report steps, so that none means that none was made.
-    `elsewhere`: another node could take the failed task.
+    `older`: the number of checkpoints that could be restored instead. `suspected`: those quarantined by an
+    earlier verdict. `steps_are_read`: the program is known to report steps, so that none means that none was
+    made. `elsewhere`: another node could take the failed task.
     """
     base, cause = present.base, present.cause
     if base is None or cause not in OF_A_RESTORE or present.scope is not Scope.ALL or present.stepped:
@@ -146,7 +149,7 @@ def suspect_base(
 
 
 def try_elsewhere(life: tuple[Past, ...], present: Present, *, steps_are_read: bool) -> bool:
-    """Whether a second failure before the first step, from the same base, is worth another node first."""
+    """Whether to try another node first, after a second failure before the first step from the same base."""
     if present.scope is not Scope.ALL or present.stepped or not steps_are_read or present.base is None:
         return False
     if present.cause not in OF_A_RESTORE or present.cause is Cause.DATA_LOSS:

@@ -1,4 +1,4 @@
-"""Reading a stored checkpoint back: every byte of it, as the store gives it now."""
+"""Audit of a stored checkpoint: every byte is read back from the store."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ async def audit(store: CheckpointStore, record: CommitRecord, moved: Moved = unw
 
     Raises:
         BadCheckpoint: a size or checksum is wrong, or a file is missing while the store is healthy.
-        StoreUnreachable, Refused: it cannot be read, which says nothing of it (rule 8).
+        StoreUnreachable, Refused: it cannot be read; it may be good (rule 8).
         IncompatibleRecord: a newer release wrote the manifest.
     """
     manifest, _ = await read_manifest(store, record)
@@ -31,10 +31,10 @@ async def audit(store: CheckpointStore, record: CommitRecord, moved: Moved = unw
 async def audit_files(
     store: CheckpointStore, path: str, manifest: Manifest, moved: Moved = unwatched
 ) -> None:
-    """Read back what the manifest in the directory `path` names. Raises as `audit`.
+    """Read back the files of `manifest` in the directory `path`. Raises as `audit`.
 
-    The data files are compared with checksums that were taken while each of their tensors was verified; so of
-    a tensor bundle the index alone is looked into: it must name as many.
+    The data files are compared with checksums that were taken while each tensor was verified. So of a tensor
+    bundle only the index is parsed: it must name as many tensors.
     """
     sizes = await _sizes(store, path, manifest)
     for file in manifest.files:
@@ -78,7 +78,7 @@ async def _check_indexes(store: CheckpointStore, path: str, manifest: Manifest) 
 
 @contextmanager
 def _of_checkpoint(manifest: Manifest, stored: str) -> Iterator[None]:
-    """What the store finds wrong with one of its files is wrong with the checkpoint."""
+    """Turn the store's findings about a file inside the block into BadCheckpoint."""
     try:
         yield
     except NotFound as error:

@@ -1,8 +1,9 @@
-"""Whose directory is this? Each job that is submitted to a store first takes a numbered claim there.
+"""Claims: each job that is submitted to a store first takes a numbered claim there.
 
-It finds out what no spelling of a URI can: a symbolic link, a second mount, another name of a NameNode,
-another cluster. Claims have consecutive numbers, and a number can be taken once: of two clusters, or two
-names, that take a directory in the same moment one is told, before it has recorded its job.
+A claim finds a second user of the directory where the URIs differ: by a symbolic link, a second mount,
+another name of a NameNode, or another cluster. Claims have consecutive numbers, and each number can be taken
+once. If two clusters take a directory at the same time, one of them gets a conflict before it has recorded
+its job.
 """
 
 from __future__ import annotations
@@ -48,11 +49,12 @@ async def read_claims(store: CheckpointStore) -> tuple[Claim, ...]:
 async def take_claim(
     store: CheckpointStore, before: Sequence[Claim], job_uuid: str, job: str, *, again: bool = False
 ) -> Claim | None:
-    """Take the next number after the claims that were looked at; None where this job has one already.
+    """Take the number after the claims in `before`; None if this job has a claim already.
 
-    `again`: it takes one more, which tells that etcd had forgotten it once more.
+    `again`: it takes another one, which records that etcd lost the job once more.
 
-    Raises Conflict when somebody else was faster: their claim was not looked at. StoreUnreachable, Refused.
+    Raises Conflict if another job took that number, so its claim is not in `before`. StoreUnreachable,
+    Refused.
     """
     if not again and any(claim.job_uuid == job_uuid for claim in before):
         return None
@@ -68,7 +70,7 @@ async def take_claim(
 
 
 async def withdraw_claim(store: CheckpointStore, claim: Claim) -> None:
-    """The job was not recorded: nobody needs to know of it. Raises StoreUnreachable, Refused."""
+    """Withdraw the claim of a job that was not recorded. Raises StoreUnreachable, Refused."""
     with effect("claims.withdraw", StoreUnreachable):
         await store.delete_tree(_path(claim))
 

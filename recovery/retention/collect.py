@@ -1,4 +1,4 @@
-"""What the leader does in a store: read what is there, and delete what nothing can need (rule 9)."""
+"""The leader's work in a store: scan it, and delete directories that are no longer needed (rule 9)."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _READERS = 8
 
 @dataclass(frozen=True, slots=True)
 class StoredCheckpoint:
-    """A complete directory in the store. Whether it is committed only etcd knows."""
+    """A complete directory in the store. Only etcd shows whether it is committed."""
 
     path: str
     manifest: Manifest
@@ -36,10 +36,10 @@ class StoredCheckpoint:
 
 @dataclass(frozen=True, slots=True)
 class StoreScan:
-    """Everything in a store that looks like a checkpoint.
+    """All directories in a store with names of checkpoints.
 
     Attributes:
-        found: by path.
+        found: path -> the complete checkpoint there.
         unreadable: directories with a checkpoint's name, and no manifest of it that this release can read.
         live: names of the directories that mounted generations write to.
     """
@@ -58,11 +58,11 @@ class StoreScan:
 
 @dataclass(frozen=True, slots=True)
 class Staged:
-    """A directory in `.staging`: what is being committed, or what an interrupted commit has left.
+    """A directory in `.staging`, of a commit that runs or was interrupted.
 
     Attributes:
-        over: its generation is, so that it can never be committed (rule 7); None for a name that is not ours.
-        linked: a mounted generation that may be in use shows it: it may be all that there is of a save.
+        over: its generation is over, so it can never be committed (rule 7); None for a foreign name.
+        linked: a mounted generation that may be in use shows it, so it may be the only copy of a save.
     """
 
     name: str
@@ -92,10 +92,10 @@ async def scan_store(store: CheckpointStore) -> StoreScan:
 
 
 async def delete_checkpoint(store: CheckpointStore, record: CommitRecord) -> None:
-    """Delete what a record that is `collecting` names. Safe to repeat after any error.
+    """Delete the directory of a record that is `collecting`. Safe to repeat after any error.
 
-    It is renamed away first, so that no half of it is ever found at its place. The record itself is for the
-    caller to delete afterwards.
+    It is renamed away first, so that its place never holds a part of it. The caller deletes the record
+    afterwards.
     """
     assert record.state is CommitState.COLLECTING, f"{record.ref} is {record.state.value}: rule 9"
     await delete_stored(store, record.path)
@@ -106,8 +106,8 @@ async def delete_uncommitted(
 ) -> tuple[CheckpointRef, ...]:
     """Delete complete directories of this job that no record names and none ever will; returns their refs.
 
-    Only those of generations before the one in force: their commit would compare the generation and fail.
-    `records` must not have been read before `switch`.
+    Only generations before the one in force are covered: a later commit of theirs compares the generation and
+    fails. `records` must not have been read before `switch`.
     """
     named = {record.path for record in records}
     gone = []
@@ -124,8 +124,10 @@ async def delete_uncommitted(
 
 
 def finished_live(scan: StoreScan, switch: JobSwitch) -> tuple[str, ...]:
-    """Directories of mounted generations that no task of the job may need: of those before the one in force,
-    and of plans that were given up for it. What was committed from there lies elsewhere.
+    """Directories of mounted generations that no task of the job may need: of generations before the one in
+    force, and of plans that were given up for it.
+
+    Commits of those generations lie in other directories.
     """
     in_force = "" if switch.phase.ended else live_path(switch.generation, switch.plan_id)
     paths = {f"{LIVE}/{name}": live_generation(name) or 0 for name in scan.live}
@@ -135,7 +137,7 @@ def finished_live(scan: StoreScan, switch: JobSwitch) -> tuple[str, ...]:
 
 
 async def read_staging(store: CheckpointStore, scan: StoreScan, switch: JobSwitch) -> tuple[Staged, ...]:
-    """What is in `.staging`, by name."""
+    """The directories in `.staging`, sorted by name."""
     names = (await store.list(STAGING)).directories
     over = {name: ref.generation < switch.generation for name in names if (ref := stored_ref(name))}
     if all(over.get(name, True) for name in names):
@@ -145,7 +147,7 @@ async def read_staging(store: CheckpointStore, scan: StoreScan, switch: JobSwitc
 
 
 async def _linked(store: CheckpointStore, scan: StoreScan, switch: JobSwitch) -> frozenset[str]:
-    """Names in `.staging` to which a mounted generation's directory leads that may be in use."""
+    """Names in `.staging` that a mounted generation links to, if that generation may be in use."""
     over = finished_live(scan, switch)
     found: set[str] = set()
     for live in (f"{LIVE}/{name}" for name in scan.live):
@@ -157,10 +159,11 @@ async def _linked(store: CheckpointStore, scan: StoreScan, switch: JobSwitch) ->
 
 
 async def clean_store(store: CheckpointStore, abandoned: Iterable[str]) -> None:
-    """Delete what interrupted collections left, and these directories in `.staging`.
+    """Delete the remains of interrupted collections, and these directories in `.staging`.
 
-    A commit whose staging directory is deleted under it fails, and is tried again from the node's own copy.
-    A mounted job has no other copy: what its mounts lead to is never abandoned while its generation lasts.
+    A commit whose staging directory is deleted fails, and is tried again from the node's own copy. A mounted
+    job has no other copy, so directories that its mounts link to are never in `abandoned` while its
+    generation lasts.
     """
     for name in (await store.list(TRASH)).directories:
         with effect("collect.empty_trash", StoreUnreachable):
@@ -171,7 +174,10 @@ async def clean_store(store: CheckpointStore, abandoned: Iterable[str]) -> None:
 
 
 async def delete_stored(store: CheckpointStore, path: str) -> None:
-    """Delete a directory that no record names or will name; whatever fails, no half of it is at its place."""
+    """Delete a directory that no record names or will name.
+
+    After an error its place never holds a part of it.
+    """
     # By its name alone, also of one below another directory: that one would be left in the trash.
     trash = f"{TRASH}/{PurePosixPath(path).name}"
     try:

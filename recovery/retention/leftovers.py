@@ -1,4 +1,4 @@
-"""What lies in a job's store beside its checkpoints, and which of it may go."""
+"""Leftovers: directories in a job's store that no record names, and whether they may be deleted."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from supervisor.contract.views.checkpoints import Thing
 
 @dataclass(frozen=True, slots=True)
 class Leftover:
-    """A directory that no record names. `why` is a word for whether it goes or stays."""
+    """A directory that no record names. `why` is one word for the reason to delete or keep it."""
 
     thing: Thing
     path: str
@@ -39,17 +39,17 @@ async def leftovers(
     former: Mapping[str, bool],
     records_lost: bool,
 ) -> tuple[Leftover, ...]:
-    """What no record names, complete directories first.
+    """The leftovers of a store, complete directories first.
 
     Args:
-        store: where.
-        scan: of the same store, from before `records` and `switch` were read.
+        store: the job's store.
+        scan: a scan of that store, made before `records` and `switch` were read.
         records: the job's commit records.
-        switch: the job's.
-        staging: what is in `.staging`.
-        abandoned: which of that goes.
-        former: UUIDs of the job's lives that are over for good, and whether their grace is, too.
-        records_lost: what is complete may be all that is left of the job.
+        switch: the job's switch.
+        staging: the directories in `.staging`.
+        abandoned: those of them that are deleted.
+        former: UUID of a finished life of the job -> whether its grace is over too.
+        records_lost: complete directories may be the only remains of the job.
     """
     named = {record.path for record in records}
     found = []

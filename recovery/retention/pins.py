@@ -1,7 +1,7 @@
-"""Pins, beside what they keep: `PATH/.pinned/` is there as long as an operator wants the checkpoint at PATH.
+"""Pins in the store: `PATH/.pinned/` exists while an operator wants to keep the checkpoint at PATH.
 
-What counts is the record in etcd. This is for the day on which the records are made again from the store. It
-goes with the checkpoint's directory.
+The record in etcd decides. The mark in the store is for rebuilding lost records. It is deleted with the
+checkpoint's directory.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _FILE = "by-an-operator"
 
 
 async def mark(store: CheckpointStore, path: str, *, pinned: bool) -> None:
-    """Note it in the store, or take that back; repeating it does no harm.
+    """Set or remove the mark of a pin. Safe to repeat.
 
     Raises StoreUnreachable, Refused.
     """
@@ -30,5 +30,5 @@ async def mark(store: CheckpointStore, path: str, *, pinned: bool) -> None:
 
 
 async def is_marked(store: CheckpointStore, path: str) -> bool:
-    """Whether it is noted there. Raises StoreUnreachable, Refused."""
+    """Whether the mark is set. Raises StoreUnreachable, Refused."""
     return PINNED in (await store.list(path)).directories

@@ -1,4 +1,6 @@
-"""What a mount needs of the file system that keeps checkpoints. HDFS and a local directory pass one suite.
+"""The interface of a mount to the file system that keeps checkpoints.
+
+HDFS and a local directory pass one suite.
 
 Paths are relative to the root of the job's store, '/'-separated. Every call ends by a deadline of its own.
 """
@@ -21,34 +23,34 @@ class Entry:
 
 
 class Reader(Protocol):
-    """An open file. What is read stays that of the file that was opened, wherever it is renamed to."""
+    """An open file. A rename does not change the bytes that it reads."""
 
     @property
     def size(self) -> int:
-        """Bytes, when it was opened."""
+        """The size in bytes at its opening."""
 
     async def read(self, offset: int, size: int) -> bytes:
-        """`size` bytes from `offset`; fewer at the end only. May be called again before it has answered."""
+        """`size` bytes from `offset`; fewer at the end only. Several calls may run at the same time."""
 
     async def close(self) -> None:
         """Release it."""
 
 
 class Writer(Protocol):
-    """A file that is being written from its end on. One call at a time."""
+    """A file that is being appended to. One call at a time."""
 
     async def copy(self, read: Callable[[], bytes]) -> None:
-        """Add what `read` returns, piece by piece until it is empty; it is called in one thread.
+        """Append the pieces that `read` returns until it returns none; it is called in one thread.
 
         Its errors (OSError, ours) are raised as they are. A call that is cancelled may go on there until
         `read` raises.
         """
 
     async def close(self) -> None:
-        """Durable, and its size confirmed, when this returns."""
+        """Close the file. It is durable, and its size is confirmed, when this returns."""
 
     async def abandon(self) -> None:
-        """Give up; what is left of it is the caller's to delete. Never raises."""
+        """Give up. The caller deletes the rest. Never raises."""
 
 
 class Backend(Protocol):
@@ -58,7 +60,7 @@ class Backend(Protocol):
     """
 
     async def info(self, path: str) -> Entry | None:
-        """What is there; None when nothing is."""
+        """The entry at a path; None if there is none."""
 
     async def list(self, path: str) -> tuple[Entry, ...]:
         """The children of a directory, sorted by name. Raises NotFound."""
@@ -70,16 +72,19 @@ class Backend(Protocol):
         """Move a file or directory atomically. Raises NotFound, Conflict (`target` exists, or is no file)."""
 
     async def delete(self, path: str, *, recursive: bool) -> bool:
-        """Whether there was anything. Raises Conflict for a directory that is not empty."""
+        """Delete an entry; returns whether there was one.
+
+        Raises Conflict for a directory that is not empty.
+        """
 
     async def open(self, path: str) -> Reader:
         """Open a file. Raises NotFound."""
 
     async def create(self, path: str) -> Writer:
-        """A new file, in a directory that exists. Raises Conflict, NotFound."""
+        """Open a new file to write, in a directory that exists. Raises Conflict, NotFound."""
 
     async def append(self, path: str) -> Writer:
-        """Go on at the end of a file. Raises NotFound."""
+        """Open a file to append to. Raises NotFound."""
 
     async def close(self) -> None:
         """Release connections."""
@@ -97,7 +102,7 @@ async def read_small(backend: Backend, path: str, limit: int) -> bytes:
 async def write_small(backend: Backend, path: str, data: bytes) -> None:
     """Make a file with these bytes, in a directory that exists. Raises Conflict, NotFound.
 
-    What is left after any other error is the caller's to delete.
+    After any other error the caller deletes the rest of the file.
     """
     writer = await backend.create(path)
     try:
@@ -109,6 +114,6 @@ async def write_small(backend: Backend, path: str, data: bytes) -> None:
 
 
 def once(data: bytes) -> Callable[[], bytes]:
-    """For `Writer.copy`: all of `data`, then nothing."""
+    """An argument for `Writer.copy`: it returns all of `data`, then nothing."""
     left = iter((data, b""))
     return lambda: next(left)

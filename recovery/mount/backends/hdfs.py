@@ -19,7 +19,7 @@ class _Reader:
 
     @property
     def size(self) -> int:
-        """Bytes, when it was opened."""
+        """The size in bytes at its opening."""
         return self._inner.size
 
     async def read(self, offset: int, size: int) -> bytes:
@@ -31,7 +31,7 @@ class _Reader:
 
 
 class _Writer:
-    """`Writer` of a file in HDFS, which had `base` bytes."""
+    """`Writer` of a file in HDFS that had `base` bytes at its opening."""
 
     def __init__(self, client: HdfsClient, inner: HdfsWriter, base: int) -> None:
         self._client = client
@@ -44,7 +44,7 @@ class _Writer:
         self._size += size
 
     async def close(self) -> None:
-        """See `Writer`: what the library says is not taken for it, the NameNode is asked."""
+        """See `Writer`. The size is confirmed by the NameNode, not by the library's answer."""
         await self._inner.close()
         found = await self._client.info(self._inner.path)
         if found.size != self._size:

@@ -1,4 +1,4 @@
-"""A `Backend` over a directory of this machine: what the mount's own tests run on."""
+"""A `Backend` over a directory of this machine, for the tests of the mount."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class LocalReader:
 
     @property
     def size(self) -> int:
-        """Bytes, when it was opened."""
+        """The size in bytes at its opening."""
         return self._size
 
     async def read(self, offset: int, size: int) -> bytes:
@@ -107,7 +107,7 @@ class LocalBackend:
         await _run(lambda: target.mkdir(parents=True, exist_ok=True), f"make {target}")
 
     async def rename(self, source: str, target: str, *, overwrite: bool) -> None:
-        """See `Backend`. Its look before it moves is enough for tests, and for them alone."""
+        """See `Backend`. It checks the target before it moves: enough for tests, and for them alone."""
         old, new = self._at(source), self._at(target)
 
         def move() -> None:
