@@ -1,7 +1,7 @@
 """Rights: identities, roles, and one table of every method of our gRPC services.
 
-`docs/security.md` is made from the table. What a request is about counts as well: an agent speaks for its own
-node only, and a job belongs to its owner.
+`docs/security.md` is made from the table. The job or node of a request counts as well: an agent speaks for
+its own node only, and a job belongs to its owner.
 """
 
 from __future__ import annotations
@@ -40,7 +40,9 @@ _HOW = "make it with `supervisorctl certs issue`"
 
 
 class Kind(Enum):
-    """Of callers. LOCAL: someone who came in by a Unix socket, by the cluster's token, or to an open door."""
+    """Kinds of callers. LOCAL: a caller by a Unix socket, with the cluster's token, or at a port without
+    authentication.
+    """
 
     USER = "user"
     AGENT = "agent"
@@ -84,13 +86,13 @@ class Caller:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What a request is about.
+    """The job or node that a request is about.
 
     Attributes:
-        job: the job's name; empty where it is about none.
-        node: the node that it speaks for.
+        job: the job's name; empty if it is about none.
+        node: the node that the caller speaks for.
         known: the cluster has a job of this name.
-        owner: who submitted that job, as `str(Caller)`; empty: a release that did not note it.
+        owner: the submitter of that job, as `str(Caller)`; empty in records of releases that did not note it.
         group: the group that the owner shares the job with; empty: none.
     """
 
@@ -180,7 +182,7 @@ _BY_JOB = (Right.JOB, Right.ENTER)
 
 
 def identify(uris: Sequence[str]) -> tuple[Kind, str]:
-    """The holder of a certificate, by the URIs among its alternative names.
+    """The kind and name of a certificate's holder, by the URIs among its alternative names.
 
     Raises Refused unless exactly one of them is `user:NAME`, `agent:NODE` or `supervisor:NAME`.
     """
@@ -202,12 +204,15 @@ def identify(uris: Sequence[str]) -> tuple[Kind, str]:
 
 
 def valid_user(name: str) -> bool:
-    """Whether a certificate can have this name, or the configuration may say it for every user."""
+    """Whether this is a name for a user: one that a certificate can have, or `*`."""
     return name == EVERY_USER or _NAME.fullmatch(name) is not None
 
 
 def check_method(method: str, caller: Caller) -> None:
-    """Raise Refused if the caller may call the method for nothing at all. `method`: `SERVICE.METHOD`."""
+    """Raise Refused if the caller may call the method for no job or node at all.
+
+    `method`: `SERVICE.METHOD`.
+    """
     right = TABLE.get(method)
     if right is None:
         raise Refused(f"{method} is not in the table of rights, so that nobody may call it")
@@ -217,7 +222,7 @@ def check_method(method: str, caller: Caller) -> None:
 
 
 def check_target(method: str, caller: Caller, target: Target) -> None:
-    """Raise Refused if the caller, whom `check_method` let in, may not do this to that job or node."""
+    """Raise Refused if the caller, after `check_method`, may not call the method for that job or node."""
     right = TABLE[method]
     if caller.kind is Kind.LOCAL:
         return
@@ -250,17 +255,19 @@ def target_of(request: object) -> Target:
 
 
 def needs_target(method: str) -> bool:
-    """Whether it depends on the request who may call the method."""
+    """Whether the right to call the method depends on the request."""
     return TABLE[method] in (*_BY_JOB, Right.OWN_NODE)
 
 
 def needs_owner(method: str) -> bool:
-    """Whether it depends on the job's owner who may call the method."""
+    """Whether the right to call the method depends on the job's owner."""
     return TABLE[method] in _BY_JOB
 
 
 def _allows(right: Right, caller: Caller) -> bool:
-    """Before the request is read: what depends on it counts as allowed."""
+    """Whether the right is given before the request is read; a right that depends on the request counts as
+    given.
+    """
     if right is Right.OWN_NODE:
         return caller.kind is Kind.AGENT
     if right is Right.SUPERVISORS:

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 BULK = "bulk/"
-"""Keys that begin so are large: no prefix but one that begins so itself covers them, also not the empty one.
+"""Prefix of large keys. Only a prefix that begins with it covers them; the empty prefix does not.
 
-Who follows the whole cluster neither receives nor keeps them; a transaction may mix them with other keys.
+A mirror of the whole cluster neither receives nor keeps them. A transaction may mix them with other keys.
 """
 
 
@@ -26,19 +26,19 @@ class Clock(Protocol):
 
 
 class Logger(Protocol):
-    """Where a daemon says what happened. A structlog logger is one."""
+    """The log of a daemon. A structlog logger implements it."""
 
     def debug(self, event: str, **fields: object) -> object:
-        """Detail for whoever debugs the daemon."""
+        """Log a detail for debugging."""
 
     def info(self, event: str, **fields: object) -> object:
-        """Something that an operator may want to read later."""
+        """Log an event that an operator may want to read later."""
 
     def warning(self, event: str, **fields: object) -> object:
-        """Something that an operator should know."""
+        """Log an event that an operator should know."""
 
     def error(self, event: str, **fields: object) -> object:
-        """Something that an operator must act on."""
+        """Log an event that an operator must act on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class KeyValue:
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """A key's last write when it was looked at. `digest`: of its value."""
+    """A key's last write when it was read. `digest` is that of its value."""
 
     key: str
     revision: int
@@ -88,7 +88,7 @@ Compare = Absent | CreatedAt | ModifiedAt
 
 
 def as_read(key: str, found: KeyValue | None) -> Compare:
-    """Compare: the key is what it was when it was read; None for not there."""
+    """Compare: the key is unchanged since it was read; None: it was absent."""
     return Absent(key) if found is None else ModifiedAt(key, found.mod_revision)
 
 
@@ -134,7 +134,7 @@ Op = Put | Delete | DeletePrefix | Get | GetPrefix
 
 @dataclass(frozen=True, slots=True)
 class TxnResult:
-    """What a transaction did.
+    """The result of a transaction.
 
     `reads` has one tuple for each Get and GetPrefix of the branch that ran, in order.
     """
@@ -178,9 +178,9 @@ class Coordination(Protocol):
         """The key, or None."""
 
     async def get_at(self, key: str, revision: int) -> KeyValue | None:
-        """The key as it was at `revision`; None if it was not there, or the store has not come so far.
+        """The key at `revision`; None if it was absent, or if the store has not reached that revision.
 
-        Raises Compacted where that is forgotten.
+        Raises Compacted if that revision is gone.
         """
 
     async def list(self, prefix: str) -> Listing:
@@ -220,7 +220,7 @@ class Coordination(Protocol):
 class StoredFile:
     """One file in a checkpoint store, by path relative to the store's root.
 
-    `crc32c`: of the bytes as they were sent or came, where this tells of a copy; None in a listing.
+    `crc32c`: of the bytes that were sent or received, in the result of a copy; None in a listing.
     """
 
     path: str
@@ -237,11 +237,12 @@ class StoredDirectory:
 
 
 Moved = Callable[[int], None]
-"""Told how many more bytes have been moved, from any thread: whoever waits sees that it goes on."""
+"""Called with the number of bytes that have been moved since the last call, in any thread: a sign of
+progress."""
 
 
 def unwatched(_more_bytes: int) -> None:
-    """The `Moved` of work whose progress nobody watches."""
+    """The `Moved` of work whose progress is not watched."""
 
 
 class CheckpointStore(Protocol):
@@ -253,15 +254,19 @@ class CheckpointStore(Protocol):
     async def prepare(self) -> None:
         """Make the root if it is absent, and prove that it can be written.
 
-        Call it only while no checkpoint is known there (submit, first start): other calls find a root that
-        was not prepared StoreUnreachable, so that a missing mount never looks like missing checkpoints.
+        Call it only while no checkpoint is known there (submit, first start). Other calls raise
+        StoreUnreachable for a root that was not prepared, so that a missing mount does not look like missing
+        checkpoints.
         """
 
     async def upload(self, source: str, path: str, moved: Moved = unwatched) -> StoredFile:
         """Copy the local file `source` to the new file `path`; durable when this returns."""
 
     async def download(self, path: str, target: str, moved: Moved = unwatched) -> StoredFile:
-        """Copy `path` to the new local file `target`, not yet durable; with its crc32c. Raises NotFound."""
+        """Copy `path` to the new local file `target`, not yet durable; returns it with its crc32c.
+
+        Raises NotFound.
+        """
 
     async def write_bytes(self, path: str, data: bytes) -> None:
         """Create the new file `path`; durable when this returns. Raises Conflict if it exists."""

@@ -1,4 +1,4 @@
-"""Checkpoints as etcd knows them: commit records and the head that every change of the list rewrites."""
+"""The records of checkpoints in etcd: commit records, and the head that every change of the list rewrites."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ class CommitState(Enum):
 
 
 class Verify(Enum):
-    """How what was uploaded is checked before it counts, each beyond the one before it.
+    """The check of an upload before its commit. Each level includes the one before it.
 
-    SIZE: the store's size of each file. CRC: also the checksum of the bytes that were sent. READBACK: also
-    the checksum of the bytes that the store gives back.
+    SIZE: the size of each file in the store. CRC: also the checksum of the bytes that were sent. READBACK:
+    also the checksum of the bytes that the store returns.
     """
 
     SIZE = "size"
@@ -46,10 +46,10 @@ class CommitRecord:
         path: its directory, relative to the store's root.
         size: bytes, all files together.
         manifest_crc32c: checksum of `manifest.json`, which holds those of the files (8 hex digits).
-        reason: why it is quarantined.
-        suspected: it is quarantined because of what failed after it was restored; its files verify.
-        verified: how its files were checked when it was committed, or since.
-        tensors: how many it holds, each verified; 0 for files that are not a tensor bundle.
+        reason: the reason of its quarantine.
+        suspected: it is quarantined because of failures after it was restored; its files verify.
+        verified: the check that its files passed at the commit, or since.
+        tensors: the number of its tensors, each verified; 0 for files that are not a tensor bundle.
     """
 
     job_uuid: str

@@ -1,4 +1,4 @@
-"""A program's directory as it lies in etcd: a record for each archive, and the archive in chunks."""
+"""The records of a program's directory in etcd: one for each archive, and the archive in chunks."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 MIB = 1 << 20
 
 MAX_PACKED_BYTES = 16 * MIB
-"""Of one archive. etcd holds it, so it is meant for programs, not for data."""
+"""Most bytes of one archive. etcd holds it, so it is meant for programs, not for data."""
 
 MAX_UNPACKED_BYTES = 128 * MIB
 """Of all files of an archive together."""

@@ -2,7 +2,7 @@
 
 A record is `{"v": MAJOR, "record": CLASS, ...fields}`. Readers ignore fields that they do not know and take
 the default for fields that are missing, so that two releases can run side by side; a higher MAJOR is refused.
-So is a number or a text that is out of bounds (`contract.bounds`).
+A number or a text that is out of bounds (`contract.bounds`) is refused too.
 
 A field with the metadata NEEDED must not be ignored. A record in which it is not empty has the name
 `CLASS+FIELD`, which no release reads that does not know the field.
@@ -33,8 +33,8 @@ Decoder = Callable[[object], object]
 def encode(value: object) -> bytes:
     """Serialise a dataclass instance; equal values give equal bytes.
 
-    Half characters, as in file names that are not UTF-8, are spelt out. Raises ValueError for a number that
-    no reader would take.
+    Half characters, as in file names that are not UTF-8, become escapes. Raises ValueError for a number that
+    readers refuse.
     """
     fields = _plain_fields(value)
     envelope = {"v": VERSION, "record": "+".join((type(value).__name__, *sorted(_needs(value))))}
@@ -71,7 +71,7 @@ def decode(kind: type[T], raw: bytes) -> T:
 
 
 def to_plain(value: object) -> object:
-    """Turn dataclasses, enums, tuples and scalars into what `json.dumps` accepts."""
+    """Turn dataclasses, enums, tuples and scalars into values that `json.dumps` accepts."""
     if isinstance(value, Enum):
         return value.value
     if isinstance(value, str):

@@ -10,19 +10,19 @@ from collections.abc import Callable, Iterator
 from types import FrameType, TracebackType
 
 OURS = ("supervisor", "agent", "recovery")
-"""The packages whose code an error's place is told in."""
+"""The packages that the place of an error is looked for in."""
 
 MOST = 300
-"""Characters of what an error says."""
+"""Most characters of an error's text."""
 
 MOST_FRAMES = 1_000
 
 Tell = Callable[[str, Exception], object]
-"""Is given the job that an error is about, and the error."""
+"""Called with the job that an error is about, and the error."""
 
 
 class _Contained:
-    """A `with` block that does not raise what it contains."""
+    """A `with` block that catches errors."""
 
     def __init__(self, tell: Callable[[Exception], object]) -> None:
         self._tell = tell
@@ -40,7 +40,7 @@ class _Contained:
 
 
 def contained(tell: Callable[[Exception], object]) -> _Contained:
-    """Hand an error that ends the block to `tell`, which may raise it again, and go on after the block.
+    """Pass an error that ends the block to `tell`, which may raise it again, and go on after the block.
 
     A machine without memory, a cancelled task and the end of the process are not contained.
     """
@@ -70,8 +70,8 @@ def place_of(error: BaseException) -> str:
 def frames_of(error: BaseException) -> Iterator[tuple[str, list[object]]]:
     """The functions that an error came through, the outermost first, each with the values of its variables.
 
-    A variable that comes later is rather what was dealt with, and is given first: an earlier one may be of a
-    loop before.
+    The variables come in reverse order of their assignment: the last one is the most likely subject of the
+    error.
     """
     trace, left = error.__traceback__, MOST_FRAMES
     while trace is not None and left:

@@ -1,8 +1,8 @@
 """The error tree. Retryability is a property of the class; foreign errors are mapped at the adapter.
 
-An exception that is not in this tree is a bug of ours. Met while one job, launcher, node or checkpoint is
-dealt with, it parks that one alone (`contract.containment`). Met anywhere else, it crashes the daemon, whose
-keeper restarts it.
+An exception that is not in this tree is a bug of ours. Raised while one job, launcher, node or checkpoint is
+processed, it parks that one alone (`contract.containment`). Raised anywhere else, it crashes the daemon, and
+the service manager restarts it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ class TfSupervisorError(Exception):
     """Root of every error that this project raises on purpose.
 
     Attributes:
-        field: the field of the job that it is about, `("roles", "worker", "resources")`; empty for none.
+        field: the path of the wrong field in the job, such as `("roles", "worker", "resources")`; empty for
+            none.
     """
 
     retryable = False
@@ -22,7 +23,9 @@ class TfSupervisorError(Exception):
     field: tuple[str, ...] = ()
 
     def about(self, *field: str) -> Self:
-        """The same error, with the field that it is about: who has the file can name its line."""
+        """Set the field that the error is about, so that the reader of the job file can name its line;
+        returns the error.
+        """
         self.field = field
         return self
 
@@ -34,7 +37,7 @@ class UserError(TfSupervisorError):
 
 
 class NotFound(TfSupervisorError):
-    """The job, task, node or file that was asked for does not exist."""
+    """The requested job, task, node or file does not exist."""
 
     exit_code = 3
 
@@ -74,7 +77,7 @@ class Compacted(TfSupervisorError):
 
 
 class Refused(TfSupervisorError):
-    """The peer answered and said no: wrong credentials, or no right to do this."""
+    """The peer refused: wrong credentials, or no right to do this."""
 
     exit_code = 6
 
@@ -84,7 +87,7 @@ class OutOfSpace(Refused):
 
 
 class NoRoom(OutOfSpace):
-    """It is this machine's own disk that has no space, or no quota, left."""
+    """This machine's own disk has no space, or no quota, left."""
 
 
 class Fenced(TfSupervisorError):
@@ -94,7 +97,7 @@ class Fenced(TfSupervisorError):
 
 
 class StoreUnreachable(Unreachable):
-    """The checkpoint store could not be read or written; says nothing about the checkpoints in it."""
+    """The checkpoint store could not be read or written; the checkpoints in it may be good."""
 
 
 class BadCheckpoint(TfSupervisorError):
@@ -108,15 +111,15 @@ class BadArchive(Refused):
 
 
 class IncompatibleRecord(TfSupervisorError):
-    """A record or a peer speaks a version that this release does not know."""
+    """A record or a peer has a version that this release does not know."""
 
 
 class NewerRelease(IncompatibleRecord):
-    """A record of a release after this one: this daemon is what has to be changed, not the record."""
+    """A record of a later release: this daemon must be updated; the record is right."""
 
 
 class InvalidTransition(TfSupervisorError):
-    """An internal state machine was asked for a step that its table does not have.
+    """A state machine was asked for a transition that its table does not have.
 
     Attributes:
         story: how it stood, and what was tried.
@@ -128,7 +131,7 @@ class InvalidTransition(TfSupervisorError):
 
 
 class InvariantBroken(TfSupervisorError):
-    """A safety invariant does not hold; the daemon stops rather than act on a wrong picture."""
+    """A safety invariant does not hold. The daemon stops, so that it does not act on wrong state."""
 
 
 def first_of(group: BaseExceptionGroup[TfSupervisorError]) -> TfSupervisorError:

@@ -17,14 +17,17 @@ from supervisor.contract.ids import check_name
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """A right to one key, or to all that begin with it. `writes`: also to write, else to read alone."""
+    """A right to one key, or to all keys with that prefix.
+
+    `writes`: to read and write; otherwise only to read.
+    """
 
     key: str
     prefix: bool = False
     writes: bool = False
 
     def covers(self, key: str, *, prefix: bool, writes: bool) -> bool:
-        """Whether this right is enough for a key, or for all keys that begin with it."""
+        """Whether this right is enough for a key, or with `prefix` for all keys that begin with it."""
         if writes and not self.writes:
             return False
         return key.startswith(self.key) if self.prefix else key == self.key and not prefix
@@ -33,7 +36,7 @@ class Grant:
 LOOKED_AT = "doctor"
 """The key that `supervisorctl doctor` reads to see whether etcd answers."""
 EVERYTHING = (Grant("", prefix=True, writes=True), Grant(BULK, prefix=True, writes=True))
-"""For supervisors."""
+"""The rights of a supervisor."""
 OF_EVERY_AGENT = (
     Grant(LOOKED_AT),
     Grant(keys.CLUSTER),
@@ -71,6 +74,6 @@ def roles_of(holder: str) -> dict[str, tuple[Grant, ...]]:
 
 
 def may(holder: str, key: str, *, prefix: bool = False, writes: bool = False) -> bool:
-    """Whether etcd lets a user do this."""
+    """Whether etcd allows this to a user."""
     grants = [grant for each in roles_of(holder).values() for grant in each]
     return any(each.covers(key, prefix=prefix, writes=writes) for each in grants)

@@ -1,4 +1,4 @@
-"""Names of things, and the one place that says which spellings are allowed."""
+"""The names of tasks and attempts, and the one check of allowed spellings."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from supervisor.contract.errors import UserError
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}")
 _KEPT = 4096
-"""Ids that are made once: rules ask records for theirs again and again."""
+"""Number of ids in the cache: rules ask records for their ids repeatedly."""
 _ATTEMPT = re.compile(r"(?P<task>[^@]+)@(?P<generation>[0-9]{1,9})\.(?P<number>[0-9]{1,9})")
 
 
 def check_name(what: str, name: str) -> str:
-    """Return `name`, or raise UserError that says which characters a name may have."""
+    """Return `name`, or raise UserError that lists the characters of a name."""
     if not _NAME.fullmatch(name):
         raise UserError(
             f"{what} {name!r} is not a valid name: use 1 to 63 letters, digits, '_', '.' or '-', "
@@ -83,11 +83,11 @@ class AttemptId:
 
 @lru_cache(_KEPT)
 def task_id(job: str, role: str, index: int) -> TaskId:
-    """The task of these names; the same object for as long as it is asked for often."""
+    """The task of these names, from a cache."""
     return TaskId(job, role, index)
 
 
 @lru_cache(_KEPT)
 def attempt_id(job: str, role: str, index: int, generation: int, number: int) -> AttemptId:
-    """The attempt of these names; the same object for as long as it is asked for often."""
+    """The attempt of these names, from a cache."""
     return AttemptId(task_id(job, role, index), generation, number)

@@ -1,4 +1,4 @@
-"""Failures and what was done about them (rule 13), and the events that an operator reads."""
+"""Incidents: failures with their recovery (rule 13). Events: lines of history for an operator."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from supervisor.contract.job.spec import Scope
 
 
 class Cause(Enum):
-    """What went wrong, as far as is known."""
+    """Known causes of failures."""
 
     SUBMITTED = "submitted"
     OPERATOR = "operator"
@@ -66,7 +66,8 @@ _PROGRAM_FAULTS = frozenset(
 )
 
 STANDING_STILL = frozenset({Cause.HANG, Cause.NEVER_READY})
-"""Of these an incident tells where the threads were. What was suspected once may have ended of anything."""
+"""Causes for which an incident records stacks. After other causes a stack from an earlier suspicion would
+mislead."""
 
 
 class Outcome(Enum):
@@ -80,7 +81,7 @@ class Outcome(Enum):
 
 
 PHASES = ("detected", "decided", "ready", "switched", "restored", "first_step", "all_running")
-"""In their order. The last one is there when a step was made before every task that was restarted ran."""
+"""The phases in order. The last one is present if a step was made before every restarted task ran."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,19 +90,19 @@ class Incident:
 
     Attributes:
         rule: the rule that chose the scope, in words of `recovery.policy`.
-        from_step: the job's step when it failed; -1 if it has made none, or none is known.
+        from_step: the job's step at the failure; -1 if it has made none, or none is known.
         to_step: the step that training went on from; -1 until known.
         phases_ms: duration of each phase of PHASES that is over; they add up to `total_ms`.
-        stack: where the failed task's threads were, taken for this incident; at most 6 KiB.
+        stack: the stacks of the failed task's threads, taken for this incident; at most 6 KiB.
         from_generation: the generation that failed.
-        base: the checkpoint that it had started from; None: from scratch.
+        base: the checkpoint that the failed generation started from; None: from scratch.
         to_base: the checkpoint that the generation after it began from. None: from scratch, or there is none.
         last_step: the newest step of the failed attempt itself; -1: it made none, or is not known.
         lost_steps: steps that the restart gave up, made since the checkpoint that it began from; -1: unknown.
-        stepped: what failed had made a step, of whatever number: the task, or for a failure of the whole job
-            its generation.
-        flat: the signs of life that were missing, of a hang.
-        began: the revision of etcd when the failed attempt began; 0: no attempt has failed, or not known.
+        stepped: the failed task had made a step, of any number; for a failure of the whole job, its
+            generation had.
+        flat: for a hang, the signs of life that were missing.
+        began: etcd's revision at the start of the failed attempt; 0: no attempt has failed, or unknown.
     """
 
     id: str
@@ -139,13 +140,13 @@ class Incident:
 
     @property
     def to_first_step_ms(self) -> int:
-        """The same, without what came after the first new step."""
+        """Sum of the phases up to the first new step."""
         return self.total_ms - self.phases_ms.get("all_running", 0)
 
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One line of the operator's history. `fields` names what it was about and why."""
+    """One line of the operator's history. `fields` hold its subject and its reason."""
 
     wall_ms: int
     kind: str

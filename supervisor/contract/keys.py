@@ -1,7 +1,7 @@
-"""Every key in etcd: who writes it, how it is spelt, how large its value may be, and when it goes.
+"""Every key in etcd: its writers, its spelling, the bound of its value, and its removal.
 
-What else a new key changes (record, snapshot, rights of agents, checkers, a test) is in CONTRIBUTING.md.
-docs/design.md shows the table (`python -m tests.support.design_page` writes it there).
+CONTRIBUTING.md lists the other places that a new key changes (record, snapshot, rights of agents, checkers, a
+test). docs/design.md shows the table (`python -m tests.support.design_page` writes it there).
 
 Keys are relative to the cluster's namespace (`/tfsup/CLUSTER/`), which the etcd adapter adds.
 Job, role and node names hold no '/' (ids.check_name), so that a key parses in one way only.
@@ -20,7 +20,7 @@ from supervisor.contract.job import spec
 
 
 class Writer(Enum):
-    """Who may write a key, and thereby what its transactions must compare (rule 2)."""
+    """The writers of a key. They determine the compares of its transactions (rule 2)."""
 
     LEADER = "leader token"
     AGENT = "incarnation key"
@@ -30,7 +30,10 @@ class Writer(Enum):
 
 
 class Removed(Enum):
-    """By whom a key is removed, and when. Every key of a job also goes when that job is deleted."""
+    """The remover of a key, and the time of its removal.
+
+    Every key of a job also goes when that job is deleted.
+    """
 
     NEVER = "nobody; the next value takes its place"
     LEASE = "etcd, when the lease of its writer ends"
@@ -64,7 +67,7 @@ class Family:
 LEADER = "leader"
 CLUSTER = "cluster"
 CLAIMS = "gpu_claims"
-"""Of CPUs and memory, too. Earlier releases, which know it by this name, claim GPUs alone."""
+"""The key for claims of CPUs, memory and GPUs. Earlier releases use it under this name for GPUs alone."""
 TIME = "time"
 
 FAMILIES = (
@@ -104,7 +107,7 @@ FAMILIES = (
 
 
 def node(node_id: str) -> str:
-    """The incarnation that a node runs now."""
+    """Key of a node's present incarnation."""
     return f"nodes/{node_id}"
 
 
@@ -144,7 +147,7 @@ def job_record(name: str) -> str:
 
 
 def intent(name: str) -> str:
-    """What the operator wants of a job."""
+    """The state that an operator wants for a job."""
     return f"intents/{name}"
 
 
@@ -159,12 +162,12 @@ def deleted(name: str) -> str:
 
 
 def records_of(name: str) -> tuple[str, ...]:
-    """The records that a job has one of each."""
+    """The records of which a job has one each."""
     return (job_record(name), intent(name), switch(name), head(name))
 
 
 def lists_of(name: str) -> tuple[str, ...]:
-    """Prefixes of all other records of a job, but for those that are listed by node."""
+    """Prefixes of all other records of a job, except those that are listed by node."""
     return tuple(f"{each.prefix}{name}/" for each in FAMILIES if each.shape.startswith("job/"))
 
 
@@ -179,7 +182,7 @@ def cluster_spec(name: str, plan_id: str) -> str:
 
 
 def assignments_of(node_id: str) -> str:
-    """Prefix of all that a node is to do."""
+    """Prefix of a node's assignments."""
     return f"assignments/{node_id}/"
 
 
@@ -277,7 +280,7 @@ def known_family(key: str) -> Family | None:
 
 
 def is_well_formed(key: str) -> bool:
-    """Whether a key of a known family has the parts that keys of that family have."""
+    """Whether a key of a known family has the parts of that family's keys."""
     shape, parts = family(key).shape, parse(key)
     if shape == "serial":
         return len(parts) == 1 and parts[0].isascii() and parts[0].isdecimal()

@@ -1,4 +1,6 @@
-"""What agents report: records that they write under their incarnation, and beats that never reach etcd."""
+"""The reports of agents: records that they write under their incarnation, and beats, which never reach
+etcd.
+"""
 
 from __future__ import annotations
 
@@ -13,11 +15,11 @@ LINK_PROTOCOL = 1
 
 @dataclass(frozen=True, slots=True)
 class NodeResources:
-    """What a node offers to tasks.
+    """The resources of a node for tasks.
 
-    `runtime` is `process` or `docker`. So many tasks as `gpu_share` may share a GPU where all of them agree.
-    `networks`: of docker's, those that jobs may join there. `secrets`: its agent gives tasks their secrets;
-    agents of earlier releases know of none.
+    `runtime` is `process` or `docker`. Up to `gpu_share` tasks may share a GPU if all of them agree.
+    `networks`: docker networks that jobs may join there. `secrets`: its agent gives tasks their secrets;
+    False for agents of earlier releases.
     """
 
     cpus: float
@@ -37,10 +39,10 @@ class Incarnation:
     Attributes:
         succeeds: the incarnations of this node that it adopted from, newest first (rule 12).
         d_ms: the D that it runs under (rule 11).
-        host: the address that other tasks reach its tasks at.
-        address: where its own API (logs) listens.
+        host: the address at which other tasks reach its tasks.
+        address: the address of its own API (logs).
         port_low, port_high: the range, inclusive, for its tasks' ports.
-        directory: device and inode of where its jobs' files are. Nodes of one machine may share it.
+        directory: device and inode of the directory of its jobs' files. Nodes of one machine may share it.
     """
 
     node: str
@@ -77,11 +79,12 @@ class Appeal:
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A task of a plan has a launcher and holds a port; or cannot, and `failure` says why.
+    """A prepared task of a plan: it has a launcher and holds a port, or `failure` is the reason why it
+    cannot.
 
-    `no_code`: it is the shipped code that cannot be had here, which is no fault of the program. `delay`: what
-    keeps a launcher from being made for now, if it has none yet, or has one no more. `segment`: the address
-    is of a docker network that ends at its machine, of this id; empty: it can be reached from all nodes.
+    `no_code`: the shipped code cannot be fetched here, which is no fault of the program. `delay`: the reason
+    why no launcher can be made for now, if the task has none. `segment`: the id of a docker network that ends
+    at its machine, if the address belongs to one; empty: the address can be reached from all nodes.
     `hopeless`: it would fail so on every node and each time.
     """
 
@@ -101,7 +104,9 @@ class Prepared:
 
 
 class GpuHealth(Enum):
-    """UNKNOWN is not gone: what runs there goes on, nothing new is placed there (rule 10)."""
+    """The health of a GPU. While it is UNKNOWN, tasks on it go on and no new task is placed there (rule
+    10).
+    """
 
     OK = "ok"
     UNKNOWN = "unknown"
@@ -109,7 +114,7 @@ class GpuHealth(Enum):
 
 
 class GpuAction(Enum):
-    """What a fault asks for, in the order of its reach."""
+    """The remedies of a fault, ordered by their reach."""
 
     NONE = "none"
     RESTART_TASK = "restart_task"
@@ -127,9 +132,9 @@ class Gpu:
         numa: NUMA node, -1 if unknown.
         peers: UUIDs of the GPUs that it reaches over NVLink.
         mig: it is split by MIG.
-        fault: raised by every new fault that its node's agent sees, so that each is acted on once.
-        action: what the newest fault asks for.
-        blames_program: that fault is mostly of the making of the program that ran on the GPU.
+        fault: a counter that every new fault increases, so that each is acted on once.
+        action: the remedy of the newest fault.
+        blames_program: the program on the GPU is the usual cause of that fault.
     """
 
     uuid: str
@@ -148,7 +153,9 @@ class Gpu:
 
 @dataclass(frozen=True, slots=True)
 class GpuReport:
-    """The GPUs of a node as its agent knows them. `problem`: why NVML tells nothing; empty if it does.
+    """The GPUs of a node as its agent sees them.
+
+    `problem`: the reason why NVML does not answer; empty if it does.
 
     `boot_id`: of the machine; a boot resets its GPUs.
     """
@@ -162,7 +169,7 @@ class GpuReport:
 
 
 class StageFailure(Enum):
-    """Why a base could not be staged: BAD is the checkpoint's fault, UNKNOWN is not (rule 8)."""
+    """Reasons of a failed staging. BAD is a fault of the checkpoint, UNKNOWN is not (rule 8)."""
 
     BAD = "bad"
     UNKNOWN = "unknown"
@@ -170,9 +177,10 @@ class StageFailure(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Staged:
-    """A node holds and has verified the base of a plan; or not, and why.
+    """The result of staging the base of a plan on a node: staged and verified, or the failure with its
+    reason.
 
-    `boot_id`: of the machine, whose disk need not have it after another boot.
+    `boot_id`: the machine's boot id; after another boot its disk may lack the files.
     """
 
     job: str
@@ -186,18 +194,21 @@ class Staged:
 
 
 class AttemptState(Enum):
-    """An attempt's life as its agent reports it."""
+    """The states of an attempt, as its agent reports them."""
 
     RUNNING = "running"
     EXITED = "exited"
 
 
 CANNOT_GO_ON = "cannot go on"
-"""How the detail of START_FAILED begins where the attempt has run, and its agent has ended it."""
+"""The beginning of the detail of START_FAILED if the attempt has run, and its agent has ended it."""
 
 
 class ExitReason(Enum):
-    """Who ended an attempt. DEVICES_LOST: we, as GPUs that it was given cannot be used inside any more."""
+    """The ways in which an attempt ended.
+
+    DEVICES_LOST: its launcher ended it, as its GPUs can no longer be used inside it.
+    """
 
     EXIT = "exit"
     KILLED = "killed"
@@ -209,19 +220,20 @@ class ExitReason(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Exit:
-    """How an attempt ended.
+    """The end of an attempt.
 
     Attributes:
-        code: exit status, None when a signal ended it.
-        signal: signal number, None when it exited.
-        age_ms: how long before this report was written it was seen to end.
-        confirmed_dead: nothing that the attempt started is alive any more.
+        code: exit status; None if a signal ended it.
+        signal: signal number; None if it exited.
+        age_ms: the time between its end, as seen, and the writing of this report.
+        confirmed_dead: no process that the attempt started is alive.
         tail: the last lines of its output, at most 4 KiB.
         oom: the kernel's OOM killer ended it.
-        stack: where its threads were when it was last suspected to hang; at most 6 KiB.
-        store_lost: its checkpoint directory is a mount, and its store had failed it shortly before.
-        address_lost: the address is gone with its container, or taken: no attempt can be given it again.
-        rebooted: it ended with its machine, and nobody there can tell when.
+        stack: the stacks of its threads when it was last suspected to hang; at most 6 KiB.
+        store_lost: its checkpoint directory is a mount, and the store had failed shortly before.
+        address_lost: the address is gone with its container, or taken by another, so no further attempt can
+            use it.
+        rebooted: it ended with its machine, at an unknown time.
     """
 
     reason: ExitReason
@@ -240,13 +252,13 @@ class Exit:
 
 @dataclass(frozen=True, slots=True)
 class Saves:
-    """Where an attempt saves, as its own process says: a hint, which a program can forge.
+    """The places of an attempt's saves, as its own process notes them: a hint that a program can forge.
 
     Attributes:
-        inside: saves below `$CHECKPOINT_DIR` that it has finished.
-        outside: saves outside of what is taken to the store.
-        elsewhere: the directories (or URIs) of those, the first few.
-        watched: its process notes its saves; False: nothing is known of them.
+        inside: number of finished saves below `$CHECKPOINT_DIR`.
+        outside: number of saves in places that are not sent to the store.
+        elsewhere: the first few directories (or URIs) of those.
+        watched: its process notes its saves; False: they are unknown.
     """
 
     inside: int = 0
@@ -257,14 +269,16 @@ class Saves:
 
 @dataclass(frozen=True, slots=True)
 class AttemptReport:
-    """One attempt, as last reported. `drained`: the saver's last finished checkpoint has been dealt with.
+    """One attempt, as last reported.
 
-    `last_step` is -1 also where its steps have no number that behaves like a global step; `stepped` says then
-    that it has made one.
+    `drained`: the saver's last finished checkpoint was committed or given up.
 
-    `gpus`: those that it may hold as long as it is not confirmed dead, by UUID. `saves`: up to this
-    report. `saver`: its node commits what it saves. `warm`: it was forked from an interpreter that has
-    imported already, or it is not known.
+    `last_step` is -1 too if no number of its steps behaves like a global step. Then `stepped` shows that it
+    has made a step.
+
+    `gpus`: UUIDs of the GPUs that it may hold until it is confirmed dead. `saves`: its saves up to this
+    report. `saver`: its node commits its saves. `warm`: it was forked from an interpreter with the imports
+    done, or that is unknown.
     """
 
     job: str
@@ -290,17 +304,17 @@ class AttemptReport:
 
     @property
     def has_stepped(self) -> bool:
-        """Whether it has made a step, of whatever number."""
+        """Whether it has made a step of any number."""
         return self.stepped or self.last_step >= 0
 
     @property
     def attempt(self) -> AttemptId:
-        """Whose report this is."""
+        """The attempt of this report."""
         return attempt_id(self.job, self.role, self.index, self.generation, self.number)
 
     @property
     def confirmed_dead(self) -> bool:
-        """Whether it has ended, and nothing that it started is alive any more."""
+        """Whether it has ended, and no process that it started is alive."""
         return self.exit is not None and self.exit.confirmed_dead
 
 
@@ -310,8 +324,8 @@ class Sign:
 
     Attributes:
         name: `output`, `step`, `save`, `cpu`, `gpu` or `files`; a reader ignores names that it does not know.
-        age_ms: how long ago it was shown last.
-        pause_ms: the longest pause that is usual for it; -1 until it is learnt.
+        age_ms: time since it was last shown.
+        pause_ms: its longest usual pause; -1 until that is learnt.
     """
 
     name: str
@@ -324,23 +338,23 @@ class TaskBeat:
     """Progress of one running attempt. Ages, not times, cross hosts; -1 stands for never, or unknown.
 
     Attributes:
-        step: the newest number that behaves like a global step; -1 also where training counts otherwise.
-        step_age_ms: since it last showed a step of whatever kind; -1 also when steps cannot be seen any more
-            (a full disk).
-        first_step: the first such number of this attempt.
-        first_step_age_ms: since its first step of whatever kind.
+        step: the newest number that behaves like a global step; -1 too if the program counts in another way.
+        step_age_ms: time since its last step of any kind; -1 too if steps can no longer be read (a full
+            disk).
+        first_step: the first number of this attempt that behaves like a global step.
+        first_step_age_ms: time since its first step of any kind.
         rate: steps per second over the last few seconds.
-        slowest_ms: the longest pause between two steps of this attempt, -1 before the second.
+        slowest_ms: the longest pause between two steps of this attempt; -1 before the second.
         nan: its loss has been printed as NaN.
-        pace: lines that showed a new step per second over the last half minute; where all tasks report one
-            global step, it alone tells them apart.
+        pace: lines with a new step per second, over the last half minute. It shows the speed of a task even
+            where all tasks report one global step.
         stopped: its main process is stopped by a signal.
-        ended: it has ended, and its report is not written yet.
-        saves: where it has saved so far.
-        signs: its signs of life; none from an agent that does not tell them.
-        silent_ms: since it last wrote anything at all.
-        is_local: the program does not call `step` global: it may be a count of its own.
-        said: where the program says that it is, as `epoch 2, step 10`; at most 64 characters.
+        ended: it has ended, but its report is not written yet.
+        saves: its saves so far.
+        signs: its signs of life; empty from agents of releases without them.
+        silent_ms: time since its last output of any kind.
+        is_local: the program does not call `step` global, so it may be a count of its own.
+        said: the position in the program's own words, such as `epoch 2, step 10`; at most 64 characters.
     """
 
     attempt: str
@@ -362,13 +376,13 @@ class TaskBeat:
 
     @property
     def has_stepped(self) -> bool:
-        """Whether it has made a step, of whatever number."""
+        """Whether it has made a step of any number."""
         return self.first_step_age_ms >= 0 or self.step >= 0
 
 
 @dataclass(frozen=True, slots=True)
 class UnusableSave:
-    """Something below `$CHECKPOINT_DIR` that looks like a save and cannot be committed, and why."""
+    """An entry below `$CHECKPOINT_DIR` that looks like a save and cannot be committed, with the reason."""
 
     path: str
     reason: str
@@ -379,17 +393,17 @@ class UnusableSave:
 
 @dataclass(frozen=True, slots=True)
 class SaverBeat:
-    """How the commits of one generation get on, from the node that makes them.
+    """The state of one generation's commits, from the node that makes them.
 
     Attributes:
-        pending: the newest finished save that is not committed; None when all are.
-        waiting_ms: for how long some finished save has waited to become a commit; -1 when none does.
-        still_ms: for how long nothing of the commit in hand has moved; -1 when none is in hand.
+        pending: the newest finished save that is not committed; None if all are.
+        waiting_ms: time for which a finished save has waited for its commit; -1 if none waits.
+        still_ms: time since the running commit last made progress; -1 if none runs.
         skipped: saves of this generation that were given up for a newer one, counted by this agent.
         last_skipped: the newest of them.
-        trouble: why saves cannot be taken or committed now; empty when they can.
-        trouble_ms: for how long; -1 without any.
-        unusable: the last few of what cannot be committed, however long one waits.
+        trouble: the reason why saves cannot be taken or committed now; empty if they can.
+        trouble_ms: the duration of the trouble; -1 without any.
+        unusable: the last few saves that can never be committed.
     """
 
     job: str
@@ -406,14 +420,15 @@ class SaverBeat:
 
 @dataclass(frozen=True, slots=True)
 class GpuBeat:
-    """How hard a GPU works, as its node saw it last; -1 where that is not told.
+    """The load of a GPU, as its node saw it last; -1 for unknown values.
 
     Attributes:
         temperature: degrees Celsius.
         utilisation: per cent.
         memory_used: bytes.
-        throttle: bits of NVML's reasons why its clocks are held back; that it has nothing to do is none.
-        ours, others: processes on it that are main processes of this agent's attempts, and all others.
+        throttle: bits of NVML's reasons for slower clocks, without that for an idle GPU.
+        ours, others: number of processes on it that are main processes of this agent's attempts, and of all
+            others.
     """
 
     uuid: str
@@ -433,9 +448,9 @@ MOST_NOTICES = 32
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """What an agent tells of a job's files on its node: `kind` of `NOTICES`, and `text` for people.
+    """An agent's notice about a job's files on its node: `kind` is one of `NOTICES`, `text` is for people.
 
-    `about` tells it from others of its kind: for each there is one event.
+    `about` is its subject. Each subject of a kind gives one event.
     """
 
     job: str
@@ -449,11 +464,11 @@ class Notice:
 class Beat:
     """An agent's sign of life to the leader, sent by the loop that does its work (rule 4).
 
-    `spares`: the job of each launcher in reserve that has imported what it preloads. `gpus`: of this node.
-    `asked`: the serial of its last request for promises (rule 11), 0 before any; `released`: that up to which
-    it has given them up. `unread_ms`: how long ago its last good read of etcd was sent (rule 3).
-    `blocked`: why nothing new can start there for now. `notices`: of jobs' files there.
-    `certificate`: when its agent's certificate ends, where that is soon.
+    `spares`: the job of each launcher in reserve that has finished its imports. `gpus`: the load of the
+    node's GPUs. `asked`: the serial of its last request for promises (rule 11), 0 before any. `released`: the
+    serial up to which it has given promises up. `unread_ms`: time since its last good read of etcd was sent
+    (rule 3). `blocked`: the reason why no new task can start there for now. `notices`: notices about files of
+    jobs. `certificate`: the end of its agent's certificate, if that is soon.
     """
 
     protocol: int
@@ -476,8 +491,8 @@ class Beat:
 class BeatAck:
     """The leader's answer; `leader` is empty when this supervisor does not lead.
 
-    `dump` names the attempts that may hang: their agent keeps a dump of their stacks, once for
-    each time that they begin to be named.
+    `dump` names the attempts that may hang. Their agent keeps a dump of their stacks, one for each time that
+    an attempt appears here.
     """
 
     protocol: int

@@ -1,7 +1,8 @@
-"""Rule 11: what supervisors promise an agent that etcd does not answer, and what a supervisor keeps of it.
+"""The promises of rule 11: messages between an agent without etcd and supervisors, and a supervisor's record
+of them.
 
-A promise is this supervisor's word that no lost mark for a life of a node, and no flip that takes that life's
-tasks away, is sent for a while. Ages cross hosts, never times: each side counts on its own CLOCK_BOOTTIME.
+By a promise a supervisor undertakes that for a while it sends no lost mark for a life of a node, and no flip
+that takes that life's tasks away. Ages cross hosts, never times: each side counts on its own CLOCK_BOOTTIME.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ OPEN = -1
 class PromiseRequest:
     """An agent asks one supervisor to promise that it leaves `incarnation` alone.
 
-    `serial` grows with every request of that life: an older one that arrives late has no effect, and a beat
-    that gives it up gives up all before it.
+    `serial` grows with every request of that life. An older request that arrives late has no effect, and a
+    beat that gives a serial up gives up all before it.
     """
 
     protocol: int
@@ -27,7 +28,9 @@ class PromiseRequest:
 
 @dataclass(frozen=True, slots=True)
 class PromiseAnswer:
-    """`for_ms` from the receipt of the request that has this serial; 0 with why it is `refused`."""
+    """A promise for `for_ms` from the receipt of the request with this serial; or 0, and `refused` is the
+    reason.
+    """
 
     supervisor: str
     serial: int
@@ -37,8 +40,9 @@ class PromiseAnswer:
 
 @dataclass(frozen=True, slots=True)
 class Promise:
-    """Nothing is declared of this life before `until_ms`; given at `given_ms`. Both on the promising
-    supervisor's clock.
+    """A promise in force: no loss of this life is declared before `until_ms`.
+
+    It was given at `given_ms`. Both times are on the promising supervisor's clock.
     """
 
     node: str

@@ -12,14 +12,15 @@ from supervisor.contract.job.spec import JobSpec, RoleSpec
 
 LEAST_BYTES = 8
 LEAST_DIFFERENT = 4
-"""Shorter or more uniform texts stand in ordinary output, too: to mask them would make it unreadable."""
+"""Least number of different characters in a secret. Simpler texts occur in ordinary output, and masking them
+would make it unreadable."""
 
 MOST_BYTES = 16 * 1024
 MOST_SECRETS = 16
-"""Of one task."""
+"""Most secrets of one task."""
 
 MOST_LINES = 128
-"""Of one value: each line is masked by itself, in all that is told of a task."""
+"""Most lines of one value. Each line is masked by itself."""
 
 EVERY_JOB = "*"
 GROUP = "group:"
@@ -31,8 +32,8 @@ class Source:
 
     Attributes:
         allow: owners of jobs, as `user:NAME`; groups that jobs are shared with, as `group:NAME`; `*`: all.
-        file: the value is what this file holds.
-        command: without a file: the value is what this prints.
+        file: a file that holds the value.
+        command: without a file: a command that prints the value.
     """
 
     allow: frozenset[str]
@@ -63,12 +64,12 @@ class SecretsAnswer:
 
 
 def secrets_of(spec: JobSpec, role: RoleSpec) -> dict[str, str]:
-    """The variables of a role's tasks that are secrets: by variable, the secret's name."""
+    """Variable -> name of the secret, for a role's tasks."""
     return {name: secret for name, secret in spec.secrets.items() if name not in role.env} | role.secrets
 
 
 def environment_of(spec: JobSpec, role: RoleSpec) -> dict[str, str]:
-    """The variables of a role's tasks that are texts."""
+    """Variable -> text, for a role's tasks, without secrets."""
     return {name: text for name, text in spec.env.items() if name not in role.secrets} | role.env
 
 
@@ -81,7 +82,10 @@ def uses(spec: JobSpec) -> Iterator[tuple[tuple[str, ...], str]]:
 
 
 def value_objection(value: bytes) -> str:
-    """Why this cannot be the value of a secret; empty if it can. The text holds nothing of the value."""
+    """The reason why this cannot be the value of a secret; empty if it can.
+
+    It contains no part of the value.
+    """
     if len(value) > MOST_BYTES:
         return f"its value has more than {MOST_BYTES // 1024} KiB"
     if len(value.strip()) < LEAST_BYTES:
@@ -100,7 +104,7 @@ def value_objection(value: bytes) -> str:
 
 
 def too_many(values: Mapping[str, str]) -> bool:
-    """Whether these are more, or larger ones, than a task can have."""
+    """Whether these values are too many, or too large, for a task."""
     return len(values) > MOST_SECRETS or any(
         len(each) > MOST_BYTES or len(each.splitlines()) > MOST_LINES + 1 for each in values.values()
     )

@@ -13,8 +13,8 @@ REHEARSED_TIMES = 2
 class Timing:
     """One cluster's durations, in milliseconds on CLOCK_BOOTTIME.
 
-    `d_ms` is rule 3's D: how long an agent may run tasks after the send time of its last good
-    linearizable read, and how long a leader waits after a lost mark before it replaces them.
+    `d_ms` is rule 3's D: the time for which an agent may run tasks after it sent its last good linearizable
+    read, and the time that a leader waits after a lost mark before it replaces them.
     """
 
     profile: str
@@ -35,12 +35,12 @@ class Timing:
 
     @property
     def worst_case_ms(self) -> int:
-        """The longest that a healthy agent may be without a fresh deadline, plus what killing takes."""
+        """The longest time of a healthy agent without a fresh deadline, plus the time of a kill."""
         return self.unread_ms + self.pull_ms + self.kill_time_ms + self.drift_ms
 
     @property
     def unread_ms(self) -> int:
-        """How old the last good read of a healthy agent may become while etcd is well (rule 3)."""
+        """The largest age of a healthy agent's last good read while etcd is well (rule 3)."""
         outage = max(
             2 * self.rpc_deadline_ms + self.etcd_failover_ms,
             self.agent_restart_ms + self.rpc_deadline_ms,
@@ -49,27 +49,33 @@ class Timing:
 
     @property
     def tick_ms(self) -> int:
-        """How often a leader looks at what only time changes; an agent does so half as often."""
+        """The interval of a leader's ticks, for values that only time changes.
+
+        An agent's interval is twice as long.
+        """
         return self.suspect_ms // 16
 
     @property
     def reserve_ms(self) -> int:
-        """What an agent keeps back from D when it answers a launcher's pull (rule 4)."""
+        """The time that an agent subtracts from D when it answers a launcher's pull (rule 4)."""
         return self.kill_time_ms + self.drift_ms
 
     def kill_time_for(self, longest_ms: int) -> int:
         """The time that a node allows for a kill, where the longest of its rehearsals took `longest_ms`.
 
-        Twice that, as tasks hold more memory than a rehearsal; never less than the profile's `kill_time`.
+        It is twice that, as tasks hold more memory than a rehearsal, and never less than the profile's
+        `kill_time`.
         """
         return max(self.kill_time_ms, REHEARSED_TIMES * longest_ms)
 
     def most_kill_time_ms(self, d_ms: int) -> int:
-        """With more than this nothing could train: `d_ms` has to cover a read, its answer and a pull, too."""
+        """The longest kill time with which tasks can train: `d_ms` has to cover a read, its answer and a pull
+        too.
+        """
         return d_ms - self.drift_ms - self.beat_ms - self.rpc_deadline_ms - self.pull_ms
 
     def check(self) -> Timing:
-        """Return self, or raise UserError that shows the inequality that does not hold."""
+        """Return self; raises UserError that shows the inequality that does not hold."""
         if self.worst_case_ms > self.d_ms:
             raise UserError(
                 f"timing profile {self.profile!r}: beat + pull + max(2*rpc_deadline + etcd_failover, "

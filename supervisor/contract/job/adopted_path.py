@@ -1,4 +1,4 @@
-"""Which path of a program may become the checkpoint directory of its job (`checkpoint.adopt`)."""
+"""The check of `checkpoint.adopt`: paths of a program that may become its job's checkpoint directory."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from supervisor.contract.errors import UserError
 
 MOST_CHARACTERS = 300
 _ROOTS = ("home", "media", "mnt", "opt", "root", "srv", "tmp", "var", "var/tmp")
-"""Not they themselves, but what is below them."""
+"""Directories that cannot be adopted themselves; paths below them can."""
 
 _SYSTEM = (
     "bin",
@@ -30,7 +30,7 @@ _SYSTEM = (
 def check_adopted(path: str) -> str:
     """The path without superfluous parts, absolute or relative to the working directory.
 
-    Raises UserError for one that no program should have replaced.
+    Raises UserError for a path that must not be replaced.
     """
     if not path or not path.isprintable() or len(path) > MOST_CHARACTERS:
         raise UserError(f"must be a path of at most {MOST_CHARACTERS} printable characters")

@@ -1,7 +1,7 @@
 """The bounds of a job's fields. Pure.
 
-They hold when the job's file is read and when a leader takes the job, so that a client that is not
-`supervisorctl` gets no further. docs/job-file.md shows the table `NUMBERS`.
+They are checked when a job file is read and again when a leader takes the job, so that other clients than
+`supervisorctl` are bound too. docs/job-file.md shows the table `NUMBERS`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from supervisor.contract.job.tf_config import placeholder_values
 
 MODES = ("staged", "mounted")
 _SPARE_DIRECTORY = "d" * 256
-"""For a path that only the node knows."""
+"""Stands for a path that only the node knows."""
 
 _KERNELS = ("/dev", "/proc", "/sys")
 _FILLED = "once its placeholders are filled in; at most"
@@ -90,7 +90,7 @@ def objections(spec: JobSpec) -> Iterator[Objection]:
 
 
 def workdir_objection(path: str) -> str:
-    """Why no task may run in this absolute path, links aside; empty if it may."""
+    """The reason why no task may run in this absolute path, without a look at links; empty if it may."""
     plain = "/" + posixpath.normpath(path).strip("/") + "/"
     own = next((each for each in _KERNELS if plain.startswith(f"{each}/")), "")
     return f"{path} is in {own}, which is the kernel's; let tasks run in a directory of files" if own else ""
@@ -188,7 +188,9 @@ def _secrets(where: Where, env: Mapping[str, str], secrets: Mapping[str, str]) -
 
 
 def _filled(spec: JobSpec) -> Iterator[Objection]:
-    """Whether a task can be started with what its placeholders stand for. All addresses are long ones."""
+    """Objections to commands that are too long after their placeholders are filled in, with the longest
+    addresses.
+    """
     address = "h" * 64 + ":65535"
     roles = tuple(RoleAddresses(role.name, (address,) * role.count) for role in spec.roles)
     cluster = ClusterSpec(spec.name, 1, "p", roles)
@@ -220,7 +222,7 @@ def _parts(spec: JobSpec, role: RoleSpec) -> Iterator[tuple[tuple[str, ...], str
 
 
 class _Sizes(Mapping[str, str]):
-    """Stands for the values of placeholders. It counts the bytes of what is filled in, and builds nothing."""
+    """Stands for the values of placeholders. It counts the bytes that are filled in, and builds no text."""
 
     def __init__(self, values: Mapping[str, str]) -> None:
         self._sizes = {name: _json_bytes(value) - len('""') for name, value in values.items()}

@@ -1,8 +1,8 @@
-"""What a job may ask of its container. Pure.
+"""The options of containers that a job may ask for, and their checks. Pure.
 
-Checked three times, by the same rules: when a job file is read, when the leader takes a job, and when an
-agent makes the container, so that no other client and no forged record gets more. What docker can give and a
-job may not ask for (privileges, host namespaces, capabilities, devices, runtimes) has no field at all.
+The same rules are applied three times: when a job file is read, when the leader takes a job, and when an
+agent makes the container. So neither another client nor a forged record gets more. Options of docker that no
+job may ask for (privileges, host namespaces, capabilities, devices, runtimes) have no field at all.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ MAX_GPU_INDEX = 1023
 MAX_GPU_SHARE = 64
 TENSORFLOW_MEMORY_BYTES = 512 << 20
 TENSORFLOW_PIDS = 128
-"""What a parameter server needs of memory and of processes and threads, with some room."""
+"""The memory, and the number of processes and threads, that a parameter server needs, with some room."""
 
 ULIMITS = {"core": -1, "fsize": -1, "memlock": -1, "nofile": 1_048_576, "stack": -1}
-"""The limits that a job may set, and the most of each; -1: no bound."""
+"""Limits that a job may set -> the largest value of each; -1: no bound."""
 
 _HOST_OWN = (
     *("/boot", "/dev", "/etc", "/proc", "/run", "/sys", "/var/run"),
@@ -119,7 +119,7 @@ def check_cpuset(text: str) -> str:
 
 
 def check_source(text: str) -> str:
-    """Return a directory of the node that can be mounted at all; raises UserError."""
+    """Return a directory of the node that may be mounted; raises UserError."""
     _check_plain(text)
     if own := _touches(text, _HOST_OWN):
         raise UserError(f"{text} is or holds {own}, which is the node's own; mount a directory of data")
@@ -127,7 +127,7 @@ def check_source(text: str) -> str:
 
 
 def check_target(text: str) -> str:
-    """Return where in the container a directory can be mounted; raises UserError."""
+    """Return a path in the container at which a directory can be mounted; raises UserError."""
     _check_plain(text)
     if own := _touches(text, _IMAGE_OWN):
         raise UserError(
@@ -153,7 +153,7 @@ def check_gpu_model(text: str) -> str:
 
 
 def objections(spec: JobSpec) -> tuple[Objection, ...]:
-    """All that is wrong with what a job asks of its containers, environments and GPUs."""
+    """All objections to a job's containers, environments and GPUs."""
     return (
         *(container_objections(spec.container) if spec.container is not None else ()),
         *_variables(("env",), (*spec.env, *spec.secrets)),
@@ -162,22 +162,22 @@ def objections(spec: JobSpec) -> tuple[Objection, ...]:
 
 
 def container_objections(container: ContainerSpec) -> tuple[Objection, ...]:
-    """The same, of the container alone."""
+    """All objections to a container."""
     return tuple(Objection(("container", *each.where), each.text) for each in _container(container))
 
 
 def resource_objections(need: Resources) -> tuple[Objection, ...]:
-    """The same, of what one task needs."""
+    """All objections to the resources of one task."""
     return tuple(Objection(("resources", *each.where), each.text) for each in _resources(need))
 
 
 def environment_objections(env: Iterable[str]) -> tuple[Objection, ...]:
-    """The same, of the names of a task's variables."""
+    """All objections to the names of a task's variables."""
     return tuple(_variables(("env",), env))
 
 
 def cautions(spec: JobSpec) -> tuple[Objection, ...]:
-    """What is allowed and will hardly work: limits below what TensorFlow needs."""
+    """Warnings about allowed values that will hardly work: limits below the needs of TensorFlow."""
     found = []
     for role in spec.roles:
         memory = role.resources.memory_bytes
@@ -195,10 +195,10 @@ def cautions(spec: JobSpec) -> tuple[Objection, ...]:
 
 
 def mount_objection(mount: Mount, allowed: Iterable[Mount]) -> str:
-    """Why a node does not mount this; empty when it does.
+    """The reason why a node does not mount this; empty if it does.
 
-    `mount.source` and the sources of `allowed` have had their symbolic links resolved by who asks: a link
-    inside an allowed directory may lead out of it. `read_only` of an allowed one: it is never writable.
+    The caller has resolved the symbolic links in `mount.source` and in the sources of `allowed`: a link
+    inside an allowed directory may lead out of it. A mount from a `read_only` allowed one is never writable.
     """
     lists = [each for each in allowed if _is_below(mount.source, each.source)]
     if not lists:
@@ -311,7 +311,9 @@ def _refused(where: Where, check: Callable[[str], str], text: str) -> Iterator[O
 
 
 def _check_plain(text: str) -> None:
-    """An absolute path that says what it means: no `..`, `.` or empty part, nothing unprintable."""
+    """Raise UserError unless a path is absolute and plain: no `..`, `.` or empty part, nothing
+    unprintable.
+    """
     parts = text.split("/")
     if len(text) > 1024 or parts[0] or len(parts) < 2 or any(part in ("", ".", "..") for part in parts[1:]):
         raise UserError(f"{text[:60]!r} must be an absolute path without '..', '.' or a slash at its end")
@@ -325,5 +327,5 @@ def _touches(path: str, own: tuple[str, ...]) -> str:
 
 
 def _is_below(path: str, top: str) -> bool:
-    """Whether it is `top`, an absolute path, or in it."""
+    """Whether a path is `top`, an absolute path, or below it."""
     return path == top or path.startswith(top.rstrip("/") + "/")

@@ -8,16 +8,16 @@ from supervisor.contract.errors import UserError
 
 STEP = "{step}"
 MAX_DEPTH = 8
-"""Parts of a path at most."""
+"""Most parts of a path."""
 
 MAX_LENGTH = 1024
-"""Characters of a pattern at most."""
+"""Most characters of a pattern."""
 
 _PIECE = re.compile(r"\{step\}|\?|[^?{]+|\{")
 
 
 def compile_pattern(text: str) -> re.Pattern[str]:
-    """What matches the paths, relative to $CHECKPOINT_DIR, that `text` names.
+    """Compile a pattern of paths relative to $CHECKPOINT_DIR.
 
     `*` and `?` stand for characters of one name, `{step}` (once) for the digits of the global step: the only
     group of the result. Raises UserError for a pattern that can name no file of a checkpoint.
@@ -37,10 +37,12 @@ def compile_pattern(text: str) -> re.Pattern[str]:
 
 
 def _part(text: str) -> str:
-    """One name. Of its stars those that another one follows take as little as they can, once and for all.
+    """The expression for one name.
 
-    What they leave is found by the ones behind. So a name takes no longer than its length allows, however
-    many stars there are; a star takes as much as it can before the step, and before the end of the name.
+    A star that another star follows takes as few characters as possible, without backtracking.
+
+    The stars after it match the rest. So the time grows with the length of the name alone, for any number of
+    stars. A star before the step, or before the end of the name, takes as many characters as possible.
     """
     first, *others = text.split("*")
     found = _fixed(first)

@@ -26,10 +26,10 @@ OF_TASK = (
     "port",
     "protocol",
 )
-"""What every task has a value for, beside `{ROLE_hosts}`."""
+"""Placeholders with a value in every task, beside `{ROLE_hosts}`."""
 
 CLASSIC_ROLES = (*CHIEF_ROLES, "ps", "worker")
-"""Roles that programs have a flag for, whether or not a job has them: without, their hosts are empty."""
+"""Roles that programs have flags for. Their hosts are empty in a job without the role."""
 
 _WORD = r"[A-Za-z_][\w.-]*|[0-9][\w.-]*_hosts"
 _TOKEN = re.compile(rf"(?P<brace>\{{\{{|\}}\}})|\$\{{(?P<shell>{_WORD})\}}|\{{(?P<word>{_WORD})\}}", re.ASCII)
@@ -50,7 +50,7 @@ def words_in(text: str) -> tuple[str, ...]:
 def fill(text: str, values: Mapping[str, str]) -> str:
     """The text with its placeholders replaced and its doubled braces halved.
 
-    A placeholder without a value stays as it is. What is filled in is not looked at again.
+    A placeholder without a value stays as it is. Values are not filled in again themselves.
     """
     return _TOKEN.sub(_Filler(values), text) if "{" in text else text
 
@@ -72,7 +72,7 @@ def fill_earlier(text: str, values: Mapping[str, str]) -> str:
 
 
 def problems(text: str, known: frozenset[str]) -> Iterator[str]:
-    """What is wrong with a text of a job file, and what to write instead."""
+    """The errors in a text of a job file, each with its correction."""
     for match in _tokens(text):
         word, shell = match["word"], match["shell"]
         if word and word not in known:
@@ -92,7 +92,7 @@ def _tokens(text: str) -> Iterator[re.Match[str]]:
 
 
 class _Filler:
-    """What each token of one text becomes. `}}` is one brace only where a `{{` waits for it."""
+    """Replaces each token of one text. `}}` is one brace only if it closes a `{{`."""
 
     def __init__(self, values: Mapping[str, str]) -> None:
         self._values = values

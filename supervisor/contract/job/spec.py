@@ -1,4 +1,4 @@
-"""What a user asks for: a training program, its roles and how to treat its failures."""
+"""The specification of a job: its training program, its roles, and the treatment of its failures."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ class Strategy(Enum):
 
 
 class Scope(Enum):
-    """How much is restarted when a task is lost."""
+    """The scope of a restart when a task is lost."""
 
     TASK = "task"
     ALL = "all"
 
 
 class Rule(Enum):
-    """What a cause of failure leads to."""
+    """The action for a cause of failure."""
 
     RESTART = "restart"
     ELSEWHERE = "elsewhere"
@@ -44,13 +44,13 @@ class Rule(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Resources:
-    """What one task needs on its node. Zero means: no request, no limit.
+    """The resources of one task on its node. Zero means: no request, no limit.
 
     Attributes:
-        gpus: so many of its node's GPUs, each with at least `gpu_memory_bytes` and a name that holds
+        gpus: the number of its GPUs, each with at least `gpu_memory_bytes` and a name that contains
             `gpu_model`.
-        gpu_share: so many tasks, this one included, may use each of its GPUs; 1: nobody else.
-        gpu_indices: exactly these GPUs of whatever node it is placed on; empty: any.
+        gpu_share: the number of tasks, with this one, that may use each of its GPUs; 1: this task alone.
+        gpu_indices: the indexes of exactly the GPUs that it gets on its node; empty: any.
     """
 
     cpus: float = 0.0
@@ -64,7 +64,7 @@ class Resources:
 
 
 class Pull(Enum):
-    """When a node fetches an image."""
+    """The times at which a node fetches an image."""
 
     NEVER = "never"
     MISSING = "missing"
@@ -73,7 +73,7 @@ class Pull(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Mount:
-    """A directory of the node in the container. The node's agent has a list of what it allows."""
+    """A directory of the node in the container. The node's agent has a list of allowed ones."""
 
     source: str
     target: str
@@ -91,7 +91,7 @@ class Ulimit:
 
 @dataclass(frozen=True, slots=True)
 class ContainerSpec:
-    """The container of each task. What it may not ask for has no field.
+    """The container of each task. Options that a job may not ask for have no field.
 
     Attributes:
         image: empty: the node's default.
@@ -99,7 +99,7 @@ class ContainerSpec:
         network: `host`, the node's own, or the name of a docker network that the node's agent lets jobs join.
         cpuset: processors by number, as docker writes them; empty: any.
         swap_bytes: beside the memory limit; has no effect without one.
-        pids: so many processes and threads at most; 0: the node's default. TensorFlow has about 100.
+        pids: most processes and threads; 0: the node's default. TensorFlow has about 100.
     """
 
     image: str = ""
@@ -115,12 +115,12 @@ class ContainerSpec:
 
     @property
     def networked(self) -> bool:
-        """Whether it has an address of its own, which ends with it."""
+        """Whether the container has an address of its own, which ends with it."""
         return self.network != HOST_NETWORK
 
 
 class Packing(Enum):
-    """Which of the nodes with room a task prefers."""
+    """A task's preference among nodes with room."""
 
     SPREAD = "spread"
     PACK = "pack"
@@ -134,8 +134,8 @@ class RoleSpec:
     tensorboard) are outside the ClusterSpec and get each new commit staged in.
 
     Attributes:
-        in_cluster: whether `TF_CONFIG` names its tasks; False for one that TensorFlow does not know.
-        serves: its tasks run until they are stopped; None: as the role's name says.
+        in_cluster: whether `TF_CONFIG` names its tasks; False for a role that TensorFlow does not know.
+        serves: its tasks run until they are stopped; None: derived from the role's name.
         after: roles whose tasks all listen before a task of this one starts its program.
         secrets: variables whose values are secrets: by variable, the secret's name (`contract.secret`).
     """
@@ -153,25 +153,25 @@ class RoleSpec:
 
     @property
     def outside(self) -> bool:
-        """Not in the ClusterSpec: `TF_CONFIG` does not name it, placeholders do."""
+        """Whether the role is outside the ClusterSpec: placeholders name it, but not `TF_CONFIG`."""
         return self.follow or not self.in_cluster
 
 
 @dataclass(frozen=True, slots=True)
 class CheckpointSpec:
-    """Where commits go (`uri`), how they get there (`mode`), and how many are kept.
+    """The store of a job's commits (`uri`), the way to it (`mode`), and the number that is kept.
 
     Attributes:
-        keep: so many on the lineage, the newest first.
-        keep_every: besides, the first one of each so many steps; 0: none.
-        keep_for_ms: besides, those that are younger; 0: none.
-        fallback_after_ms: rule 8.3.
+        keep: the number of newest commits on the lineage that are kept.
+        keep_every: also kept: the first commit of each interval of this many steps; 0: none.
+        keep_for_ms: also kept: commits younger than this; 0: none.
+        fallback_after_ms: the wait before an older checkpoint is taken (rule 8.3).
         patterns: name the files of a save where they are not TensorFlow's own, in the order in which they are
             written (`contract.job.file_pattern`).
-        verify: how an upload is checked before it counts.
-        lag_bound_ms: an event says when training goes on for longer than this without a commit, once there
-            was a save that should have become one; None: never.
-        adopt: a path of the program's own that shows `$CHECKPOINT_DIR`; empty: none.
+        verify: the check of an upload before its commit.
+        lag_bound_ms: time of training without a commit after which an event reports it, if there was a save
+            to commit; None: never.
+        adopt: a path of the program's own that leads to `$CHECKPOINT_DIR`; empty: none.
     """
 
     uri: str
@@ -191,8 +191,8 @@ class RestartPolicy:
     """The budget of the program's own faults, and the back-off between them.
 
     `max_restarts` counts restarts in a row without progress (a new commit); the next one fails the job.
-    `max_in_window` counts all of the last `window_ms`, with progress or without.
-    `rules` holds what the job says of a cause (the value of an `incident.Cause`) against the table.
+    `max_in_window` counts all of the last `window_ms`, with progress or without. `rules` overrides the table
+    for a cause (the value of an `incident.Cause`).
     """
 
     max_restarts: int = 3
@@ -213,14 +213,14 @@ DEFAULT_STEP_PATTERNS = (
 
 @dataclass(frozen=True, slots=True)
 class ProgressSpec:
-    """How steps are read from a task's output: the first group of the first pattern that matches a line.
+    """The reading of steps from a task's output: the first group of the first pattern that matches a line.
 
     Attributes:
         patterns: the default ones stand for all formats that an agent knows (docs/progress.md).
         watch_nan: a loss that is printed as NaN is a failure.
-        watch_hangs: a task that shows no sign of life any more is a failure.
-        suspect_after_ms, act_after_ms: without a sign of training for so long, its stack is kept, and it is
-            restarted; None: derived from the longest pauses seen (docs/progress.md).
+        watch_hangs: a task without any sign of life is a failure.
+        suspect_after_ms, act_after_ms: times without a sign of training after which a task's stack is kept,
+            and after which it is restarted; None: derived from the longest pauses seen (docs/progress.md).
     """
 
     patterns: tuple[str, ...] = DEFAULT_STEP_PATTERNS
@@ -232,16 +232,17 @@ class ProgressSpec:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """How long a job is waited for.
+    """The time limits of a job, and the bounds of the files that it leaves.
 
     Attributes:
-        wall_time_ms: that it may run, all generations together; None: for ever.
-        startup_ms: from a generation's flip to its first step, where steps are read at all; None: for ever.
-        save_grace_ms: what `stop --save` gives a program to save after SIGTERM.
-        hold_on_failure_ms: how long a failed attempt's directory is kept for inspection, whatever its size;
-            and its process, stopped, where the job fails and we would have killed it.
-        output_budget_bytes: what the output directory of one task may take in the store.
-        keep_work_ms: how long a node keeps what a task wrote elsewhere and no store has.
+        wall_time_ms: limit for its running time, all generations together; None: for ever.
+        startup_ms: limit from a generation's flip to its first step, if steps are read at all; None: for
+            ever.
+        save_grace_ms: the time that `stop --save` gives a program to save after SIGTERM.
+        hold_on_failure_ms: the time for which a failed attempt's directory is kept for inspection, at any
+            size. If the job fails, a process that would be killed is kept too, stopped.
+        output_budget_bytes: limit for one task's outputs in the store.
+        keep_work_ms: the time for which a node keeps files that a task wrote elsewhere and no store has.
     """
 
     wall_time_ms: int | None = None
@@ -264,11 +265,12 @@ class CodeRef:
 class JobSpec:
     """A validated job file. `preload` names modules for the warm start.
 
-    `workdir` is absolute; with `code`, it is where the directory was shipped from, and each node runs its
-    own copy. `protocol` is TensorFlow's server protocol, handed to the program. With a `container` it runs on
-    nodes of the docker runtime alone; without one on any, there in the node's default image. `templated`:
-    commands and environments have placeholders and doubled braces (`job.placeholders`); False in records
-    of earlier releases, whose environments were taken as they were. `secrets` is as in a role.
+    `workdir` is absolute. With `code` it is the origin of the shipped directory, and each node runs its own
+    copy. `protocol` is TensorFlow's server protocol, handed to the program. With a `container` the job runs
+    only on nodes of the docker runtime. Without one it runs on any node; a node of the docker runtime then
+    takes its default image. `templated`: commands and environments have placeholders and doubled braces
+    (`job.placeholders`); False in records of earlier releases, whose environments were taken as they were.
+    `secrets` is as in a role.
     """
 
     name: str
@@ -315,11 +317,11 @@ class JobSpec:
 class JobRecord:
     """A submitted job. `uuid` is in every manifest; generations start above `generation_floor` (rule 12).
 
-    `ran_ms` is how long it had run when this version was written, of a job with a wall-time limit;
-    `counting`: it runs, so that the time since then adds to it. `former`: its UUIDs in the lives that
-    `submit --fresh` has ended, the newest last. `submitted_ms`: when, on the time that leaders count.
-    `owner`: who submitted it (`access.Caller`), empty in records of earlier releases. `group`: with whom the
-    owner shares it. `hdfs_user`: as whom the daemons reach its store in HDFS; empty: as themselves.
+    `ran_ms`: for a job with a wall-time limit, its running time when this version was written. `counting`: it
+    runs, so the time since then is added. `former`: its UUIDs in lives that `submit --fresh` has ended, the
+    newest last. `submitted_ms`: the time of its submission, on the time that leaders count. `owner`: its
+    submitter (`access.Caller`), empty in records of earlier releases. `group`: the group that the owner
+    shares it with. `hdfs_user`: as whom the daemons reach its store in HDFS; empty: as themselves.
     """
 
     spec: JobSpec
@@ -346,7 +348,7 @@ def as_hdfs_user(uri: str, user: str) -> str:
 
 
 class Wanted(Enum):
-    """What the operator wants of a job."""
+    """The state that an operator wants for a job."""
 
     RUN = "run"
     STOP = "stop"

@@ -1,7 +1,7 @@
-"""Patterns that find the step in a line of a task's output: which ones a job may bring. Pure.
+"""Patterns that find the step in a line of a task's output, and the bounds of those in a job file. Pure.
 
 They are Python regular expressions over bytes. A pattern that compiles within these bounds does so in
-milliseconds. How long it may match is bounded where it is used (docs/decisions/0044-bounds-for-everybody.md).
+milliseconds. The time for matching is bounded at its use (docs/decisions/0044-bounds-for-everybody.md).
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from importlib import import_module
 from supervisor.contract.errors import UserError
 
 MAX_LENGTH = 500
-"""Characters of a pattern."""
+"""Most characters of a pattern."""
 
 MAX_REPEAT = 1000
-"""Times that a counted repetition `{m,n}` may name; inside others, the product of all."""
+"""Largest count of a repetition `{m,n}`; for nested ones, largest product of the counts."""
 
 _PARSER = import_module("re._parser")
 _REPEAT = re.compile(r"\{(\d*),?(\d*)\}", re.ASCII)
@@ -64,7 +64,7 @@ def _times(tree: object) -> int:
 
 
 def check_step_pattern(text: str) -> str:
-    """Return a pattern that a job may bring: it has one group, around the step. Raises UserError."""
+    """Return a pattern of a job file. It must have one group, around the step; raises UserError."""
     groups = compile_step_pattern(text).groups
     if groups != 1:
         raise UserError(f"has {groups} groups; it needs exactly one, around the step: step=(\\d+)")

@@ -1,4 +1,6 @@
-"""What a task is told of its cluster: `TF_CONFIG`, and the values of placeholders for other programs."""
+"""The description of the cluster for a task: `TF_CONFIG`, and the values of placeholders for other
+programs.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +14,8 @@ from supervisor.contract.job.placeholders import CLASSIC_ROLES
 def tf_config(spec: ClusterSpec, task: TaskId) -> str:
     """The value of `TF_CONFIG` for one task, as JSON.
 
-    A task outside the ClusterSpec (an evaluator) is told of the cluster but is no member of it, which is what
-    TensorFlow expects of it. Raises KeyError or IndexError for a task that the spec does not have.
+    A task outside the ClusterSpec (an evaluator) gets the cluster's description without being a member, as
+    TensorFlow expects. Raises KeyError or IndexError for a task that the spec does not have.
     """
     spec.address(task.role, task.index)
     cluster = {entry.role: list(entry.addresses) for entry in spec.roles}
@@ -33,8 +35,9 @@ def placeholder_values(
     """The value of each placeholder of a job file (`job.placeholders`) in one task.
 
     `{ROLE_hosts}` is a comma-separated list of `host:port` for any role of the job; for the classic roles it
-    is empty where the job has no such role, as such flags default to. `{host}` and `{port}` are the task's
-    own: `address`, or what the ClusterSpec says. Raises KeyError or IndexError for a task that neither has.
+    is empty if the job has no such role, like the default of such flags. `{host}` and `{port}` are the task's
+    own, from `address` or else from the ClusterSpec. Raises KeyError or IndexError for a task that neither
+    has.
     """
     values = {f"{role}_hosts": "" for role in CLASSIC_ROLES}
     values |= {f"{entry.role}_hosts": ",".join(entry.addresses) for entry in (*spec.roles, *spec.outside)}

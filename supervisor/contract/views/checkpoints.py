@@ -10,7 +10,7 @@ from supervisor.contract.checkpoint import CheckpointRef, CommitRecord
 
 @dataclass(frozen=True, slots=True)
 class FindRequest:
-    """Which checkpoint is meant? A `ref` of generation 0 names its step alone."""
+    """Find a checkpoint by its `ref`. A `ref` of generation 0 names its step alone."""
 
     job: str
     ref: CheckpointRef
@@ -18,7 +18,7 @@ class FindRequest:
 
 @dataclass(frozen=True, slots=True)
 class FoundCheckpoint:
-    """A checkpoint's record, and the URI of the store that it is in."""
+    """A checkpoint's record, and the URI of its store."""
 
     job: str
     uri: str
@@ -27,14 +27,14 @@ class FoundCheckpoint:
 
 @dataclass(frozen=True, slots=True)
 class CollectRequest:
-    """Remove what is not kept, or with `dry_run` tell what would be removed."""
+    """Remove directories that are not kept, or with `dry_run` list them."""
 
     job: str
     dry_run: bool = False
 
 
 class Thing(Enum):
-    """What lies in a job's store."""
+    """Kinds of directories in a job's store."""
 
     CHECKPOINT = "checkpoint"
     UNCOMMITTED = "uncommitted"
@@ -47,7 +47,9 @@ class Thing(Enum):
 
 @dataclass(frozen=True, slots=True)
 class CollectItem:
-    """One thing in the store, whether it goes, and why: a word of `docs/checkpoints.md`, "What is kept"."""
+    """A directory in the store, whether it is removed, and the reason: a word of `docs/checkpoints.md`, "What
+    is kept".
+    """
 
     thing: Thing
     path: str
@@ -59,7 +61,10 @@ class CollectItem:
 
 @dataclass(frozen=True, slots=True)
 class CollectReport:
-    """Everything in a job's store, oldest first. Without `dry_run`, what goes is gone or is being deleted."""
+    """All directories in a job's store, oldest first.
+
+    Without `dry_run` the removed ones are gone or are being deleted.
+    """
 
     job: str
     uri: str
@@ -76,7 +81,7 @@ class VerifyRequest:
 
 
 class Finding(Enum):
-    """What reading a checkpoint back has shown. UNKNOWN: it could not be read, which says nothing of it."""
+    """The result of reading a checkpoint back. UNKNOWN: it could not be read; it may be good."""
 
     GOOD = "good"
     BAD = "bad"
@@ -99,10 +104,10 @@ class CheckView:
 
 @dataclass(frozen=True, slots=True)
 class CheckProgress:
-    """How far the leader has come with reading checkpoints back: bytes, and `number` of `count`.
+    """The leader's progress in reading checkpoints back: bytes, and `number` of `count`.
 
-    `found` tells of one that is done. `end` is in the last item alone: what was recorded. `waits_ms`: reading
-    begins in so long, as tasks of the job may run until then that nobody can see.
+    `found` is the result for a finished one. `end` is in the last item alone: the recorded result.
+    `waits_ms`: the time until reading begins; tasks of the job on unreachable nodes may run until then.
     """
 
     number: int
@@ -116,7 +121,7 @@ class CheckProgress:
 
 @dataclass(frozen=True, slots=True)
 class ImportRequest:
-    """Where would a checkpoint of this step go that was made elsewhere?"""
+    """Ask for the place of an imported checkpoint of this step."""
 
     job: str
     step: int
@@ -124,7 +129,7 @@ class ImportRequest:
 
 @dataclass(frozen=True, slots=True)
 class ImportPlace:
-    """What an import's manifest must say, and the store that it goes to."""
+    """The values for an import's manifest, and the store that it goes to."""
 
     job: str
     job_uuid: str

@@ -1,4 +1,4 @@
-"""The documents of the API: what `supervisorctl` asks and what it shows, also its `--output json`."""
+"""The documents of the API: requests of `supervisorctl` and its answers, also as `--output json`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ API_PROTOCOL = 1
 
 
 class SubmitMode(Enum):
-    """What to do when the name or the checkpoint URI was used before (rule 12)."""
+    """Treatment of a name or a checkpoint URI that was used before (rule 12)."""
 
     NEW = "new"
     RESUME = "resume"
@@ -23,7 +23,7 @@ class SubmitMode(Enum):
 
 @dataclass(frozen=True, slots=True)
 class SubmitRequest:
-    """Start a job; with `hold` it is recorded, and starts when somebody asks for it."""
+    """Submit a job; with `hold` it is recorded, and waits for `start`."""
 
     spec: JobSpec
     mode: SubmitMode = SubmitMode.NEW
@@ -32,7 +32,7 @@ class SubmitRequest:
 
 @dataclass(frozen=True, slots=True)
 class JobRequest:
-    """About one job; an empty name means all, where that makes sense."""
+    """A request about one job; for some methods an empty name means all jobs."""
 
     job: str = ""
 
@@ -70,7 +70,8 @@ class PinRequest:
 class EventsRequest:
     """Events, oldest first; with `follow` the stream goes on.
 
-    Those after `after`, an earlier batch's `last`, where it is given (not below 0), else the `last` ones.
+    It returns the events after `after`, the `last` of an earlier batch; if that is below 0, the newest `last`
+    events.
     """
 
     job: str = ""
@@ -83,8 +84,8 @@ class EventsRequest:
 class OutputPlace:
     """A place in an attempt's output: `offset` bytes into the file of inode number `file`.
 
-    Files keep their inode when they are rotated away. `mark` is the node's check that it is still the same
-    file: the number of one that was removed is used again. Without an `attempt`: before all output.
+    Files keep their inode when they are rotated away. By `mark` the node checks that it is still the same
+    file, as inode numbers are reused. Without an `attempt` the place is before all output.
     """
 
     attempt: str = ""
@@ -95,8 +96,10 @@ class OutputPlace:
 
 @dataclass(frozen=True, slots=True)
 class TailRequest:
-    """The output of all attempts of a task that are on disk, the oldest first, and the last `last_bytes` of
-    each; or what comes after the place of the last chunk seen. With `follow` it goes on as output comes.
+    """Read the output of all attempts of a task that are on disk, the oldest first, the last `last_bytes` of
+    each; or the output after the place of an earlier chunk.
+
+    With `follow` the stream goes on with new output.
     """
 
     task: str
@@ -109,7 +112,7 @@ class TailRequest:
 class TailChunk:
     """A piece of an attempt's output, base64, and the place after it; empty ones are signs of life.
 
-    `cut`: what the attempt wrote before this piece is not shown. `note` tells what is waited for, or missing.
+    `cut`: earlier output of the attempt is left out. `note`: the reason for waiting, or for missing output.
     """
 
     place: OutputPlace
@@ -120,13 +123,15 @@ class TailChunk:
 
     @property
     def attempt(self) -> str:
-        """Whose output it is, `JOB/ROLE:INDEX@GENERATION.NUMBER`; empty for a sign of life before any."""
+        """The attempt of this output, `JOB/ROLE:INDEX@GENERATION.NUMBER`; empty for a sign of life before any
+        output.
+        """
         return self.place.attempt
 
 
 @dataclass(frozen=True, slots=True)
 class OutputsRequest:
-    """To an agent: which attempts of a task of this job have output on its disk?"""
+    """To an agent: list the attempts of a task with output on its disk."""
 
     job_uuid: str
     task: str
@@ -134,16 +139,17 @@ class OutputsRequest:
 
 @dataclass(frozen=True, slots=True)
 class OutputList:
-    """The attempts, as `JOB/ROLE:INDEX@GENERATION.NUMBER`, in no order."""
+    """The attempts, as `JOB/ROLE:INDEX@GENERATION.NUMBER`, unordered."""
 
     attempts: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class ReadRequest:
-    """To an agent: output of `after.attempt` from there on (file 0: its last `last_bytes`), at most a chunk.
+    """To an agent: read output of `after.attempt` from that place (file 0: its last `last_bytes`), at most a
+    chunk.
 
-    At the end it waits up to `wait_ms` for more, while the attempt lives.
+    At the end of the output it waits up to `wait_ms` for more, while the attempt lives.
     """
 
     job_uuid: str
@@ -156,7 +162,7 @@ class ReadRequest:
 class SignalRequest:
     """Send signal `number` to the main process of a task's running attempt.
 
-    `by`: who asked the supervisor that asks an agent; a supervisor overwrites it.
+    `by`: the caller of the supervisor that passes the request to an agent; a supervisor overwrites it.
     """
 
     task: str
@@ -168,7 +174,7 @@ class SignalRequest:
 class ExecRequest:
     """Run a command beside a task's running attempt: its directory, its environment, its user.
 
-    It is killed when the caller goes away, and after `timeout_ms`. `by`: as in SignalRequest.
+    The command is killed when the caller disconnects, and after `timeout_ms`. `by`: as in SignalRequest.
     """
 
     task: str
@@ -179,7 +185,7 @@ class ExecRequest:
 
 @dataclass(frozen=True, slots=True)
 class ExecChunk:
-    """A piece of what the command prints, base64; the last chunk has its end.
+    """A piece of a command's output, base64; the last chunk has its exit code.
 
     `stream` is out, err, or empty for a sign of life. `code` is the exit code, 128 + N after signal N, -1
     while it runs.
@@ -195,7 +201,10 @@ class ExecChunk:
 
 @dataclass(frozen=True, slots=True)
 class Accepted:
-    """The request is recorded and will be acted on. `cautions`: what its sender may not have meant."""
+    """The request is recorded and will be acted on.
+
+    `cautions`: warnings about values that may be a mistake.
+    """
 
     job: str
     detail: str = ""
@@ -204,7 +213,9 @@ class Accepted:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """An error across the API: the class of our error tree, its message, and the job's field it is about."""
+    """An error across the API: its class in our error tree, its message, and the job's field that it is
+    about.
+    """
 
     error: str
     message: str
@@ -236,9 +247,9 @@ class TaskView:
 
 @dataclass(frozen=True, slots=True)
 class BudgetView:
-    """Faults of the program, and how many are allowed before the job fails.
+    """The number of the program's faults, and the number that is allowed before the job fails.
 
-    In a row without progress, and within the last `window_ms`.
+    They are counted in a row without progress, and within the last `window_ms`.
     """
 
     in_a_row: int = 0
@@ -253,16 +264,17 @@ class JobView:
     """One job. `step` is the newest global step of any task, -1 before the first.
 
     Attributes:
-        newest_commit: what a restart would begin from now; None: from scratch, or none that is good.
+        newest_commit: the checkpoint that a restart would begin from now; None: from scratch, or none is
+            good.
         tensorboard: URL of the first task of a role of this name; empty without one.
-        code: digest of the shipped directory that the generation in force runs; empty when none is shipped.
-        commit_lag_ms: how long it runs since its newest commit, or its start; -1 when it does not run.
-        commit_trouble: why finished saves do not become commits now, or that there were none for long; empty
-            when they do.
+        code: digest of the shipped directory that the generation in force runs; empty if none is shipped.
+        commit_lag_ms: running time since its newest commit, or its start; -1 if it does not run.
+        commit_trouble: the reason why finished saves are not committed now, or a note that there were none
+            for long; empty otherwise.
         saves_skipped: finished saves of this generation that were given up for newer ones.
-        advice: what the user must change so that the program's saves are kept.
-        notices: what nodes tell of its files: work that is kept for a while, outputs that are not sent.
-        owner: who submitted it; empty when that is not known. `group`: with whom the owner shares it.
+        advice: the changes that a user must make so that the program's saves are kept.
+        notices: notices of nodes about its files: work that is kept for a while, outputs that are not sent.
+        owner: its submitter; empty if unknown. `group`: the group that the owner shares it with.
     """
 
     name: str
@@ -317,10 +329,10 @@ class ClusterStatus:
 
 @dataclass(frozen=True, slots=True)
 class IncidentView:
-    """One failure and its recovery, as `explain` tells it. `stack`: where the task hung.
+    """One failure and its recovery, for `explain`. `stack`: the stacks of a task that hung.
 
-    `base`: the checkpoint that the restart went back to; `from_scratch`: there was none. `lost_steps`: those
-    that are made again from there; -1: unknown.
+    `base`: the checkpoint that the restart went back to; `from_scratch`: there was none. `lost_steps`: number
+    of steps that are made again; -1: unknown.
     """
 
     id: str
@@ -357,7 +369,7 @@ class Explanation:
 class CheckpointView:
     """One committed checkpoint. `use` is base, newest, or empty; a pinned one is never collected.
 
-    `verified` is how its files were checked (size, crc or readback); `tensors` is 0 where they are no bundle.
+    `verified` is the check of its files (size, crc or readback). `tensors` is 0 if they are no bundle.
     """
 
     ref: CheckpointRef
@@ -398,7 +410,10 @@ class EventView:
 
 @dataclass(frozen=True, slots=True)
 class EventBatch:
-    """Events, oldest first; empty batches are signs of life. `last`: go on after this, whatever it counts."""
+    """Events, oldest first; empty batches are signs of life.
+
+    `last`: the value for `after` in the next request.
+    """
 
     events: tuple[EventView, ...] = ()
     last: int = 0

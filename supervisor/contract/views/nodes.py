@@ -1,4 +1,4 @@
-"""The documents of the API about nodes: what operators ask of them, and what `supervisorctl` shows."""
+"""The documents of the API about nodes: requests of operators, and answers that `supervisorctl` shows."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from supervisor.contract.observed import GpuBeat
 
 @dataclass(frozen=True, slots=True)
 class CordonRequest:
-    """No new task goes to this node; with `drain`, those that it has move away."""
+    """Place no new task on this node; with `drain`, move its tasks away."""
 
     node: str
     reason: str = ""
@@ -18,7 +18,7 @@ class CordonRequest:
 
 @dataclass(frozen=True, slots=True)
 class UncordonRequest:
-    """Tasks may go to this node again; with a `gpu` (UUID or index), to that quarantined GPU of it."""
+    """Allow tasks on this node again; with a `gpu` (UUID or index), on that quarantined GPU of it."""
 
     node: str
     gpu: str = ""
@@ -26,7 +26,7 @@ class UncordonRequest:
 
 @dataclass(frozen=True, slots=True)
 class NodeAnswer:
-    """What was done about a node, or why nothing had to be."""
+    """The action on a node, or the reason why none was needed."""
 
     node: str
     detail: str
@@ -38,9 +38,9 @@ class NodeView:
 
     Attributes:
         state: ready, suspected, lost, cordoned, draining (it has tasks), drained (it has none) or gone.
-        gpus: how many its agent has told of.
-        tasks: those that are to run there, and those that may be alive there still.
-        quarantined: its GPUs that get no task, and why.
+        gpus: the number of GPUs in its agent's report.
+        tasks: tasks that are assigned to it, and tasks that may still be alive there.
+        quarantined: its quarantined GPUs, with the reasons.
         runtime: process or docker.
     """
 
@@ -70,21 +70,21 @@ class NodeList:
 
 @dataclass(frozen=True, slots=True)
 class GpusRequest:
-    """The GPUs of a node; of all without one."""
+    """Ask for the GPUs of a node; without one, of all nodes."""
 
     node: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class GpuView:
-    """One GPU as its node's agent knows it.
+    """One GPU as its node's agent sees it.
 
     Attributes:
         state: ok, unknown, faulty, or quarantined.
-        reason: of its state, or of the newest fault that a task was restarted for.
-        action: what the newest fault asks for.
-        tasks: those that have it, or may have it still.
-        load: how hard it works, as the last beat of its node has it; None without one.
+        reason: the reason of its state, or the newest fault that a task was restarted for.
+        action: the remedy of the newest fault.
+        tasks: tasks that have it, or may still have it.
+        load: its load in the last beat of its node; None without one.
     """
 
     node: str
@@ -105,7 +105,7 @@ class GpuView:
 
 @dataclass(frozen=True, slots=True)
 class GpuNodeView:
-    """What NVML says of a node as a whole. `problem`: why it says nothing."""
+    """NVML's report on a node as a whole. `problem`: the reason why there is none."""
 
     node: str
     driver: str = ""
