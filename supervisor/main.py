@@ -1,4 +1,6 @@
-"""`tfsup-supervisord --config FILE`: wires one supervisor to etcd, its API and the signals of its keeper."""
+"""`tfsup-supervisord --config FILE`: connects one supervisor to etcd, its API and the service manager's
+signals.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,7 @@ from supervisor.control.loop.state_files import StateDirMarkFile, StateDirWordFi
 from supervisor.wire.gate import Policy
 
 STORE_THREADS = 16
-"""Apart from the loop's own threads: a store that hangs holds up nothing else."""
+"""Threads for stores, apart from the loop's own threads, so that a hanging store holds up no other work."""
 
 
 @click.command()

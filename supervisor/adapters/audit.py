@@ -1,6 +1,6 @@
 """The audit log: lines that a thread appends to a file or sends to journald, in the order in which they came.
 
-The event loop never waits for the disk. Who must know that a line is written awaits it, with a deadline.
+The event loop never waits for the disk. A caller that needs the line on the disk awaits it, with a deadline.
 """
 
 from __future__ import annotations
@@ -25,31 +25,31 @@ if TYPE_CHECKING:
 JOURNAL = "/run/systemd/journal/socket"
 IDENTIFIER = "tfsup-audit"
 MOST_WAITING = 10_000
-"""Lines that wait for the thread; a line that finds so many is not written."""
+"""Most lines that wait for the thread. Further lines are dropped."""
 DEADLINE_S = 5.0
 CLOSE_S = 2.0
 SEND_S = 1.0
 _PASSING = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO})
-"""States of a disk that end without a change of the configuration: a daemon starts with them."""
+"""Errors of a disk that end without a change of the configuration, so a daemon starts in spite of them."""
 
 
 class Lines(Protocol):
-    """Where lines go; errors are OSError."""
+    """The destination of lines. Errors are OSError."""
 
     def write(self, line: bytes, *, durable: bool) -> None:
         """Append one line, given without its end. `durable`: it is on the disk afterwards."""
 
     def close(self) -> None:
-        """Give up what is open."""
+        """Close the destination."""
 
 
 class FileLines:
-    """A file that is only appended to, made with mode 0600. One that was moved away is made anew.
+    """A file that is only appended to, made with mode 0600. After a rotation a new one is made.
 
     Attributes:
-        problem: why it could not be opened at first, as the disk is full, say; each line tries again.
+        problem: the reason why it could not be opened at first, such as a full disk; each line tries again.
 
-    Raises UserError for a path that cannot be a file of ours.
+    Raises UserError for a path that cannot be used.
     """
 
     def __init__(self, path: Path) -> None:
@@ -81,7 +81,7 @@ class FileLines:
             os.close(self._fd)
 
     def _follow(self) -> None:
-        """Open the file where it is not open, or was moved away to be rotated."""
+        """Open the file if it is not open, or was moved away by a rotation."""
         if self._fd < 0:
             self._fd = self._open()
             return
@@ -126,10 +126,10 @@ class AuditLog:
     """Writes lines to `lines`.
 
     Args:
-        lines: where they go.
-        sink: is told when they cannot be written, and when they can be again.
-        required: no change is made whose line cannot be written.
-        problem: why they cannot be written for now.
+        lines: the destination.
+        sink: logs when lines cannot be written, and when they can be again.
+        required: a change is refused if its line cannot be written.
+        problem: the reason why lines cannot be written for now.
     """
 
     def __init__(
@@ -146,7 +146,7 @@ class AuditLog:
         self._thread.start()
 
     def note(self, line: bytes, *, durable: bool = False) -> Future[None]:
-        """Hand over one line. What comes back is done when it is written, or has failed with OSError."""
+        """Queue one line. The returned future is done when the line is written, or fails with OSError."""
         done: Future[None] = Future()
         try:
             self._queue.put_nowait((line, done, durable))
@@ -171,7 +171,7 @@ class AuditLog:
             ) from error
 
     def close(self) -> None:
-        """Write what waits, for a moment."""
+        """Write the waiting lines, for a bounded time."""
         try:
             self._queue.put(None, timeout=CLOSE_S)
         except queue.Full:
@@ -204,7 +204,7 @@ class AuditLog:
 
 
 def open_audit(config: AuditConfig, sink: Logger) -> AuditLog | None:
-    """The log that a configuration asks for; None: it asks for none. Raises UserError."""
+    """The audit log of a configuration; None if it has none. Raises UserError."""
     if config.file is not None:
         lines = FileLines(Path(config.file))
         return AuditLog(lines, sink, required=config.required, problem=lines.problem)

@@ -9,7 +9,7 @@ from contextlib import suppress
 class Backoff:
     """Waits `first_ms`, then twice as long each time, at most `most_ms`.
 
-    There is no jitter: what retries here are a handful of daemons, and runs must replay exactly.
+    There is no jitter: only a handful of daemons retry, and runs must replay exactly.
     """
 
     def __init__(self, first_ms: int, most_ms: int) -> None:

@@ -1,4 +1,4 @@
-"""The caller on whose request this task of the event loop works."""
+"""The caller whose request the present task of the event loop serves."""
 
 from __future__ import annotations
 
@@ -7,4 +7,4 @@ from contextvars import ContextVar
 from supervisor.contract.access import Caller
 
 CALLER: ContextVar[Caller | None] = ContextVar("caller", default=None)
-"""Set where a request has been let in, for as long as it is served. None: the daemon acts on its own."""
+"""Set while a request is served. None: the daemon acts on its own."""

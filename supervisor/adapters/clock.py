@@ -21,5 +21,5 @@ class BootClock(Clock):
 
 
 def boot_id() -> str:
-    """Changes whenever the machine boots; times on CLOCK_BOOTTIME of another boot mean nothing."""
+    """The machine's boot id. Times on CLOCK_BOOTTIME can be compared only within one boot."""
     return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()

@@ -1,7 +1,7 @@
-"""docker's SDK as all of us use it: how dockerd is reached, what its errors become, what a pull tells.
+"""docker's SDK for all parts of the product: the connection to dockerd, its errors, the progress of a pull.
 
-Calls block. The SDK's own deadline is for each answer of dockerd's, so that a stream may last as long as it
-goes on.
+Calls block. The SDK's deadline is for each answer of dockerd, so a stream has no limit while it makes
+progress.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ _ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64", "armv7l": "arm", "i686"
 
 
 def architecture(machine: str) -> str:
-    """What images call a machine that the kernel calls so."""
+    """The name of an architecture in images, for the kernel's name."""
     return _ARCHITECTURES.get(machine, machine)
 
 
 def connect(address: str, timeout_s: int) -> APIClient:
-    """A client that speaks dockerd's own version. Raises Unreachable, Refused."""
+    """A client with dockerd's own version of the API. Raises Unreachable, Refused."""
     if address.startswith(_UNIX):
         _knock(address, timeout_s)
     # A client that negotiates while it is made leaves its socket open when nobody answers.
@@ -45,9 +45,11 @@ def another(client: APIClient, address: str, timeout_s: int) -> APIClient:
 def pull(
     client: APIClient, name: str, moved: Callable[[int, int], None], given_up: Callable[[], bool] = bool
 ) -> None:
-    """Fetch an image. `moved` is told bytes done and bytes known of; it ends early once it is given up.
+    """Fetch an image. `moved` is called with (bytes done, bytes known so far).
 
-    Raises as `mapped_errors`, within which it is to be called.
+    The pull ends early when `given_up()` is true.
+
+    Call it inside `mapped_errors`.
     """
     layers: dict[str, tuple[int, int]] = {}
     for event in client.pull(name, stream=True, decode=True):
@@ -65,7 +67,7 @@ def pull(
 
 @contextmanager
 def mapped_errors(address: str) -> Iterator[None]:
-    """The SDK's errors as Unreachable, NotFound, Conflict, Refused."""
+    """Turn errors of the SDK into Unreachable, NotFound, Conflict, Refused."""
     try:
         yield
     except errors.NotFound as error:
@@ -81,7 +83,9 @@ def mapped_errors(address: str) -> Iterator[None]:
 
 
 def _knock(address: str, timeout_s: int) -> None:
-    """Connect once: the SDK buries the system's reason, and forgets to close what did not connect."""
+    """Connect once without the SDK, which hides the system's reason and does not close a socket that failed
+    to connect.
+    """
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
             connection.settimeout(timeout_s)

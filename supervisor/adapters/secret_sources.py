@@ -21,10 +21,10 @@ _MOST_READ = MOST_BYTES + len("\r\n")
 
 
 class SecretSources:
-    """Reads secrets. What asks for one while it is being read gets the same value.
+    """Reads secrets. Concurrent requests for one secret share one read.
 
     Attributes:
-        sources: by name. A change counts from the next question on.
+        sources: name -> source. A change applies from the next request on.
     """
 
     def __init__(self, sources: Mapping[str, Source] | None = None) -> None:
@@ -34,7 +34,7 @@ class SecretSources:
         self._threads = ThreadPoolExecutor(MOST_FILES, "secrets")
 
     def objection(self, name: str, owner: str, group: str) -> str:
-        """Why a job of this owner and group may not use a secret; empty if it may."""
+        """The reason why a job of this owner and group may not use a secret; empty if it may."""
         source = self.sources.get(name)
         if source is None:
             return f"there is no secret {name!r}; an operator adds it to `secrets` in the supervisors' files"
@@ -44,9 +44,9 @@ class SecretSources:
         return ""
 
     async def read(self, name: str) -> str:
-        """The present value. Raises Refused for an unknown name, Unreachable for a value that cannot be had.
+        """The present value. Raises Refused for an unknown name, Unreachable if the value cannot be read.
 
-        No error holds anything of a value.
+        No error contains a part of a value.
         """
         source = self.sources.get(name)
         if source is None:
@@ -115,7 +115,7 @@ async def _start(command: tuple[str, ...], stdout: int) -> asyncio.subprocess.Pr
 
 
 async def _read_start(output: io.FileIO) -> bytes:
-    """All that the command prints, or so much that it is too much."""
+    """The output of the command, up to one byte above the limit."""
     reader = asyncio.StreamReader(limit=MOST_BYTES)
     transport, _ = await asyncio.get_running_loop().connect_read_pipe(
         lambda: asyncio.StreamReaderProtocol(reader), output

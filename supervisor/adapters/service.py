@@ -1,4 +1,6 @@
-"""What both daemons do around their loops: logs, etcd, errors as exit codes, and the keeper's signals."""
+"""The work of both daemons around their loops: logs, etcd, errors as exit codes, and the service manager's
+signals.
+"""
 
 from __future__ import annotations
 
@@ -29,8 +31,9 @@ def run(program: str, prepare: Callable[[], tuple[DaemonConfig, dict[str, str], 
     """Run a daemon to its end. An error of our tree becomes one sentence and its exit code.
 
     Args:
-        program: its name, in front of that sentence.
-        prepare: reads the configuration; returns it, the fields of every log line, and what serves.
+        program: its name, put before that sentence.
+        prepare: reads the configuration; returns it, the fields of every log line, and the function that
+            serves.
     """
     try:
         config, fields, serve = prepare()
@@ -66,16 +69,15 @@ def connect(config: DaemonConfig) -> EtcdCoordination:
 
 
 RELOADED = frozenset({"users", "denied", "secrets"})
-"""Fields of the configurations that SIGHUP takes into force."""
+"""Fields of the configurations that SIGHUP applies."""
 
 
 def reloading(
     config: C, load: Callable[[], C], take: Callable[[C], None], sink: Logger
 ) -> Callable[[], None]:
-    """What a daemon does at SIGHUP: it reads its configuration again, and `take` gets it.
+    """The handler of SIGHUP: it reads the configuration again and passes it to `take`.
 
-    The log says which fields have changed, and which of them need a restart. A file that is wrong changes
-    nothing.
+    The log lists the changed fields, and those of them that need a restart. A wrong file changes nothing.
     """
     now = config
 
@@ -104,8 +106,8 @@ async def until_told(
 ) -> bool:
     """Run `work` until SIGTERM or SIGINT, then cancel it: True. If it ends first, raises what it raised.
 
-    `last` is done before that, while `work` still runs. The keeper is told when `ready` is set; without it at
-    once. `reload` is done at SIGHUP.
+    `last` runs before that, while `work` still runs. The service manager is notified when `ready` is set;
+    without it at once. `reload` runs at SIGHUP.
     """
     told = asyncio.Event()
     loop = asyncio.get_running_loop()

@@ -1,6 +1,7 @@
-"""What a keeper such as systemd is told: ready, still turning, about to end (sd_notify(3)).
+"""Messages to a service manager such as systemd: ready, alive, about to end (sd_notify(3)).
 
-Only datagrams to a socket that the environment names: no library of systemd's is needed, nor systemd itself.
+They are datagrams to a socket that the environment names. Neither a library of systemd nor systemd itself is
+needed.
 """
 
 from __future__ import annotations
@@ -15,30 +16,30 @@ from typing import NoReturn
 
 _SOCKET, _WATCHDOG_US, _WATCHDOG_PID = "NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID"
 _SHARE = 3
-"""Signs of life within the time after which the keeper takes the daemon for hung."""
+"""Number of signs of life within the watchdog's time."""
 _NEVER_S = 3600.0
 
 
 @dataclass(frozen=True, slots=True)
 class Keeper:
-    """Who started the daemon and wants to know how it is; `address` is empty where nobody does.
+    """The service manager that started the daemon; `address` is empty if there is none.
 
-    `watchdog_s`: without a sign of life for so long it kills the daemon; 0: never.
+    `watchdog_s`: seconds without a sign of life after which it kills the daemon; 0: never.
     """
 
     address: str = ""
     watchdog_s: float = 0.0
 
     def ready(self) -> None:
-        """The daemon does its work from now on."""
+        """Report that the daemon does its work from now on."""
         self._tell("READY=1")
 
     def stopping(self) -> None:
-        """The daemon was told to end, and is about to."""
+        """Report that the daemon is about to end."""
         self._tell("STOPPING=1")
 
     async def vouch(self) -> NoReturn:
-        """Tell it again and again that this loop turns, until cancelled."""
+        """Send signs of life of this loop until cancelled."""
         while True:
             self._tell("WATCHDOG=1")
             await asyncio.sleep(self.watchdog_s / _SHARE or _NEVER_S)
@@ -54,7 +55,10 @@ class Keeper:
 
 
 def keeper_of(environ: MutableMapping[str, str]) -> Keeper:
-    """The keeper that the environment names. It is taken out of there: what the daemon starts is not it."""
+    """The service manager that the environment names.
+
+    The variables are removed, so that child processes do not have them.
+    """
     address = environ.pop(_SOCKET, "")
     span, pid = environ.pop(_WATCHDOG_US, ""), environ.pop(_WATCHDOG_PID, "")
     meant = pid in {"", str(os.getpid())}

@@ -33,7 +33,7 @@ Line = MutableMapping[str, object]
 def configure_logging(json_file: Path | None, level: str = "info", *, console: bool = True) -> Tee:
     """Send this process's logs to a file (JSON lines, appended), to stderr (readable), or to both.
 
-    Returns what writes them, for its count of dropped lines and to close it at the end.
+    Returns the writer, for its count of dropped lines and to close it at the end.
 
     Raises UserError when the level is unknown or the file cannot be opened.
     """
@@ -80,7 +80,7 @@ def escape(text: str) -> str:
 
 
 class Output:
-    """One place that lines go to. A full disk or a closed pipe must not stop a daemon: lines are dropped."""
+    """One destination of lines. A full disk or a closed pipe must not stop a daemon: lines are dropped."""
 
     def __init__(self, stream: TextIO) -> None:
         self.dropped = 0
@@ -99,7 +99,7 @@ class Output:
         raise NotImplementedError
 
     def close(self) -> None:
-        """Give up what the output owns."""
+        """Close the output."""
 
 
 class JsonOutput(Output):
@@ -114,7 +114,7 @@ class JsonOutput(Output):
         self._renderer = structlog.processors.JSONRenderer(default=repr)
 
     def write(self, line: Line) -> None:
-        """Render and write one line; make room first where it is due."""
+        """Render and write one line; rotate the file first if it is full."""
         try:
             if self._stream.tell() > ROTATE_BYTES:
                 self._stream.close()
@@ -148,14 +148,14 @@ class ConsoleOutput(Output):
 
 
 class Tee:
-    """What structlog calls a logger: takes finished lines and writes them to every output."""
+    """A logger for structlog: it takes finished lines and writes them to every output."""
 
     def __init__(self, outputs: list[Output]) -> None:
         self._outputs = outputs
 
     @property
     def dropped(self) -> int:
-        """How many lines could not be written."""
+        """The number of lines that could not be written."""
         return sum(output.dropped for output in self._outputs)
 
     def close(self) -> None:

@@ -1,1 +1,1 @@
-"""The gRPC API: what the command line asks of the leader, and the heartbeat link of the agents."""
+"""The gRPC API: the service of the leader for the command line, and the heartbeat link of the agents."""

@@ -1,4 +1,4 @@
-"""Calls of agents' `Node` services. Each has a deadline: an agent that is frozen hangs nobody."""
+"""Calls of agents' `Node` services. Each has a deadline, so that a frozen agent cannot hold up its caller."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Agents:
             await channel.close()
 
     async def ask(self, address: str, method: str, request: object, kind: type[R], timeout_s: float) -> R:
-        """One call; raises what the agent answers, Unreachable after `timeout_s`."""
+        """Make one call. Raises the error that the agent answers, Unreachable after `timeout_s`."""
         call = self._channel(address).unary_unary(
             f"/tfsup.v1.Node/{method}",
             request_serializer=Record.SerializeToString,
@@ -54,7 +54,9 @@ class Agents:
     async def stream(
         self, address: str, method: str, request: object, kind: type[R], silence_s: float
     ) -> AsyncGenerator[R, None]:
-        """A stream; raises what the agent answers, Unreachable when nothing has come for `silence_s`."""
+        """Read a stream. Raises the error that the agent answers, Unreachable after `silence_s` without a
+        message.
+        """
         call = self._channel(address).unary_stream(
             f"/tfsup.v1.Node/{method}",
             request_serializer=Record.SerializeToString,
@@ -92,7 +94,7 @@ class Agents:
 
 
 def address_of(snap: Snapshot, node: str) -> str:
-    """Where a node's agent listens; raises Unreachable when none is registered."""
+    """The address of a node's agent; raises Unreachable if none is registered."""
     picture = snap.nodes.get(node)
     if picture is None or picture.incarnation is None:
         raise Unreachable(f"the agent of {node} is not registered")
@@ -100,7 +102,7 @@ def address_of(snap: Snapshot, node: str) -> str:
 
 
 def node_of(job: JobState, task: TaskId) -> str:
-    """Where a task of a job is placed by the plan in force; raises NotFound."""
+    """The node of a task by the plan in force; raises NotFound."""
     check_task(job, task)
     plan = job.plan_in_force
     for placement in plan.value.placements if plan is not None else ():
@@ -110,7 +112,7 @@ def node_of(job: JobState, task: TaskId) -> str:
 
 
 def check_task(job: JobState, task: TaskId) -> None:
-    """Raise NotFound, with the tasks that there are, unless the job has this one."""
+    """Raise NotFound, with the names of the job's tasks, unless the job has this one."""
     tasks = job.record.value.spec.tasks()
     if task not in tasks:
         known = ", ".join(map(str, tasks[:20])) + (", ..." if len(tasks) > 20 else "")

@@ -1,4 +1,4 @@
-"""Events about certificates that end soon: the leader's own, and those that agents tell of in their beats."""
+"""Events about certificates that end soon: the leader's own, and those that agents report in their beats."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ MOST_NODES = 10_000
 
 
 class CertificateDesk(Protocol):
-    """The part of the leader that is needed here."""
+    """The methods of the leader that this module uses."""
 
     def snapshot(self) -> Snapshot | None:
-        """The present picture; None when this supervisor does not lead."""
+        """The present snapshot; None if this supervisor does not lead."""
 
     async def tell_of_certificate(self, holder: str, text: str) -> None:
         """Make an event."""
 
 
 class CertificateEvents:
-    """Makes one event of each text of each holder, while this supervisor leads."""
+    """Writes one event for each text of each holder, while this supervisor leads."""
 
     def __init__(self, desk: CertificateDesk, sink: Logger) -> None:
         self._desk = desk
@@ -40,7 +40,7 @@ class CertificateEvents:
             self._nodes[beat.node] = beat.certificate[:LONGEST]
 
     async def tell(self, own: Mapping[str, str]) -> None:
-        """Write the events that are missing; what cannot be written is tried again at the next look."""
+        """Write the missing events. Failed writes are tried again at the next check."""
         for holder, text in {**own, **{f"agent:{node}": text for node, text in self._nodes.items()}}.items():
             snap = self._desk.snapshot()
             if snap is None or _is_told(snap, holder, text):

@@ -24,29 +24,32 @@ T = TypeVar("T")
 
 
 class CheckpointDesk(Protocol):
-    """What the leader offers. Every method may raise an error of our tree; streams end with their caller."""
+    """The leader's methods for checkpoints.
+
+    Each may raise an error of our tree; a stream ends with its caller.
+    """
 
     async def find(self, request: FindRequest) -> FoundCheckpoint:
-        """Which checkpoint is meant."""
+        """Find a checkpoint."""
 
     async def collect(self, request: CollectRequest) -> CollectReport:
-        """Remove what is not kept, or tell what would be."""
+        """Remove checkpoints that are not kept, or list them."""
 
     def verify(self, request: VerifyRequest) -> AsyncGenerator[CheckProgress, None]:
         """Read checkpoints back."""
 
     async def place(self, request: ImportRequest) -> ImportPlace:
-        """Where an import goes."""
+        """The place for an import."""
 
     def adopt(self, request: AdoptRequest) -> AsyncGenerator[CheckProgress, None]:
-        """Take an import up."""
+        """Make an import a checkpoint of the job."""
 
     def rebuild(self, request: JobRequest) -> AsyncGenerator[CheckProgress, None]:
-        """Record again what etcd has lost."""
+        """Restore records that etcd has lost."""
 
 
 class CheckpointMethods:
-    """Answers `supervisorctl checkpoints`. `leading` raises NotLeading where another supervisor leads."""
+    """Serves `supervisorctl checkpoints`. `leading` raises NotLeading if another supervisor leads."""
 
     def __init__(self, desk: CheckpointDesk, leading: Callable[[], object]) -> None:
         self._desk = desk
@@ -64,17 +67,17 @@ class CheckpointMethods:
         }
 
     async def find(self, request: FindRequest) -> FoundCheckpoint:
-        """Which checkpoint is meant."""
+        """Find a checkpoint."""
         self._leading()
         return await self._desk.find(request)
 
     async def collect(self, request: CollectRequest) -> CollectReport:
-        """Remove what is not kept."""
+        """Remove checkpoints that are not kept."""
         self._leading()
         return await self._desk.collect(request)
 
     async def place(self, request: ImportRequest) -> ImportPlace:
-        """Where an import goes."""
+        """The place for an import."""
         self._leading()
         return await self._desk.place(request)
 
@@ -84,12 +87,12 @@ class CheckpointMethods:
             yield item
 
     async def adopt(self, request: AdoptRequest) -> AsyncGenerator[CheckProgress, None]:
-        """Take an import up."""
+        """Make an import a checkpoint of the job."""
         async for item in self._stream(self._desk.adopt(request)):
             yield item
 
     async def rebuild(self, request: JobRequest) -> AsyncGenerator[CheckProgress, None]:
-        """Record again what etcd has lost."""
+        """Restore records that etcd has lost."""
         async for item in self._stream(self._desk.rebuild(request)):
             yield item
 

@@ -1,4 +1,6 @@
-"""The API's client: finds the leader among all supervisors, and turns Failures back into our errors."""
+"""The client of the API: it finds the leader among all supervisors, and turns Failures back into errors of
+our tree.
+"""
 
 from __future__ import annotations
 
@@ -74,8 +76,8 @@ class ControlClient:
     """Calls the leader. Use it as `async with ControlClient(...) as client` on one event loop.
 
     Every call raises the error that the leader answered with, or Unreachable when no leader answered within
-    `deadline_s`. A write whose answer was lost is never sent twice: it raises Unreachable, which says that it
-    may have happened.
+    `deadline_s`. A write whose answer was lost is never sent twice: it raises Unreachable, as it may have
+    taken effect.
     """
 
     def __init__(self, supervisors: Sequence[str], guard: Guard, *, deadline_s: float = DEADLINE_S) -> None:
@@ -108,11 +110,11 @@ class ControlClient:
         return await self._call("Validate", request, Accepted)
 
     async def find_code(self, ref: CodeRef) -> CodeState:
-        """Whether an archive need not be uploaded."""
+        """Whether the cluster has an archive already."""
         return await self._call("FindCode", ref, CodeState)
 
     async def put_code(self, part: CodePart) -> CodeState:
-        """Upload a chunk of one. It is sent again when its answer is lost, which does no harm."""
+        """Upload a chunk of an archive. It is sent again if its answer is lost, which is safe."""
         return await self._call("PutCode", part, CodeState)
 
     async def status(self, job: str = "") -> ClusterStatus:
@@ -136,11 +138,11 @@ class ControlClient:
         return await self._call("Gpus", GpusRequest(node), GpuList)
 
     async def cordon(self, node: str, reason: str = "", *, drain: bool = False) -> NodeAnswer:
-        """Keep new tasks away from a node, or all. Repeating it does no harm."""
+        """Cordon a node, or with `drain` move its tasks away too. Safe to repeat."""
         return await self._call("Cordon", CordonRequest(node, reason, drain), NodeAnswer, write=True)
 
     async def uncordon(self, node: str, gpu: str = "") -> NodeAnswer:
-        """Let tasks go to a node again, or to a quarantined GPU of it."""
+        """Allow tasks on a node again, or on a quarantined GPU of it."""
         return await self._call("Uncordon", UncordonRequest(node, gpu), NodeAnswer, write=True)
 
     async def stop(self, job: str, *, save: bool = False) -> Accepted:
@@ -152,11 +154,11 @@ class ControlClient:
         return await self._call("Start", JobRequest(job), Accepted, write=True)
 
     async def release(self, job: str) -> Accepted:
-        """Let a parked job go on. Repeating it does no harm."""
+        """Let a parked job go on. Safe to repeat."""
         return await self._call("Release", JobRequest(job), Accepted, write=True)
 
     async def delete(self, job: str) -> Accepted:
-        """Stop a job and have etcd forget it. Repeating it does no harm."""
+        """Stop a job and remove it from etcd. Safe to repeat."""
         return await self._call("Delete", JobRequest(job), Accepted, write=True)
 
     async def restart(self, job: str, member: str = "", from_ref: CheckpointRef | None = None) -> Accepted:
@@ -168,15 +170,15 @@ class ControlClient:
         return await self._call("Pin", PinRequest(job, ref, pinned), Accepted, write=True)
 
     async def find_checkpoint(self, job: str, ref: CheckpointRef) -> FoundCheckpoint:
-        """Which checkpoint is meant, and where it is."""
+        """Find a checkpoint and its place."""
         return await self._call("FindCheckpoint", FindRequest(job, ref), FoundCheckpoint)
 
     async def collect(self, job: str, *, dry_run: bool) -> CollectReport:
-        """Remove what is not kept, or tell what would be. Repeating it does no harm."""
+        """Remove checkpoints that are not kept, or list them. Safe to repeat."""
         return await self._call("CollectCheckpoints", CollectRequest(job, dry_run), CollectReport, write=True)
 
     async def place_import(self, job: str, step: int) -> ImportPlace:
-        """Where a checkpoint that was made elsewhere is to be put."""
+        """The place for an imported checkpoint."""
         return await self._call("PlaceImport", ImportRequest(job, step), ImportPlace, write=True)
 
     def verify(self, job: str, refs: tuple[CheckpointRef, ...]) -> AsyncGenerator[CheckProgress, None]:
@@ -190,7 +192,7 @@ class ControlClient:
         return self._stream("AdoptImport", request, CheckProgress, silence_s=_SILENCE_S)
 
     def rebuild(self, job: str) -> AsyncGenerator[CheckProgress, None]:
-        """Record again what the store holds of a job whose records are lost."""
+        """Restore the lost records of a job from its store."""
         return self._stream("RebuildRecords", JobRequest(job), CheckProgress, silence_s=_SILENCE_S)
 
     async def signal(self, task: str, number: int) -> Accepted:
@@ -247,7 +249,7 @@ class ControlClient:
     async def _stream(
         self, method: str, request: object, kind: type[R], *, silence_s: float
     ) -> AsyncGenerator[R, None]:
-        """A stream from the leader, which a status call finds first."""
+        """A stream from the leader, after a status call has found it."""
         await self.status()
         call = self._channel(self._first).unary_stream(
             f"/tfsup.v1.Control/{method}",
@@ -278,7 +280,7 @@ class ControlClient:
     async def _sort_out(
         self, address: str, channel: grpc.aio.Channel, error: grpc.aio.AioRpcError, *, write: bool
     ) -> str:
-        """Raise what must reach the caller; else return why another supervisor is tried."""
+        """Raise an error that must reach the caller, or return the reason for trying another supervisor."""
         failure = read_failure(error)
         if failure is not None:
             if failure.error != "Unreachable":
@@ -302,7 +304,7 @@ class ControlClient:
         return self._channels[address]
 
     async def _drop(self, address: str, channel: grpc.aio.Channel) -> None:
-        """A fresh connection next time: gRPC's own reconnect waits longer than we want to."""
+        """Drop a connection, so that the next call makes a new one: gRPC's own reconnect waits too long."""
         if self._channels.get(address) is channel:
             del self._channels[address]
         await channel.close()

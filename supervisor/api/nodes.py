@@ -25,17 +25,20 @@ from supervisor.wire import rpc
 
 
 class NodeDesk(Protocol):
-    """What the leader offers. Every method may raise an error of our tree."""
+    """The leader's methods for nodes. Each may raise an error of our tree."""
 
     async def cordon(self, request: CordonRequest) -> NodeAnswer:
-        """Keep new tasks away, or all."""
+        """Cordon a node, or drain it."""
 
     async def uncordon(self, request: UncordonRequest) -> NodeAnswer:
-        """Let tasks come again."""
+        """Allow tasks on a node again."""
 
 
 class NodeMethods:
-    """Answers `supervisorctl nodes` and what changes them. `leading` raises NotLeading elsewhere."""
+    """Serves `supervisorctl nodes` and its changes.
+
+    `leading` raises NotLeading if another supervisor leads.
+    """
 
     def __init__(self, desk: NodeDesk, leading: Callable[[], Snapshot]) -> None:
         self._desk = desk
@@ -60,18 +63,18 @@ class NodeMethods:
         return gpu_list(self._leading(), request.node)
 
     async def cordon(self, request: CordonRequest) -> NodeAnswer:
-        """Keep new tasks away, or all."""
+        """Cordon a node, or drain it."""
         self._leading()
         return await self._desk.cordon(request)
 
     async def uncordon(self, request: UncordonRequest) -> NodeAnswer:
-        """Let tasks come again."""
+        """Allow tasks on a node again."""
         self._leading()
         return await self._desk.uncordon(request)
 
 
 def node_list(snap: Snapshot) -> NodeList:
-    """Every node that is known, by name."""
+    """All known nodes, sorted by name."""
     tasks: dict[str, dict[str, None]] = {}
     for job in snap.jobs.values():
         plan = job.plan_in_force
@@ -145,6 +148,6 @@ def _node_state(snap: Snapshot, picture: NodeState, *, busy: bool) -> tuple[str,
 
 
 def _marked(snap: Snapshot, mark: Versioned[LostMark], d_ms: int) -> tuple[str, str]:
-    """A mark is a declaration; the node counts as lost when D has passed since (rule 3)."""
+    """State and reason of a marked node. It counts as lost when D has passed since the mark (rule 3)."""
     lost = mark.value.final or snap.now_ms - mark.created_ms >= d_ms
     return "lost" if lost else "suspected", mark.value.reason

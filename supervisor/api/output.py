@@ -1,4 +1,4 @@
-"""`tail`: the output of all attempts of a task, in their order, on whatever nodes it lies."""
+"""`tail`: the output of all attempts of a task, in their order, from all nodes that have some."""
 
 from __future__ import annotations
 
@@ -30,7 +30,9 @@ SIGN_OF_LIFE_S = 1.0
 
 @dataclass(slots=True)
 class OutputTail:
-    """One request. `snapshot` raises when this supervisor leads no more, and the client goes to the next."""
+    """One request. `snapshot` raises once this supervisor no longer leads; the client then asks the next
+    one.
+    """
 
     request: TailRequest
     snapshot: Callable[[], Snapshot]
@@ -46,7 +48,7 @@ class OutputTail:
         self._last_bytes = ALL_BYTES if self._place.attempt else self.request.last_bytes
 
     async def chunks(self) -> AsyncGenerator[TailChunk, None]:
-        """Output as it comes, signs of life, and notes about what cannot be had.
+        """New output, signs of life, and notes about missing output.
 
         Raises NotFound: no such job or task, or, without `follow`, no output at all.
         """
@@ -85,7 +87,7 @@ class OutputTail:
                     yield chunk
 
     async def _rest_of(self, attempt: AttemptId, node: str) -> AsyncGenerator[TailChunk, None]:
-        """To the present end of an attempt's output; something comes also if it has none."""
+        """An attempt's output to its present end; at least one chunk, even if it is empty."""
         begins = self._place.attempt != str(attempt)
         if begins:
             self._place = OutputPlace(str(attempt))
@@ -161,7 +163,7 @@ class OutputTail:
         return replace(await self.agents.ask(address, "Read", request, TailChunk, READ_S), node=node)
 
     async def _find(self) -> tuple[dict[AttemptId, str], set[str]]:
-        """Every attempt with output on some disk, and its node; and the nodes that did not answer."""
+        """Attempts with output on a disk -> node; and the nodes that did not answer."""
         snap = self.snapshot()
         nodes = [name for name, picture in snap.nodes.items() if picture.incarnation is not None]
         answers = await asyncio.gather(*(self._ask(snap, node) for node in nodes))
@@ -182,7 +184,7 @@ class OutputTail:
             return None
 
     def _reported(self, job: JobState) -> dict[AttemptId, str]:
-        """Attempts that etcd still tells of, and their nodes."""
+        """Attempts with a record in etcd -> node."""
         task = TaskId.parse(self.request.task)
         return {attempt: held.value.node for attempt, held in job.attempts.items() if attempt.task == task}
 

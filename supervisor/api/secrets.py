@@ -17,7 +17,8 @@ from supervisor.control.decide.snapshot import Snapshot
 async def deliver(request: SecretsRequest, snap: Snapshot, sources: SecretSources) -> SecretsAnswer:
     """The values.
 
-    The caller is the agent of `request.node`. What the job's record names counts, not what an agent asks for.
+    The caller is the agent of `request.node`. It gets the secrets that the job's record names, whatever it
+    asks for.
 
     Raises:
         NotFound: there is no such task, or it is not placed on that node by the plan in force, as far as this

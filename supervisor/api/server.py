@@ -62,21 +62,21 @@ _AGENT_S = 5.0
 
 
 class Desk(Protocol):
-    """What the leader's daemon offers to the API. Every method may raise an error of our tree."""
+    """The leader's methods for the API. Each may raise an error of our tree."""
 
     @property
     def checkpoints(self) -> CheckpointDesk:
-        """Those who work on checkpoints in their store."""
+        """The service for checkpoints."""
 
     @property
     def nodes(self) -> NodeDesk:
-        """Those who keep tasks away from nodes."""
+        """The service for nodes."""
 
     def snapshot(self) -> Snapshot | None:
-        """The leader's present picture; None when this supervisor does not lead."""
+        """The leader's present snapshot; None if this supervisor does not lead."""
 
     def leader(self) -> LeaderRecord | None:
-        """Who leads, as far as this supervisor knows."""
+        """The leader, as far as this supervisor knows."""
 
     def stacks_wanted(self, node: str) -> tuple[str, ...] | None:
         """The attempts on a node whose stacks are wanted; None when this supervisor does not lead."""
@@ -88,7 +88,7 @@ class Desk(Protocol):
         """Check a job against the cluster and record nothing."""
 
     async def find_code(self, ref: CodeRef) -> CodeState:
-        """Whether this archive need not be uploaded."""
+        """Whether the cluster has an archive already."""
 
     async def put_code(self, part: CodePart) -> CodeState:
         """Take one chunk of an archive."""
@@ -113,13 +113,13 @@ class Desk(Protocol):
 
 
 class Promising(Protocol):
-    """What a supervisor offers to agents that etcd does not answer (rule 11)."""
+    """The methods of a supervisor for agents without etcd (rule 11)."""
 
     async def on_promise(self, request: PromiseRequest) -> PromiseAnswer:
-        """Promise to leave an agent alone, or say why not."""
+        """Promise to leave an agent alone, or give the reason against it."""
 
     def promised(self) -> str:
-        """Whom it has promised that, for people; empty for nobody."""
+        """A list of its promises for people; empty without any."""
 
 
 def policy_of(config: SupervisorConfig) -> Policy:
@@ -144,11 +144,11 @@ async def serve_api(
 ) -> Server:
     """Serve both services on `config.listen`; each received Beat goes to `on_beat`, on this loop.
 
-    Requests for promises go to `promising`; without it nobody is promised anything here. `policy`, `secrets`:
-    of this configuration, for the caller to change later.
+    Requests for promises go to `promising`; without it they are refused. `policy`, `secrets`: made from this
+    configuration; the caller may change them later.
 
-    Returns the running server: `await server.close()` ends it. Raises UserError when other machines could
-    reach the address without a guard, Conflict when it is in use.
+    Returns the running server: `await server.close()` ends it. Raises UserError if other machines could reach
+    the address without authentication, Conflict if it is in use.
     """
     guard = Guard(config.tls_files(), config.token, config.insecure)
     control = ControlService(desk, config.cluster, guard, promising)
@@ -193,7 +193,7 @@ def _take_beat(beat: Beat, desk: Desk, on_beat: Callable[[Beat], None]) -> BeatA
 
 
 class ControlService:
-    """Answers `supervisorctl`. A follower answers every call with the leader's address."""
+    """Serves `supervisorctl`. A follower answers every call with the leader's address."""
 
     def __init__(self, desk: Desk, cluster: str, guard: Guard, promising: Promising | None = None) -> None:
         self._desk = desk
@@ -228,7 +228,7 @@ class ControlService:
         }
 
     def owner(self, target: Target) -> Target:
-        """The same, with who owns the job; raises NotLeading."""
+        """The target with the owner of its job; raises NotLeading."""
         snap = self._snapshot()
         job = snap.jobs.get(target.job)
         deleted = snap.deleted.get(target.job)
@@ -257,7 +257,7 @@ class ControlService:
         return await self._desk.find_code(ref)
 
     async def put_code(self, part: CodePart) -> CodeState:
-        """Upload a chunk of one."""
+        """Upload a chunk of an archive."""
         self._snapshot()
         return await self._desk.put_code(part)
 
@@ -299,7 +299,7 @@ class ControlService:
         return replace(accepted, detail=f"{accepted.detail}, on {node}")
 
     async def exec(self, request: ExecRequest) -> AsyncGenerator[ExecChunk, None]:
-        """Run a command beside a task, on its node; it dies with this stream."""
+        """Run a command beside a task, on its node; it is killed when this stream ends."""
         address, node = self._agent_of(request.task)
         async with Agents(self._guard) as agents:
             stream = agents.stream(address, "Exec", _for_caller(request), ExecChunk, _AGENT_S)
@@ -351,7 +351,7 @@ class ControlService:
         return address_of(snap, node), node
 
     def leading(self) -> Snapshot:
-        """The leader's present picture; raises NotLeading."""
+        """The leader's present snapshot; raises NotLeading."""
         return self._snapshot()
 
     def _snapshot(self) -> Snapshot:
@@ -364,5 +364,5 @@ class ControlService:
 
 
 def _for_caller(request: A) -> A:
-    """The request as an agent gets it, who knows this supervisor alone: it says who has asked."""
+    """The request for an agent, with the name of its caller: the agent itself sees only this supervisor."""
     return replace(request, by=str(CALLER.get() or ""))

@@ -13,8 +13,8 @@ from supervisor.contract.errors import Unreachable
 async def upload_code(client: ControlClient, archive: CodeArchive) -> bool:
     """Upload an archive unless the cluster has it; returns whether it was sent.
 
-    Calling it again after any failure is right: nothing is taken for whole before all of it has arrived.
-    Raises what the leader answers, and Unreachable when none does.
+    It is safe to repeat after any failure: the cluster uses no archive before all of it has arrived. Raises
+    the error that the leader answers, and Unreachable if none does.
     """
     if (await client.find_code(archive.ref)).complete:
         return False

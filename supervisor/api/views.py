@@ -57,7 +57,7 @@ def cluster_status(snap: Snapshot, cluster: str, leader: LeaderRecord | None, jo
 
 
 def shown_job(snap: Snapshot, name: str) -> JobView:
-    """A job by name, also one that cannot be dealt with or shown whole; raises NotFound."""
+    """A job by name, even one that is parked or cannot be shown in full; raises NotFound."""
     if name in snap.aside:
         return _parked_view(name, snap.aside[name].why)
     job = find_job(snap, name)
@@ -71,7 +71,7 @@ def shown_job(snap: Snapshot, name: str) -> JobView:
 
 
 def _parked_view(name: str, why: str, record: JobRecord | None = None) -> JobView:
-    """The view of a job whose records cannot be relied on."""
+    """The view of a job whose records are unreliable."""
     return JobView(
         name=name,
         uuid=record.uuid if record is not None else "",
@@ -93,7 +93,7 @@ def _parked_view(name: str, why: str, record: JobRecord | None = None) -> JobVie
 
 
 def find_job(snap: Snapshot, name: str) -> JobState:
-    """A job by name; raises NotFound that lists the jobs there are, Conflict for one that is left alone."""
+    """A job by name; raises NotFound that lists the jobs, Conflict for a job that is set aside."""
     if name in snap.jobs:
         return snap.jobs[name]
     if name in snap.aside:
@@ -155,7 +155,7 @@ def _budget(snap: Snapshot, job: JobState) -> BudgetView:
 
 
 def _tensorboard(tasks: tuple[TaskView, ...]) -> str:
-    """Where a browser finds it; the program serves HTTP at its task's address."""
+    """The URL of TensorBoard: the program serves HTTP at its task's address."""
     for task in tasks:
         if task.role == TENSORBOARD and task.address and task.state == "running":
             return f"http://{task.address}"
@@ -163,7 +163,7 @@ def _tensorboard(tasks: tuple[TaskView, ...]) -> str:
 
 
 def _code_of(job: JobState) -> str:
-    """The digest that the generation in force runs; before the first, the one that it will run."""
+    """The digest of the code of the generation in force; before the first, of the one that it will run."""
     plan, code = job.plan_in_force, job.record.value.spec.code
     return plan.value.code if plan is not None else code.digest if code is not None else ""
 
@@ -211,7 +211,7 @@ def checkpoint_list(snap: Snapshot, name: str) -> CheckpointList:
 def events_after(snap: Snapshot, job: str, after: int) -> tuple[tuple[EventView, ...], int]:
     """Events of a job (empty: all) after revision `after`, oldest first, and the newest one's revision.
 
-    Not by their serials: a transaction that took long is written after those that were begun after it.
+    They are ordered by revision, not by serial: a slow transaction may be written after later ones.
     """
     known = sorted(snap.events, key=lambda held: held.mod_revision)
     last = known[-1].mod_revision if known else 0
@@ -232,7 +232,10 @@ def events_after(snap: Snapshot, job: str, after: int) -> tuple[tuple[EventView,
 
 
 def _task_view(snap: Snapshot, job: JobState, task: TaskId, slower: float | None, hung: str) -> TaskView:
-    """`slower`: how many times slower than its peers a straggler is. `hung`: the signs of life it lacks."""
+    """The view of a task. `slower`: the factor by which a straggler is slower than its peers.
+
+    `hung`: its missing signs of life.
+    """
     plan, state = job.plan_in_force, "waiting"
     if plan is None:
         plan, state = job.next_plan, "preparing"
@@ -299,7 +302,7 @@ def _task_without_plan(job: JobState, task: TaskId) -> TaskView:
 
 
 def _doubt(snap: Snapshot, placement: Placement, state: str, detail: str) -> tuple[str, str]:
-    """What is last known of a task whose node is silent is said to be just that."""
+    """The state of a task, marked as its last known one if its node is silent."""
     if state == "exited":
         return state, detail
     found = standing(snap, placement)

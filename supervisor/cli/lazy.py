@@ -15,7 +15,7 @@ class LazyGroup(click.Group):
 
     Attributes:
         verbs: name -> module, one-line help.
-        functions: name -> function in that module, where it is another than the verb's name.
+        functions: name -> function in that module, if that differs from the verb's name.
     """
 
     verbs: ClassVar[Mapping[str, tuple[str, str]]] = {}

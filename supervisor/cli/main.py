@@ -1,6 +1,6 @@
 """The command tree. A verb is imported when it is used: `--help` loads little more than click.
 
-CONTRIBUTING.md says what a new verb needs.
+CONTRIBUTING.md lists the steps for a new verb.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ VERBS = {
 
 
 class Verbs(LazyGroup):
-    """Those of `supervisorctl`."""
+    """The verbs of `supervisorctl`."""
 
     verbs: ClassVar[Mapping[str, tuple[str, str]]] = VERBS
     functions: ClassVar[Mapping[str, str]] = {"exec": "execute"}

@@ -16,14 +16,14 @@ R = TypeVar("R")
 
 @dataclass(frozen=True, slots=True)
 class Globals:
-    """Where the cluster is and how to print. None: not given."""
+    """The place of the cluster, and the form of output. None: not given."""
 
     state: Path | None = None
     config: Path | None = None
     output: str | None = None
 
     def over(self, base: Globals) -> Globals:
-        """These values where given, else those of `base`."""
+        """These values, completed by those of `base`."""
         return Globals(self.state or base.state, self.config or base.config, self.output or base.output)
 
     @property
@@ -33,7 +33,7 @@ class Globals:
 
 
 def global_options(function: Callable[Concatenate[Globals, P], R]) -> Callable[P, R]:
-    """Add --state, --config and --output; the function gets them first. What stands after the verb wins."""
+    """Add --state, --config and --output; the function gets them first. Options after the verb win."""
 
     @click.option(
         "--state", type=click.Path(path_type=Path, file_okay=False), help="Directory of an embedded cluster."

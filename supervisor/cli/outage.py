@@ -1,4 +1,4 @@
-"""What a command does and says while no supervisor leads that would answer it."""
+"""The behaviour of a command while no leader answers."""
 
 from __future__ import annotations
 
@@ -21,9 +21,10 @@ SAY_WHEN_ASKING_S = 1.0
 
 
 class Outage:
-    """Of a command that follows: it waits for ever, and says so once for each outage, after 2 s.
+    """The outage of a command that follows: it waits for ever, and prints a message once for each outage,
+    after 2 s.
 
-    `failed` after each call that nobody answered, `over` after each answer.
+    Call `failed` after each call without an answer, and `over` after each answer.
     """
 
     def __init__(self) -> None:
@@ -31,7 +32,7 @@ class Outage:
         self._said = False
 
     def failed(self, error: Unreachable) -> None:
-        """Say what is waited for, if the outage has lasted long enough and it was not said before."""
+        """Print that the command waits, once, if the outage has lasted long enough."""
         now = time.monotonic()
         if self._since is None:
             # The failed call has itself waited for so long.
@@ -41,17 +42,18 @@ class Outage:
             click.echo(f"waiting for the cluster, Ctrl-C ends this: {one_line(str(error))}", err=True)
 
     def over(self) -> None:
-        """The cluster answers."""
+        """Note that the cluster answers."""
         if self._said:
             click.echo("the cluster answers again", err=True)
         self._since, self._said = None, False
 
 
 class Asking:
-    """Of a command that asks once: it asks again for ASK_S, so that a change of leader is waited for.
+    """The outage of a command that asks once: it asks again for ASK_S, so that it survives a change of
+    leader.
 
-    To be made on a running event loop. Says after a second that it waits. `failed` and `over` as above;
-    `failed` raises the error when the time is over.
+    Construct it on a running event loop. After a second it prints that it waits. `failed` and `over` are used
+    as in Outage; `failed` raises the error when the time is over.
     """
 
     def __init__(self) -> None:
@@ -61,12 +63,12 @@ class Asking:
         self._timer = self._loop.call_later(SAY_WHEN_ASKING_S, partial(click.echo, said, err=True))
 
     def failed(self, error: Unreachable) -> None:
-        """Bear it, or raise it."""
+        """Wait for the next try, or raise the error."""
         if self._loop.time() >= self._until:
             raise error
 
     def over(self) -> None:
-        """Somebody answers: the next outage is waited for as long."""
+        """Note an answer: the next outage has the full time again."""
         self._timer.cancel()
         self._until = self._loop.time() + ASK_S
 
@@ -74,9 +76,9 @@ class Asking:
 async def until_nothing_is_left(
     look: Callable[[], Awaitable[str]], timeout_s: float | None, *, shown: bool
 ) -> bool:
-    """Call `look` until it says that nothing is left, by an empty text; False when the time is over first.
+    """Call `look` until it returns an empty text; False if the time is over first.
 
-    Outages are borne and said. `shown`: what is left is shown in a line that is rewritten.
+    It survives outages, and prints them. `shown`: the text of `look` is shown in a line that is rewritten.
     """
     end_s = time.monotonic() + timeout_s if timeout_s is not None else None
     line, outage = RewrittenLine(wanted=shown), Outage()

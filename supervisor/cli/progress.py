@@ -1,4 +1,4 @@
-"""One line on a terminal's standard error that is written again and again: how far something is."""
+"""One line on a terminal's standard error that is rewritten to show progress."""
 
 from __future__ import annotations
 
@@ -15,21 +15,24 @@ _WIDTH = 110
 
 
 class RewrittenLine:
-    """Shows nothing when standard error is no terminal, or when it is not wanted."""
+    """A line that is rewritten.
+
+    It shows nothing if standard error is no terminal, or if it is switched off.
+    """
 
     def __init__(self, *, wanted: bool = True) -> None:
         self._on = wanted and sys.stderr.isatty()
         self._last = ""
 
     def write(self, text: str) -> None:
-        """Show this instead, if it is another text."""
+        """Show a new text."""
         line = one_line(text)[:_WIDTH]
         if self._on and line != self._last:
             self._last = line
             click.echo(f"\r\x1b[K{line}", err=True, nl=False)
 
     def clear(self) -> None:
-        """Leave an empty line."""
+        """Clear the line."""
         if self._on and self._last:
             self._last = ""
             with suppress(OSError):
@@ -37,7 +40,7 @@ class RewrittenLine:
 
 
 class ProgressLine(RewrittenLine):
-    """How much of some bytes is done."""
+    """A progress bar of bytes."""
 
     def show(self, what: str, done: int, total: int) -> None:
         """`what [#####.....] 1.0 GiB of 2.0 GiB`."""

@@ -1,4 +1,7 @@
-"""Documents for people and for programs. Every string may come from a program, so tables neutralise all."""
+"""Documents for people and for programs.
+
+A string may come from a training program, so tables neutralise all.
+"""
 
 from __future__ import annotations
 
@@ -88,7 +91,7 @@ def size(count: int) -> str:
 
 
 def age(milliseconds: int) -> str:
-    """`42 s`, `5 min`, `3 h`, `2 d`: one unit, as people say it."""
+    """`42 s`, `5 min`, `3 h`, `2 d`: an age in one unit."""
     seconds_old = max(0, milliseconds) // 1000
     for unit, length in (("d", 86_400), ("h", 3_600), ("min", 60)):
         if seconds_old >= 2 * length:

@@ -1,4 +1,4 @@
-"""Which cluster a command is for: --state or --config, else TFSUP_STATE, TFSUP_CONFIG, else ./var/local."""
+"""The cluster of a command: --state or --config, else TFSUP_STATE, TFSUP_CONFIG, else ./var/local."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def state_of(given: Globals) -> Path:
 
 
 def find_target(given: Globals) -> Target:
-    """The cluster; raises NotFound when there is none, UserError when its configuration is wrong."""
+    """The cluster; raises NotFound if there is none, UserError if its configuration is wrong."""
     if given.state is not None and given.config is not None:
         raise UserError("--state and --config name two clusters; give one of them")
     explicit_state = given.state or _path("TFSUP_STATE")
@@ -53,7 +53,7 @@ def find_target(given: Globals) -> Target:
 
 
 def find_any_target(given: Globals) -> Target | None:
-    """The cluster, or None where none was started here; a configuration that is named must be there."""
+    """The cluster; None if none was started here. A configuration that an option names must exist."""
     try:
         return find_target(given)
     except NotFound:

@@ -1,4 +1,4 @@
-"""What may reach a terminal. Job output and names come from programs that we do not trust with it."""
+"""Neutralisation of text for terminals. Output and names of jobs come from untrusted programs."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ def neutralise(text: bytes | str) -> str:
 
 
 def one_line(text: str) -> str:
-    """Neutralised, and on one line, for a cell of a table."""
+    """Neutralised text on one line, for a cell of a table."""
     return " ".join(neutralise(text).split())
 
 
 class Neutraliser:
-    """The same for a stream: characters and line ends may be cut between two chunks."""
+    """Neutralises a stream, where characters and line ends may be cut between two chunks."""
 
     def __init__(self) -> None:
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="backslashreplace")
         self._after_return = False
 
     def feed(self, data: bytes, *, final: bool = False) -> str:
-        """The safe text for the next chunk; what is cut off comes with the next one, or at `final`."""
+        """The safe text of the next chunk. A cut character comes with the chunk after it, or at `final`."""
         text = self._decoder.decode(data, final)
         if self._after_return and text:
             self._after_return = False
@@ -53,7 +53,7 @@ def on_terminal() -> bool:
 
 
 def colours() -> bool:
-    """Whether to use colours: a terminal that can, and no NO_COLOR."""
+    """Whether to use colours: on a terminal with colours, without NO_COLOR."""
     return on_terminal() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 

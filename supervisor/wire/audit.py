@@ -1,8 +1,8 @@
 """The audit log's lines of each request: caller, origin, subject and result.
 
-A request has a line when it is received and one when it is completed, or a single one where it is refused.
-What daemons ask each other all the time has lines only where it is refused, and what a caller reads again and
-again once a minute. A line names things. It holds no job file, no argument of a command and no data.
+A request has a line when it is received and one when it is completed, or a single one if it is refused.
+Frequent requests between daemons have lines only if they are refused. A read that a caller repeats has a line
+once a minute. A line names things. It holds no job file, no argument of a command and no data.
 docs/security.md shows the lines.
 """
 
@@ -24,13 +24,13 @@ from supervisor.contract.errors import Refused, TfSupervisorError
 from supervisor.contract.views.jobs import ExecRequest, SubmitRequest
 
 LONGEST = 200
-"""Characters of one value."""
+"""Most characters of one value."""
 AGAIN_S = 60.0
-"""A read that a caller repeats has one line in so many seconds. So has the same refusal between
-daemons, or of a caller without a role."""
+"""Seconds for which a repeated read of a caller has no further line. The same holds for a repeated refusal
+between daemons, or of a caller without a role."""
 MOST_REFUSALS, MOST_READERS = 1_000, 1_000
 MOST_READS = 100
-"""Different reads of one caller that are noted in AGAIN_S."""
+"""Most different reads of one caller that have lines in AGAIN_S."""
 _NAMED = (
     *("job", "task", "node", "gpu", "member", "ref", "from_ref", "refs", "path", "step", "digest", "index"),
     *("mode", "number", "by", "save", "hold", "drain", "pinned", "dry_run", "follow"),
@@ -68,7 +68,10 @@ class _Reads:
 
 @dataclass(slots=True)
 class Auditor:
-    """Notes the requests to one server, if it has a log. `daemon`: who writes, as `supervisor:NAME`."""
+    """Writes the requests to one server to its audit log, if it has one.
+
+    `daemon`: the writer, as `supervisor:NAME`.
+    """
 
     daemon: str = ""
     log: AuditLog | None = None
@@ -76,11 +79,13 @@ class Auditor:
     _reads: dict[str, _Reads] = field(default_factory=dict)
 
     def request(self, method: str, peer: str) -> Entry:
-        """A request has come."""
+        """Begin the entry of a request."""
         return Entry(self, method, peer)
 
     def repeated(self, method: str, who: str) -> int | None:
-        """How many refusals like this one had no line since the last that had one; None: nor has this one."""
+        """The number of equal refusals without a line since the last line; None if this one gets no line
+        either.
+        """
         key, now = (method, who), time.monotonic()
         last, left_out = self._refused.pop(key, (float("-inf"), 0))
         due = now - last >= AGAIN_S
@@ -90,9 +95,10 @@ class Auditor:
         return left_out if due else None
 
     def read(self, who: str, what: str) -> int | None:
-        """How many reads of this caller were not noted since the last that was; None: nor is this one.
+        """The number of reads of this caller without a line since the last line; None if this one gets no
+        line either.
 
-        Whoever may read could else fill the disk, and keep the lines of changes from it.
+        Otherwise a caller with the right to read could fill the disk, and so suppress the lines of changes.
         """
         now, reads = time.monotonic(), self._reads.pop(who, None)
         if reads is None:
@@ -124,7 +130,10 @@ class Entry:
         self._about: dict[str, str] = {}
 
     async def received(self, request: object) -> None:
-        """The caller may do this, and it is done next. Raises Refused: it must not be, without a line."""
+        """Note that the caller may do this, before it is done.
+
+        Raises Refused if the line is required and cannot be written.
+        """
         if self._auditor.log is None or self._quiet:
             return
         self._about = subject_of(request)
@@ -141,7 +150,9 @@ class Entry:
             self._auditor.log.note(self._line("received", {"repeated": repeated} if repeated else {}))
 
     def refused(self, error: TfSupervisorError) -> None:
-        """The caller may not do this, or asks the wrong supervisor, or asks for nothing that can be read."""
+        """Note a refusal: the caller may not do this, asks the wrong supervisor, or its request cannot be
+        read.
+        """
         if self._auditor.log is None:
             return
         more: dict[str, object] = {"result": type(error).__name__}
@@ -157,12 +168,15 @@ class Entry:
         self._auditor.log.note(self._line("refused", more))
 
     def _is_outsider(self) -> bool:
-        """Whether the caller is no user with a role: it may do little, and can ask for much."""
+        """Whether the caller is not a user with a role.
+
+        Such a caller has few rights, but may send many requests.
+        """
         caller = self.caller
         return caller is None or (caller.kind is not Kind.LOCAL and caller.standing.role is None)
 
     def gone(self, error: asyncio.CancelledError) -> None:
-        """The caller went away before anything was done."""
+        """Note that the caller disconnected before its request was served."""
         self.__exit__(type(error), error, None)
 
     def __enter__(self) -> None:

@@ -1,6 +1,6 @@
 """Errors across the API: a `Failure` record in the trailing metadata beside gRPC's own status (docs/cli.md).
 
-The status code serves foreign clients and proxies; ours reads the record alone.
+The status code is for foreign clients and proxies; our client reads only the record.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ FAILURE_KEY = "tfsup-failure-bin"
 PROTOCOL_KEY = "tfsup-protocol"
 GUARD_KEY = "tfsup-token"
 MAX_MESSAGE = 6_000
-"""Bytes of an error's text; gRPC bounds all metadata of a reply to 8 KiB."""
+"""Most bytes of an error's text; gRPC bounds all metadata of a reply to 8 KiB."""
 
 _CLASSES: dict[str, type[TfSupervisorError]] = {
     cls.__name__: cls
@@ -51,7 +51,7 @@ _STATUS = {
 class NotLeading(Unreachable):
     """This supervisor does not lead; `leader` is the address of the one that does, empty when unknown.
 
-    `instead`: what it does meanwhile, for people.
+    `instead`: its present work, for people.
     """
 
     def __init__(self, leader: str, instead: str = "") -> None:
@@ -82,7 +82,7 @@ def status_of(failure: Failure) -> grpc.StatusCode:
 
 
 def read_failure(error: grpc.aio.AioRpcError) -> Failure | None:
-    """The record that came with a failed call; None when the server sent none (connection, deadline)."""
+    """The record in a failed call; None if the server sent none (connection, deadline)."""
     for key, value in error.trailing_metadata() or ():
         if key == FAILURE_KEY and isinstance(value, bytes):
             return codec.decode(Failure, value)
@@ -90,7 +90,7 @@ def read_failure(error: grpc.aio.AioRpcError) -> Failure | None:
 
 
 def check_protocol(version: str) -> None:
-    """Raise IncompatibleRecord unless the peer speaks our major version."""
+    """Raise IncompatibleRecord unless the peer has our major version."""
     if version != str(API_PROTOCOL):
         raise IncompatibleRecord(
             f"the client speaks API protocol {version or 'unknown'}, this supervisor {API_PROTOCOL}; "

@@ -1,7 +1,7 @@
-"""The gate of a gRPC server: who calls, and whether `contract.access` lets them do that.
+"""The gate of a gRPC server: it identifies callers, and checks their rights by `contract.access`.
 
-Every method of a `rpc.Server` is behind its gate. Before a request is read, the table says whether the caller
-may call the method at all. Each request that is read is checked for the job or the node that it names.
+Every method of a `rpc.Server` is behind its gate. Before a request is read, the gate checks whether the
+caller may call the method at all. After that it checks the job or the node in the request.
 """
 
 from __future__ import annotations
@@ -37,17 +37,17 @@ NOBODYS = Standing()
 
 
 def no_jobs(target: Target) -> Target:
-    """Of a daemon that serves no request about a job."""
+    """The `owner` of a daemon that serves no request about a job."""
     return target
 
 
 @dataclass(slots=True)
 class Policy:
-    """The callers that a daemon knows. A change counts from the next request on.
+    """The callers that a daemon knows. A change applies from the next request on.
 
     Attributes:
-        users: what its configuration gives to users, by name; `*` is for all others.
-        denied: callers who are shut out, whatever their certificates say, as `user:NAME`.
+        users: name -> standing in the configuration; `*` stands for all others.
+        denied: callers that are refused in spite of their certificates, as `user:NAME`.
         owner: completes a target with the owner of its job; may raise an error of our tree.
     """
 
@@ -60,18 +60,20 @@ class Policy:
         return self.users.get(user) or self.users.get(EVERY_USER) or NOBODYS
 
     def check_denied(self, caller: Caller) -> None:
-        """Raise Refused for a caller who is shut out."""
+        """Raise Refused for a denied caller."""
         if caller.kind is not Kind.LOCAL and str(caller) in self.denied:
             raise Refused(f"{caller} is shut out: it is among `denied` in this daemon's configuration")
 
 
 class Gate:
-    """Lets callers in, one request at a time.
+    """Checks the caller of each request.
 
     Args:
-        policy: what is known of those who call.
-        way_in: the name of every caller of a server that asks for no certificate; empty: each shows one.
-        certificates: the server's. Where they have an authority for users, it makes users alone.
+        policy: the known callers.
+        way_in: the name for all callers of a server without client certificates; empty: callers show
+            certificates.
+        certificates: the server's certificates. If they include an authority for users, it may sign only
+            users.
     """
 
     def __init__(self, policy: Policy, way_in: str, certificates: Certificates | None = None) -> None:
@@ -104,13 +106,15 @@ class Gate:
             )
 
     def enter(self, method: str, caller: Caller) -> None:
-        """Let the caller of a method in. Raises Refused. `method`: `SERVICE.METHOD`."""
+        """Check the right of a caller to a method. Raises Refused. `method`: `SERVICE.METHOD`."""
         self._policy.check_denied(caller)
         check_method(method, caller)
         CALLER.set(caller)
 
     def check(self, method: str, caller: Caller | None, request: object) -> None:
-        """Raise Refused if the caller may not ask for this; UserError, and what `policy.owner` raises."""
+        """Check a request. Raises Refused if the caller may not make it; UserError, and the errors of
+        `policy.owner`.
+        """
         if caller is None:
             raise Refused(f"nobody was let in to call {method}")
         self._policy.check_denied(caller)

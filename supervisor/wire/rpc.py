@@ -1,8 +1,8 @@
-"""What all our gRPC services and clients share: record bodies, the version handshake, doors and their guards.
+"""The common part of our gRPC services and clients: record bodies, the version handshake, and authentication.
 
-Who is let in: on a Unix socket whoever its mode 0600 lets in; on loopback TCP whoever shows the token;
-elsewhere whoever has a certificate of our authority, which TLS has checked before a call arrives here. What a
-caller may do then is for the gate to say (`wire.gate`, docs/security.md): every method is behind it.
+A Unix socket admits callers by its mode 0600, loopback TCP by the token, and any other address by a
+certificate of our authority, which TLS has checked before a call arrives here. The gate then checks the
+caller's rights (`wire.gate`, docs/security.md): every method is behind it.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ Q = TypeVar("Q")
 Handler: TypeAlias = "grpc.RpcMethodHandler[Record, Record]"
 
 MOST_STREAMS = 256
-"""Streams of answers to one caller at a time: each costs the event loop some of every second."""
+"""Most streams to one caller at a time: each costs time of the event loop every second."""
 MAX_MESSAGE_BYTES = 1 << 20
-"""Of a request or a beat: a larger one takes the loop that reads it too long."""
+"""Most bytes of a request or a beat: reading a larger one would hold up the event loop."""
 _CHANNEL_OPTIONS = (
     ("grpc.enable_http_proxy", 0),
     ("grpc.use_local_subchannel_pool", 1),
@@ -62,7 +62,7 @@ _SERVER_OPTIONS = (
 
 @dataclass(frozen=True, slots=True)
 class Guard:
-    """How a door is guarded, and what a client shows there."""
+    """The authentication of an address: the check of a server, and the credentials of a client."""
 
     tls: TlsFiles | None = None
     token: str = ""
@@ -70,17 +70,19 @@ class Guard:
     certificates: Certificates | None = field(init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
-        """The files are read at their first use, and again when they change."""
+        """Prepare the certificates. Files are read at their first use, and again when they change."""
         made = Certificates(self.tls) if self.tls is not None else None
         object.__setattr__(self, "certificates", made)
 
     def metadata(self) -> tuple[tuple[str, str], ...]:
-        """What a client sends with each call."""
+        """The metadata of each call of a client."""
         handshake = ((PROTOCOL_KEY, str(API_PROTOCOL)),)
         return (*handshake, (GUARD_KEY, self.token)) if self.token else handshake
 
     def channel(self, address: str) -> grpc.aio.Channel:
-        """A connection to `host:port` or `unix:/path`; raises UserError for an open door."""
+        """A connection to `host:port` or `unix:/path`; raises UserError for an address without
+        authentication.
+        """
         check_open_door(address, self.tls, insecure=self.insecure)
         if self.certificates is None or address.startswith("unix:"):
             return grpc.aio.insecure_channel(address, options=_CHANNEL_OPTIONS)
@@ -124,7 +126,7 @@ class Entrance:
                 del self.open_streams[who]
 
     def enter(self, context: Context) -> Entry:
-        """Let the caller in, who may then ask for something. Raises Refused, IncompatibleRecord."""
+        """Check the caller before its request is read. Raises Refused, IncompatibleRecord."""
         entry = self.auditor.request(self.method, context.peer() or "")
         try:
             self.guard.check(context)
@@ -136,7 +138,7 @@ class Entrance:
         return entry
 
     def read(self, entry: Entry, kind: type[Q], request: Record) -> Q:
-        """The record of a request that the caller may make. Raises Refused, IncompatibleRecord."""
+        """Read a request and check it for the caller. Raises Refused, IncompatibleRecord."""
         try:
             record = codec.decode(kind, request.json)
             self.gate.check(self.method, entry.caller, record)
@@ -146,7 +148,10 @@ class Entrance:
         return record
 
     async def admit(self, context: Context, kind: type[Q], request: Record) -> tuple[Q, Entry]:
-        """The record of the only request of a call, and what notes its end. Raises as the two above."""
+        """Check the caller and read the only request of a call; returns it with its audit entry.
+
+        Raises as `enter` and `read`.
+        """
         entry = self.enter(context)
         record = self.read(entry, kind, request)
         try:
@@ -163,7 +168,7 @@ class Entrance:
 
 
 Method: TypeAlias = Callable[[Entrance], Handler]
-"""How a method is served behind its entrance; made by `unary`, `stream` and `exchange`."""
+"""Makes the handler of a method, behind its entrance; returned by `unary`, `stream` and `exchange`."""
 
 
 class Server:
@@ -171,10 +176,10 @@ class Server:
 
     Args:
         listen: `host:port` or `unix:/path`.
-        guard: who is let in.
-        services: service name -> method name -> how it is served.
-        policy: what is known of callers. By default no user has a role.
-        auditor: notes requests. By default there is no audit log.
+        guard: the authentication of callers.
+        services: service name -> method name -> method.
+        policy: the known callers. By default no user has a role.
+        auditor: writes the audit log. By default there is none.
     """
 
     def __init__(
@@ -222,7 +227,9 @@ class Server:
         await self._server.stop(grace_s)
 
     def _bind_socket(self, path: Path) -> None:
-        """A dead owner's socket file is replaced by gRPC; while it lives, its state directory is locked."""
+        """Bind a Unix socket. gRPC replaces the file of a dead owner; a live owner holds the lock of its
+        state directory.
+        """
         with suppress(FileNotFoundError):
             if not stat.S_ISSOCK(path.lstat().st_mode):
                 raise UserError(f"{path} exists and is no socket; choose another path to listen on")
@@ -245,7 +252,7 @@ class Server:
 
 
 def unary(kind: type[Q], answer: Callable[[Q], Awaitable[object]]) -> Method:
-    """A method that takes one record of class `kind` and gives one; errors of our tree become Failures."""
+    """A method that takes one record of class `kind` and returns one; errors of our tree become Failures."""
 
     def behind(entrance: Entrance) -> Handler:
         async def serve(request: Record, context: Context) -> Record:
@@ -262,7 +269,9 @@ def unary(kind: type[Q], answer: Callable[[Q], Awaitable[object]]) -> Method:
 
 
 def stream(kind: type[Q], answer: Callable[[Q], AsyncGenerator[object, None]]) -> Method:
-    """A method that takes one record and gives a stream of them; `answer` is closed when the caller goes."""
+    """A method that takes one record and returns a stream of them; `answer` is closed when the caller
+    disconnects.
+    """
 
     def behind(entrance: Entrance) -> Handler:
         async def serve(request: Record, context: Context) -> AsyncIterator[Record]:
@@ -281,7 +290,7 @@ def stream(kind: type[Q], answer: Callable[[Q], AsyncGenerator[object, None]]) -
 
 
 def exchange(kind: type[Q], answer: Callable[[Q], object]) -> Method:
-    """A method that answers each record of a stream at once; the audit log has refused records alone."""
+    """A method that answers each record of a stream at once; the audit log has only refused records."""
 
     def behind(entrance: Entrance) -> Handler:
         async def serve(requests: AsyncIterator[Record], context: Context) -> AsyncIterator[Record]:
@@ -298,7 +307,7 @@ def exchange(kind: type[Q], answer: Callable[[Q], object]) -> Method:
 
 
 def _way_in(listen: str, guard: Guard) -> str:
-    """The name of every caller of a server that asks for no certificate; empty where it asks for one.
+    """The name for all callers of a server without client certificates; empty if it asks for one.
 
     The kernel lets the owner of a socket of mode 0600 connect, and root. The owner's uid stands for both.
     """

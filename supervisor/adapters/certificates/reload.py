@@ -14,16 +14,16 @@ from supervisor.adapters.certificates.tls import TlsFiles, TlsMaterial
 from supervisor.contract.errors import UserError
 
 Fetch = Callable[[], grpc.ServerCertificateConfiguration]
-"""As gRPC's types have it, which leave out that it may return None."""
+"""The type in gRPC's stubs, which omit that the function may return None."""
 Signature = tuple[tuple[int, int, int], ...]
 
 
 @dataclass(slots=True)
 class Certificates:
-    """The material of `files` as it is now. Callers may be in any thread.
+    """The certificates in `files`, read again after a change. Callers may be in any thread.
 
-    Files that cannot be read, and a key that does not belong to the certificate, are not taken: files are
-    replaced one after the other. What was good last stays in use then, and `problem` says why.
+    Files are replaced one after the other, so unreadable files and a key of another certificate are not
+    taken. Until they are good the last good ones stay in use, and `problem` is the reason.
     """
 
     files: TlsFiles
@@ -33,7 +33,7 @@ class Certificates:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def current(self) -> TlsMaterial:
-        """The newest that is good. Raises UserError where there has been none."""
+        """The newest good certificates. Raises UserError if there were none yet."""
         with self._lock:
             try:
                 signature = self._sign()
@@ -46,15 +46,20 @@ class Certificates:
             return self._known
 
     def client_credentials(self) -> grpc.ChannelCredentials:
-        """For one connection that begins now. Raises UserError."""
+        """Credentials for one connection that begins now. Raises UserError."""
         return self.current().client_credentials()
 
     def server_credentials(self) -> grpc.ServerCredentials:
-        """For a server: each connection that begins is served with what is good then. Raises UserError."""
+        """Credentials for a server: each new connection gets the certificates that are good then.
+
+        Raises UserError.
+        """
         given = self.current()
 
         def fetch() -> grpc.ServerCertificateConfiguration | None:
-            """None: nothing has changed. gRPC calls it from a thread of its own."""
+            """The new certificates for gRPC; None if they are unchanged. gRPC calls it in a thread of its
+            own.
+            """
             nonlocal given
             newest = self.current()
             if newest is given:

@@ -1,4 +1,4 @@
-"""Certificates, and the rule that no door stands open by accident."""
+"""Certificates, and the check that no address is reachable without authentication by accident."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ from supervisor.contract.errors import UserError
 
 @dataclass(frozen=True, slots=True)
 class TlsFiles:
-    """PEM files: the authority that peers must be signed by, and our own certificate and private key.
+    """PEM files: the authority of peers, and our own certificate and private key.
 
-    `user_ca`: another authority, for users who call this server. No server is believed for it.
+    `user_ca`: another authority, for users that call this server. Certificates of servers are not accepted
+    from it.
     """
 
     ca: Path
@@ -31,7 +32,7 @@ class TlsFiles:
         return own if self.user_ca is None else (*own, self.user_ca)
 
     def load(self) -> TlsMaterial:
-        """Read all of them; raises UserError that names the file and what is wrong with it."""
+        """Read all of them; raises UserError that names the file and its error."""
         material = TlsMaterial(*map(_read, self.all))
         mode = stat.S_IMODE(self.key.stat().st_mode)
         if mode & 0o077:
@@ -49,7 +50,7 @@ class TlsFiles:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class TlsMaterial:
-    """The PEM bytes of a TlsFiles; has no repr, so that a key never reaches a log."""
+    """The PEM bytes of a TlsFiles. It has no repr, so that a key never reaches a log."""
 
     ca: bytes
     cert: bytes
@@ -67,12 +68,12 @@ class TlsMaterial:
 
 
 def check_open_door(address: str, tls: TlsFiles | None, *, insecure: bool) -> None:
-    """Raise UserError if `address` can be reached from outside and nothing guards it.
+    """Raise UserError if `address` can be reached from outside without certificates.
 
     Args:
         address: `host:port`, `http(s)://host:port` or `unix:/path`; to listen on or to connect to.
-        tls: the certificates that guard it, or None.
-        insecure: the operator said explicitly that no guard is wanted.
+        tls: its certificates, or None.
+        insecure: the operator allowed it without certificates.
     """
     if tls is not None or insecure or is_local(address):
         return
@@ -97,7 +98,9 @@ def is_local(address: str) -> bool:
 
 
 def is_unspecified(address: str) -> bool:
-    """Whether `address` is all addresses of a machine: good to listen on, not to connect to."""
+    """Whether `address` stands for all addresses of a machine: it can be listened on, but not connected
+    to.
+    """
     if address.startswith("unix:"):
         return False
     host, _ = split_host_port(address.removeprefix("http://").removeprefix("https://"))

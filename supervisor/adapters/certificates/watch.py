@@ -1,4 +1,6 @@
-"""Looks at a daemon's own certificates now and then: new ones are said, and those that end soon."""
+"""Periodic check of a daemon's own certificates: new ones are logged, and those that end soon are
+reported.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,7 @@ Tell = Callable[[Mapping[str, str]], Awaitable[None]]
 
 
 def own_certificates(config: DaemonConfig, holder: str) -> dict[str, Certificates]:
-    """A daemon's certificates, by whose they are: its own, and the one for etcd where that is another."""
+    """Holder -> certificates of a daemon: its own, and those for etcd if they differ."""
     own, etcd = config.tls_files(), config.etcd_tls_files()
     same = own is not None and replace(own, user_ca=None) == etcd
     named = {holder: own, f"{holder}, for etcd": None if same else etcd}
@@ -28,9 +30,9 @@ def own_certificates(config: DaemonConfig, holder: str) -> dict[str, Certificate
 
 
 class CertificateWatch:
-    """Watches `own`: what a certificate is for -> the files that hold it.
+    """Watches `own`: the use of a certificate -> its files.
 
-    Raises UserError where one of them cannot be read when the daemon starts.
+    Raises UserError if one of them cannot be read when the daemon starts.
     """
 
     def __init__(
@@ -46,13 +48,13 @@ class CertificateWatch:
         self._said: dict[tuple[str, str], str] = {}
 
     async def run(self, tell: Tell) -> NoReturn:
-        """Look for ever; `tell` gets what an operator should know of each, by its name, after every look."""
+        """Check for ever. After each check `tell` gets name -> warning for an operator."""
         while True:
             await tell(await asyncio.to_thread(self.look))
             await asyncio.sleep(LOOK_S)
 
     def look(self) -> dict[str, str]:
-        """Read what has changed; returns what an operator should know of certificates, by name."""
+        """Read changed certificates; returns name -> warning for an operator."""
         told = {}
         for name, each in self._own.items():
             material = each.current()
@@ -82,7 +84,7 @@ class CertificateWatch:
         return told
 
     def _say(self, name: str, about: str, reason: str, what: str, **more: str) -> None:
-        """Once, until it is something else."""
+        """Log a state once, until it changes."""
         if reason and self._said.get((name, about)) != reason:
             self._sink.warning(what, what=name, reason=reason, **more)
         self._said[name, about] = reason

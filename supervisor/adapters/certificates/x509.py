@@ -12,20 +12,20 @@ from supervisor.contract.errors import UserError
 _SEQUENCE, _VERSION, _UTC_TIME, _GENERALIZED_TIME = 0x30, 0xA0, 0x17, 0x18
 _FORMATS = {_UTC_TIME: "%y%m%d%H%M%SZ", _GENERALIZED_TIME: "%Y%m%d%H%M%SZ"}
 _BEFORE_ISSUER = 2
-"""Serial number and algorithm."""
+"""Number of elements before the issuer: serial number and algorithm."""
 _EXTENSIONS, _URI = 0xA3, 0x86
 _ALTERNATIVE_NAMES = bytes.fromhex("551d11")
 """The identifier 2.5.29.17."""
 _BEGIN, _END = b"-----BEGIN CERTIFICATE-----", b"-----END CERTIFICATE-----"
 _COMMON_NAME = bytes.fromhex("550403")
-"""2.5.4.3, as DER has it."""
+"""The identifier 2.5.4.3 in DER."""
 RENEW_SHARE = 5
-"""A certificate is due for another one when less than this part of its life is left: a fifth."""
+"""A certificate should be renewed when less than one part in this number of its life is left."""
 
 
 @dataclass(frozen=True, slots=True)
 class Validity:
-    """From when to when a certificate is good; both in UTC."""
+    """The first and last moment of a certificate; both in UTC."""
 
     begins: datetime
     ends: datetime
@@ -42,7 +42,7 @@ class Validity:
 
 
 def validity(pem: bytes) -> Validity:
-    """Of the first certificate in a PEM text. Raises UserError where there is none that can be read."""
+    """The validity of the first certificate in a PEM text. Raises UserError if none can be read."""
     try:
         tag, times, _ = _element(_from_validity(pem))
         if tag != _SEQUENCE:
@@ -88,11 +88,11 @@ def subjects(pem: bytes) -> frozenset[bytes]:
 
 
 def uris(pem: bytes) -> tuple[bytes, ...]:
-    """The URIs among the alternative names of the first certificate in a PEM text, each as long as it is.
+    """The URIs among the alternative names of the first certificate in a PEM text, each in full.
 
-    gRPC's own list of them ends each at its first NUL.
+    gRPC's own list cuts each of them at its first NUL.
 
-    Raises UserError where there is no certificate that can be read.
+    Raises UserError if no certificate can be read.
     """
     found: list[bytes] = []
     try:
@@ -116,7 +116,7 @@ def _from_validity(pem: bytes) -> bytes:
 
 
 def _from_issuer(pem: bytes) -> bytes:
-    """The same, from the name of its authority on."""
+    """The first certificate in a PEM text, from the name of its authority on. Raises as `_from_validity`."""
     start = pem.index(_BEGIN)
     text = pem[start : pem.index(_END, start) + len(_END)]
     _, certificate, _ = _element(ssl.PEM_cert_to_DER_cert(text.decode("ascii")))
@@ -136,7 +136,7 @@ def _elements(data: bytes) -> Iterator[tuple[int, bytes]]:
 
 
 def _element(data: bytes) -> tuple[int, bytes, bytes]:
-    """The tag and the content of the first element of DER, and what comes after it."""
+    """The tag and the content of the first element of DER, and the bytes after it."""
     length, start = data[1], 2
     if length & 0x80:
         start += length & 0x7F

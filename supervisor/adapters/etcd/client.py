@@ -1,7 +1,8 @@
 """etcd behind the `Coordination` boundary: aetcd's stubs over `grpc.aio` channels.
 
-Every call has a deadline and every error is one of ours. Nothing is retried here except finding a member that
-answers, which happens before anything is sent: a write that failed is *unknown* to its caller, never doubled.
+Every call has a deadline and every error is one of ours. Only the search for a member that answers is
+retried, and it comes before a request is sent. So a failed write is *unknown* to its caller, but never sent
+twice.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ T = TypeVar("T")
 WatchCall: TypeAlias = grpc.aio.StreamStreamCall[rpc.WatchRequest, rpc.WatchResponse]
 
 PROGRESS_EVERY_MS = 400
-"""How often a watch asks its member for a sign of life."""
+"""Interval at which a watch asks its member for a sign of life."""
 
 # A member that is cut off from the others ends streams that carry this; it would keep them silent for ever.
 _REQUIRE_LEADER = (("hasleader", "true"),)
@@ -69,7 +70,7 @@ _UNKNOWN_OUTCOME = frozenset(
 
 
 def namespaces(cluster: str) -> tuple[str, str]:
-    """The beginnings of a cluster's keys, and of its large ones (BULK). Raises UserError."""
+    """The prefixes of a cluster's keys and of its large ones (BULK). Raises UserError."""
     return f"/tfsup/{check_name('cluster', cluster)}/", f"/tfsup-bulk/{cluster}/"
 
 
@@ -82,7 +83,7 @@ class EtcdCoordination(Coordination):
             large ones (BULK) under `/tfsup-bulk/CLUSTER/`.
         tls: certificates, or None for plain connections.
         rpc_deadline_ms: bound of every call.
-        silence_ms: a watch that hears nothing for this long raises CoordinationUnreachable.
+        silence_ms: a watch without any message for this long raises CoordinationUnreachable.
     """
 
     def __init__(
@@ -148,7 +149,7 @@ class EtcdCoordination(Coordination):
         return TxnResult(bool(response.succeeded), response.header.revision, reads)
 
     async def grant(self, ttl_s: int) -> int:
-        """Make a lease; etcd's shortest is 1.5 election timeouts, rounded up."""
+        """Make a lease. The shortest in etcd is 1.5 election timeouts, rounded up."""
         request = rpc.LeaseGrantRequest(TTL=ttl_s)
         response = await self._call(lambda link, timeout: link.lease.LeaseGrant(request, timeout=timeout))
         return int(response.ID)
@@ -170,7 +171,7 @@ class EtcdCoordination(Coordination):
 
         It is not the revision in etcd's progress answer, because before 3.4.25 and 3.5.8 that answer may
         overtake the changes that it covers (etcd #15220). A member that is behind `from_revision` has lost
-        data or lags; to list again is right in both cases, so Compacted is raised.
+        data or lags. Listing again is right in both cases, so Compacted is raised.
         """
         link = await self._link()
         call = link.watch.Watch(metadata=_REQUIRE_LEADER)

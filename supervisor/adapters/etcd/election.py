@@ -1,4 +1,4 @@
-"""Leader election on one key. It is live, not exact: two may believe that they lead for a while.
+"""Leader election on one key. For a while two supervisors may take themselves for the leader.
 
 That is harmless, because every write of a leader compares its token in the same transaction (rule 2).
 """
@@ -32,12 +32,12 @@ class Election:
     """One candidate. `campaign` may be called again after leadership was lost or resigned.
 
     Args:
-        coordination: where the key is.
-        key: the election key; whoever created it leads.
-        value: what the key says about its holder.
+        coordination: the etcd of the key.
+        key: the election key; its creator leads.
+        value: the record of its holder.
         ttl_s: the lease's TTL; renewed three times in it.
         clock: measures the time since the last renewal, suspension included.
-        sink: hears about lost leadership.
+        sink: logs lost leadership.
 
     Attributes:
         lost: set while this candidate does not lead.
@@ -104,7 +104,7 @@ class Election:
             self._sink.warning("resigned without an answer of etcd", key=self._key, reason=str(error))
 
     async def _try(self) -> tuple[KeyValue, int]:
-        """Create the key if it is absent; its state then, and the revision of that state."""
+        """Create the key if it is absent; returns its state, and the revision of that state."""
         lease_id = await self._ensure_lease()
         read = Get(self._key)
         with effect("election.campaign", CoordinationUnreachable):

@@ -1,4 +1,4 @@
-"""Which etcd member to talk to: the first healthy one, and another one as soon as that one fails.
+"""The choice of an etcd member: the first healthy one, and another one as soon as that one fails.
 
 gRPC's own balancing sticks to a member that accepts connections but never answers (SIGSTOP, a dying disk), so
 each member has its own channel here, and one counts as healthy only when it has answered and knows a leader.
@@ -31,7 +31,7 @@ _OPTIONS = (
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """One etcd member: as the operator wrote it, and as gRPC wants it."""
+    """One etcd member: its address in the configuration, and in gRPC's form."""
 
     text: str
     target: str
@@ -80,8 +80,8 @@ class EndpointPool:
     Args:
         endpoints: one or more members, see Endpoint.parse.
         tls: certificates, read again when the files change; None for plain connections.
-        connect_s: how long to look for a healthy member before giving up.
-        grace_s: how long calls on an abandoned link may go on.
+        connect_s: seconds to look for a healthy member.
+        grace_s: seconds for which calls on an abandoned link may go on.
     """
 
     def __init__(
@@ -102,12 +102,12 @@ class EndpointPool:
         self._closing: set[asyncio.Task[None]] = set()
 
     def describe_errors(self) -> str:
-        """What each member said or did last, for an error message."""
+        """The last answer or error of each member, for an error message."""
         pairs = zip(self._endpoints, self._errors, strict=True)
         return "; ".join(f"{endpoint.text}: {error}" for endpoint, error in pairs)
 
     async def link(self) -> Link | None:
-        """A link to a healthy member, or None when none was found within `connect_s`."""
+        """A link to a healthy member; None if none was found within `connect_s`."""
         current = self._current
         if current is not None:
             if current.channel.get_state() is grpc.ChannelConnectivity.READY:
@@ -119,7 +119,7 @@ class EndpointPool:
         return await asyncio.shield(self._search)
 
     def abandon(self, link: Link, reason: str) -> None:
-        """Talk to another member from now on; calls on `link` fail after the grace time."""
+        """Use another member from now on; calls on `link` fail after the grace time."""
         if link is not self._current:
             return
         self._current = None
@@ -150,7 +150,7 @@ class EndpointPool:
         task.add_done_callback(self._closing.discard)
 
     async def _find(self) -> Link | None:
-        """Race all members, the ones that failed longest ago (or never) with a head start."""
+        """Probe all members at once, with a head start for those that failed longest ago or never."""
         order = sorted(range(len(self._endpoints)), key=self._failed_at.__getitem__)
         attempts = [
             asyncio.create_task(self._attempt(index, head_start * _STAGGER_S))
@@ -192,7 +192,7 @@ class EndpointPool:
         return grpc.aio.secure_channel(target, self._certificates.client_credentials(), options=_OPTIONS)
 
     async def _probe(self, channel: grpc.aio.Channel) -> str | None:
-        """None when the member is healthy, else what is wrong with it."""
+        """None if the member is healthy, else its problem."""
         try:
             status = await rpc.MaintenanceStub(channel).Status(rpc.StatusRequest(), timeout=self._connect_s)
         except grpc.aio.AioRpcError as error:

@@ -23,7 +23,7 @@ SIGN_OF_LIFE_S = 0.4
 
 
 class Fault(Enum):
-    """What may happen to one call; its caller sees CoordinationUnreachable in either case."""
+    """Faults of one call. In each case its caller gets CoordinationUnreachable."""
 
     LOST_REQUEST = "never took effect"
     LOST_REPLY = "took effect"
@@ -45,7 +45,7 @@ class MemoryCoordination(Coordination):
     Args:
         store: the pretend cluster.
         rpc_deadline_ms: bound of every call.
-        silence_ms: a watch that hears nothing for this long raises CoordinationUnreachable.
+        silence_ms: a watch without any message for this long raises CoordinationUnreachable.
         delay: seconds that a message takes, asked with "CALL.request", "CALL.reply" or "watch" (a batch).
             A request that is slower than the deadline still takes effect, later.
         fault: asked once for each call with its name.
@@ -151,7 +151,7 @@ class MemoryCoordination(Coordination):
         self._connected = True
 
     def _readable(self, stream: Stream) -> tuple[Change, ...]:
-        """What a watch brings with its next sign of life."""
+        """The changes of a watch that the client may read."""
         return tuple(stream.unread)
 
     def _reaches(self) -> bool:

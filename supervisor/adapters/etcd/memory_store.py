@@ -53,7 +53,7 @@ class Backup:
 
 @dataclass(slots=True, eq=False)
 class Stream:
-    """The server's end of one watch: what it has sent and the client has not yet taken."""
+    """The server's end of one watch: messages that it has sent and the client has not yet taken."""
 
     prefix: str
     waker: asyncio.Event
@@ -73,12 +73,12 @@ class MemoryStore:
 
     Args:
         election_timeout_s: of etcd; the shortest lease is 1.5 times that, rounded up; a new leader adds it.
-        expiry_lag_s: how long after its TTL a lease is really deleted (0.2 to 0.45 s were measured).
+        expiry_lag_s: seconds between the end of a lease's TTL and its deletion (0.2 to 0.45 s were measured).
 
     Attributes:
         full: NOSPACE: writes of values and new leases are refused, deletes and reads are not.
         stale_lessor: keepalives are acknowledged and renew nothing (etcd #15247).
-        life: grows when its data are lost; what was sent to an earlier one does not arrive.
+        life: grows when its data are lost; requests to an earlier life do not arrive.
     """
 
     def __init__(self, *, election_timeout_s: float = 0.5, expiry_lag_s: float = 0.3) -> None:
@@ -101,11 +101,13 @@ class MemoryStore:
     # What tests and the simulator do to it.
 
     def freeze(self) -> None:
-        """Nothing is answered, watches fall silent; requests wait for the thaw, leases go on ageing."""
+        """Freeze all members: no request is answered, watches are silent, requests wait for the thaw, leases
+        go on ageing.
+        """
         self._answering = False
 
     def thaw(self) -> None:
-        """Answer again, first the requests that came meanwhile, though their callers gave up long ago."""
+        """Answer again, first the requests that came meanwhile, even if their callers gave up long ago."""
         self._answering = True
         backlog, self._backlog = self._backlog, []
         for request in backlog:
@@ -121,13 +123,13 @@ class MemoryStore:
         self.break_watches()
 
     def up(self) -> None:
-        """Back on the same data, with every lease at its full TTL."""
+        """Start the members again on the same data, with every lease at its full TTL."""
         self._dead = False
         self.elect_new_leader()
         self.thaw()
 
     def lose(self) -> None:
-        """All data of all members are lost, and with them who was connected: it begins anew, empty."""
+        """Lose all data of all members, and all connections: it begins anew, empty."""
         self.life += 1
         self.revision, self._compacted = 1, 0
         for lease in self._leases.values():
@@ -142,7 +144,7 @@ class MemoryStore:
         return Backup(self.revision, tuple(self._keys.values()), leases)
 
     def restore(self, backup: Backup) -> None:
-        """It goes on from a snapshot, without history, and with every lease at its full TTL."""
+        """Go on from a snapshot, without history, and with every lease at its full TTL."""
         self.lose()
         self.revision = self._compacted = backup.revision
         self._keys = {entry.key: entry for entry in backup.entries}
@@ -152,7 +154,7 @@ class MemoryStore:
             self._arm(lease_id, 0.0)
 
     def elect_new_leader(self) -> None:
-        """Every lease is re-armed to its full TTL plus an election timeout."""
+        """Elect a new leader: every lease is set to its full TTL plus an election timeout."""
         for lease_id in list(self._leases):
             self._arm(lease_id, self._election_timeout_s)
 
@@ -192,11 +194,11 @@ class MemoryStore:
         return tuple(sorted(found, key=lambda entry: entry.key.encode()))
 
     def read(self, key: str) -> tuple[KeyValue, ...]:
-        """The key, or nothing."""
+        """The key, or an empty tuple."""
         return (self._keys[key],) if key in self._keys else ()
 
     def read_at(self, key: str, revision: int) -> tuple[KeyValue, ...]:
-        """The key as it was; raises Compacted where that is forgotten, here a little sooner than by etcd."""
+        """The key at a revision. Raises Compacted if that is gone, which is a little sooner than in etcd."""
         if revision > self.revision:
             return ()
         if revision < self._compacted:
@@ -250,7 +252,7 @@ class MemoryStore:
         return lease_id
 
     def keep_alive(self, lease_id: int) -> bool:
-        """Renew; False when the lease is gone, unless the lessor is stale and knows no better."""
+        """Renew; False if the lease is gone, unless the lessor is stale."""
         if self.stale_lessor:
             return True
         if lease_id not in self._leases:
@@ -269,7 +271,7 @@ class MemoryStore:
         self._publish(self._remove(entries, self.revision + 1))
 
     def open_stream(self, prefix: str, from_revision: int) -> Stream:
-        """Begin a watch; raises Compacted when a part of its history is forgotten, or was lost."""
+        """Begin a watch; raises Compacted if a part of its history is gone."""
         if from_revision <= self._compacted:
             raise Compacted(self._compacted)
         if from_revision > self.revision + 1:

@@ -27,13 +27,14 @@ MOST_WAIT_MS = 1000
 
 @dataclass(frozen=True, slots=True)
 class MirrorUpdate:
-    """What changed since the update before, up to `revision`.
+    """The changes since the update before, up to `revision`.
 
-    With `relisted` it is the difference to a fresh list: what happened in between is folded into each key's
-    last state, and a KeyDeleted carries the revision of the list. The first update is always one of these,
-    even when it is empty; from then on the mirror is complete.
+    With `relisted` it is the difference to a fresh list: each key has only its last state, and a KeyDeleted
+    has the revision of the list. The first update is always of this kind, even if it is empty; from then on
+    the mirror is complete.
 
-    `forked`: etcd's history lacks what was delivered before: its data were lost, or a snapshot was restored.
+    `forked`: etcd's history lacks changes that were delivered before: its data were lost, or a snapshot was
+    restored.
     """
 
     revision: int
@@ -46,11 +47,11 @@ class Mirror:
     """Lists a prefix once, then follows it.
 
     Args:
-        coordination: where the keys are.
-        prefix: which keys.
+        coordination: the etcd of the keys.
+        prefix: the prefix of the keys.
         deliver: called with each update, after `entries` holds it; must not block or raise.
         clock: for `last_alive_ms`.
-        sink: hears about reconnects.
+        sink: logs reconnects.
     """
 
     def __init__(
@@ -81,7 +82,7 @@ class Mirror:
 
     @property
     def revision(self) -> int | None:
-        """The last revision taken in; None before the first list, and while there are doubts."""
+        """The revision of the last change in the mirror; None before the first list, and after `doubt`."""
         return self._revision
 
     @property
@@ -90,10 +91,12 @@ class Mirror:
         return self._last_alive_ms
 
     def doubt(self) -> None:
-        """It may show another etcd than the one that answers now: it is complete again when it has listed.
+        """Mark the mirror as possibly of another etcd than the one that answers now.
 
-        A watch goes on from a revision, and one of an etcd that was begun anew counts from the start: once
-        that has come further, nothing in the watch tells the two apart.
+        It is complete again after a list.
+
+        A watch goes on from a revision. An etcd that was begun anew counts revisions from the start, and once
+        it has passed that revision, a watch cannot tell the two apart.
         """
         self._listed, self._forked, self._revision = False, False, None
 
@@ -116,7 +119,9 @@ class Mirror:
                 await self._backoff.wait()
 
     async def _look_back(self) -> None:
-        """Before a watch is resumed: etcd may be another one by now, and as far as the one before."""
+        """Check, before a watch is resumed, that etcd still has the newest write: it may be another etcd by
+        now.
+        """
         holds = await still_holds(self._coordination, newest(self._entries.values()))
         # Who has come to doubt it meanwhile knows already.
         if self._listed and not holds:

@@ -1,7 +1,9 @@
-"""Whether etcd still has what it once showed: not when its data were lost, or an old snapshot was restored.
+"""A check that etcd still has a write that it once showed.
 
-A revision that is less than before proves that. More proves nothing: others may have written since to an etcd
-that went back. So the newest write is remembered, and looked for where it was.
+After a loss of data or an old snapshot it has not.
+
+A smaller revision than before proves a loss. A larger one proves nothing, as others may have written since
+then. So the newest write is remembered, and read again.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from supervisor.contract.errors import Compacted
 
 
 def newest(entries: Iterable[KeyValue]) -> Seen | None:
-    """The newest of these writes; None of none."""
+    """The newest of these writes; None without any."""
     last = max(entries, key=lambda entry: entry.mod_revision, default=None)
     return Seen(last.key, last.mod_revision, _digest(last.value)) if last is not None else None
 
@@ -22,7 +24,7 @@ def newest(entries: Iterable[KeyValue]) -> Seen | None:
 async def still_holds(coordination: Coordination, seen: Seen | None) -> bool:
     """False when etcd lacks that write, or has another one in its place.
 
-    True also where that cannot be told, as its history is compacted. Raises CoordinationUnreachable.
+    True too if its history is compacted, so that this is unknown. Raises CoordinationUnreachable.
     """
     if seen is None:
         return True

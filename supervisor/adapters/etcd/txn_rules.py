@@ -1,4 +1,4 @@
-"""What etcd demands of a transaction, checked before it is sent, by both adapters."""
+"""The bounds of a transaction in etcd, checked by both adapters before it is sent."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MAX_REQUEST_BYTES = 1_572_864
 
 
 def check_txn(compares: Sequence[Compare], then: Sequence[Op], otherwise: Sequence[Op]) -> None:
-    """Assert what no caller may get wrong: the size, and one write per key and branch."""
+    """Assert the bounds that each caller must keep: the size, and one write per key and branch."""
     for what, items in (("compares", compares), ("then", then), ("otherwise", otherwise)):
         assert len(items) <= MAX_OPS, f"{len(items)} operations in {what}; etcd takes {MAX_OPS} at most"
     for compare in compares:

@@ -1,4 +1,4 @@
-"""Users and roles of etcd: what is there, what is missing, and making it so."""
+"""Users and roles of etcd: reading them, comparing them with the wanted ones, and making these."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from supervisor.contract.errors import CoordinationUnreachable, Refused
 from supervisor.contract.etcd_roles import Grant, roles_of
 
 ROOT = "root"
-"""etcd's own: a user and a role of this name must be there before it asks anybody who they are."""
+"""etcd's own administrator: a user and a role of this name must exist before authentication can be
+enabled."""
 CONNECT_S, CALL_S = 5.0, 10.0
 READ, READWRITE = rpc.Permission.READ, rpc.Permission.READWRITE
 Right = tuple[bytes, bytes, int]
@@ -26,7 +27,7 @@ Right = tuple[bytes, bytes, int]
 
 @dataclass(frozen=True, slots=True)
 class Auth:
-    """Users with their roles, and roles with their rights. `enabled`: etcd asks who calls."""
+    """Users with their roles, and roles with their rights. `enabled`: etcd authenticates callers."""
 
     users: Mapping[str, frozenset[str]]
     roles: Mapping[str, frozenset[Right]]
@@ -63,13 +64,13 @@ def wanted(cluster: str, holders: Iterable[str], admin: str) -> Auth:
 
 
 class EtcdAuth:
-    """etcd's authentication, as an administrator works on it. Errors: Refused, CoordinationUnreachable."""
+    """An administrator's access to etcd's authentication. Errors: Refused, CoordinationUnreachable."""
 
     def __init__(self, stub: rpc.AuthStub) -> None:
         self._stub = stub
 
     async def found(self) -> Auth:
-        """All that is there."""
+        """The present users and roles."""
         users, roles = {}, {}
         with _mapped():
             enabled = await self._is_enabled()
@@ -82,7 +83,9 @@ class EtcdAuth:
         return Auth(users, roles, enabled)
 
     async def make(self, wanted: Auth) -> None:
-        """Add what is missing, take away what is too much; users and roles of others stay. Again: no harm.
+        """Add missing users, roles and rights, and remove surplus ones; those of others stay.
+
+        Safe to repeat.
 
         Rights are added before others are taken away, so that a daemon that runs never lacks one.
         """
@@ -108,12 +111,14 @@ class EtcdAuth:
                     await stub.UserRevokeRole(request, timeout=CALL_S)
 
     async def enable(self) -> None:
-        """Have etcd ask everybody who they are."""
+        """Enable authentication in etcd."""
         with _mapped():
             await self._stub.AuthEnable(rpc.AuthEnableRequest(), timeout=CALL_S)
 
     async def _is_enabled(self) -> bool:
-        """Whether etcd asks who calls. 3.4 has no call for that; why a login fails there tells it."""
+        """Whether etcd authenticates callers. etcd 3.4 has no call for that; the error of a login shows
+        it.
+        """
         try:
             answer = await self._stub.AuthStatus(rpc.AuthStatusRequest(), timeout=CALL_S)
             return bool(answer.enabled)

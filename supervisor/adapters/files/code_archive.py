@@ -1,7 +1,7 @@
-"""A program's directory as one archive whose digest depends on what is in it, and on nothing else.
+"""A program's directory as one archive whose digest depends on its content alone.
 
-Names are sorted; times, owners and all of the modes but "executable" are left out. So the same tree packed by
-anybody anywhere is the same archive, which is uploaded and unpacked once.
+Names are sorted; times, owners and all modes except "executable" are left out. So the same tree gives the
+same archive on every machine, and is uploaded and unpacked once.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from supervisor.contract.errors import UserError
 from supervisor.contract.job.spec import CodeRef
 
 ALWAYS_EXCLUDED = (".git/", "__pycache__/", "*.pyc", ".venv/")
-"""No pattern of a job file brings these back."""
+"""Patterns that are always excluded. A job file cannot include them again."""
 
 _LARGEST_SHOWN = 5
 _GZIP = 31
@@ -47,7 +47,7 @@ class CodeArchive:
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
-    """`path` is relative to the directory. `target` is a link's, empty for the others."""
+    """`path` is relative to the directory. `target` is that of a link; empty for other entries."""
 
     path: str
     kind: bytes
@@ -80,7 +80,7 @@ def pack(source: CodeSource) -> CodeArchive:
 
 
 def _drain(buffer: io.BytesIO) -> bytes:
-    """What tarfile has written since; it never seeks back in a new archive."""
+    """The bytes that tarfile has written since the last call. It never seeks back in a new archive."""
     data = buffer.getvalue()
     buffer.seek(0)
     buffer.truncate()
@@ -88,7 +88,7 @@ def _drain(buffer: io.BytesIO) -> bytes:
 
 
 def _scan(source: CodeSource) -> list[_Entry]:
-    """Everything that is shipped, sorted by path; no content is read yet, as it may be far too much."""
+    """All entries to ship, sorted by path. No content is read yet, as it may be too large."""
     mine = _ignore(source, source.exclude)
     always = GitIgnoreSpec.from_lines(ALWAYS_EXCLUDED)
     entries: list[_Entry] = []
@@ -165,7 +165,7 @@ def _entry(source: CodeSource, item: os.DirEntry[str], path: str) -> _Entry:
 
 
 def _inside(source: CodeSource, path: str) -> str:
-    """The target of a link, which must mean the same file on every node."""
+    """The target of a link, which must be the same file on every node."""
     root = Path(source.directory)
     target = str((root / path).readlink())
     if len(target) > MAX_PATH:
@@ -205,7 +205,10 @@ def _add(tar: tarfile.TarFile, source: CodeSource, entry: _Entry) -> None:
 
 
 def _read(path: Path, size: int) -> bytes:
-    """The file, and at most a byte more than it should have; never through a link that took its place."""
+    """The bytes of a file, at most one more than its expected size.
+
+    A link that has taken its place is not followed.
+    """
     fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     with os.fdopen(fd, "rb") as file:
         return file.read(size + 1)

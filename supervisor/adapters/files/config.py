@@ -1,7 +1,7 @@
 """Configuration files of daemons and command line: YAML in, frozen models out, errors as in job files.
 
-Paths are taken relative to the file. What can be reached from outside without TLS client certificates is an
-error unless the file says `insecure: true` (docs/security.md).
+Paths are taken relative to the file. An address that can be reached from outside without TLS client
+certificates is an error, unless the file has `insecure: true` (docs/security.md).
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ from supervisor.contract.timing import PROFILES, Timing
 
 C = TypeVar("C", bound=Strict)
 LEAST_PROMISE_D = 3
-"""`promise_for` is so many D at least (rule 11)."""
+"""Least `promise_for` as a multiple of D (rule 11)."""
 MAX_UNIX_PATH = 100
-"""Bytes that a Unix socket's path may have; the kernel takes 107, and temporary names need a few."""
+"""Most bytes in the path of a Unix socket. The kernel takes 107, and temporary names need a few."""
 
 
 def _name(value: str) -> str:
@@ -106,26 +106,26 @@ class TlsConfig(Strict):
     key: Text
 
     def files(self) -> TlsFiles:
-        """The same as the TLS adapter wants them."""
+        """The files in the form of the TLS adapter."""
         return TlsFiles(Path(self.ca), Path(self.cert), Path(self.key))
 
 
 class EtcdConfig(Strict):
-    """Where etcd is."""
+    """The address of etcd."""
 
     endpoints: list[Address] = Field(min_length=1, description="add `endpoints: [127.0.0.1:2379]`")
     tls: TlsConfig | None = None
 
 
 class LogConfig(Strict):
-    """Where a daemon's log goes; without a file to standard error."""
+    """The file of a daemon's log; without one it goes to standard error."""
 
     level: Literal["debug", "info", "warning", "error"] = "info"
     file: Text | None = None
 
 
 class AuditConfig(Strict):
-    """Where each request is noted (docs/security.md); by default nowhere."""
+    """The audit log of requests (docs/security.md); by default none."""
 
     file: Text | None = None
     journald: bool = False
@@ -133,7 +133,7 @@ class AuditConfig(Strict):
 
 
 class KerberosConfig(Strict):
-    """Who a daemon is to an HDFS with Kerberos."""
+    """The identity of a daemon in an HDFS with Kerberos."""
 
     principal: Text = Field(description="add `principal: NAME/HOST@REALM`")
     keytab: Text | None = None
@@ -141,7 +141,7 @@ class KerberosConfig(Strict):
 
 
 class HadoopConfig(Strict):
-    """How a daemon reaches HDFS; what is left open comes from its environment."""
+    """The access of a daemon to HDFS; omitted values come from its environment."""
 
     conf_dir: Text | None = None
     user: Text | None = None
@@ -149,14 +149,14 @@ class HadoopConfig(Strict):
     proxy_users: bool = False
 
     def settings(self) -> HadoopSettings:
-        """The same as the stores want it."""
+        """The settings in the form of the stores."""
         known = self.kerberos
         kerberos = Kerberos(known.principal, known.keytab, known.cache) if known is not None else None
         return HadoopSettings(self.conf_dir, self.user, kerberos, self.proxy_users)
 
 
 class DaemonConfig(Strict):
-    """What both daemons have."""
+    """The fields of both daemons."""
 
     cluster: Name = Field(description="add `cluster: NAME`, the same on every machine")
     etcd: EtcdConfig = Field(description="add `etcd: {endpoints: [...]}`")
@@ -189,11 +189,13 @@ class DaemonConfig(Strict):
 
     @property
     def socket_dir(self) -> str:
-        """Where the daemon makes Unix sockets of its own; `run_dir`, for a state directory of a long name."""
+        """The directory for the daemon's own Unix sockets: `run_dir`, if the path of the state directory is
+        too long.
+        """
         return self.run_dir or self.state_dir
 
     def tls_files(self) -> TlsFiles | None:
-        """Certificates of our own door."""
+        """Certificates of the daemon's own address."""
         return self.tls.files() if self.tls else None
 
     def etcd_tls_files(self) -> TlsFiles | None:
@@ -211,7 +213,7 @@ class UserConfig(Strict):
 
     @property
     def standing(self) -> Standing:
-        """The same as the table of rights wants it."""
+        """The standing in the form of the table of rights."""
         return Standing(Role(self.role), self.group or "")
 
 
@@ -227,7 +229,7 @@ class SecretConfig(Strict):
 
     @property
     def source(self) -> Source:
-        """The same as the supervisor wants it."""
+        """The source in the form of the supervisor."""
         return Source(frozenset(self.allow), self.file or "", tuple(self.command))
 
 
@@ -243,7 +245,7 @@ class SupervisorConfig(DaemonConfig):
     user_ca: Text | None = None
 
     def tls_files(self) -> TlsFiles | None:
-        """Certificates of our own door, and the authority of those who are users."""
+        """Certificates of the supervisor's own address, and the authority of users."""
         files = super().tls_files()
         if files is None or self.user_ca is None:
             return files
@@ -251,12 +253,12 @@ class SupervisorConfig(DaemonConfig):
 
     @property
     def address(self) -> str:
-        """Where others reach this supervisor."""
+        """The address at which others reach this supervisor."""
         return self.advertise or self.listen
 
 
 class GpuConfig(Strict):
-    """How a node's GPUs are shared and watched."""
+    """Sharing and watching of a node's GPUs."""
 
     share: int = Field(default=1, ge=1, le=64)
     poll: DurationMs = Field(default=500, ge=50, le=60_000)
@@ -294,7 +296,7 @@ class AgentConfig(DaemonConfig):
 
     @property
     def address(self) -> str:
-        """Where supervisors reach this agent."""
+        """The address at which supervisors reach this agent."""
         return self.advertise or self.listen
 
 
@@ -334,7 +336,7 @@ def load_client(path: Path) -> ClientConfig:
 
 
 def read_token(file: str | None) -> str:
-    """The token in a file that nobody else may read; empty without a file. Raises UserError."""
+    """The token in a file that only its owner may read; empty without a file. Raises UserError."""
     if file is None:
         return ""
     path = Path(file)
@@ -426,7 +428,7 @@ def _check_daemon(document: Document, config: DaemonConfig) -> None:
 
 
 def _check_hadoop(document: Document, hadoop: HadoopConfig) -> None:
-    """Said at the start, not when the first checkpoint is committed."""
+    """Check Hadoop's settings at the start, before the first checkpoint is committed."""
     try:
         conf = read_conf(hadoop.settings().directory()) if hadoop.conf_dir or hadoop.proxy_users else None
     except UserError as error:
@@ -486,7 +488,7 @@ def _check_agent(document: Document, config: AgentConfig) -> None:
 
 
 def _check_users(document: Document, config: AgentConfig) -> None:
-    """A range of uids is for jobs alone."""
+    """Check that a range of uids is used by jobs alone."""
     docker = config.runtime == "docker"
     field = "docker.user" if docker else "task_user"
     where = tuple(field.split("."))
@@ -514,7 +516,9 @@ def _check_users(document: Document, config: AgentConfig) -> None:
 
 
 def _check_promises(document: Document, config: SupervisorConfig) -> None:
-    """Rule 11: all that may ever lead are named, and agents have time to ask again before V is over."""
+    """Check rule 11: all supervisors that may lead are named, and agents have time to ask again before V
+    ends.
+    """
     if not config.promise_for:
         return
     try:
@@ -549,7 +553,9 @@ def _check_secrets(document: Document, config: SupervisorConfig) -> None:
 
 
 def _check_reachable(document: Document, config: SupervisorConfig | AgentConfig) -> None:
-    """Others are told `advertise`, or `listen`: all of a machine's addresses are none that they could use."""
+    """Check that others can use `advertise`, or else `listen`: the address for all interfaces cannot be
+    connected to.
+    """
     if config.advertise is None and is_unspecified(config.listen):
         document.problem(
             ("listen",),

@@ -21,7 +21,7 @@ from supervisor.contract.job.spec import HOST_NETWORK
 _RANGE = re.compile(r"([0-9]{1,10})-([0-9]{1,10})", re.ASCII)
 _MOST_UIDS = 1 << 31
 SUBORDINATE = (Path("/etc/subuid"), Path("/etc/subgid"))
-"""Numbers that rootless containers of this machine's users may have."""
+"""Files with the uids and gids for rootless containers of this machine's users."""
 
 
 def _absolute(value: str) -> str:
@@ -31,13 +31,13 @@ def _absolute(value: str) -> str:
 
 
 def range_of(user: str) -> tuple[int, int] | None:
-    """(lowest, highest) of `LOW-HIGH`; None for what is no range of uids."""
+    """(lowest, highest) of `LOW-HIGH`; None for any other text."""
     match = _RANGE.fullmatch(user)
     return (int(match[1]), int(match[2])) if match is not None else None
 
 
 def holder_of(span: tuple[int, int]) -> str:
-    """The user or group that this machine knows by a number of the range; empty where there is none."""
+    """A user or group of this machine with a number in the range; empty if there is none."""
     low, high = span
     users = (f"user {each.pw_name}" for each in pwd.getpwall() if low <= each.pw_uid <= high)
     groups = (f"group {each.gr_name}" for each in grp.getgrall() if low <= each.gr_gid <= high)
@@ -45,7 +45,7 @@ def holder_of(span: tuple[int, int]) -> str:
 
 
 def subordinate_of(span: tuple[int, int]) -> str:
-    """The line of SUBORDINATE that has a number of the range; empty where there is none."""
+    """A line of SUBORDINATE with a number in the range; empty if there is none."""
     low, high = span
     for path in SUBORDINATE:
         for number, line in enumerate(path.read_text().splitlines() if path.exists() else (), 1):
@@ -92,7 +92,10 @@ User = Annotated[Text, AfterValidator(_user)]
 
 
 class DockerMount(Strict):
-    """A directory of this machine that containers may have, with all below it. `always`: they all have it."""
+    """A directory of this machine that containers may mount, with all below it.
+
+    `always`: all of them mount it.
+    """
 
     source: Absolute = Field(description="add `source: /DIRECTORY`")
     read_only: bool = True
@@ -100,16 +103,16 @@ class DockerMount(Strict):
 
 
 class DockerConfig(Strict):
-    """How an agent with `runtime: docker` makes containers (docs/docker.md).
+    """The options of an agent with `runtime: docker` for containers (docs/docker.md).
 
     Attributes:
         image: for jobs that name none.
-        user: UID:GID of what runs in containers, or LOW-HIGH for a uid for each job; None: 1000:1000 where
-            the agent is root, else its own.
+        user: UID:GID of processes in containers, or LOW-HIGH for a uid for each job; None: 1000:1000 if the
+            agent is root, else its own.
         python: the interpreter of `image`; empty: the one that the job's command names.
-        mounts: all that jobs may ask for, their working directories included.
-        networks: of docker's, those that jobs may join beside the host's.
-        pids: processes and threads of a container at most, if its job does not say.
+        mounts: the directories that jobs may ask for, their working directories included.
+        networks: docker networks that jobs may join beside the host's.
+        pids: most processes and threads of a container, unless its job sets a limit.
     """
 
     socket: Text = "/run/docker.sock"

@@ -1,4 +1,4 @@
-"""Hadoop's client configuration: which clusters there are, as whom we speak to them, and where they answer.
+"""Hadoop's client configuration: the clusters, our user there, and their addresses.
 
 The files are those that every Hadoop tool reads: `core-site.xml` and `hdfs-site.xml` in one directory.
 """
@@ -28,12 +28,12 @@ _ANY_HOST = {"", "0.0.0.0", "::", "[::]"}
 
 @dataclass(frozen=True, slots=True)
 class Kerberos:
-    """Who we are to a secure cluster. With neither file: the ticket that the environment offers.
+    """Our identity in a secure cluster. With neither file the ticket of the environment is used.
 
     Attributes:
         principal: `name/host@REALM`.
         keytab: file with its keys; tickets are then fetched as needed.
-        cache: ticket cache that somebody else keeps fresh (kinit, k5start).
+        cache: ticket cache that another program keeps fresh (kinit, k5start).
     """
 
     principal: str
@@ -43,12 +43,12 @@ class Kerberos:
 
 @dataclass(frozen=True, slots=True)
 class HadoopSettings:
-    """What a daemon's configuration says of Hadoop; what it leaves open comes from the environment.
+    """The settings for Hadoop in a daemon's configuration; omitted values come from the environment.
 
     Attributes:
         conf_dir: directory of `core-site.xml` and `hdfs-site.xml`; None for $HADOOP_CONF_DIR, then
             $HADOOP_HOME/etc/hadoop.
-        user: whom a cluster without Kerberos takes us for; None for $HADOOP_USER_NAME, then the user of the
+        user: our user in a cluster without Kerberos; None for $HADOOP_USER_NAME, then the user of the
             process.
         kerberos: for a cluster with Kerberos.
         proxy_users: a job's store is reached as the job's owner, by Hadoop's proxy users.
@@ -60,7 +60,7 @@ class HadoopSettings:
     proxy_users: bool = False
 
     def directory(self) -> Path | None:
-        """Where the configuration is; None when nothing names a place."""
+        """The directory of the configuration; None if none is set."""
         if self.conf_dir:
             return Path(self.conf_dir)
         if named := os.environ.get(CONF_DIR_VARIABLE):
@@ -70,9 +70,10 @@ class HadoopSettings:
         return None
 
     def put_into_environment(self) -> None:
-        """Make the user and the directory those of this process: the client library takes its user there.
+        """Put the user and the directory into this process's environment, where the client library reads its
+        user.
 
-        One process therefore speaks to all clusters without Kerberos as one user.
+        So one process has one user in all clusters without Kerberos.
         """
         if self.user:
             os.environ[USER_VARIABLE] = self.user
@@ -99,7 +100,7 @@ class NameNode:
 
 @dataclass(frozen=True, slots=True)
 class HadoopConf:
-    """The properties that the files set, the later file's last."""
+    """The properties of the files; those of the later file win."""
 
     properties: dict[str, str]
 
@@ -132,9 +133,10 @@ class HadoopConf:
         return None
 
     def web_addresses(self, authority: str) -> tuple[str, ...]:
-        """Where the NameNodes of a nameservice, or the one at `HOST:PORT`, speak HTTP: `HOST:PORT` each.
+        """The HTTP addresses of the NameNodes of a nameservice, or of the one at `HOST:PORT`, as `HOST:PORT`
+        each.
 
-        Empty for a cluster with HTTPS alone or with Kerberos: we speak neither there.
+        Empty for a cluster with HTTPS alone or with Kerberos, which this client does not support over HTTP.
         """
         policy = self.properties.get("dfs.http.policy", "HTTP_ONLY").upper()
         if policy == "HTTPS_ONLY" or self.secure:
@@ -144,7 +146,7 @@ class HadoopConf:
         return tuple(self._web_address(name, at) for name, at in (rpc or {_WEB_ADDRESS: authority}).items())
 
     def _web_address(self, name: str, rpc_address: str) -> str:
-        """Hadoop's own defaults for what the configuration leaves out."""
+        """The HTTP address of a NameNode, with Hadoop's own defaults for omitted parts."""
         host, _, port = self.properties.get(name, "").rpartition(":")
         if host in _ANY_HOST:
             host = rpc_address.rpartition(":")[0]
@@ -158,7 +160,7 @@ class HadoopConf:
 
 
 def read_conf(directory: Path | None) -> HadoopConf:
-    """Read the files of a configuration directory; files that are absent set nothing.
+    """Read the files of a configuration directory; absent files are ignored.
 
     Raises UserError when the directory is absent, or a file cannot be read or is no Hadoop configuration.
     """

@@ -1,4 +1,4 @@
-"""The job file: YAML in, `JobSpec` out, or one UserError that lists everything that is wrong.
+"""The job file: YAML in, `JobSpec` out, or one UserError that lists all errors.
 
 `docs/job-file.md` documents every field. Field errors come from the models of `jobfile_model`, errors that
 concern several fields from `_cross_checks`, which reads the raw values so that both are reported in one go.
@@ -44,10 +44,10 @@ from supervisor.contract.job.spec import (
 )
 
 FOLLOWERS = ("evaluator", "tensorboard")
-"""Roles that are outside the ClusterSpec unless the file says otherwise."""
+"""Roles that are by default outside the ClusterSpec."""
 
 OUTSIDERS = ("dispatcher", "data_worker")
-"""Roles of tf.data's service: TF_CONFIG does not name them unless the file says otherwise."""
+"""Roles of tf.data's service: by default TF_CONFIG does not name them."""
 
 _PYTHON = re.compile(r"python[0-9.]*")
 
@@ -63,9 +63,9 @@ class CodeSource:
 
 @dataclass(frozen=True, slots=True)
 class JobFile:
-    """A job file. `spec.code` is None: what `code` names is packed when it is wanted (`code_archive`).
+    """A job file. `spec.code` is None: the directory of `code` is packed on demand (`code_archive`).
 
-    `document` knows the lines of its fields, for what a cluster finds wrong with them.
+    `document` has the lines of its fields, for errors that a cluster finds in them.
     """
 
     spec: JobSpec
@@ -79,12 +79,12 @@ def load_job_file(path: Path, *, checkpoint_base: str | None, name: str | None =
     Args:
         path: the file; `code.dir` is relative to its directory, which is the default working directory.
         checkpoint_base: URI under which a job without `checkpoint.uri` gets the directory of its name; None
-            when there is no such place.
+            without such a place.
         name: overrides the name in the file.
 
     Raises:
         NotFound: there is no such file.
-        UserError: everything that is wrong, one line each, in the order of the file; `name` alone.
+        UserError: all errors, one line each, in the order of the file; for a wrong `name` that error alone.
     """
     document = read(path)
     assert isinstance(document.value, dict)
@@ -112,7 +112,9 @@ def load_job_file(path: Path, *, checkpoint_base: str | None, name: str | None =
 
 
 def _check_mounted(document: Document, spec: JobSpec) -> None:
-    """What a mount cannot do: its files get their names once they are whole, and stay as they are then."""
+    """Check for options that a mount cannot offer: its files get their names once they are whole, and do not
+    change then.
+    """
     checkpoint = spec.checkpoint
     if checkpoint.mode != "mounted":
         return
@@ -249,7 +251,7 @@ def _any_python(roles: Sequence[RoleSpec]) -> bool:
 
 
 def _workdir(document: Document, model: JobModel, path: Path) -> str:
-    """Where the tasks run: `code.dir`, or the file's own directory."""
+    """The working directory of the tasks: `code.dir`, or the file's own directory."""
     where: Where = ("code", "dir")
     given = path.parent / (model.code.dir if model.code is not None else ".")
     directory = given.resolve()
@@ -354,7 +356,7 @@ def _check_strategy(document: Document, strategy: str, counts: Mapping[str, int]
 
 
 def _check_chief(document: Document, strategy: str, counts: Mapping[str, int]) -> None:
-    """A job has one chief at most, whichever name it has; TensorFlow 2 knows the name chief alone."""
+    """Check that a job has one chief at most, under either name; TensorFlow 2 knows only the name chief."""
     for name in CHIEF_ROLES:
         if counts.get(name, 0) > 1:
             document.problem(("roles", name, "count"), f"there are {counts[name]} {name}s; set it to 1")
@@ -368,7 +370,7 @@ def _check_chief(document: Document, strategy: str, counts: Mapping[str, int]) -
 def _check_placeholders(
     document: Document, where: Where, part: Mapping[str, object], known: frozenset[str]
 ) -> None:
-    """The texts of a job or role that are filled when a task starts: its command and its environment."""
+    """Check the placeholders in a job's or role's command and environment."""
     command = part.get("command")
     variables = _mapping(part.get("env")).items()
     texts: dict[Where, object] = {

@@ -1,6 +1,6 @@
-"""The fields of a job file: their types and defaults, and what to say when one is wrong.
+"""The fields of a job file: their types, their defaults, and the errors of wrong values.
 
-The bounds that hold for everybody are those of `contract.job.bounds`.
+The bounds of values are in `contract.job.bounds`.
 """
 
 from __future__ import annotations
@@ -155,7 +155,7 @@ def _one_of(kind: type[Named]) -> Callable[[object], Named]:
 
 
 def _ulimit(value: object) -> object:
-    """One number stands for both values."""
+    """A limit from one number, which stands for both values, or from two."""
     if isinstance(value, int) and not isinstance(value, bool):
         return {"soft": value, "hard": value}
     if not isinstance(value, dict):
@@ -204,13 +204,13 @@ FilePattern = Annotated[Text, _by(_file_pattern)]
 
 
 class JobPart(Strict):
-    """A mapping in which people look for what docker has."""
+    """Base of mappings in which users may try keys of docker."""
 
     reasons = NOT_FOR_JOBS
 
 
 class ResourcesModel(JobPart):
-    """What one task of a role needs on its node, and in a container also the most that it gets."""
+    """The resources of one task of a role on its node; in a container they are also its limits."""
 
     cpus: float = Field(default=0.0, ge=0, le=container.MAX_CPUS, allow_inf_nan=False)
     memory: SizeBytes = 0
@@ -238,7 +238,7 @@ class RoleModel(JobPart):
 
 
 class CheckpointModel(Strict):
-    """Where commits go."""
+    """The store of commits."""
 
     uri: Annotated[Text, AfterValidator(_uri)] | None = None
     mode: Annotated[Literal["staged", "mounted"], BeforeValidator(_mode)] = "staged"
@@ -311,7 +311,7 @@ class RestartModel(Strict):
 
 
 class ProgressModel(Strict):
-    """How steps are read from the output."""
+    """The reading of steps from the output."""
 
     patterns: list[Pattern] = Field(
         default_factory=lambda: list(DEFAULT_STEP_PATTERNS), min_length=1, max_length=MAX_STEP_PATTERNS
@@ -323,7 +323,7 @@ class ProgressModel(Strict):
 
 
 class LimitsModel(Strict):
-    """How long the job is waited for."""
+    """The time limits of the job."""
 
     wall_time: DurationMs | None = None
     startup: DurationMs | None = 600_000

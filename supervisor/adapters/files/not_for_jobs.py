@@ -1,6 +1,6 @@
-"""Why a job file has no such key: what docker's API, its command line and compose files call the things.
+"""Keys of docker's API, its command line and compose files, with the reason why a job file has no such key.
 
-Every unknown key is refused anyway; for these the reason is better than a list of what is known.
+Every unknown key is refused. For these the error has the reason in place of a list of known keys.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a checkpoint URI may look like, and the one way to write each place."""
+"""Checkpoint URIs: their syntax, and the normal form of each place."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _RESERVED = frozenset({".snapshot", ".reserved"})
 
 
 class Scheme(Enum):
-    """The kinds of store there are."""
+    """The kinds of stores."""
 
     FILE = "file"
     HDFS = "hdfs"
@@ -27,10 +27,10 @@ class Scheme(Enum):
 
 @dataclass(frozen=True, slots=True)
 class StoreUri:
-    """A checkpoint URI, understood.
+    """A parsed checkpoint URI.
 
     Attributes:
-        scheme: which kind of store.
+        scheme: the kind of the store.
         authority: nameservice, or HOST:PORT of a NameNode; empty for local directories.
         path: absolute, without empty parts, `.` and `..`, and not the root.
         user: as whom a daemon reaches it in HDFS (`hadoop.proxy_users`); empty: as itself.
@@ -45,7 +45,7 @@ class StoreUri:
         return f"{self.scheme.value}://{self.authority}{self.path}"
 
     def known_to(self, conf: HadoopConf) -> StoreUri:
-        """The same place, by its nameservice if this NameNode is one of a nameservice in `conf`."""
+        """The same place, under its nameservice if the NameNode belongs to one in `conf`."""
         nameservice = conf.nameservice_of(self.authority)
         return self if nameservice is None else replace(self, authority=nameservice)
 
@@ -72,7 +72,7 @@ def parse_record_uri(uri: str) -> StoreUri:
 def parse_uri(uri: str) -> StoreUri:
     """Read `file:///DIR`, an absolute path, `hdfs://NAMESERVICE/DIR` or `hdfs://HOST:PORT/DIR`.
 
-    Raises UserError that says what is wrong and what to write.
+    Raises UserError with the error and the right form.
     """
     if any(not letter.isprintable() for letter in uri):
         raise UserError(f"checkpoint.uri {uri!r} has a control character")

@@ -1,4 +1,4 @@
-"""YAML as people write it: every error of a file at once, each as `FILE:LINE: FIELD: what; what to do`.
+"""YAML files of users: all errors of a file are reported at once, each as `FILE:LINE: FIELD: error; remedy`.
 
 The node tree is read instead of constructed objects: it knows lines and duplicate keys, keeps numbers as they
 were written, runs no constructors, and an alias bomb is stopped by counting nodes.
@@ -33,7 +33,7 @@ class Strict(BaseModel):
     """Base of all file models: no unknown keys, no silent conversions, no changes afterwards.
 
     Attributes:
-        reasons: why there is no such key, for those that people would expect, by their `spelling`.
+        reasons: `spelling` of a key that users may expect -> the reason why there is none.
     """
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, arbitrary_types_allowed=True)
@@ -84,7 +84,7 @@ class Document:
 
 
 def spelling(key: str) -> str:
-    """One for `CapAdd`, `cap_add` and `cap-add`."""
+    """One spelling for `CapAdd`, `cap_add` and `cap-add`."""
     return key.replace("_", "").replace("-", "").lower()
 
 
@@ -142,7 +142,7 @@ def parse(text: str, source: str) -> Document:
 
 
 def build(model: type[M], document: Document) -> M | None:
-    """Validate against `model`; what is wrong goes into the document's problems and None comes back."""
+    """Validate against `model`; errors are added to the document's problems, and None is returned."""
     try:
         return model.model_validate(document.value)
     except ValidationError as error:
@@ -153,7 +153,7 @@ def build(model: type[M], document: Document) -> M | None:
 
 
 def suggest(word: str, known: Iterable[str]) -> str:
-    """`; did you mean 'x'?`, the list of what is known when nothing is near, or nothing."""
+    """`; did you mean 'x'?`, or the list of known words if none is near, or an empty text."""
     options = sorted(known)
     near = difflib.get_close_matches(word, options, n=1, cutoff=0.6)
     if near:
@@ -244,7 +244,9 @@ def _line(node: Node) -> int:
 
 
 def _where(loc: tuple[int | str, ...], document: Document) -> Where:
-    """Drop what pydantic adds to a location (union branches, `[key]`) by walking the values."""
+    """A location without the parts that pydantic adds (union branches, `[key]`), found by walking the
+    values.
+    """
     where: Where = ()
     value = document.value
     for index, part in enumerate(loc):

@@ -1,6 +1,7 @@
-"""`checkpoints JOB` restore, import: files go between the store and a directory of this machine.
+"""`checkpoints JOB` restore, import: transfer between the store and a directory of this machine.
 
-The store is read and written from here: the machine needs the job's HDFS, or the directory that the store is.
+This process reads and writes the store, so the machine needs access to the job's HDFS, or to the store's
+directory.
 """
 
 from __future__ import annotations
@@ -170,6 +171,6 @@ async def _stop(work: asyncio.Future[Manifest], stores: Stores) -> None:
 
 
 def _out_of_reach(error: StoreUnreachable, uri: str) -> StoreUnreachable:
-    """The leader reads this store; this machine may not."""
+    """The error for a store that the leader can read and this machine cannot."""
     where = "HADOOP_CONF_DIR and HADOOP_USER_NAME" if uri.startswith("hdfs:") else "the directory mounted"
     return StoreUnreachable(f"{error}; the store is read from this machine, which needs {where}: {uri}")

@@ -1,4 +1,4 @@
-"""`checkpoints JOB` lists a job's checkpoints; `checkpoints JOB VERB` does something about them."""
+"""`checkpoints JOB` lists a job's checkpoints; `checkpoints JOB VERB` works on them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from supervisor.contract.ids import check_name
 from supervisor.contract.views.jobs import CheckpointList, CheckpointView
 
 JOB = "supervisorctl checkpoints JOB"
-"""Where the verbs find the job, in click's `meta`."""
+"""The key of the job in click's `meta`."""
 
 _VERBS = "supervisor.cli.checkpoints.verbs"
 _FILES = "supervisor.cli.checkpoints.files"
@@ -93,14 +93,14 @@ def _show(document: CheckpointList) -> None:
 
 
 def _why(entry: CheckpointView) -> str:
-    """What it is for, or what is wrong with it."""
+    """The use of a checkpoint, or its problem."""
     use = {"base": "base of this generation", "newest": "newest"}.get(entry.use, "")
     lineage = "" if entry.on_lineage else "off the lineage"
     return "; ".join(filter(None, (entry.reason, use, lineage))) or "-"
 
 
 def _options_first(args: Sequence[str]) -> list[str]:
-    """The same words, those options first that stand before a verb."""
+    """The same words, with the options before the verb moved to the front."""
     options: list[str] = []
     job: list[str] = []
     left = list(args)

@@ -1,4 +1,6 @@
-"""`checkpoints JOB` verify, gc, pin, unpin, rebuild: what the leader does with checkpoints in their store."""
+"""`checkpoints JOB` verify, gc, pin, unpin, rebuild: requests to the leader about checkpoints in their
+store.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,7 @@ if TYPE_CHECKING:
     from supervisor.api.client import ControlClient
 
 STORE_S = 300.0
-"""How long the leader may take to look through a store."""
+"""Seconds that the leader may take to scan a store."""
 
 WHY = {
     "base": "the job's present generation, or a restart that was asked for, begins from it",
@@ -131,7 +133,7 @@ def unpin(context: click.Context, given: Globals, checkpoint: str) -> None:
 async def follow(
     line: ProgressLine, what: str, stream: AsyncGenerator[CheckProgress, None]
 ) -> tuple[list[CheckView], str]:
-    """Show how far the leader is; returns what it found, and what it recorded at the end."""
+    """Show the leader's progress; returns the results, and the text about its records at the end."""
     found: list[CheckView] = []
     end = ""
     try:

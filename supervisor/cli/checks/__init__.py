@@ -1,1 +1,1 @@
-"""What `supervisorctl doctor` looks at: each check is a name, a look, and what to do when it is not well."""
+"""The checks of `supervisorctl doctor`: each has a name, a function, and advice for a problem."""

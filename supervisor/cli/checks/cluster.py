@@ -1,4 +1,4 @@
-"""What an agent needs of others: etcd."""
+"""Checks of the services that an agent needs: etcd, certificates, promises."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ HDFS_S = 60.0
 
 
 def etcd(scene: Scene) -> Told:
-    """Whether it answers reads that all its members agree on, and how soon."""
+    """Whether etcd answers linearizable reads, and how fast."""
     return asyncio.run(_read(scene))
 
 
@@ -41,7 +41,7 @@ async def _timed(call: Callable[[], Awaitable[object]]) -> float:
 
 
 def now() -> datetime:
-    """In UTC."""
+    """The time in UTC."""
     return datetime.now(UTC)
 
 
@@ -64,7 +64,9 @@ def certificates(scene: Scene) -> Told | None:
 
 
 def promises(scene: Scene) -> Told:
-    """Whether this node's tasks outlive a longer loss of etcd, and who must promise it (rule 11)."""
+    """Whether this node's tasks survive a longer loss of etcd, and the supervisors whose promises that needs
+    (rule 11).
+    """
     return asyncio.run(_promises(scene))
 
 

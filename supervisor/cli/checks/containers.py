@@ -1,4 +1,4 @@
-"""dockerd, as an agent with `runtime: docker` needs it."""
+"""Checks of dockerd for an agent with `runtime: docker`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _LIMITS = ("memory limit", "swap limit", "cpu cfs", "cpuset", "pids limit")
 
 
 def dockerd(scene: Scene) -> Told:
-    """Whether it answers, and is new enough."""
+    """Whether dockerd answers, and is new enough."""
     try:
         engine = scene.engine
     except TfSupervisorError as error:
@@ -43,12 +43,12 @@ def live_restore(scene: Scene) -> Told:
 
 
 def cgroups(scene: Scene) -> Told:
-    """Whether limits hold, and one manager alone rules the cgroups."""
+    """Whether limits are enforced, and only one manager controls the cgroups."""
     return judge_cgroups(scene.engine, systemd=Path("/run/systemd/system").is_dir())
 
 
 def judge_cgroups(engine: EngineInfo, *, systemd: bool) -> Told:
-    """The same for what dockerd says; `systemd`: it is this machine's init."""
+    """The judgement of dockerd's answer on cgroups. `systemd`: it is this machine's init."""
     detail = f"version {engine.cgroup_version}, driver {engine.cgroup_driver}"
     lacking = [each for each in engine.warnings if any(limit in each.lower() for limit in _LIMITS)]
     if engine.cgroup_driver == "none":
@@ -65,12 +65,12 @@ def judge_cgroups(engine: EngineInfo, *, systemd: bool) -> Told:
 
 
 def users(scene: Scene) -> Told:
-    """Whether a user in a container is the same one outside."""
+    """Whether a uid in a container is the same uid outside."""
     return judge_users(scene.engine)
 
 
 def judge_users(engine: EngineInfo) -> Told:
-    """The same for what dockerd says."""
+    """The judgement of dockerd's answer on users."""
     if engine.maps_users:
         return fail(
             f"{engine.maps_users}: users in containers are others outside, who cannot use our directories"
@@ -79,12 +79,12 @@ def judge_users(engine: EngineInfo) -> Told:
 
 
 def runc(scene: Scene) -> Told | None:
-    """Whether what starts containers lets them out."""
+    """Whether the version of runc is known to let containers break out."""
     return judge_runc(scene.engine.runc)
 
 
 def judge_runc(version: str) -> Told | None:
-    """The same for its version; None where dockerd does not tell it."""
+    """The judgement of a version of runc; None if dockerd does not report it."""
     found = _VERSION.match(version)
     if found is None:
         return None
@@ -96,7 +96,7 @@ def judge_runc(version: str) -> Told | None:
 
 
 def networks(scene: Scene) -> Told | None:
-    """Whether those that jobs may join are there."""
+    """Whether the docker networks for jobs exist."""
     from supervisor.cli.cluster.engine import Engine
 
     wanted = scene.agent.docker.networks
@@ -108,7 +108,7 @@ def networks(scene: Scene) -> Told | None:
 
 
 def nvidia(scene: Scene) -> Told | None:
-    """Whether containers can be given GPUs."""
+    """Whether containers can get GPUs."""
     if "nvidia" in scene.engine.runtimes:
         return ok("runtime nvidia")
     if shutil.which(HOOK, path=f"{os.environ.get('PATH', os.defpath)}:/usr/bin:/usr/sbin"):
@@ -119,7 +119,7 @@ def nvidia(scene: Scene) -> Told | None:
 
 
 def image(scene: Scene) -> Told:
-    """Whether the default image is there."""
+    """Whether dockerd has the default image."""
     from supervisor.cli.cluster.engine import Engine
 
     if not scene.image:
@@ -135,7 +135,7 @@ def image(scene: Scene) -> Told:
 
 
 def mounts(scene: Scene) -> Told:
-    """Whether what containers may have is there, and holds nothing that is the agent's own."""
+    """Whether the directories for containers exist, and contain none of the agent's own files."""
     config = scene.agent
     own = (
         config.state_dir,
@@ -154,7 +154,7 @@ def mounts(scene: Scene) -> Told:
 
 
 def data_space(scene: Scene) -> Told:
-    """Room for images and containers."""
+    """The space for images and containers."""
     return space(Path(scene.engine.data_root))
 
 

@@ -1,7 +1,7 @@
-"""Durations that the safety argument takes for granted (`contract.timing`), measured on this machine.
+"""Durations that the safety argument assumes (`contract.timing`), measured on this machine.
 
-One measurement says what the machine can do now, not what it does later: half of the allowance is left for
-that. No other look runs beside them: they would be most of the load on a small machine.
+One measurement shows the machine's present speed, so it must stay below half of the allowance. No other check
+runs beside these: it would be most of the load on a small machine.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from supervisor.contract.errors import Refused
 
 CHILD_S = 15.0
 DEADLINE_S = CHILD_S + 15.0
-"""A child that is killed may take its time to end, too."""
+"""Seconds for a check, with time for the end of a killed child."""
 
 
 def kill_time(scene: Scene) -> Told:
-    """How long the kernel takes to end a task while every processor is busy, as agents rehearse it."""
+    """The time that the kernel takes to end a task while every processor is busy, rehearsed as by agents."""
     config, timing = scene.agent, scene.agent.timing
     users = other_users(config) if config.runtime == "process" else None
     try:
@@ -38,7 +38,7 @@ def kill_time(scene: Scene) -> Told:
 
 
 def agent_restart(scene: Scene) -> Told:
-    """How long an agent takes until it can look for its state file."""
+    """The time from an agent's start until it can read its state file."""
     allowed_ms = scene.agent.timing.agent_restart_ms
     began = time.monotonic()
     try:

@@ -1,4 +1,6 @@
-"""NVML and the driver, asked as an agent asks: in a process of its own, as a driver may hang or crash."""
+"""A check of NVML and the driver, in a process of its own as in an agent, because a driver may hang or
+crash.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,7 @@ except Refused as error:
 
 
 def has_gpus() -> bool:
-    """Whether this machine has a driver of NVIDIA's or a device of it."""
+    """Whether this machine has an NVIDIA driver or device."""
     return DRIVER.exists() or DEVICE.exists()
 
 

@@ -1,4 +1,4 @@
-"""What an agent needs of its machine: directories, ports, locks, FUSE, clock."""
+"""Checks of the machine for an agent: directories, ports, locks, FUSE, clock."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ _UNSYNCHRONISED = 0x40
 
 
 def state_dir(scene: Scene) -> Told:
-    """Whether the agent can keep its state there."""
+    """Whether the agent can write to its state directory."""
     return _writable(Path(scene.agent.state_dir))
 
 
 def checkpoint_parent(scene: Scene) -> Told:
-    """Whether checkpoints can be written there."""
+    """Whether checkpoints can be written below the checkpoint parent."""
     return _writable(Path(scene.agent.checkpoint_parent))
 
 
@@ -52,7 +52,7 @@ def task_user(scene: Scene) -> Told:
 
 
 def docker_user(scene: Scene) -> Told:
-    """Whether the users of containers are nobody else's."""
+    """Whether no other account of the machine has the uids of containers."""
     user = scene.agent.docker.user or ""
     span = range_of(user)
     return _range(span) if span is not None else ok(f"containers run as {user or 'the default user'}")
@@ -67,22 +67,22 @@ def firewall(scene: Scene) -> Told:
 
 
 def _range(span: tuple[int, int]) -> Told:
-    """The configuration's reader checks the owners of the numbers."""
+    """The finding on a range of uids. The reader of the configuration has checked its owners."""
     return ok(f"each job's tasks run as a user of their own, of {span[0] + 1}-{span[1]}")
 
 
 def state_space(scene: Scene) -> Told:
-    """Room for logs, code and the state itself."""
+    """The space for logs, code and the state itself."""
     return space(Path(scene.agent.state_dir))
 
 
 def checkpoint_space(scene: Scene) -> Told:
-    """Room for checkpoints."""
+    """The space for checkpoints."""
     return space(Path(scene.agent.checkpoint_parent))
 
 
 def space(directory: Path) -> Told:
-    """How much room a directory's disk has."""
+    """The free space on a directory's disk."""
     try:
         free = shutil.disk_usage(_existing(directory)).free
     except OSError as error:
@@ -92,7 +92,7 @@ def space(directory: Path) -> Told:
 
 
 def lock_dir(scene: Scene) -> Told:
-    """Whether port locks work there: not every network file system has them."""
+    """Whether port locks work in their directory: some network file systems lack them."""
     directory = Path(scene.agent.lock_dir)
     try:
         with tempfile.TemporaryFile(dir=directory) as file:
@@ -103,7 +103,7 @@ def lock_dir(scene: Scene) -> Told:
 
 
 def ports(scene: Scene) -> Told:
-    """Whether the range has room, and the kernel does not give its ports to others."""
+    """Whether the range has enough free ports, and the kernel does not assign them to other programs."""
     low, high = scene.agent.port_low, scene.agent.port_high
     taken = sum(low <= port <= high for port in listening())
     free = high - low + 1 - taken
@@ -127,7 +127,7 @@ def _reserved(text: str) -> set[int]:
 
 
 def listening() -> set[int]:
-    """The TCP ports that somebody listens on."""
+    """The TCP ports with a listener."""
     found = set()
     for table in _TCP_TABLES:
         with suppress(FileNotFoundError):
@@ -154,7 +154,7 @@ def fuse(scene: Scene) -> Told:
 
 
 def clock(scene: Scene) -> Told | None:
-    """Whether the wall clock is kept right; only people read it, intervals have a clock of their own."""
+    """Whether the wall clock is synchronised. Only people read it; intervals use another clock."""
     del scene
     status = _clock_status()
     if status is None:
@@ -165,7 +165,9 @@ def clock(scene: Scene) -> Told | None:
 
 
 def _clock_status() -> int | None:
-    """`status` of adjtimex(2), which needs no right to read; None where the kernel does not tell."""
+    """`status` of adjtimex(2), which can be read without privileges; None if the kernel does not report
+    it.
+    """
     timex = (ctypes.c_long * 32)()
     if ctypes.CDLL(None, use_errno=True).adjtimex(ctypes.byref(timex)) < 0:
         return None
@@ -174,7 +176,7 @@ def _clock_status() -> int | None:
 
 
 def _writable(directory: Path) -> Told:
-    """Files are created in it, or, where it is not there yet, beside its first parent that is."""
+    """Whether files can be created in a directory, or in its nearest existing parent."""
     there = _existing(directory)
     try:
         with tempfile.TemporaryFile(dir=there) as file:

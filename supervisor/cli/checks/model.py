@@ -1,4 +1,6 @@
-"""A check, what it is given, and how all are run: each with a deadline, side by side unless it measures."""
+"""A check, its input, and the run of all checks: each has a deadline, and they run at the same time unless
+they measure.
+"""
 
 from __future__ import annotations
 
@@ -14,12 +16,13 @@ from supervisor.cli.cluster.findings import Finding, State
 from supervisor.contract.errors import TfSupervisorError
 
 LOOK_S = 30.0
-"""To load what speaks to etcd takes a second of processor time: measured 7 s on a busy machine."""
+"""Seconds for a check. Loading the client of etcd takes a second of processor time: 7 s were measured on a
+busy machine."""
 
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """What a look says. `advice` is for this case; empty: the check's own."""
+    """The result of a check. `advice` is for this case; empty: the check's own."""
 
     state: State
     detail: str
@@ -27,12 +30,12 @@ class Told:
 
 
 class Scene:
-    """What is looked at: this machine, for one agent's configuration where there is one.
+    """The subject of the checks: this machine, with an agent's configuration if there is one.
 
     Attributes:
-        docker: the address of dockerd; empty where no container is wanted.
-        image: that must be there; empty for none.
-        needs_docker: somebody has said that there is to be a dockerd.
+        docker: the address of dockerd; empty if no container is wanted.
+        image: the required image; empty for none.
+        needs_docker: the configuration or an option requires a dockerd.
     """
 
     def __init__(
@@ -46,13 +49,13 @@ class Scene:
 
     @property
     def agent(self) -> AgentConfig:
-        """The configuration; for checks that are only run with one."""
+        """The configuration, for checks that run only with one."""
         assert self.config is not None
         return self.config
 
     @property
     def engine(self) -> EngineInfo:
-        """What dockerd says of itself, asked once; raises Unreachable, Refused."""
+        """The report of dockerd on itself, read once; raises Unreachable, Refused."""
         with self._lock:
             found = self._asked
         if isinstance(found, TfSupervisorError):
@@ -61,7 +64,7 @@ class Scene:
 
     @property
     def has_engine(self) -> bool:
-        """Whether dockerd answers; that it does not is one finding, not one of every check."""
+        """Whether dockerd answers. Otherwise only one check reports it."""
         with self._lock:
             return not isinstance(self._asked, TfSupervisorError)
 
@@ -77,18 +80,18 @@ class Scene:
 
 
 Look = Callable[[Scene], Told | None]
-"""None: there is nothing to say here."""
+"""The function of a check; it returns None if the check does not apply."""
 
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One check. An error of our tree that the look raises is its failure.
+    """One check. An error of our tree that its function raises is a failure.
 
     Attributes:
-        advice: what to do when it is not well.
-        wanted: whether this scene has what it looks at.
-        deadline_s: a look that takes longer has failed.
-        alone: it measures how long this machine takes, so no other look of ours runs beside it.
+        advice: the remedy for a problem.
+        wanted: whether the check applies to a scene.
+        deadline_s: seconds after which the check has failed.
+        alone: it measures a duration, so no other check runs beside it.
     """
 
     name: str
@@ -115,7 +118,7 @@ def run(checks: Sequence[Check], scene: Scene) -> list[Finding]:
 
 
 class _Run:
-    """One check in a thread that nobody waits for at the end: a look at a dead disk may never return."""
+    """One check in a daemon thread: a look at a dead disk may never return."""
 
     def __init__(self, check: Check, scene: Scene) -> None:
         self.check = check
@@ -125,12 +128,12 @@ class _Run:
         self._due = 0.0
 
     def start(self) -> None:
-        """Look, from now until the check's deadline."""
+        """Start the check; its deadline counts from now."""
         self._due = time.monotonic() + self.check.deadline_s
         self._thread.start()
 
     def wait(self) -> None:
-        """Return at the end of the look, or of its time."""
+        """Return when the check has ended, or at its deadline."""
         self._thread.join(max(0.0, self._due - time.monotonic()))
 
     def _look(self, scene: Scene) -> None:
@@ -141,7 +144,7 @@ class _Run:
         self._looked = True
 
     def finding(self) -> Finding | None:
-        """What it found. A bug in a check has printed its traceback, and is no finding."""
+        """The finding; None if there is none. A bug in a check prints its traceback, and gives no finding."""
         if self._thread.is_alive():
             return self._say(fail(f"no answer after {self.check.deadline_s:g} s"))
         assert self._looked, f"the check of {self.check.name} has a bug, see above"
@@ -153,15 +156,15 @@ class _Run:
 
 
 def ok(detail: str) -> Told:
-    """All is well."""
+    """A result without a problem."""
     return Told(State.OK, detail)
 
 
 def warn(detail: str, advice: str = "") -> Told:
-    """It works, less well or less safely than it could."""
+    """A result for something that works, but less well or less safely than possible."""
     return Told(State.WARN, detail, advice)
 
 
 def fail(detail: str, advice: str = "") -> Told:
-    """It cannot work."""
+    """A result for something that cannot work."""
     return Told(State.FAIL, detail, advice)

@@ -24,12 +24,12 @@ from supervisor.contract.errors import Conflict, Refused, TfSupervisorError, Use
 from supervisor.contract.ids import check_name
 
 AUTHORITY, USERS, PEERS = "ca", "user-ca", "peer-ca"
-"""The authorities of machines, which etcd trusts; of users; and of what members of etcd show each other."""
+"""The authorities of machines, which etcd trusts; of users; and of the certificates among members of etcd."""
 AUTHORITY_DAYS = 3650
 DAYS = 90
 ETCD, ETCDCTL = "etcd", "etcdctl"
 _PEER = "-peer"
-"""How the files of a member's second certificate end."""
+"""Suffix of the files of a member's second certificate."""
 _SUBJECTS = {
     AUTHORITY: "tf-supervisor authority",
     USERS: "tf-supervisor users",
@@ -43,10 +43,10 @@ class Wanted:
     """One certificate.
 
     Attributes:
-        file: of it, without `.pem`.
+        file: its file, without `.pem`.
         name: its common name.
-        authority: who signs it.
-        alternatives: what else it is for, as openssl writes it.
+        authority: the authority that signs it.
+        alternatives: its alternative names, in openssl's form.
         usage: whether it is for servers.
     """
 
@@ -165,7 +165,7 @@ def _has_authority(directory: Path, name: str) -> bool:
 
 
 def _make_authority(directory: Path, name: str) -> None:
-    """A run that was broken off leaves no authority that cannot sign: each file appears whole."""
+    """Make an authority. Each file appears whole, so an interrupted run leaves no broken authority."""
     key, certificate = directory / f"{name}.key", directory / f"{name}.pem"
     if not key.exists():
         if certificate.exists():
@@ -188,7 +188,10 @@ def _make_authority(directory: Path, name: str) -> None:
 
 
 def _mark_of(key: Path, scratch: str) -> str:
-    """Of two authorities with one name in a file, TLS may try the first alone: a new key gives a new name."""
+    """A mark for the authority's name, derived from its key.
+
+    With two authorities of one name in a file TLS may try only the first.
+    """
     public = Path(scratch) / "public"
     _openssl("pkey", "-in", str(key), "-pubout", "-outform", "DER", "-out", str(public))
     return hashlib.sha256(public.read_bytes()).hexdigest()[:8]
@@ -226,7 +229,7 @@ def _new_key(path: Path) -> None:
 
 
 def _openssl(*arguments: str) -> None:
-    """Files that it makes have mode 0600. Of what it tells nothing is of interest but why it fails."""
+    """Run openssl. Its files get mode 0600. Its output is used only for an error."""
     before = os.umask(0o077)
     try:
         done = subprocess.run(["openssl", *arguments], capture_output=True, text=True, check=False)

@@ -1,4 +1,4 @@
-"""`supervisorctl doctor`: whether this machine can be a node, and what to do where it cannot."""
+"""`supervisorctl doctor`: checks whether this machine can be a node, with advice for each problem."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def _configuration(path: Path | None) -> tuple[AgentConfig | None, list[Finding]
 
 
 def _docker(config: AgentConfig | None, socket: str | None) -> str:
-    """Where dockerd is; empty where the configuration says that no container is wanted."""
+    """The address of dockerd; empty if the configuration wants no container."""
     from supervisor.cli.cluster.engine import address_of
 
     if config is not None and config.runtime != "docker" and socket is None:

@@ -1,4 +1,4 @@
-"""One dockerd, for the verbs that look at this machine: each call has a deadline, each container is removed.
+"""One dockerd, for the verbs that check this machine: each call has a deadline, each container is removed.
 
 The agent's runtime is another client with other needs; this one blocks, and lives as long as one command.
 """
@@ -26,9 +26,9 @@ from supervisor.contract.errors import NotFound, Refused, TfSupervisorError, Unr
 DEFAULT_ADDRESS = "unix:///var/run/docker.sock"
 CALL_S = 10
 WORK_S = 60
-"""So long may a call take that makes, starts or removes a container: a disk may be slow."""
+"""Seconds for a call that makes, starts or removes a container: a disk may be slow."""
 STALL_S = 60
-"""So long may a pull tell nothing."""
+"""Seconds without a message of a pull after which it has failed."""
 OUTPUT_LINES = 40
 SHARED_MEMORY = "/dev/shm"
 _MEMORY_BYTES = 4 << 30
@@ -38,8 +38,10 @@ _MAPS_USERS = {"userns": "userns-remap", "rootless": "rootless"}
 
 @dataclass(frozen=True, slots=True)
 class EngineInfo:
-    """What dockerd says of itself. `architecture` is named as images name theirs. `runc`: its version.
-    `maps_users`: why users in containers are others outside; empty where they are the same.
+    """The report of dockerd on itself.
+
+    `architecture` is spelt as in images. `runc`: its version. `maps_users`: the reason why uids in containers
+    differ from those outside; empty if they are the same.
     """
 
     version: str
@@ -57,8 +59,10 @@ class EngineInfo:
 
 @dataclass(frozen=True, slots=True)
 class Image:
-    """An image that this dockerd has. `user` is the image's own, which tasks do not run as; `volumes` are the
-    directories that it declares as such.
+    """An image of this dockerd.
+
+    `user` is the image's own user, which tasks do not use; `volumes` are the directories that it declares as
+    volumes.
     """
 
     id: str
@@ -70,11 +74,11 @@ class Image:
 
 @dataclass(frozen=True, slots=True)
 class Box:
-    """How a throw-away container runs: as a task's does, but without a network.
+    """The options of a throw-away container: those of a task's, but without a network.
 
     Attributes:
         mounts: directories of this machine, by their path inside; read-only.
-        volumes: the image's, which tasks have in memory.
+        volumes: the image's volumes, which are in memory for tasks.
     """
 
     user: str = "1000:1000"
@@ -85,7 +89,7 @@ class Box:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How a throw-away container ended. `code` is None when its time was over."""
+    """The end of a throw-away container. `code` is None if its time was over."""
 
     code: int | None
     output: str
@@ -94,11 +98,11 @@ class Outcome:
 
 
 class CannotStart(TfSupervisorError):
-    """The container was made but could not be started: no such program, no such user."""
+    """A container was made but could not be started: there is no such program or user."""
 
 
 def address_of(given: str | None) -> str:
-    """Where dockerd listens: what was given, else DOCKER_HOST, else docker's default."""
+    """The address of dockerd: the given one, else DOCKER_HOST, else docker's default."""
     address = given or os.environ.get("DOCKER_HOST") or DEFAULT_ADDRESS
     return f"unix://{address}" if address.startswith("/") else address
 
@@ -121,7 +125,7 @@ class Engine:
         self._work.close()
 
     def info(self) -> EngineInfo:
-        """What it says of itself."""
+        """The report of dockerd on itself."""
         with self._mapped():
             said = self._api.info()
             parts = self._api.version().get("Components") or ()
@@ -141,7 +145,7 @@ class Engine:
         )
 
     def image(self, name: str) -> Image | None:
-        """The image, None when this dockerd has none of that name."""
+        """The image; None if this dockerd has none of that name."""
         try:
             with self._mapped():
                 said = self._api.inspect_image(name)
@@ -162,7 +166,10 @@ class Engine:
             return frozenset(str(each["Name"]) for each in self._api.networks())
 
     def pull(self, name: str, moved: Callable[[int, int], None]) -> None:
-        """Fetch an image; `moved` is told bytes done and bytes known of. It may take as long as it moves."""
+        """Fetch an image; `moved` is called with (bytes done, bytes known so far).
+
+        There is no limit while it makes progress.
+        """
         with dockerd.mapped_errors(self.address), dockerd.another(self._api, self.address, STALL_S) as client:
             dockerd.pull(client, name, moved)
 
@@ -198,7 +205,7 @@ class Engine:
             self.remove(ident)
 
     def labelled(self, label: str) -> dict[str, str]:
-        """Of every container with this label, running or not: its id and the label's value."""
+        """Id -> value of the label, for all containers with this label, running or not."""
         with self._mapped():
             found = self._work.containers(all=True, filters={"label": label})
         return {str(each["Id"]): str(each["Labels"][label]) for each in found}
@@ -235,6 +242,8 @@ class Engine:
 
 
 def mapping_of(options: Iterable[str]) -> str:
-    """Why users in containers are others outside, by dockerd's security options; empty: they are the same."""
+    """The reason, from dockerd's security options, why uids in containers differ from those outside; empty:
+    they are the same.
+    """
     named = {part.removeprefix("name=") for each in options for part in each.split(",")}
     return next((why for name, why in _MAPS_USERS.items() if name in named), "")

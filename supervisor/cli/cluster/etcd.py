@@ -1,4 +1,4 @@
-"""`supervisorctl etcd`: users of etcd, so that each daemon can write what is its own alone."""
+"""`supervisorctl etcd`: users of etcd, so that each daemon can write only its own keys."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ async def _check(wanted: tuple[list[str], Auth, TlsFiles]) -> tuple[list[str], b
 def _plan(
     given: Globals, holders: tuple[str, ...], path: Path, cert: Path | None
 ) -> tuple[list[str], Auth, TlsFiles]:
-    """Where etcd is, what it should have, and the administrator's certificate."""
+    """The addresses of etcd, its wanted users and roles, and the administrator's certificate."""
     from supervisor.adapters.certificates.x509 import common_name
     from supervisor.adapters.etcd.users import wanted
     from supervisor.adapters.files.config import load_client, load_supervisor

@@ -1,4 +1,4 @@
-"""What a check has found: one line each, with what to do where it is not well."""
+"""Findings of checks: one line each, with advice for problems."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ from supervisor.cli import render
 
 
 class State(Enum):
-    """FAIL: what was checked for cannot work. WARN: it works, less well or less safely than it could."""
+    """The state of a finding.
+
+    FAIL: it cannot work. WARN: it works, but less well or less safely than possible.
+    """
 
     OK = "ok"
     WARN = "warn"
@@ -19,7 +22,7 @@ class State(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One line. `advice` says what to do; empty where nothing is to be done."""
+    """One line. `advice` is the remedy; empty if none is needed."""
 
     check: str
     state: State

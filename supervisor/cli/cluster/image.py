@@ -27,7 +27,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 _TASK = ("user", "python", "mounts", "env", "execute")
 NO_FIT = 15
-"""The exit code for an image that is there and cannot run a job."""
+"""The exit code for an image that exists but cannot run a job."""
 
 
 @click.group()
@@ -37,7 +37,9 @@ def image() -> None:
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """How a job's tasks would run in the image; None: as the agent's configuration says, if one is given."""
+    """The options of a job's tasks in the image; None: those of the agent's configuration, if one is
+    given.
+    """
 
     user: str | None
     python: str | None
@@ -46,7 +48,7 @@ class Task:
     execute: bool
 
     def wish(self, name: str, docker: DockerConfig | None) -> Wish:
-        """The same, checked; raises UserError."""
+        """The checked options; raises UserError."""
         from supervisor.adapters.files.config_docker import range_of
         from supervisor.cli.cluster.engine import Box
         from supervisor.cli.cluster.image_check import PYTHONS, Wish

@@ -1,4 +1,4 @@
-"""Whether an image can run a job of ours: looked at from outside, then in throw-away containers."""
+"""The check whether an image can run a job: from outside, then in throw-away containers."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ _TENSORFLOW = "import os, tensorflow; os.write(1, ('tfsup:' + tensorflow.__versi
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """What the image is checked for.
+    """The requirements for the image.
 
     Attributes:
-        pythons: interpreters to look for, the first that there is is taken.
-        needs_tensorflow: False for jobs whose command is not Python: they are executed, cold.
+        pythons: interpreters to look for; the first existing one is used.
+        needs_tensorflow: False for jobs whose command is not Python.
     """
 
     image: str
@@ -41,7 +41,9 @@ class Wish:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What was found; `python` is the interpreter that was taken, `tensorflow` its version, or empty."""
+    """The findings. `python` is the interpreter that is used, `tensorflow` its version of TensorFlow, or
+    empty.
+    """
 
     image: str
     id: str
@@ -53,7 +55,7 @@ class Report:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What agent/inside/image_probe.py tells."""
+    """The output of agent/inside/image_probe.py."""
 
     version: tuple[int, ...]
     machine: str
@@ -83,7 +85,7 @@ def get(engine: Engine, name: str, pull: Pull, moved: Callable[[int, int], None]
 
 
 def check(engine: Engine, image: Image, wish: Wish) -> Report:
-    """Look at an image that is there. Raises Unreachable, Refused when dockerd does not do its part."""
+    """Check an existing image. Raises Unreachable, Refused if dockerd fails."""
     wish = replace(wish, box=replace(wish.box, volumes=image.volumes))
     found = [_architecture(engine, image), *_volumes(image)]
     python, tensorflow = "", ""
@@ -183,7 +185,7 @@ def _tensorflow(engine: Engine, wish: Wish, python: str) -> tuple[str, Finding]:
 
 
 def _facts(outcome: Outcome) -> Facts | None:
-    """What the probe has printed; None when it is none of it."""
+    """The facts that the probe has printed; None if its output is none."""
     try:
         said = json.loads(outcome.output.strip().rpartition("\n")[2])
         return Facts(

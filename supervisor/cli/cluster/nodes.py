@@ -136,9 +136,9 @@ async def _drain(given: Globals, node: str, reason: str, timeout_s: float | None
 
 
 async def _left(client: ControlClient, node: str) -> str:
-    """What still runs on a node that is drained, and what its jobs wait for; empty when nothing does.
+    """The tasks that still run on a draining node, and the reasons why their jobs wait; empty if none runs.
 
-    Raises Conflict when it is drained no more.
+    Raises Conflict if the drain was lifted.
     """
     listed = {view.node: view for view in (await client.nodes()).nodes}
     view = listed.get(node)
@@ -153,7 +153,9 @@ async def _left(client: ControlClient, node: str) -> str:
 
 
 def _load(load: GpuBeat | None) -> tuple[str, str, str]:
-    """Memory in use, with processes on it that are not ours; how busy it is; its temperature."""
+    """Three cells about a GPU: memory in use, with the number of foreign processes; utilisation;
+    temperature.
+    """
     if load is None:
         return "-", "-", "-"
     used = render.size(load.memory_used) if load.memory_used >= 0 else "-"

@@ -1,4 +1,4 @@
-"""Verbs that change a job that is there: stop, start, release, restart, pin, unpin, signal."""
+"""Verbs that change an existing job: stop, start, release, restart, pin, unpin, signal."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def signal(given: Globals, task: str, name: str) -> None:
 
 
 def parse_checkpoint(text: str) -> CheckpointRef:
-    """`400` (generation 0: whichever has this step) or `g3-s400`; raises UserError."""
+    """Read `400` (generation 0: any generation with this step) or `g3-s400`; raises UserError."""
     match = _CHECKPOINT.fullmatch(text)
     if match is None:
         raise UserError(f"{text!r} is not a checkpoint: write its step, 400, or g3-s400 from `checkpoints`")
@@ -113,7 +113,7 @@ def parse_signal(text: str) -> int:
 
 
 def print_accepted(given: Globals, accepted: Accepted) -> None:
-    """What the leader answered."""
+    """Print the leader's answer."""
     warn(accepted)
     if given.json:
         emit_json(accepted)
@@ -122,19 +122,19 @@ def print_accepted(given: Globals, accepted: Accepted) -> None:
 
 
 def warn(accepted: Accepted) -> None:
-    """Say on the error output what may not have been meant."""
+    """Print warnings about values that may be a mistake, to standard error."""
     for each in accepted.cautions:
         click.echo(neutralise(f"warning: {each}"), err=True)
 
 
 def set_pin(given: Globals, job: str, checkpoint: str, *, pinned: bool) -> None:
-    """Keep a checkpoint for good, or no longer."""
+    """Pin a checkpoint, or unpin it."""
     ref = parse_checkpoint(checkpoint)
     print_accepted(given, ask(given, lambda client: client.pin(check_name("job", job), ref, pinned=pinned)))
 
 
 def ask(given: Globals, question: Callable[[ControlClient], Awaitable[Accepted]]) -> Accepted:
-    """Ask the leader of the cluster that is meant."""
+    """Ask the leader of the chosen cluster."""
 
     async def asking() -> Accepted:
         async with find_target(given).client() as client:

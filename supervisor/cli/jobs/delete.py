@@ -1,4 +1,4 @@
-"""`supervisorctl delete`: stop a job and have the cluster forget it."""
+"""`supervisorctl delete`: stop a job and remove it from the cluster."""
 
 from __future__ import annotations
 

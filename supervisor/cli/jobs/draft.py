@@ -1,4 +1,4 @@
-"""The job file that `init` writes: from what a program's text says of itself to commented YAML.
+"""The job file that `init` writes: from the facts in a program's text to commented YAML.
 
 Pure: facts in, text out.
 """
@@ -28,7 +28,7 @@ CLUSTER_FLAGS: Mapping[str, tuple[str, ...]] = {
 _DIRECTORIES = frozenset(
     {"CheckpointManager", "BackupAndRestore", "CheckpointSaverHook", "MonitoredTrainingSession", "Supervisor"}
 )
-"""Savers that are given a directory; to the others the last part of the path is a file."""
+"""Savers whose argument is a directory. For the others the last part of the path is a file."""
 
 _OURS = frozenset({"CHECKPOINT_DIR", "TFSUP_OUTPUT_DIR"})
 _PLAIN = re.compile(r"[A-Za-z_./-][A-Za-z0-9_./=+-]*")
@@ -40,11 +40,11 @@ class Draft:
     """A job file in the making.
 
     Attributes:
-        why: what the choice of the strategy rests on.
+        why: the reason for the strategy.
         counts: tasks of each role.
-        adopt: the path that the program saves to by itself; empty for none.
-        notes: what was found, for a comment above the checkpoints.
-        unknown: what could not be told, each with what to do.
+        adopt: the program's own path for saves; empty for none.
+        notes: findings for a comment above the checkpoints.
+        unknown: open questions, each with its remedy.
     """
 
     name: str
@@ -60,9 +60,9 @@ class Draft:
 
 
 def draft(name: str, script: str, command: Sequence[str], facts: Facts | None) -> Draft:
-    """What a job file for this command says. `facts` is None for a program that is not Python.
+    """The draft of a job file for this command. `facts` is None for a program that is not Python.
 
-    `script` is how the program is named in comments.
+    `script` is the program's name in comments.
     """
     made = Draft(name, [_literal(word) for word in command])
     if facts is None:
@@ -95,9 +95,9 @@ def draft(name: str, script: str, command: Sequence[str], facts: Facts | None) -
 
 
 def _cluster_flags(facts: Facts) -> dict[Flag, str]:
-    """The flags by which a program is told of its cluster, and the placeholder of each.
+    """Flag -> placeholder, for the flags by which a program gets the description of its cluster.
 
-    None where there is no flag for the workers or for a task's number: `--workers` alone may be anything.
+    Empty if there is no flag for the workers or for a task's number: `--workers` alone may have any meaning.
     """
     found: dict[Flag, str] = {}
     for placeholder, names in CLUSTER_FLAGS.items():
@@ -194,7 +194,7 @@ def _place_saves(made: Draft, facts: Facts, script: str, taken: set[Flag]) -> No
 
 
 def _adopt(made: Draft, use: Use, where: str) -> None:
-    """The program's own path becomes the job's directory, where it can be one."""
+    """Adopt the program's own path as the job's checkpoint directory, if possible."""
     path = PurePosixPath(use.place.text)
     whole = use.what in _DIRECTORIES or use.what.endswith(("Estimator", "RunConfig"))
     directory = str(path if whole else path.parent)
@@ -213,7 +213,7 @@ def _adopt(made: Draft, use: Use, where: str) -> None:
 
 
 def _place_writes(made: Draft, facts: Facts) -> None:
-    """Summaries and exports go to the directory of what stays."""
+    """Lead summaries and exports to the output directory."""
     for use in facts.writes:
         flag, place = _flag_of(facts, use.place), use.place
         if flag is not None and not _has_placeholder(made.command, flag):
@@ -247,13 +247,13 @@ def _flag_of(facts: Facts, place: Place) -> Flag | None:
 
 
 def _file_part(use: Use, default: str) -> str:
-    """A flag that names a file, not a directory, keeps the file's name."""
+    """The file name for a flag that names a file; empty for a directory."""
     name = PurePosixPath(default).name
     return f"/{name}" if use.what not in _DIRECTORIES and _FILE.search(name) else ""
 
 
 def _literal(word: str) -> str:
-    """A word of the user's command in the language of the job file."""
+    """A word of the user's command, with braces doubled for the job file."""
     means = "{{" in word or any(problems(word, known_words(()))) or _has_words(word)
     return word.replace("{", "{{").replace("}", "}}") if means else word
 
@@ -296,7 +296,7 @@ def _has_placeholder(command: Sequence[str], flag: Flag) -> bool:
 
 
 def _set_flag(made: Draft, flag: Flag, value: str) -> None:
-    """Give a flag its value, in the form in which the command has it, or at its end."""
+    """Set the value of a flag, in its form in the command, or else at the end."""
     found = _place_in(made.command, flag)
     if found is None:
         name = max(flag.names, key=len)
@@ -310,7 +310,10 @@ def _set_flag(made: Draft, flag: Flag, value: str) -> None:
 
 
 def text_of(made: Draft, source: str, file: str, code: str = "") -> str:
-    """The job file. `source`: what it was made from, `file`: its own name; `code`: the directory to ship."""
+    """The text of the job file.
+
+    `source`: the command it is made from; `file`: its own name; `code`: the directory to ship.
+    """
     lines = [
         f"# Written by `supervisorctl init` from {source}. Read it through, then run",
         f"#   supervisorctl validate {file} && supervisorctl run {file}",
@@ -360,13 +363,13 @@ def text_of(made: Draft, source: str, file: str, code: str = "") -> str:
 
 
 def _sentence(text: str) -> str:
-    """A file's name keeps its spelling."""
+    """The text with a full stop, and with a capital letter unless it begins with a file's name."""
     first = text.partition(" ")[0]
     return f"{text}." if ":" in first else f"{text[:1].upper()}{text[1:]}."
 
 
 def _printable(line: str) -> str:
-    """A comment holds text of the program's: nothing in it ends the line or steers a terminal."""
+    """A comment in a safe form: text from the program in it can neither end the line nor steer a terminal."""
     return "".join(char if char.isprintable() else "?" for char in line)
 
 
@@ -380,5 +383,5 @@ def _scalar(text: str) -> str:
 
 
 def _escaped(char: str) -> str:
-    """As YAML writes it between double quotes."""
+    """A character as an escape between double quotes of YAML."""
     return char if char.isprintable() else f"\\U{ord(char):08x}"

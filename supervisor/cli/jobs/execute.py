@@ -52,7 +52,7 @@ async def _execute(target: Target, request: ExecRequest, screen: _Streams | _Doc
 
 
 class _Streams:
-    """Standard output and error, made safe where they are a terminal and passed on as they are elsewhere."""
+    """Standard output and error: neutralised on a terminal, unchanged elsewhere."""
 
     def __init__(self) -> None:
         self._safe = {"out": Neutraliser(), "err": Neutraliser()}

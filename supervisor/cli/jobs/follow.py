@@ -1,4 +1,4 @@
-"""Waiting for a job: what `wait` and `run` have in common, and the exit codes of a job's end."""
+"""Waiting for a job, for `wait` and `run`, and the exit codes of a job's end."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _OUTAGE_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """What is waited for: a phase, or a step."""
+    """The goal of a wait: a phase, or a step."""
 
     text: str
     step: int = -1
@@ -39,7 +39,7 @@ class Goal:
         raise UserError(f"--for {text!r}: use running, succeeded, failed, stopped, ended or step=N")
 
     def reached(self, job: JobView) -> bool:
-        """Whether the job is there, or has been."""
+        """Whether the job is at the goal, or has passed it."""
         if self.step >= 0:
             return job.step >= self.step
         if self.text == "running":
@@ -48,7 +48,7 @@ class Goal:
         return job.phase.ended if self.text == "ended" else job.phase.value == self.text
 
     def result(self, job: JobView) -> int | None:
-        """The exit code, or None while the job is still on its way."""
+        """The exit code; None while the job may still reach the goal."""
         if self.reached(job):
             return 0
         return end_code(job.phase) or ENDED_OTHERWISE if job.phase.ended else None
@@ -65,7 +65,7 @@ async def wait_for(
 ) -> tuple[int, JobView | None]:
     """Poll until the goal is reached, out of reach, or `timeout_s` is over: exit code and last view.
 
-    A leader that does not answer is waited for, for a minute; then Unreachable is raised.
+    If no leader answers for a minute, it raises Unreachable.
     """
     started = time.monotonic()
     answered = started
@@ -89,10 +89,10 @@ async def wait_for(
 
 
 class StatusLine(RewrittenLine):
-    """Where a job is."""
+    """A line on the terminal with a job's state."""
 
     def show(self, job: JobView) -> None:
-        """Its phase, generation and step, and what it waits for."""
+        """Show the job's phase, generation and step, and the reason for waiting."""
         line = f"{job.name}: {job.phase.value}, generation {job.generation}"
         if job.step >= 0:
             line += f", step {job.step}"

@@ -1,4 +1,4 @@
-"""`init`: reads a training program, never runs it, and writes a job file to start from."""
+"""`init`: reads a training program without running it, and writes a first job file."""
 
 from __future__ import annotations
 
@@ -52,7 +52,9 @@ def init(given: Globals, file: Path, command: tuple[str, ...]) -> None:
 
 
 def _look_at(command: Sequence[str]) -> tuple[str, str, Facts | None]:
-    """A name for the job, the program as people call it, and what its text says; None if it is not Python."""
+    """A name for the job, the program's name for people, and its facts; None for facts if it is not
+    Python.
+    """
     words = list(command)
     if not _PYTHON.fullmatch(Path(words[0]).name):
         path = Path(words[0])
@@ -89,7 +91,7 @@ def _module(name: str) -> Path:
 
 
 def _facts(path: Path) -> Facts:
-    """What a program and the modules beside it say."""
+    """The facts of a program and the modules beside it."""
     texts = {path: _text(path)}
     waiting = [path]
     while waiting and len(texts) < MOST_FILES:
@@ -130,7 +132,7 @@ def _text(path: Path) -> str:
 
 
 def _write(file: Path, text: str) -> None:
-    """Write it whole, once it has passed `validate`, and over nothing."""
+    """Write the file whole, after it has passed `validate`, and never over an existing one."""
     from supervisor.cli.jobs.order import check_file
 
     handle, temporary = tempfile.mkstemp(prefix=f".{file.name}.", dir=file.parent)

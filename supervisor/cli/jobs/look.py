@@ -1,4 +1,4 @@
-"""Verbs that look: status, explain, events, version."""
+"""Verbs that only read: status, explain, events, version."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def version(given: Globals) -> None:
 
 
 def print_event(event: EventView) -> None:
-    """One line for people."""
+    """Print an event as a line for people."""
     about = f"{event.job}: " if event.job else ""
     click.echo(neutralise(f"{render.when(event.wall_ms)}  {about}{event.text or event.kind}"))
 
@@ -108,7 +108,10 @@ def _ask(given: Globals, question: Callable[[ControlClient], Awaitable[R]]) -> R
 
 
 async def _events(target: Target, given: Globals, request: EventsRequest) -> None:
-    """Until the end, or for ever. The next leader is asked for those after the last one seen."""
+    """Print events until the end, or for ever.
+
+    After a change of leader it goes on after the last one seen.
+    """
     outage = Outage() if request.follow else Asking()
     async with target.client(FOLLOW_DEADLINE_S if request.follow else ASK_S) as client:
         while True:
@@ -179,7 +182,7 @@ def _show_tasks(job: JobView) -> None:
 
 
 def _show_rest(job: JobView) -> None:
-    """What concerns the job as a whole, a line each."""
+    """Print the lines about the job as a whole."""
     lines = [f"restart budget: {_budget(job)}"]
     if job.owner:
         lines.append(f"owner: {job.owner}" + (f", group {job.group}" if job.group else ""))
@@ -195,7 +198,7 @@ def _show_rest(job: JobView) -> None:
 
 
 def _commits(job: JobView) -> list[str]:
-    """How far training is ahead of what a lost node would leave of it."""
+    """Lines about the steps that a lost node would cost."""
     lines = []
     if job.commit_lag_ms >= 0:
         newest = f"newest commit: {job.newest_commit}" if job.newest_commit else "no commit yet"
@@ -239,7 +242,7 @@ def _show_explanation(document: Explanation) -> None:
 
 
 def _went_back(incident: IncidentView) -> list[str]:
-    """Where training went on, and what it makes again."""
+    """Lines about the step from which training went on, and the steps that are made again."""
     base, lines = incident.base, []
     if base is not None:
         lines.append(
@@ -259,7 +262,9 @@ def _went_back(incident: IncidentView) -> list[str]:
 
 
 def show_incident(incident: IncidentView) -> None:
-    """One failure in a few lines: cause, decision, durations, and its last words where they tell why."""
+    """Print a failure in a few lines: cause, decision, durations, and the last output if it shows the
+    cause.
+    """
     where = f" on {incident.node}" if incident.node else ""
     click.echo(
         f"{render.when(incident.wall_ms)}  "

@@ -1,6 +1,6 @@
-"""What `submit`, `run` and `validate` send: the job of a file, and the archive of its program.
+"""The request of `submit`, `run` and `validate`: the job in a file, and the archive of its program.
 
-Loaded by those verbs alone: reading and packing a job takes packages that no other verb needs.
+Only those verbs load this module: reading and packing a job needs packages that no other verb uses.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from supervisor.contract.views.jobs import SubmitMode, SubmitRequest
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """What is submitted, the archive that goes before it, and the file that it is from."""
+    """A request to submit, the archive that is uploaded before it, and its job file."""
 
     request: SubmitRequest
     archive: CodeArchive | None
@@ -35,7 +35,7 @@ class Order:
 
     @contextmanager
     def located(self) -> Iterator[None]:
-        """What the cluster finds wrong with a field is told with the field's line in the file."""
+        """Add the line in the job file to errors of the cluster about a field."""
         try:
             yield
         except TfSupervisorError as error:
@@ -44,7 +44,7 @@ class Order:
             raise type(error)(self.document.place(error.field, str(error))) from error
 
     async def upload(self, client: ControlClient) -> None:
-        """Bring the program to the cluster, which may have it already."""
+        """Upload the program, unless the cluster has it already."""
         if self.archive is not None:
             await upload_code(client, self.archive)
 
@@ -52,7 +52,7 @@ class Order:
 def read_order(
     target: Target, file: Path, name: str | None, *, resume: bool, fresh: bool, hold: bool = False
 ) -> Order:
-    """The order for the job in a file; raises UserError with everything that is wrong, NotFound."""
+    """The order for the job in a file; raises UserError with all errors, NotFound."""
     if resume and fresh:
         raise UserError("--resume and --fresh contradict each other; give one of them")
     mode = SubmitMode.RESUME if resume else SubmitMode.FRESH if fresh else SubmitMode.NEW
@@ -62,7 +62,7 @@ def read_order(
 
 
 def _packed(job: JobFile) -> tuple[JobSpec, CodeArchive | None]:
-    """The job, with the program's directory as it is at this moment if the file says `code:`."""
+    """The job, and the archive of the program's present directory if the file has `code:`."""
     if job.code is None:
         return job.spec, None
     archive = pack(job.code)
@@ -70,12 +70,12 @@ def _packed(job: JobFile) -> tuple[JobSpec, CodeArchive | None]:
 
 
 def check_file(file: Path, name: str | None) -> JobFile:
-    """The job in a file, whichever cluster it may be for. Raises UserError, NotFound."""
+    """The job in a file, checked without a cluster. Raises UserError, NotFound."""
     job = load_job_file(file, checkpoint_base="file:///unused", name=name)
     return replace(job, spec=_packed(job)[0])
 
 
 def show_cautions(spec: JobSpec, document: Document) -> None:
-    """Say on the error output what the job may ask for and will hardly get far with."""
+    """Print warnings about allowed values that will hardly work, to standard error."""
     for each in cautions(spec):
         click.echo(neutralise(f"warning: {document.place(each.where, each.text)}"), err=True)

@@ -1,6 +1,6 @@
 """`outputs JOB` lists what a job's tasks wrote to their output directories; `outputs JOB get` fetches it.
 
-The store is read from here: the machine needs the job's HDFS, or the directory that the store is.
+This process reads the store, so the machine needs access to the job's HDFS, or to the store's directory.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ def _list(given: Globals, job: str, task: str, paths: Sequence[str]) -> None:
 async def _read(
     given: Globals, job: str, task: str, paths: Sequence[str]
 ) -> tuple[dict[str, object], list[OutputIndex]]:
-    """The document for programs, and the indexes that it was made of, the files that were asked for."""
+    """The document for programs, and its indexes, reduced to the requested files."""
     from recovery.stores.open import Stores
 
     uri, uuid = await _place(given, job)
@@ -146,7 +146,7 @@ async def _place(given: Globals, job: str) -> tuple[str, str]:
 async def _indexes(
     store: CheckpointStore, uri: str, uuid: str, task: str, paths: Sequence[str]
 ) -> list[OutputIndex]:
-    """Each task's index with the files that were asked for. Raises NotFound for a task without outputs."""
+    """Each task's index, reduced to the requested files. Raises NotFound for a task without outputs."""
     from recovery.outputs.stored import read_outputs
 
     try:
@@ -208,7 +208,7 @@ async def _get(given: Globals, job: str, target: Path, task: str, paths: Sequenc
 async def _fetch(
     store: CheckpointStore, uuid: str, index: OutputIndex, target: Path, spool: Path, moved: Moved
 ) -> list[str]:
-    """Fetch one task's files; those in whose way another file is, as two nodes may have written them."""
+    """Fetch one task's files; returns those that another file is in the way of."""
     from recovery.outputs.index import directory_of
     from recovery.outputs.stored import Fetcher, read_index
 

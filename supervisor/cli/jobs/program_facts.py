@@ -1,7 +1,7 @@
-"""What the text of a training program says of itself, without running it.
+"""Facts from the text of a training program, without running it.
 
-Pure: source text in, `Facts` out. It reads Python's syntax tree for the names that TensorFlow programs use,
-so it finds what is written plainly, and nothing that a program puts together as it runs.
+Pure: source text in, `Facts` out. It searches Python's syntax tree for names of TensorFlow. So it finds
+plainly written calls, and misses those that a program constructs at run time.
 """
 
 from __future__ import annotations
@@ -14,17 +14,18 @@ from enum import Enum
 
 MAX_NODES = 400_000
 MOST_LOOKED = 100_000
-"""So many expressions are looked at for where the paths of a program come from, under a second; a program can
-assign a name so often to itself that it would take minutes.
+"""Most expressions that the search for the origin of paths looks at, under a second. A program can assign a
+name to itself so often that it would take minutes.
 """
 
 _DEPTH = 8
 _LINES = 10_000_000
-"""More than a file has lines: the number of a line of file N is N times this, and its number there."""
+"""More than the lines of a file. The number of a line is this times the number of its file, plus its number
+there."""
 
 
 class PlaceKind(Enum):
-    """Where a path in the program comes from."""
+    """The origin of a path in the program."""
 
     FLAG = "flag"
     VARIABLE = "variable"
@@ -35,7 +36,7 @@ class PlaceKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A path that the program hands to TensorFlow: the name of a flag or variable, or its first part."""
+    """A path that the program passes to TensorFlow: the name of a flag or variable, or its first part."""
 
     kind: PlaceKind
     text: str = ""
@@ -43,7 +44,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Flag:
-    """A flag that the program defines; `names` as they are written on a command line, dashes included.
+    """A flag that the program defines; `names` as on a command line, with dashes.
 
     `default` and `number`: a default that is a constant, and whether the flag is a number.
     """
@@ -62,7 +63,7 @@ class Flag:
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """A call of the program's that saves or writes. `what` is the name of the class or method."""
+    """A call of the program that saves or writes. `what` is the name of the class or method."""
 
     what: str
     line: int
@@ -71,13 +72,13 @@ class Use:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What was found. Lines are those of all files one after the other; `at` tells them apart.
+    """The facts of a program. Lines are numbered across all files; `at` gives the file.
 
     Attributes:
         files: names of the files, the main one first.
-        names: last parts of all names that are used, with the line of the first use.
-        texts: all constants that are texts, with the line of the first.
-        reads_tf_config, sets_tf_config: line, 0 where it does not.
+        names: last part of each used name -> line of its first use.
+        texts: each constant text -> line of its first use.
+        reads_tf_config, sets_tf_config: the line; 0 if it does not.
         saves: checkpoints; writes: summaries and exports.
         modules: top-level names of the modules that are imported.
         prints: the first line that prints a step, an iteration or an epoch, and the text.
@@ -114,7 +115,7 @@ SAVERS: dict[str, tuple[int, tuple[str, ...]]] = {
     "Estimator": (1, ("model_dir",)),
     "save_weights": (0, ("filepath",)),
 }
-"""What saves checkpoints, by TensorFlow's names: the index of the path's argument, and its keywords."""
+"""TensorFlow's name of a saver -> index of the argument with the path, and its keywords."""
 
 WRITERS: dict[str, tuple[int, tuple[str, ...]]] = {
     "FileWriter": (0, ("logdir",)),
@@ -125,7 +126,7 @@ WRITERS: dict[str, tuple[int, tuple[str, ...]]] = {
     "SavedModelBuilder": (0, ("export_dir",)),
     "export": (0, ("filepath",)),
 }
-"""What writes for people and for serving, in the same form."""
+"""The same for writers of summaries and exports."""
 
 _RESOLVERS = ("TFConfigClusterResolver", "train_and_evaluate")
 _FLAG_OWNERS = re.compile(r"(?i)(?:.*_)?(?:args?|flags|opts?|options|params|hparams|config|cfg)_?")
@@ -134,7 +135,7 @@ _PATH_MAKERS = frozenset(
 )
 _STEP = re.compile(r"(?i)\b(?:global[_ ]?)?step|\biter(?:ation)?\b|\bepoch\b")
 _BETWEEN = " \t\r\n:;,.-|"
-"""What stands between a text and the values beside it in a formatted string."""
+"""Characters between a text and the values beside it in a formatted string."""
 
 _PRINTERS = frozenset({"print", "info", "warning", "debug", "error", "log", "write", "echo", "log_every_n"})
 
@@ -268,7 +269,7 @@ class _Reader:
         return _argument(call, 0, ("filepath", "file"))
 
     def _is(self, receiver: ast.expr, kind: str) -> bool:
-        """Whether an expression is an object of this class of TensorFlow's, as far as its name tells."""
+        """Whether an expression is an object of this class of TensorFlow's, judged by its name."""
         values = [receiver, *self._assigned.get(_last(receiver), ())]
         made = [_last(value.func) for value in values if isinstance(value, ast.Call)]
         if made:
@@ -279,7 +280,7 @@ class _Reader:
         )
 
     def place(self, expr: ast.expr, depth: int = 0) -> Place:
-        """Where a path comes from, through joins, formats and assignments."""
+        """The origin of a path, followed through joins, formats and assignments."""
         unknown = Place(PlaceKind.UNKNOWN)
         self._looked += 1
         if depth > _DEPTH or self._looked > MOST_LOOKED:
@@ -333,7 +334,7 @@ def _line(node: ast.AST) -> int:
 
 
 def _last(node: ast.expr) -> str:
-    """The last part of a dotted name, of the function where it is a call; empty for anything else."""
+    """The last part of a dotted name, or of a call's function; empty for any other expression."""
     while isinstance(node, ast.Call):
         node = node.func
     match node:
@@ -351,7 +352,7 @@ def _argument(call: ast.Call, index: int, keywords: tuple[str, ...]) -> ast.expr
 
 
 def _flags(nodes: list[ast.AST]) -> Iterator[Flag]:
-    """Those of argparse, absl, tf.app.flags and click."""
+    """The flags of argparse, absl, tf.app.flags and click."""
     for node in nodes:
         if not isinstance(node, ast.Call):
             continue

@@ -1,4 +1,4 @@
-"""Verbs that bring a job in, or wait for it: submit, run, validate, wait."""
+"""Verbs that submit a job, or wait for it: submit, run, validate, wait."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ F = TypeVar("F", bound=Callable[..., object])
 
 
 def submit_options(function: F) -> F:
-    """FILE, --name, --resume and --fresh."""
+    """Add FILE, --name, --resume and --fresh."""
     function = click.option("--fresh", is_flag=True, help="Start from scratch although the name was used.")(
         function
     )
@@ -132,7 +132,7 @@ async def _validate(target: Target, request: SubmitRequest) -> Accepted:
 
 
 def _unasked(job: JobFile, why: str) -> Accepted:
-    """What can be said of a job by its file alone."""
+    """The answer about a job from its file alone, without a cluster."""
     told = f"the file is valid: {len(job.spec.tasks())} tasks"
     unchecked = (
         f"no cluster was asked ({why}): it is not checked whether the job's name and checkpoint directory "
@@ -203,7 +203,7 @@ async def _show_last_failure(client: ControlClient, name: str) -> None:
 
 
 async def _print_events(client: ControlClient, name: str, line: StatusLine, *, quiet: bool) -> None:
-    """Events as they come, from any leader."""
+    """Print new events, across changes of leader."""
     request = EventsRequest(name, follow=True)
     while not quiet:
         with suppress(Unreachable, NotFound):

@@ -1,4 +1,4 @@
-"""`tail`: a task's output, across its attempts and also when it moves to another node."""
+"""`tail`: a task's output, across its attempts and nodes."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def tail(given: Globals, task: str, follow: bool, last_bytes: int, raw: bool) ->
 
 
 async def _tail(target: Target, request: TailRequest, printer: _Printer) -> None:
-    """Until the end, or for ever. The next leader is asked for what comes after the last piece."""
+    """Print output until the end, or for ever. After a change of leader it goes on after the last piece."""
     outage = Outage() if request.follow else Asking()
     async with target.client(FOLLOW_DEADLINE_S if request.follow else ASK_S) as client:
         while True:
@@ -62,7 +62,7 @@ async def _tail(target: Target, request: TailRequest, printer: _Printer) -> None
 
 
 class _Printer:
-    """Output goes to standard output; whose it is, and what is missing, to standard error."""
+    """Prints output to standard output, and its attempt and notes about missing output to standard error."""
 
     def __init__(self, given: Globals, *, raw: bool) -> None:
         self._json = given.json

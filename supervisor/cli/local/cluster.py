@@ -68,7 +68,7 @@ class LocalCluster:
     As a context manager it is up inside the block and down after it.
 
     Attributes:
-        secrets: what jobs may name once it is up: files, by the names of the secrets that they hold.
+        secrets: name -> file of a secret, for jobs once the cluster is up.
     """
 
     def __init__(
@@ -98,18 +98,18 @@ class LocalCluster:
         self.down()
 
     def client(self, deadline_s: float = 10.0) -> ControlClient:
-        """A client of this cluster; raises NotFound when there never was one here."""
+        """A client of this cluster; raises NotFound if there never was one here."""
         names = self.layout.supervisors(self.layout.read())
         return ControlClient([self.layout.socket(name) for name in names], Guard(), deadline_s=deadline_s)
 
     def up(self, deadline_s: float = UP_DEADLINE_S) -> LocalStatus:
-        """Start everything; returns when a supervisor leads and every agent is registered.
+        """Start all members; returns when a supervisor leads and every agent is registered.
 
         Raises:
             Conflict: a cluster runs in this directory already.
             UserError: etcd is missing, or a directory cannot be used.
-            NotFound: the default image is not there.
-            Unreachable: it did not come up; the message has the last lines of the member's log.
+            NotFound: there is no default image.
+            Unreachable: it did not start in time; the message has the last lines of a member's log.
         """
         settings = replace(self._settings, secrets=self.secrets).check()
         if settings.profile not in PROFILES:
@@ -144,9 +144,9 @@ class LocalCluster:
         return status
 
     def down(self, deadline_s: float = DOWN_DEADLINE_S) -> list[int]:
-        """Stop everything and wait until it is gone; returns the pids that were stopped.
+        """Stop all processes and wait until they are gone; returns their pids.
 
-        Returns an empty list when nothing runs. Raises Unreachable when something could not be killed.
+        Returns an empty list if none runs. Raises Unreachable if a process could not be killed.
         """
         status = self.status()
         if not status.running:
@@ -181,7 +181,7 @@ class LocalCluster:
         return pids
 
     def status(self) -> LocalStatus:
-        """What runs; raises NotFound when there never was a cluster here."""
+        """The cluster's processes; raises NotFound if there never was a cluster here."""
         self.layout.read()
         if not self._locked():
             return LocalStatus(str(self.layout.state), False, 0, ())
@@ -214,7 +214,7 @@ class LocalCluster:
         return _member_view(self._request({"do": "kill-member", "name": name, "signal": int(number)}))
 
     def _remove_containers(self) -> None:
-        """Those that are left when nobody looks after them any more."""
+        """Remove the containers that are left when no agent controls them."""
         docker = self.layout.read().docker
         if docker is not None:
             # Without docker nobody pays for loading its SDK.
@@ -248,7 +248,7 @@ class LocalCluster:
         return False
 
     def _start_keeper(self, lock: int) -> None:
-        """The keeper inherits the lock, so that there is no moment without a holder."""
+        """Start the keeper. It inherits the lock, so that there is no moment without a holder."""
         command = (sys.executable, "-P", f"{ROOT}/supervisor/cli/local/member.py", "keeper")
         with self.layout.log("keeper").open("ab") as log:
             keeper = subprocess.Popen(

@@ -27,7 +27,7 @@ R = TypeVar("R")
 
 
 def docker_options(function: Callable[Concatenate[LocalDocker | None, P], R]) -> Callable[P, R]:
-    """Add what `--runtime docker` needs; the function gets it first, None for plain processes."""
+    """Add the options of `--runtime docker`; the function gets them first, None for plain processes."""
 
     @click.option("--runtime", type=click.Choice(["process", "docker"]), default="process", show_default=True)
     @click.option("--image", default="", help="docker: for jobs that name none.")
@@ -59,7 +59,7 @@ def docker_options(function: Callable[Concatenate[LocalDocker | None, P], R]) ->
 
 
 def _socket_path(given: str | None) -> str:
-    """Agents reach dockerd over its Unix socket alone."""
+    """The path of dockerd's Unix socket: agents reach it only there."""
     address = given or os.environ.get("DOCKER_HOST") or "/var/run/docker.sock"
     path = address.removeprefix("unix://")
     if not path.startswith("/"):

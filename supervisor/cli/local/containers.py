@@ -1,4 +1,4 @@
-"""An embedded cluster's containers: what must be there for them, and that none is left."""
+"""The containers of an embedded cluster: their requirements, and their removal."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ from supervisor.contract.errors import NotFound, UserError
 
 
 def check(docker: LocalDocker, state: Path) -> None:
-    """Raises Unreachable, Refused without a dockerd, NotFound without the default image, UserError."""
+    """Check the requirements.
+
+    Raises Unreachable, Refused without a dockerd, NotFound without the default image, UserError.
+    """
     for mount in docker.mounts:
         if state.is_relative_to(mount.source):
             raise UserError(f"--mount {mount.source}: the cluster's own state is in it, {state}; mount less")

@@ -1,7 +1,7 @@
-"""The keeper: parent of every process of an embedded cluster. It restarts what dies and answers `local`.
+"""The keeper: parent of every process of an embedded cluster. It restarts dead ones and answers `local`.
 
-It holds the lock of the state directory as long as it lives; every member has it as PDEATHSIG parent, so that
-nothing stays behind when it is killed (launchers end by their dead-man's switch).
+It holds the lock of the state directory as long as it lives. Members die with it by PDEATHSIG, so that no
+process stays when it is killed (launchers end by their dead-man's switch).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from supervisor.cli.local.member import ROOT
 RESTART_MAX_S = 5.0
 HEALTHY_AFTER_S = 3.0
 TERM_GRACE_S = 8.0
-"""An agent that is told to end first gives what waits to be committed five seconds."""
+"""Seconds between SIGTERM and SIGKILL. An agent uses up to five of them for commits that wait."""
 KILL_GRACE_S = 10.0
 _REQUEST_BYTES = 4096
 
@@ -47,7 +47,7 @@ class Member:
     timer: asyncio.TimerHandle | None = field(default=None, repr=False)
 
     def view(self) -> dict[str, object]:
-        """What `local status` shows."""
+        """The member's line in `local status`."""
         state = "running" if self.pid else "restarting" if self.wanted else "stopped"
         return {
             "member": self.name,
@@ -70,7 +70,7 @@ class Keeper:
         self._members = {member.name: member for member in members(layout, settings)}
 
     async def run(self) -> None:
-        """Start everything, keep it, and end everything."""
+        """Start all members, keep them running, and end them."""
         processes.become_subreaper()
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGCHLD, self._children_ended)
@@ -105,7 +105,9 @@ class Keeper:
         member.started_wall_ms = time.time_ns() // 1_000_000
 
     def _start_later(self, member: Member) -> None:
-        """At once the first time; ever later when it keeps dying young."""
+        """Start a member again: at once the first time, with growing delays while it dies soon after each
+        start.
+        """
         delay_s = 0.0 if member.failures <= 1 else min(RESTART_MAX_S, 0.1 * 2 ** (member.failures - 2))
         member.timer = asyncio.get_running_loop().call_later(delay_s, self._start, member)
 
@@ -169,7 +171,9 @@ class Keeper:
             await _until(lambda: member.pid != pid, KILL_GRACE_S)
 
     async def _stop_all(self) -> None:
-        """Agents and supervisors first, so that etcd is there for their farewells; then whatever is left."""
+        """Stop agents and supervisors first, so that they can still write to etcd; then all other
+        processes.
+        """
         for member in self._members.values():
             member.wanted = False
             if member.timer is not None:
@@ -204,7 +208,10 @@ def members(layout: Layout, settings: LocalSettings) -> list[Member]:
 
 
 def etcd_argv(layout: Layout) -> tuple[str, ...]:
-    """One etcd on a Unix socket. Its peer address is never dialled, its peer socket is private too."""
+    """The command of one etcd on a Unix socket.
+
+    Its peer address is never used; its peer socket is private too.
+    """
     peer = "http://localhost:1"
     return (
         *("etcd", "--name", "local", "--data-dir", str(layout.state / "etcd" / "data")),
@@ -216,7 +223,9 @@ def etcd_argv(layout: Layout) -> tuple[str, ...]:
 
 
 def member_environment() -> dict[str, str]:
-    """Ours, with this Python's programs first: `python` in a job means the one that runs the cluster."""
+    """Our environment with this Python's programs first in PATH: `python` in a job is the one that runs the
+    cluster.
+    """
     env = dict(os.environ)
     env["PATH"] = os.pathsep.join((str(Path(sys.executable).parent), env.get("PATH", os.defpath)))
     env["PYTHONUNBUFFERED"] = "1"
@@ -240,7 +249,7 @@ async def _until(condition: Callable[[], bool], deadline_s: float) -> bool:
 
 
 def main() -> None:
-    """`keeper STATE`: the state directory has been made and locked by whoever started us."""
+    """Run `keeper STATE`. The parent process has made and locked the state directory."""
     os.umask(0o077)
     layout = Layout.of(Path(sys.argv[1]))
     asyncio.run(Keeper(layout, layout.read()).run())

@@ -1,4 +1,4 @@
-"""Where an embedded cluster keeps what: all under one directory, 0700, one layout for keeper and commands."""
+"""The files of an embedded cluster: all in one directory of mode 0700, one layout for keeper and commands."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ class LocalMount:
 
 @dataclass(frozen=True, slots=True)
 class LocalDocker:
-    """How an embedded cluster's agents make containers.
+    """The options of an embedded cluster's agents for containers.
 
     Attributes:
-        socket: dockerd's, a path.
-        image: for jobs that name none; empty: they must.
-        networks: of docker's, those that jobs may join.
+        socket: the path of dockerd's socket.
+        image: the image of jobs without one; empty: jobs must name one.
+        networks: the docker networks that jobs may join.
     """
 
     socket: str
@@ -42,7 +42,7 @@ class LocalDocker:
     networks: tuple[str, ...] = ()
 
     def agent(self) -> dict[str, object]:
-        """The same in an agent's configuration."""
+        """The options in the form of an agent's configuration."""
         mounts = [
             {"source": each.source, "read_only": each.read_only, "always": True} for each in self.mounts
         ]
@@ -58,17 +58,17 @@ class LocalDocker:
 
 
 def _own_user() -> dict[str, object]:
-    """One user's cluster: its programs are that user's."""
+    """The user of containers: the one that runs the cluster."""
     return {"task_user": f"{os.geteuid()}:{os.getegid()}"}
 
 
 @dataclass(frozen=True, slots=True)
 class LocalSettings:
-    """What `local up` was asked for. Without `docker` tasks are plain processes.
+    """The options of `local up`. Without `docker` tasks are plain processes.
 
-    `promise_for_ms`: for how long supervisors promise to leave nodes alone when etcd is gone; 0: not at all.
-    `separate`: each node has a checkpoint directory of its own. `secrets`: files, by the names of the secrets
-    that they hold.
+    `promise_for_ms`: the time for which supervisors promise to leave nodes alone when etcd is gone; 0: no
+    promises. `separate`: each node has a checkpoint directory of its own. `secrets`: name -> file of a
+    secret.
     """
 
     cluster: str
@@ -92,7 +92,10 @@ class LocalSettings:
 
 @dataclass(frozen=True, slots=True)
 class ClientSettings:
-    """What a client of an embedded cluster must know. Supervisors are Unix sockets, which need no token."""
+    """The settings of a client of an embedded cluster.
+
+    Supervisors listen on Unix sockets, which need no token.
+    """
 
     cluster: str
     supervisors: tuple[str, ...]
@@ -117,12 +120,12 @@ class Layout:
 
     @property
     def settings(self) -> Path:
-        """What the last `local up` was asked for."""
+        """The file with the options of the last `local up`."""
         return self.state / "cluster.json"
 
     @property
     def run(self) -> Path:
-        """Sockets; elsewhere when the state directory's name is too long for the path of a Unix socket."""
+        """The directory of sockets; outside the state directory if its path is too long for a Unix socket."""
         inside = self.state / "run"
         if len(os.fsencode(inside / _LONGEST_SOCKET)) <= _MAX_SOCKET_BYTES:
             return inside
@@ -131,12 +134,12 @@ class Layout:
 
     @property
     def ports(self) -> Path:
-        """Port locks, the same for all embedded clusters of a user."""
+        """The directory of port locks, shared by all embedded clusters of a user."""
         return _per_user("tfsup-ports")
 
     @property
     def keeper_socket(self) -> Path:
-        """Where the keeper takes requests."""
+        """The socket for requests to the keeper."""
         return self.run / "keeper.sock"
 
     @property
@@ -151,11 +154,11 @@ class Layout:
 
     @property
     def tasks(self) -> Path:
-        """Below it every task finds its checkpoint directory."""
+        """The parent of the checkpoint directories of all tasks."""
         return self.state / "tasks"
 
     def own_tasks(self, member: str) -> Path:
-        """What an agent sees there with `--separate`."""
+        """The directory that an agent sees at `tasks` with `--separate`."""
         return self.state / "separate" / member
 
     def config(self, member: str) -> Path:
@@ -163,7 +166,7 @@ class Layout:
         return self.state / "config" / f"{member}.yaml"
 
     def log(self, member: str) -> Path:
-        """What a member wrote to standard output and error."""
+        """The file of a member's standard output and error."""
         return self.state / "logs" / f"{member}.log"
 
     def socket(self, member: str) -> str:
@@ -172,7 +175,9 @@ class Layout:
 
     @property
     def etcd_endpoint(self) -> str:
-        """Address of etcd, which can only make a socket of this form of name in its working directory."""
+        """The address of etcd. It can make a socket with a name of this form only in its working
+        directory.
+        """
         return f"unix:{self.run}/client:0"
 
     def supervisors(self, settings: LocalSettings) -> list[str]:
@@ -184,7 +189,7 @@ class Layout:
         return [f"agent-{index}" for index in range(settings.nodes)]
 
     def make(self) -> None:
-        """Create the directories; raises UserError when that is not possible or they belong to others."""
+        """Create the directories; raises UserError if that fails or they belong to another user."""
         private = (
             self.state,
             # In the temporary directory, an owner of the parent could put sockets of their own there.
@@ -244,7 +249,7 @@ class Layout:
         _write(self.settings, asdict(settings))
 
     def _own(self, name: str) -> dict[str, object]:
-        """What a member has for itself."""
+        """The fields of a member's own in its configuration."""
         run_dir = self.run / name
         run_dir.mkdir(mode=0o700, exist_ok=True)
         return {
@@ -255,9 +260,9 @@ class Layout:
         }
 
     def read_client(self) -> ClientSettings | None:
-        """The client's configuration as `write` wrote it; None for one that somebody has changed.
+        """The client's configuration, if it is as `write` wrote it; None if it was changed.
 
-        A command would otherwise spend most of its start on the packages that check configuration files.
+        It avoids the packages that check configuration files, which would take most of a command's start.
         """
         try:
             body = json.loads(self.client_config.read_text().partition("\n")[2])
@@ -272,7 +277,7 @@ class Layout:
         return ClientSettings(cluster, supervisors, base)
 
     def read(self) -> LocalSettings:
-        """What the last `local up` was asked for; raises NotFound when there never was one, UserError."""
+        """The options of the last `local up`; raises NotFound if there never was one, UserError."""
         try:
             text = self.settings.read_text()
         except OSError as error:
@@ -311,7 +316,7 @@ def _per_user(name: str) -> Path:
 
 
 def _write(path: Path, body: dict[str, object]) -> None:
-    """JSON is YAML; replaced in one step, so that a reader never sees half a file."""
+    """Write a file as JSON, which is YAML, atomically."""
     fresh = path.with_suffix(".new")
     fresh.write_text(
         "# Written by `supervisorctl local up`; changes are lost.\n" + json.dumps(body, indent=2) + "\n"

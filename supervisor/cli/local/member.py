@@ -1,6 +1,7 @@
-"""Starts a daemon of the embedded cluster from the very files that the command line was started from.
+"""Starts a daemon of the embedded cluster from the same files as the command line.
 
-Run by its path with `python -P`, so that a directory or package called `supervisor` elsewhere cannot get in.
+It is run by its path with `python -P`, so that another directory or package called `supervisor` is not
+imported.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the keeper needs of the kernel: children that cannot outlive it, and all of its descendants."""
+"""The keeper's calls of the kernel: children that cannot outlive it, and the list of its descendants."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ROTATE_BYTES = 16 * 1024 * 1024
 
 
 def become_subreaper() -> None:
-    """Orphans among our descendants become our children: a launcher whose agent died stays in sight."""
+    """Make orphans among our descendants our children, such as a launcher whose agent died."""
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
@@ -92,7 +92,7 @@ def reap() -> list[tuple[int, int]]:
 def _become(
     program: str, argv: Sequence[str], cwd: Path, env: Mapping[str, str], output: int, parent: int
 ) -> None:
-    """In the child: never returns."""
+    """Become the program, in the child. Never returns."""
     try:
         os.setsid()
         _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -19,10 +19,10 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def separate(own: Path, shown: Path, parent: int) -> None:
-    """From now on this process, and what it starts, sees `own` in the place of `shown`. Both are made.
+    """Show `own` at the path `shown`, for this process and its children. Both directories are made.
 
-    As another user than root that takes a user namespace. `parent`: the process whose end ends this one; what
-    is set for that does not survive a change of the namespace. Raises OSError.
+    Users other than root need a user namespace for that. `parent`: the process whose end ends this one;
+    PDEATHSIG is set again, as it does not survive the change of namespace. Raises OSError.
     """
     for directory in (own, shown):
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -35,7 +35,10 @@ def separate(own: Path, shown: Path, parent: int) -> None:
 
 
 def objection(scratch: Path) -> str:
-    """Why this user may not do that on this machine; empty where it works. Tried in a child, in `scratch`."""
+    """The reason why this user may not do that on this machine; empty if it works.
+
+    It is tried in a child, in `scratch`.
+    """
     child = os.fork()
     if child == 0:
         code = 1
