@@ -1,4 +1,6 @@
-"""The agent's own API: tasks' output and operators' hands on them, for a supervisor to pass on (`Node`)."""
+"""The agent's own API (`Node`): output of tasks, signals and commands, called by a supervisor for its
+clients.
+"""
 
 from __future__ import annotations
 
@@ -105,7 +107,7 @@ def _piece(directory: Path, request: ReadRequest) -> reading.Piece:
 
 
 def _checked(job_uuid: str) -> str:
-    """It becomes part of a path."""
+    """A checked UUID: it becomes part of a path."""
     if not _UUID.fullmatch(job_uuid):
         raise UserError(f"{job_uuid!r} is not the UUID of a job")
     return job_uuid

@@ -39,7 +39,7 @@ Post = Callable[[Event], None]
 Tenants = Callable[[], Mapping[str, AbstractSet[str]]]
 """The UUIDs of the jobs that have tasks here, with the ids of their launchers."""
 Fence = Callable[[], ModifiedAt]
-"""The compare of an agent's every write (rule 2), as it is now."""
+"""Returns the present compare for all writes of an agent (rule 2)."""
 StoreOpener = Callable[[str], CheckpointStore]
 """Opens the checkpoint store of a URI; raises UserError for a scheme that it does not know."""
 
@@ -53,10 +53,10 @@ class Process:
 
 
 class Beside(Enum):
-    """Whom the OOM killer struck beside a main process.
+    """The processes that the OOM killer has killed beside a main process.
 
-    NOBODY: nobody, or it is not known. OURS: one of the same attempt, which has its cgroup to itself.
-    SOMEBODY: one of a cgroup that others share.
+    NOBODY: none, or unknown. OURS: a process of the same attempt, which has a cgroup of its own. SOMEBODY: a
+    process of a cgroup that others share.
     """
 
     NOBODY = "nobody"
@@ -65,61 +65,65 @@ class Beside(Enum):
 
 
 class Runtime(Protocol):
-    """Makes launchers, and kills what they started when they cannot be asked to."""
+    """Makes launchers, and kills their processes if they cannot do it themselves."""
 
     def boot_id(self) -> str:
-        """Changes whenever the machine boots."""
+        """The machine's boot id."""
 
     async def bring_in(self, container: ContainerSpec, plan_id: str) -> None:
-        """Have the image of such a container here for a plan, so that no start waits for it.
+        """Fetch the image of such a container for a plan, so that no start waits for it.
 
         Raises Unreachable, UserError (no such image), Refused.
         """
 
     async def spawn(self, launcher_id: str, recipe: Recipe) -> Process:
-        """Start a launcher that will say hello with `launcher_id`.
+        """Start a launcher, which will send a Hello with `launcher_id`.
 
-        Raises UserError (no such interpreter or directory), Refused (the machine will not), Unreachable.
+        Raises UserError (no such interpreter or directory), Refused (the machine cannot start it),
+        Unreachable.
         """
 
     def reach(self, launcher_id: str) -> Reach | None:
-        """Where the tasks of a launcher that was spawned are reached; None: at its node's own address."""
+        """The address of the tasks of a spawned launcher; None: its node's own address."""
 
     def watch(self, launcher_id: str, process: Process, post: Post) -> None:
-        """Post LauncherGone, once, when the launcher's process has ended, also if it has already."""
+        """Post LauncherGone, once, when the launcher's process has ended, even if it has ended already."""
 
     def is_alive(self, process: Process) -> bool:
-        """Whether this very process lives (a zombie does not)."""
+        """Whether this process is alive; a zombie is not."""
 
     async def living(self) -> Mapping[str, tuple[Process, ...]]:
-        """Launchers that any life of this agent started and of which something lives: by id, its processes.
+        """Launcher id -> living processes, for launchers that any life of this agent started.
 
-        Seen on this machine, not remembered. Not all processes of a launcher need be among them.
+        They are found on the machine, not in a record. Some processes of a launcher may be missing.
         """
 
     def free_bytes(self) -> int:
-        """Memory that a new process could have without taking it from others; -1 if unknown."""
+        """Free memory for a new process, in bytes; -1 if unknown."""
 
     def launching(self, launcher_id: str, *, yields: bool) -> None:
-        """An attempt is about to start there: it comes first, and one that `yields` after those."""
+        """An attempt is about to start there: it gets processors first.
+
+        One that `yields` comes after the others.
+        """
 
     def began(self, process: Process) -> None:
-        """An attempt's main process lives: remember what happens to its memory from now on."""
+        """An attempt's main process runs: watch its cgroup for kills of the OOM killer from now on."""
 
     def oom_killed(self, process: Process) -> bool:
         """Whether the kernel's OOM killer ended a process that has just died; False if unknown."""
 
     async def last_words(self, launcher_id: str, attempts: tuple[str, ...]) -> tuple[protocol.Exited, ...]:
-        """What a launcher that has ended wrote of how these attempts ended."""
+        """The exit records of these attempts that an ended launcher left."""
 
     def oom_beside(self, process: Process) -> Beside:
-        """Whether it struck another process of the cgroup of one that has died, since `began`."""
+        """Whether the OOM killer has killed another process in a dead process's cgroup since `began`."""
 
     async def fence(self, launcher_id: str, processes: tuple[Process, ...]) -> int:
-        """SIGKILL the launcher, all that it started, and `processes`; returns how many are still seen."""
+        """SIGKILL the launcher, all its processes, and `processes`; returns the number that is still seen."""
 
     async def tidy(self, known: Callable[[], AbstractSet[str]]) -> None:
-        """Remove what launchers have left on this machine that are not `known` any more; never fails.
+        """Remove the remains of launchers that are no longer `known`; never fails.
 
         `known` holds each launcher from before it is spawned until it is fenced.
         """
@@ -129,7 +133,7 @@ class Runtime(Protocol):
 
 
 class Launchers(Protocol):
-    """The node's socket, where launchers come to ask whether they may go on (rule 4).
+    """The node's socket, at which launchers ask whether they may go on (rule 4).
 
     Posts LauncherSaid for every message, in order and beginning with a Hello on each connection, and
     LauncherLeft when a connection ends. A new connection of a launcher replaces its old one (LauncherLeft,
@@ -137,13 +141,14 @@ class Launchers(Protocol):
     """
 
     async def open(self, post: Post) -> None:
-        """Listen. Raises Conflict when another agent answers there.
+        """Listen. Raises Conflict if another agent answers there.
 
-        The receiver says by `taken` that it has a message; without that a launcher is soon read no more.
+        The receiver calls `taken` for each message. Otherwise the launcher's messages are soon no longer
+        read.
         """
 
     def taken(self, launcher_id: str) -> None:
-        """One of the launcher's messages has been taken out of the inbox: it may say the next."""
+        """One of the launcher's messages was taken out of the inbox: the next one may be read."""
 
     def send(self, launcher_id: str, message: object) -> None:
         """Queue a message; lost when the launcher is not connected. Never blocks."""
@@ -153,10 +158,12 @@ class Launchers(Protocol):
 
 
 class Links(Protocol):
-    """The heartbeat streams to every supervisor that the agent knows. Reconnects by itself."""
+    """The heartbeat streams to all supervisors that the agent knows. It reconnects by itself."""
 
     async def open(self, post: Post) -> None:
-        """Begin to connect. Posts DumpAsked while a leader's answers ask for dumps, and once they do not."""
+        """Begin to connect. Posts DumpAsked while a leader's answers ask for dumps, and once more when they
+        stop.
+        """
 
     def send(self, beat: Beat) -> None:
         """Send to every supervisor now reachable; the others miss this beat. Never blocks."""
@@ -165,7 +172,7 @@ class Links(Protocol):
         """Ask every supervisor; posts a Promised for each that answers. Never blocks."""
 
     async def secrets(self, request: SecretsRequest) -> SecretsAnswer:
-        """Ask the supervisor that leads. Raises an error of our tree if they cannot be had now."""
+        """Ask the leader for secrets. Raises an error of our tree if there is no answer now."""
 
     async def close(self) -> None:
         """End all streams."""
@@ -183,25 +190,25 @@ class TaskFiles(Protocol):
     def progress(
         self, now_ms: int, gpus: Mapping[AttemptId, float] | None = None, tell: Tell = ...
     ) -> tuple[TaskBeat, ...]:
-        """Read what is new, a bounded amount, and say where every followed attempt stands.
+        """Read a bounded amount of new output; returns the progress of all followed attempts.
 
         `gpus`: the utilisation of all GPUs of an attempt together, in per cent, where it is known.
         """
 
     def wrote(self, attempt: AttemptId, now_ms: int) -> bool:
-        """This attempt has new output: True when it brought the attempt's first step."""
+        """Read the attempt's new output; True if it holds the attempt's first step."""
 
     def last_step(self, attempt: AttemptId) -> int:
-        """The newest step, after reading to the end of the output; -1 when none is known."""
+        """The newest step, after reading to the end of the output; -1 if none is known."""
 
     def has_stepped(self, attempt: AttemptId) -> bool:
-        """Whether it has made a step, of whatever number, as far as its output was read."""
+        """Whether it has made a step of any number, as far as its output was read."""
 
     def saves(self, attempt: AttemptId) -> Saves:
-        """Where it has saved, as it says itself; nothing where it says nothing."""
+        """The places of its saves, as its process notes them; empty without notes."""
 
     def newest_step(self, task: TaskId, generation: int) -> int:
-        """A task's newest step in a generation, as far as its output was read; -1 when there is none."""
+        """A task's newest step in a generation, as far as its output was read; -1 if there is none."""
 
     def tail(self, attempt: AttemptId) -> str:
         """The last lines of its output, at most 4 KiB, safe to print."""
@@ -210,19 +217,22 @@ class TaskFiles(Protocol):
         """The last signal that an operator sent to it, and when (`Clock.now_ms`); None without one."""
 
     async def dump(self, attempt: AttemptId) -> bool:
-        """Keep where the threads of a followed attempt are; whether there was anything to see."""
+        """Write a dump of the stacks of a followed attempt; returns whether there were any."""
 
     def stack(self, attempt: AttemptId) -> str:
-        """The beginning of what `dump` kept, at most 6 KiB; empty if there is nothing."""
+        """The beginning of the attempt's dump, at most 6 KiB; empty if there is none."""
 
     def hold(self, attempt: AttemptId, hold_ms: int) -> str:
-        """Keep its directory for so long, whatever the need for space; returns the directory."""
+        """Keep its directory for `hold_ms`, even if space is needed; returns the directory."""
 
     def unfollow(self, attempt: AttemptId) -> None:
-        """The attempt is over: forget its progress; its directory may go when space is needed."""
+        """Forget the progress of an attempt that is over.
+
+        Its directory may be removed when space is needed.
+        """
 
     async def tidy(self) -> None:
-        """Remove the oldest directories that nobody follows, if together they take too much."""
+        """Remove the oldest directories that are not followed, if together they take too much."""
 
 
 class Checkpoints(Protocol):
@@ -235,7 +245,7 @@ class Checkpoints(Protocol):
         """UUIDs of the jobs that have directories here."""
 
     async def stage(self, stage: Stage) -> None:
-        """Bring the base in and verify it; a fresh empty directory without one.
+        """Stage the base and verify it; without one, make an empty directory.
 
         Raises BadCheckpoint (the checkpoint's fault), any other TfSupervisorError (unknown).
         """
@@ -250,40 +260,43 @@ class Checkpoints(Protocol):
     ) -> None:
         """Commit finished checkpoints in the background; again for the same generation does nothing.
 
-        What `fence` gives holds while the node's key is our `incarnation` (rule 2). `newest_step` is what the
-        saver has reported so far, `tensorflow` the version that it runs, if that is known.
+        The compare of `fence` holds while the node's key is our `incarnation` (rule 2). `newest_step` returns
+        the newest step that the saver has reported, `tensorflow` its version of TensorFlow, if known.
         """
 
     def follow(self, following: FollowCommits) -> None:
-        """Bring new commits in, in the background; again for the same generation does nothing."""
+        """Fetch new commits in the background; again for the same generation does nothing."""
 
     def stop_following(self, job_uuid: str, generation: int) -> None:
-        """Bring no more of this generation in."""
+        """Stop fetching commits of this generation."""
 
     async def drain(self, job_uuid: str, generation: int, timeout_ms: int, *, clean: bool) -> None:
-        """An attempt of the saver is dead: commit the newest that it finished; give up when time runs out
-        (with a warning). Then go on, as the next attempt may save in the same generation.
+        """After the death of the saver's attempt: commit its newest finished save, or give up with a warning
+        when the time runs out.
+
+        Then go on, as the next attempt may save in the same generation.
 
         `clean`: it ended by itself, without an error.
         """
 
     def beats(self, tell: Tell = ...) -> tuple[SaverBeat, ...]:
-        """How the commits that are made here get on. `tell`: of jobs whose background work has failed."""
+        """The state of this node's commits. `tell` gets jobs whose background work has failed."""
 
     def store_failed_ms(self, job_uuid: str, generation: int) -> int:
-        """When a program that saves into a mount was last failed by its store, on the clock; -1: never.
+        """The time at which the store last failed a program that saves into a mount, on the clock; -1: never.
 
-        A job whose directory is no mount does not feel its store, and none feels the trouble of its commits.
+        Only mounts count: other jobs do not use the store directly, and a failed commit does not stop a
+        program.
         """
 
     async def settle(self) -> None:
-        """The agent is about to end: give what waits to be committed a few seconds. A successor goes on."""
+        """Before the agent ends: allow a few seconds for waiting commits. A successor goes on."""
 
     def stop_commit(self, job_uuid: str, generation: int) -> None:
-        """Commit no more of this generation."""
+        """Stop committing saves of this generation."""
 
     async def clean(self, job: str, job_uuid: str, generation: int, *, ended: bool) -> None:
-        """Remove generation directories that no restart of the job will need."""
+        """Remove the directories of generations that no restart of the job will need."""
 
     async def close(self) -> None:
         """Stop all background work."""
@@ -293,34 +306,38 @@ class Outputs(Protocol):
     """The output directories of this node's tasks, and their way to the jobs' stores."""
 
     def directories(self, job_uuid: str, task: TaskId) -> OutputDirs:
-        """The task's directories: the same paths on every node, but for the copies of others' outputs."""
+        """The task's directories.
+
+        Their paths are the same on every node, except for the copies of others' outputs.
+        """
 
     async def prepare(self, prepare: PrepareOutputs) -> None:
-        """Make them, with what earlier attempts wrote, and begin to send what comes. Never fails: what could
-        not be brought in is told.
+        """Make them with the outputs of earlier attempts, and begin to send new ones.
+
+        Never fails: files that could not be fetched are reported.
         """
 
     def over(self, attempt: AttemptId) -> None:
-        """An attempt has ended: send all that it wrote, whole."""
+        """After the end of an attempt: send all its outputs in full."""
 
     def job_ended(self, job_uuid: str) -> None:
-        """No task of the job runs any more. This node's copies of what is in the store can go."""
+        """After the end of the job: remove this node's copies of files that are in the store."""
 
     def check(self, tell: Tell = ...) -> None:
-        """Tell of jobs whose background work has ended by an unexpected error."""
+        """Report jobs whose background work has ended by an unexpected error."""
 
     def notices(self) -> tuple[Notice, ...]:
         """The notices about jobs' files on this node."""
 
     async def run(self, living: Callable[[], Collection[AttemptId]]) -> None:
-        """Go on with what earlier lives of this agent had not sent yet; never fails."""
+        """Send the files that earlier lives of this agent had not sent yet; never fails."""
 
     async def close(self) -> None:
-        """Stop. What is not sent is sent by a successor."""
+        """Stop. A successor sends the rest."""
 
 
 class NoOutputs:
-    """`Outputs` of a node whose tasks write none."""
+    """`Outputs` of a node without output directories."""
 
     def directories(self, job_uuid: str, task: TaskId) -> OutputDirs:
         """No directory."""
@@ -354,50 +371,51 @@ class Code(Protocol):
     """Shipped programs on this node: a directory for each digest, unpacked once, read-only."""
 
     def directory(self, ref: CodeRef) -> str:
-        """Absolute path of an unpacked archive, whether it is there or not. Raises UserError."""
+        """Absolute path of an unpacked archive, whether or not it exists. Raises UserError."""
 
     async def ensure(self, ref: CodeRef) -> str:
-        """Have it there, whole, and return its directory; cheap when it is. May be asked for at once.
+        """Fetch and unpack it if necessary, and return its directory. Concurrent calls are allowed.
 
-        Raises NotFound (etcd has it no more), Unreachable, Refused (damaged; the disk will not), UserError.
+        Raises NotFound (etcd no longer has it), Unreachable, Refused (damaged, or the disk refuses),
+        UserError.
         """
 
     async def keep(self, in_use: frozenset[str]) -> None:
-        """Remove archives of other digests, but for the few used last. Raises Refused, Unreachable."""
+        """Remove archives of other digests, except the few used last. Raises Refused, Unreachable."""
 
 
 class Gpus(Protocol):
     """The watch over the node's GPUs."""
 
     async def run(self, post: Post) -> None:
-        """Post GpusSeen for all that is seen, until cancelled. Never fails: what cannot be seen is told."""
+        """Post GpusSeen for each look, until cancelled. Never fails: a failed look is reported too."""
 
     def look(self) -> None:
-        """Post what there is to see soon. Never blocks."""
+        """Make a look soon. Never blocks."""
 
 
 class NoGpus:
-    """`Gpus` where nobody watches."""
+    """`Gpus` of a node without a watch."""
 
     async def run(self, post: Post) -> None:
-        """Tell nothing."""
+        """Do nothing."""
 
     def look(self) -> None:
-        """Nothing to see."""
+        """Do nothing."""
 
 
 class Firewall(Protocol):
     """Rules that keep tasks from the ports of other jobs' tasks."""
 
     async def set(self, openings: tuple[Opening, ...]) -> FirewallSet:
-        """Put exactly these in force, at once, except plans with a name that never had an address.
+        """Put exactly these in force, atomically, except plans with a host name that never had an address.
 
-        Raises any TfSupervisorError; what was in force then stays.
+        Raises any TfSupervisorError; the rules in force then stay.
         """
 
 
 class NoFirewall:
-    """`Firewall` of a node that keeps none."""
+    """`Firewall` of a node without one."""
 
     async def set(self, openings: tuple[Opening, ...]) -> FirewallSet:
         """Accept every opening: without a firewall nothing is closed."""
@@ -412,45 +430,45 @@ class Disk(Protocol):
 
 
 class UnlimitedDisk:
-    """`Disk` where a job may take all there is."""
+    """`Disk` without a limit."""
 
     async def run(self, tenants: Tenants, post: Post) -> None:
-        """Tell nothing."""
+        """Do nothing."""
 
 
 class KillTimes(Protocol):
-    """How long kills take on this node."""
+    """The duration of kills on this node."""
 
     async def run(self, post: Post) -> None:
-        """Post KillRehearsed now and then, until cancelled."""
+        """Post KillRehearsed at intervals, until cancelled."""
 
 
 class NoKillTimes:
-    """`KillTimes` where nobody measures: the profile's `kill_time` holds."""
+    """`KillTimes` without a measurement: the profile's `kill_time` holds."""
 
     async def run(self, post: Post) -> None:
-        """Tell nothing."""
+        """Do nothing."""
 
 
 class StateFile(Protocol):
-    """What the agent must find again after its own death, locked against a second agent."""
+    """The state that the agent needs after a restart, locked against a second agent."""
 
     def read(self) -> AgentRecord | None:
-        """Take the lock and read; None at the first start. Raises Conflict when another agent holds it."""
+        """Take the lock and read; None at the first start. Raises Conflict if another agent holds it."""
 
     def saved(self) -> Saved | None:
-        """What was saved last, as told apart from the record; None where nothing tells, as after a boot."""
+        """The note on the last save, kept apart from the record; None if there is none, as after a boot."""
 
     async def save(self, record: AgentRecord) -> None:
-        """Replace the record, atomically and durably, and then tell `saved`. Raises Refused.
+        """Replace the record, atomically and durably, and then the note of `saved`. Raises Refused.
 
-        The old one may then stand; it may be tried again at any time, with a higher serial.
+        After an error the old record may still be there. A new try needs a higher serial.
         """
 
 
 @dataclass(frozen=True, slots=True)
 class Outside:
-    """Everything that a daemon reaches out to, in one value."""
+    """All boundaries of a daemon, in one value."""
 
     coordination: Coordination
     runtime: Runtime

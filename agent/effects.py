@@ -1,4 +1,4 @@
-"""Carrying out the core's instructions. What waits runs as a task whose result is an event."""
+"""The execution of the core's instructions. A long one runs as a task whose result is an event."""
 
 from __future__ import annotations
 
@@ -106,11 +106,11 @@ Lasting = (
     | KeepCode
     | SetFirewall
 )
-"""Instructions that take time: each is a task of its own."""
+"""Instructions that take time. Each runs as a task of its own."""
 
 
 class Effects:
-    """Everything that an agent does, by instruction."""
+    """Executes the agent's instructions."""
 
     def __init__(self, settings: AgentSettings, outside: Outside, post: Post, membership: Membership) -> None:
         self._settings = settings
@@ -122,7 +122,7 @@ class Effects:
         self._tensorflow: dict[tuple[TaskId, int], str] = {}
 
     async def run(self) -> NoReturn:
-        """Hold the running tasks; an error that is not in our tree ends the daemon."""
+        """Own the running tasks. An error that is not in our tree ends the daemon."""
         async with asyncio.TaskGroup() as group:
             self._group = group
             for each in self._waiting:
@@ -132,7 +132,10 @@ class Effects:
         raise AssertionError("unreachable")
 
     def perform(self, instruction: Instruction, state: AgentState) -> None:
-        """Do it now, or begin to. An unexpected error costs the launcher, attempt or job that it is about."""
+        """Execute an instruction, or begin to.
+
+        An unexpected error affects only the instruction's launcher, attempt or job.
+        """
         with contained(lambda error: self._broken(instruction, error)):
             self._perform(instruction, state)
 
@@ -176,10 +179,10 @@ class Effects:
                 self._begin(self._work(instruction))
 
     def refuse(self, instruction: Instruction, reason: str) -> bool:
-        """Answer an instruction that must not be carried out before the state is saved, which it cannot be.
+        """Answer an instruction that needs a saved state, while the state cannot be saved.
 
-        False: a successor that does not know of it does no harm. Rule 12 wants the intent on disk before
-        anything is started, and a launcher keeps an exit until that is on disk here.
+        False: the instruction is safe without a saved state. Rule 12 requires the intent on disk before a
+        start, and a launcher keeps an exit record until it is on disk here.
         """
         match instruction:
             case Spawn():
@@ -224,7 +227,7 @@ class Effects:
                 checkpoints.stop_commit(instruction.job_uuid, instruction.generation)
 
     async def _work(self, instruction: Lasting) -> None:
-        """Do it. An unexpected error is an answer, too, as of something that has failed."""
+        """Execute a long instruction. An unexpected error is answered as a failure of the instruction."""
         errors: list[Exception] = []
         with contained(errors.append):
             await self._do(instruction)
@@ -316,7 +319,7 @@ class Effects:
         self._post(LauncherSaid(launch.launcher_id, failure))
 
     async def _fetch_secrets(self, fetch: FetchSecrets) -> None:
-        """From the supervisor that leads. They stay in memory here, and go to the attempt's launcher."""
+        """Fetch secrets from the leader. They stay in memory, and are sent to the attempt's launcher."""
         attempt = fetch.attempt
         request = SecretsRequest(LINK_PROTOCOL, self._settings.node, str(attempt.task), fetch.plan_id)
         try:
@@ -396,7 +399,7 @@ class Effects:
         self._post(Written(write.tag, ok=ok))
 
     async def _report(self, report: Report) -> None:
-        """Write it; an older word about the same attempt never replaces a newer one."""
+        """Write a report. An older report on the same attempt never replaces a newer one."""
         record = report.record
         full = self._filled_if_possible(report)
         stepped = full.stepped
@@ -424,7 +427,7 @@ class Effects:
         self._out.sink.error("files of an attempt cannot be read", attempt=attempt, error=told(error))
 
     def _filled_if_possible(self, report: Report) -> AttemptReport:
-        """With what its files tell; without that where reading them meets an unexpected error."""
+        """The report completed from the attempt's files; unchanged if reading them fails unexpectedly."""
         with contained(partial(self._say_unread, report)):
             return self._filled(report)
         return report.record
@@ -468,7 +471,7 @@ class Effects:
         self._post(GpusTold(tell.report, ok))
 
     def _with_store(self, end: Exit, report: Report) -> Exit:
-        """What ends shortly after its store has failed it ended because of that."""
+        """The end with `store_lost`, if the attempt ended shortly after its store had failed it."""
         generation = report.record.generation
         failed_ms = self._out.checkpoints.store_failed_ms(report.job_uuid, generation)
         before_ms = report.ended_ms - failed_ms
@@ -537,7 +540,7 @@ class Effects:
 
 
 def _as_told_whole(report: AttemptReport, found: KeyValue | None) -> AttemptReport:
-    """Of an attempt that was told whole before it was seen to save the end is told as it was then."""
+    """The report with the end from an earlier complete report of this attempt, if there is one."""
     before = codec.decode(AttemptReport, found.value) if found is not None else None
     if before is None or before.exit is None or report.exit is None or not before.drained:
         return report
@@ -559,13 +562,13 @@ def _unstaged(error: TfSupervisorError) -> Unstaged:
 
 
 def _lost_a_peer(end: Exit) -> bool:
-    """Whether a program's last words say that another task was gone."""
+    """Whether the last lines of a program name the loss of another task."""
     found = last_words(end.tail)
     return found is not None and found.cause is Cause.PEER_LOST
 
 
 def _explained(end: Exit, number: int, sent_ms: int, ended_ms: int) -> Exit:
-    """The end, with the operator's signal that it may have come of."""
+    """The end, with an operator's signal that may have caused it."""
     before_ms = ended_ms - sent_ms
     if end.signal != number and not 0 <= before_ms <= SIGNAL_EXPLAINS_MS:
         return end

@@ -1,6 +1,6 @@
-"""The node's Unix socket, where launchers ask whether they may go on (`agent.inside.protocol`).
+"""The node's Unix socket, at which launchers ask whether they may go on (`agent.inside.protocol`).
 
-Who is at the other end is what the kernel says, not what the hello says.
+The process at the other end is identified by the kernel, not by its Hello.
 """
 
 from __future__ import annotations
@@ -26,28 +26,29 @@ from supervisor.contract.errors import Conflict, Refused, TfSupervisorError, Use
 
 HELLO_S = 5.0
 MOST_SILENT = 64
-"""Connections without a hello yet, which a launcher says at once: each may hold a line's worth of memory."""
+"""Most connections without a Hello yet. A launcher sends it at once; each connection may use memory for one
+line."""
 BACKLOG_BYTES = 4 << 20
 MOST_WAITING = 64
-"""Messages of one launcher in the agent's inbox; no more of it are read before one is taken out."""
+"""Most messages of one launcher in the agent's inbox. Further ones are read when one is taken out."""
 LONGEST_PATH_BYTES = 100
 _UCRED = struct.Struct("3i")
 
 
 Vouch = Callable[[str, Process], Awaitable[bool]]
-"""Whether the launcher of an id is this very process; may raise TfSupervisorError when that is not known."""
+"""Returns whether a process is the launcher of an id; may raise TfSupervisorError if that is unknown."""
 Lend = Callable[[Process], "tuple[int, protocol.Weight] | None"]
-"""A descriptor that this launcher is to have, and the message that tells what for; closed once sent."""
+"""Returns a descriptor for a launcher, and the message about its use; the descriptor is closed once sent."""
 
 
 def _peer_of(writer: asyncio.StreamWriter) -> bytes:
-    """(pid, uid, gid) of the other end, as the kernel has it since it connected."""
+    """(pid, uid, gid) of the other end at the time of its connection, from the kernel."""
     connected: socket.socket = writer.get_extra_info("socket")
     return connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)
 
 
 class _Waiting:
-    """A launcher's messages that wait in the inbox. `tell` is called once, when there is no room."""
+    """The number of a launcher's messages in the inbox. `tell` is called once, when there is no room."""
 
     def __init__(self, tell: Callable[[], object]) -> None:
         self._count = 0
@@ -55,7 +56,7 @@ class _Waiting:
         self._tell: Callable[[], object] | None = tell
 
     async def room(self) -> None:
-        """Wait until one more may wait."""
+        """Wait until there is room for one more message."""
         while self._count >= MOST_WAITING:
             if self._tell is not None:
                 self._tell()
@@ -65,16 +66,16 @@ class _Waiting:
         self._count += 1
 
     def taken(self) -> None:
-        """One of them is taken out."""
+        """Note that one message was taken out."""
         self._count = max(0, self._count - 1)
         self._freed.set()
 
 
 class SocketLaunchers:
-    """`Launchers` on a socket at `path`, which its owner alone can connect to, and `users` if there are any.
+    """`Launchers` on a socket at `path`. Only its owner can connect, and `users` if there are any.
 
-    With `vouch`, a hello is taken from the very process that it vouches for, and from nobody else. Such a
-    launcher gets what `lend` has for it.
+    With `vouch`, a Hello is accepted only from the process that it confirms. Such a launcher gets the
+    descriptor of `lend`.
     """
 
     def __init__(
@@ -99,7 +100,7 @@ class SocketLaunchers:
         self._waiting: dict[str, _Waiting] = {}
 
     async def open(self, post: Post) -> None:
-        """Listen. Raises Conflict when another agent answers there, Refused."""
+        """Listen. Raises Conflict if another agent answers there, Refused."""
 
         def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             uid = _UCRED.unpack(_peer_of(writer))[1]
@@ -123,13 +124,13 @@ class SocketLaunchers:
             raise Refused(f"cannot listen on {self._path}: {error.strerror}") from error
 
     def taken(self, launcher_id: str) -> None:
-        """One of the launcher's messages has been taken out of the inbox: the next may be read."""
+        """One of the launcher's messages was taken out of the inbox: the next one may be read."""
         waiting = self._waiting.get(launcher_id)
         if waiting is not None:
             waiting.taken()
 
     def send(self, launcher_id: str, message: object) -> None:
-        """Queue a message; lost when the launcher is not connected, or has long taken nothing."""
+        """Queue a message; lost if the launcher is not connected, or has long read nothing."""
         writer = self._writers.get(launcher_id)
         if writer is None or writer.is_closing():
             return
@@ -157,14 +158,16 @@ class SocketLaunchers:
             self._path.unlink()
 
     def _ended(self, task: asyncio.Task[None]) -> None:
-        """What no launcher should be able to cause costs its connection alone, but is not lost."""
+        """Log an unexpected error of a connection. It ends that connection alone."""
         self._open.discard(task)
         error = None if task.cancelled() else task.exception()
         if error is not None:
             self._sink.error("launcher's connection ended by a bug", error=repr(error))
 
     def _make_room(self, writer: asyncio.StreamWriter, uid: int) -> None:
-        """The oldest of the user with the most goes: no job keeps another's launchers out by silence."""
+        """Close the oldest silent connection of the user with the most, so that no job can keep out another's
+        launchers.
+        """
         self._silent[writer] = uid
         if len(self._silent) > MOST_SILENT:
             most = Counter(self._silent.values()).most_common(1)[0][0]
@@ -173,7 +176,10 @@ class SocketLaunchers:
             oldest.transport.abort()
 
     def _remove_stale(self) -> None:
-        """A socket that nobody answers at is what a dead agent left; the state file's lock is ours by now."""
+        """Remove the socket of a dead agent, at which no process answers.
+
+        The state file's lock is ours by now.
+        """
         with socket.socket(socket.AF_UNIX) as probe:
             try:
                 probe.connect(str(self._path))
@@ -221,7 +227,7 @@ class SocketLaunchers:
                 post(LauncherLeft(launcher_id))
 
     def _lend_to(self, writer: asyncio.StreamWriter, launcher_id: str, who: Process) -> None:
-        """Before anything else is written to it: what the writer holds back must not come between."""
+        """Send the descriptor before any other byte, as buffered bytes must not come between."""
         lent = self._lend(who) if self._lend is not None else None
         if lent is None:
             return

@@ -1,4 +1,4 @@
-"""Heartbeats to every supervisor: one gRPC stream each, reopened for ever."""
+"""Heartbeats to all supervisors: one gRPC stream each, reopened for ever."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ FIRST_WAIT_MS = 100
 MOST_WAIT_MS = 500
 ASK_S = 5.0
 SECRETS_S = 15.0
-"""A supervisor may run a command for each."""
+"""Seconds for a request of secrets: a supervisor may run a command for each."""
 
 MOST_ASKED = 64
 
@@ -44,15 +44,17 @@ class GrpcLinks:
         self._certificate = ""
 
     async def open(self, post: Post) -> None:
-        """Begin to connect. Posts DumpAsked while a leader's answers ask for dumps, and once they do not."""
+        """Begin to connect. Posts DumpAsked while a leader's answers ask for dumps, and once more when they
+        stop.
+        """
         self._post = post
         loop = asyncio.get_running_loop()
         self._tasks = [loop.create_task(each.run(post)) for each in self._streams]
 
     def send(self, beat: Beat) -> None:
-        """Hand the beat to every stream; an older one that is still waiting there is replaced.
+        """Pass the beat to all streams; an older one that still waits there is replaced.
 
-        Raises what ended a stream: nothing that a supervisor or the network does should.
+        Raises the unexpected error that ended a stream.
         """
         for task in self._tasks:
             if task.done():
@@ -71,7 +73,7 @@ class GrpcLinks:
             self._asking.add(loop.create_task(self._ask(stream.address, request, sent_ms)))
 
     async def _ask(self, address: str, request: PromiseRequest, sent_ms: int) -> None:
-        """On a connection of its own: that of the beats may be waiting for its supervisor."""
+        """Ask on a separate connection: that of the beats may wait for its supervisor."""
         record = Record(json=codec.encode(request))
         try:
             async with self._guard.channel(address) as channel:
@@ -86,7 +88,7 @@ class GrpcLinks:
     async def secrets(self, request: SecretsRequest) -> SecretsAnswer:
         """Ask all supervisors at once; the one that leads answers.
 
-        Raises what that one says against it, else Unreachable.
+        Raises the leader's error, else Unreachable.
         """
         record = Record(json=codec.encode(request))
         asking = [asyncio.create_task(self._secrets(each.address, record)) for each in self._streams]
@@ -107,7 +109,7 @@ class GrpcLinks:
         raise reason
 
     async def _secrets(self, address: str, record: Record) -> SecretsAnswer | None:
-        """On a connection of its own, as above. None: it does not answer, or another supervisor leads."""
+        """Ask one supervisor, on a separate connection; None if it does not answer, or does not lead."""
         try:
             async with self._guard.channel(address) as channel:
                 ask = _method(channel, "Secrets")
@@ -122,7 +124,7 @@ class GrpcLinks:
             raise from_failure(failure) from error
 
     async def certificates(self, told: Mapping[str, str]) -> None:
-        """Set the text that beats tell of this agent's certificates."""
+        """Set the text about this agent's certificates in beats."""
         self._certificate = "; ".join(told.values())
 
     async def close(self) -> None:
@@ -220,4 +222,4 @@ def open_beats(channel: grpc.aio.Channel, guard: Guard) -> grpc.aio.StreamStream
 
 
 def _nobody(_event: Event) -> None:
-    """Before the daemon has opened the links."""
+    """The `post` before the daemon has opened the links."""

@@ -1,4 +1,4 @@
-"""`tfsup-agent --config FILE`: wires one node's agent to etcd, its supervisors and this machine.
+"""`tfsup-agent --config FILE`: connects one node's agent to etcd, its supervisors and this machine.
 
 SIGTERM ends the agent and leaves its tasks running: a new agent on the same state directory adopts them
 (an upgrade), and if none comes they end by themselves before D.
@@ -70,8 +70,8 @@ ATTEMPTS = "attempts"
 CODE = "code"
 STORE_THREADS = 16
 DISK_THREADS = 8
-"""Both apart from the loop's own threads, which save the state file and fence: those must never wait for a
-store or a disk that hangs."""
+"""Numbers of threads for disks and stores, apart from the loop's own threads: these save the state file and
+fence, and must not wait for a store or a disk that hangs."""
 
 
 @click.command()
@@ -130,7 +130,9 @@ def _take(policy: Policy, config: AgentConfig) -> None:
 
 
 async def _run(config: AgentConfig, daemon: AgentDaemon, api: NodeApi, sink: Logger) -> None:
-    """Listen once the state directory is ours: a second agent must not take the first one's socket."""
+    """Run the daemon. It listens once the state directory is ours, so that a second agent cannot take the
+    first one's socket.
+    """
     running = asyncio.create_task(daemon.run())
     started = asyncio.create_task(daemon.started.wait())
     try:
@@ -201,7 +203,7 @@ def _disk(config: AgentConfig) -> Disk:
 
 
 def _firewall(config: AgentConfig, sink: Logger) -> Firewall:
-    """Checked, where there is to be one; raises UserError where this machine cannot keep it."""
+    """The firewall of the configuration, checked; raises UserError if this machine does not support it."""
     users, kept = task_users(config), nft_firewall(config)
     if kept is not None:
         kept.check()
@@ -223,7 +225,7 @@ def _remove_firewall(config: AgentConfig, sink: Logger) -> None:
 
 
 def nft_firewall(config: AgentConfig) -> firewall.NftFirewall | None:
-    """As the configuration has it; None where there is to be none."""
+    """The firewall of the configuration; None if it has none."""
     users, table = task_users(config), firewall.table_name(config.cluster, config.node)
     if not config.firewall or not isinstance(users, UserRange):
         return None
@@ -231,7 +233,7 @@ def nft_firewall(config: AgentConfig) -> firewall.NftFirewall | None:
 
 
 def other_users(config: AgentConfig) -> TaskUsers | None:
-    """The users of tasks; None where they are plain processes of the agent's own user. Raises UserError."""
+    """The users of tasks; None if tasks are plain processes of the agent's own user. Raises UserError."""
     users = task_users(config)
     return users if config.runtime == DOCKER or not users.has(os.geteuid()) else None
 
@@ -245,7 +247,7 @@ def task_users(config: AgentConfig) -> TaskUsers:
 
 
 def _register(users: TaskUsers | None, sink: Logger) -> None:
-    """Let other agents of this machine know this one's launchers."""
+    """Register this agent's launchers with other agents of this machine."""
     if isinstance(users, UserRange):
         try:
             users.register()
@@ -284,7 +286,7 @@ def _process(config: AgentConfig, sink: Logger, users: TaskUsers | None) -> tupl
 
 
 def _tell_shortfall(lacks: str, sink: Logger) -> None:
-    """Once: with fewer rights a kill takes longer on a busy machine (decision 0046)."""
+    """Log missing rights once: without them a kill takes longer on a busy machine (decision 0046)."""
     if lacks:
         sink.info(
             "this node's launchers may not raise the priority of what they kill: give the agent's service "
@@ -294,7 +296,7 @@ def _tell_shortfall(lacks: str, sink: Logger) -> None:
 
 
 def _let_through(directory: Path) -> None:
-    """Make a directory that tasks of another user may pass, and not list; raises Refused."""
+    """Make a directory that tasks of another user may enter but not list; raises Refused."""
     try:
         directory.mkdir(mode=0o711, parents=True, exist_ok=True)
         directory.chmod(0o711)
@@ -303,7 +305,10 @@ def _let_through(directory: Path) -> None:
 
 
 def _docker(config: AgentConfig, sink: Logger) -> tuple[Runtime, SocketLaunchers]:
-    """The socket is in a directory of its own, which is all of the agent's that containers see."""
+    """The docker runtime and its socket.
+
+    The socket is in a directory of its own, the only one of the agent's in containers.
+    """
     # docker's client is a seventh of what an agent loads before it can adopt its tasks.
     from agent.runtimes.docker import DockerRuntime
     from agent.runtimes.docker_engine import Engine
@@ -336,13 +341,13 @@ def _docker(config: AgentConfig, sink: Logger) -> tuple[Runtime, SocketLaunchers
 
 
 def _in_container(config: AgentConfig, launcher_id: str) -> tuple[str, ...]:
-    """What runs a command in a launcher's container."""
+    """The command that runs a command in a launcher's container."""
     module = "agent.runtimes.docker_exec"
     return (sys.executable, "-m", module, config.docker.socket, container_name(config.node, launcher_id))
 
 
 def settings_of(config: AgentConfig) -> AgentSettings:
-    """The daemon's settings, with what the file leaves open taken from this machine."""
+    """The daemon's settings. Values that the file omits are taken from this machine."""
     cpus = config.cpus if config.cpus is not None else float(psutil.cpu_count() or 1)
     memory = config.memory if config.memory is not None else psutil.virtual_memory().total
     return AgentSettings(
@@ -373,7 +378,7 @@ def settings_of(config: AgentConfig) -> AgentSettings:
 
 
 def _identity_of(directory: Path) -> str:
-    """Device and inode; raises Refused when it is not there and cannot be made."""
+    """Device and inode of a directory; raises Refused if it is absent and cannot be made."""
     try:
         directory.mkdir(parents=True, exist_ok=True)
         found = directory.stat()
@@ -383,7 +388,7 @@ def _identity_of(directory: Path) -> str:
 
 
 def new_id() -> str:
-    """32 hex digits that were never used before."""
+    """A new random id of 32 hex digits."""
     return uuid.uuid4().hex
 
 

@@ -35,13 +35,13 @@ APPEAL_AGAIN_S = 0.05
 
 @dataclass(frozen=True, slots=True)
 class Former:
-    """What is known of the lives of this very agent before this one.
+    """The earlier lives of this agent.
 
     Attributes:
         lives: their incarnations, newest first.
-        cluster: the UUID of the cluster that they were part of; empty where that is not known.
-        seen: the newest write by which its etcd wanted anything of them.
-        adopts: whether their attempts are to be adopted; if not, nothing of them is left.
+        cluster: the UUID of the cluster that they were part of; empty if unknown.
+        seen: the newest write in its etcd that assigned work to them.
+        adopts: whether their attempts are adopted; if not, no process of them is left.
     """
 
     lives: tuple[str, ...] = ()
@@ -89,19 +89,19 @@ class Membership:
 
     @property
     def fence(self) -> ModifiedAt:
-        """Holds while the node's key is the one that this life wrote (rule 2)."""
+        """The compare that holds while the node's key is the one that this life wrote (rule 2)."""
         return ModifiedAt(keys.node(self._settings.node), self._written)
 
     def forked(self) -> None:
-        """A watch has shown that etcd lacks what it had: the next read ends this life."""
+        """Note that etcd lacks writes that it had, as a watch has shown. The next read ends this life."""
         self._has_forked = True
 
     def cleared(self) -> None:
-        """Nothing of the lost lives is left: joining anew is safe."""
+        """Note that no process of the lost lives is left, so that joining anew is safe."""
         self._cleared.set()
 
     async def run(self) -> NoReturn:
-        """Join, beat, and when lost for good begin again. Raises Conflict and Fenced."""
+        """Join, beat, and begin again after a final loss. Raises Conflict and Fenced."""
         while True:
             reason = await self._join()
             if not reason:
@@ -128,7 +128,9 @@ class Membership:
     # Joining.
 
     async def _join(self) -> str:
-        """Returns when the node's key is ours, or with the reason why it must not adopt."""
+        """Join the cluster. Returns when the node's key is ours, with the reason against adoption if there is
+        one.
+        """
         began_ms = self._clock.now_ms()
         while True:
             try:
@@ -145,7 +147,10 @@ class Membership:
             await asyncio.sleep(APPEAL_AGAIN_S)
 
     async def _try_join(self, began_ms: int) -> str | None:
-        """None: try again. Empty: joined. Else the reason why everything of earlier lives must die."""
+        """Try once to join. None: try again.
+
+        Empty: joined. Otherwise the reason why all processes of earlier lives must end.
+        """
         node = self._settings.node
         marks = [Get(keys.lost(node, life)) for life in self._succeeds]
         sent_ms = self._clock.now_ms()
@@ -213,7 +218,7 @@ class Membership:
         return record.d_ms
 
     def _tell_terms(self, cluster: KeyValue | None) -> None:
-        """Who promises what while etcd is gone (rule 11), whenever the record is another one."""
+        """Post the terms of promises (rule 11) whenever the cluster's record has changed."""
         if cluster is None:
             return
         record = codec.decode(ClusterRecord, cluster.value)
@@ -224,9 +229,9 @@ class Membership:
             self._post(terms)
 
     def _is_ours(self, cluster: KeyValue | None, revision: int) -> bool:
-        """Whether etcd is that of the cluster whose tasks run here, with all that it had.
+        """Whether etcd belongs to the cluster whose tasks run here, without a loss of data.
 
-        Before any record was read, none do.
+        Before any record was read no tasks run.
         """
         if not self._cluster:
             return True
@@ -239,9 +244,10 @@ class Membership:
         return cluster is not None and codec.decode(ClusterRecord, cluster.value).uuid in {"", self._cluster}
 
     def _why_lost(self, cluster: KeyValue | None) -> str | None:
-        """Etcd has lost data. None: nothing vouches for this node, nor does anything say that it is lost.
+        """After a loss of data in etcd: the reason why this life is lost; None while the record is absent.
 
-        Without a record a leader will write one. Else what ran here is of a cluster, or a time, that is gone.
+        A leader will write a missing record. Otherwise the tasks here belong to a cluster, or a time, that is
+        gone.
         """
         if cluster is None:
             self._sink.warning("etcd has no record of this cluster: waiting for a leader to write one")
@@ -310,7 +316,9 @@ class Membership:
         return None
 
     async def _write_again(self, cluster: KeyValue | None) -> None:
-        """Our key has vanished without a mark: its lease ran out while we could not renew it."""
+        """Write our key again after it vanished without a mark: its lease ran out while we could not renew
+        it.
+        """
         assert self._me is not None
         key = keys.node(self._settings.node)
         with effect("membership.lease_again", CoordinationUnreachable):
@@ -323,14 +331,16 @@ class Membership:
             self._sink.warning("wrote the node's key again", incarnation=self._life)
 
     def _marks(self) -> tuple[str, ...]:
-        """Where a lost mark would concern us: a task may still be placed on a life that we succeeded, and a
-        leader that finds no key knows that life alone.
+        """The keys of lost marks that concern us.
+
+        A task may still be placed on a life that we succeeded, and a leader that finds no key knows only that
+        life.
         """
         assert self._me is not None
         return tuple(keys.lost(self._me.node, life) for life in (self._life, *self._me.succeeds))
 
     async def _contest(self, mark: KeyValue) -> str | None:
-        """Appeal against a lost mark. Returns a reason when that is in vain, else None."""
+        """Appeal against a lost mark. Returns the reason if that is in vain, else None."""
         record = codec.decode(LostMark, mark.value)
         now_ms = self._clock.now_ms()
         if record.final:
@@ -355,7 +365,7 @@ class Membership:
             await self._coordination.txn([ModifiedAt(mark.key, mark.mod_revision)], [write])
 
     async def _renew_lease(self) -> None:
-        """Keeps the key from being cleaned away; proves nothing (rule 3)."""
+        """Renew the lease, so that the key stays. This proves nothing (rule 3)."""
         while True:
             await asyncio.sleep(self._settings.timing.node_lease_s / LEASE_RENEWALS)
             try:
@@ -366,7 +376,10 @@ class Membership:
 
 
 def _passes(error: TfSupervisorError) -> bool:
-    """Whether to look again. A record that cannot be read vouches for nothing, as an etcd that is away."""
+    """Whether to try again after an error.
+
+    An unreadable record confirms nothing, like an etcd that does not answer.
+    """
     return error.retryable or isinstance(error, IncompatibleRecord)
 
 

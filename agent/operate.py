@@ -1,4 +1,4 @@
-"""What operators do to an attempt that runs here: signals, and commands beside it."""
+"""Actions of operators on an attempt of this node: signals, and commands beside it."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ LONGEST_EXEC_MS = 24 * 3_600_000
 MOST_COMMANDS = 16
 LONGEST_WORD_BYTES = 128 * 1024
 COMMAND_VARIABLE = "TFSUP_COMMAND"
-"""In the environment of a command, and so of all that it starts: its name on this node."""
+"""The variable with a command's name on this node, in its environment and so in that of its children."""
 
 ATTEMPT_GONE = 125
 MOST_ENVIRON_BYTES = 8 << 20
@@ -49,18 +49,18 @@ MOST_ENVIRON_BYTES = 8 << 20
 
 @dataclass(frozen=True, slots=True)
 class _Surroundings:
-    """What a command beside an attempt runs in."""
+    """The directory and environment of a command beside an attempt."""
 
     cwd: str
     env: dict[str, str]
 
 
 class Operator:
-    """Acts on the attempts of `state()`. `launchers` is where each launcher keeps its files, by its id.
+    """Acts on the attempts of `state()`. `launchers` holds a directory for each launcher, by its id.
 
-    `inside`: where launchers are containers, what runs a command in the container of one
+    `inside`: for containers, the command that runs a command in a launcher's container
     (`agent.runtimes.docker_exec`). `foreign`: launchers are plain processes of other users. `task_secrets`
-    are masked in what commands print, and not given to them.
+    are masked in the output of commands, and are not in their environment.
     """
 
     def __init__(
@@ -86,9 +86,9 @@ class Operator:
         self._commands = 0
 
     def signal(self, request: SignalRequest) -> Accepted:
-        """Send a signal to the main process; its end, if it comes of it, will say so.
+        """Send a signal to the main process. If the attempt ends soon, its report names the signal.
 
-        Raises NotFound (nothing runs), UserError (no such signal), Refused (not ours to signal).
+        Raises NotFound (no attempt runs), UserError (no such signal), Refused (no right to signal it).
         """
         if request.number not in signal.valid_signals():
             raise UserError(f"there is no signal {request.number}")
@@ -116,10 +116,10 @@ class Operator:
         return Accepted(attempt.id.task.job, f"sent to {attempt.id}, pid {attempt.pid}")
 
     async def run(self, request: ExecRequest) -> AsyncGenerator[ExecChunk, None]:
-        """Run a command; it is dead when this generator has ended, however it does.
+        """Run a command. It is dead when this generator has ended, in whatever way.
 
-        Raises NotFound (nothing runs, or its surroundings are not known), Refused (too many commands run on
-        this node), UserError.
+        Raises NotFound (no attempt runs, or its directory and environment are unknown), Refused (too many
+        commands run on this node), UserError.
         """
         if not request.argv or not all(request.argv) or not 0 < request.timeout_ms <= LONGEST_EXEC_MS:
             raise UserError("exec needs a command, and a timeout of at most a day")
@@ -198,7 +198,7 @@ class Operator:
         raise NotFound(f"{task} does not run on this node at the moment")
 
     def _check_secrets(self, attempt: Attempt) -> None:
-        """Raise NotFound while it is not known what to mask: a launcher tells it in its hello."""
+        """Raise NotFound while the secrets to mask are unknown: a launcher sends them in its Hello."""
         view = self._state().view
         if view is None:
             raise NotFound(f"it is not known yet what a command beside {attempt.id} may show; try again")
@@ -207,7 +207,7 @@ class Operator:
             raise NotFound(f"the launcher of {attempt.id} has not come to this agent yet; try again")
 
     def _surroundings(self, attempt: Attempt) -> _Surroundings:
-        """As the launcher has kept them; raises NotFound."""
+        """The attempt's directory and environment, from the launcher's file; raises NotFound."""
         path = self._launchers / attempt.launcher_id / environ.FILE
         try:
             body = json.loads(read_start(path, MOST_ENVIRON_BYTES))
@@ -223,7 +223,7 @@ class Operator:
 
 
 def _check_words(argv: Sequence[str]) -> None:
-    """Raise UserError for what the kernel takes from nobody."""
+    """Raise UserError for words that the kernel does not accept."""
     for word in argv:
         try:
             raw = os.fsencode(word)
@@ -253,7 +253,7 @@ class _Command:
         ]
 
     async def chunks(self, timeout_s: float) -> AsyncGenerator[ExecChunk, None]:
-        """What it prints, signs of life, and its end."""
+        """Its output, signs of life, and its end."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout_s
         yield ExecChunk(attempt=self._attempt)
@@ -284,7 +284,9 @@ class _Command:
         yield ExecChunk(code=128 - code if code < 0 else code, attempt=self._attempt)
 
     async def _killed(self) -> AsyncGenerator[ExecChunk, None]:
-        """Signs of life until it is: a guard that stands still takes longer than callers bear silence."""
+        """Signs of life until the command is killed: a stopped guard takes longer than callers wait in
+        silence.
+        """
         killing = asyncio.create_task(self.kill())
         try:
             while not (await asyncio.wait({killing}, timeout=SIGN_OF_LIFE_S))[0]:
@@ -293,7 +295,7 @@ class _Command:
             await killing
 
     async def kill(self) -> None:
-        """Returns when it is dead, with all that it started, or cannot be killed."""
+        """Kill it; returns when it is dead with all its children, or cannot be killed."""
         assert self._process.stdin is not None
         self._process.stdin.close()
         for reader in self._readers:
@@ -309,7 +311,9 @@ class _Command:
             await self._sweep()
 
     async def _ended(self) -> None:
-        """`Process.wait` would wait for its pipes, too, which what it has left alive holds open."""
+        """Wait for its end. `Process.wait` would also wait for its pipes, which its living children hold
+        open.
+        """
         while True:
             if self._process.returncode is not None:
                 return
@@ -317,7 +321,9 @@ class _Command:
 
     @property
     def _orphaned(self) -> bool:
-        """The guard itself was killed, by us or for want of memory: it has left its descendants alive."""
+        """Whether the guard itself was killed, by us or by the OOM killer, and has left its descendants
+        alive.
+        """
         return self._process.returncode is not None and self._process.returncode < 0
 
     async def _sweep(self) -> None:
@@ -332,7 +338,7 @@ class _Command:
 
 
 def _sweep(mark: str) -> None:
-    """Kill what has this mark until none is left, or will not die."""
+    """Kill all processes with this mark until none is left, or none dies any more."""
     deadline = time.monotonic() + KILL_S
     while time.monotonic() < deadline:
         found = [pid for pid in fence.pids() if fence.shows(pid, COMMAND_VARIABLE, mark)]

@@ -1,4 +1,4 @@
-"""Something that fails for a while: said twice, tried again with pauses."""
+"""Work that fails for a while: two log lines, and retries with pauses."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from supervisor.contract.boundaries import Clock, Logger
 from supervisor.contract.errors import TfSupervisorError
 
 SILENT_MS = (300, 5_000)
-"""The first and the longest pause while nobody answers: what works again is soon used again."""
+"""The first and the longest pause while there is no answer, short enough to notice a recovery soon."""
 
 PRESSED_S = 0.3
 MAX_TEXT = 400
 
 
 class Trouble:
-    """From the first failure until it works again.
+    """One operation, from its first failure until it works again.
 
     Args:
-        what: does not work, as a clause.
-        job: whose.
-        refused_ms: the first and the longest pause after the answer was no.
+        what: a clause about the operation, for the log.
+        job: its job.
+        refused_ms: the first and the longest pause after a refusal.
 
     Attributes:
-        text: why it fails now; empty when it works.
-        since_ms: since when, on the clock.
+        text: the reason of the present failure; empty while it works.
+        since_ms: the time of the first failure, on the clock.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class Trouble:
         self.since_ms = 0
 
     async def failed(self, error: TfSupervisorError) -> None:
-        """Say so, if it is news, and return when it is to be tried again."""
+        """Log a new failure, and return when the next try is due."""
         if self._kind is None:
             self.since_ms = self._clock.now_ms()
         if type(error) is not self._kind:
@@ -59,7 +59,7 @@ class Trouble:
         await (self._silent if error.retryable else self._refused).wait(self._hurry)
 
     def over(self) -> None:
-        """It works; say so if it did not before."""
+        """Note a success; log it if the operation had failed before."""
         if self._kind is not None:
             after_ms = self._clock.now_ms() - self.since_ms
             self._sink.info(f"{self._what}: this is over", job=self._job, after_ms=after_ms)
@@ -68,23 +68,23 @@ class Trouble:
         self._refused.reset()
 
     def press(self, *, pressing: bool) -> None:
-        """Whether time is short: no long pauses, and an end to the one that lasts."""
+        """Set whether time is short: then there are no long pauses, and a present one ends."""
         self._pressed = pressing
         if pressing:
             self._hurry.set()
 
 
 Tell = Callable[[object, Exception], object]
-"""Takes an unexpected error, and whose it is: an attempt, or a job by its UUID."""
+"""Takes an unexpected error and its subject: an attempt, or a job by its UUID."""
 
 
 def raise_it(_whose: object, error: Exception) -> None:
-    """The `Tell` of callers for whom such an error is the end."""
+    """The `Tell` that raises the error."""
     raise error
 
 
 def require_sound(tasks: Iterable[asyncio.Task[None]]) -> None:
-    """Raise what ended one of these tasks: work in the background must not stop in silence."""
+    """Raise the error that ended one of these tasks: background work must not stop in silence."""
     for task in tasks:
         if task.done() and not task.cancelled():
             task.result()

@@ -1,4 +1,7 @@
-"""The secrets of the attempts on this node. They are kept in memory alone; a launcher tells a successor."""
+"""The secrets of the attempts on this node.
+
+They are kept only in memory; a successor gets them from the launchers.
+"""
 
 from __future__ import annotations
 
@@ -10,29 +13,29 @@ from agent.inside.launcher.mask import Masker, masked
 
 @dataclass(slots=True)
 class TaskSecrets:
-    """By attempt and variable."""
+    """Attempt -> variable -> secret."""
 
     _known: dict[str, Mapping[str, str]] = field(default_factory=dict, repr=False)
 
     def learn(self, attempt: str, secrets: Mapping[str, str]) -> None:
-        """These are an attempt's."""
+        """Set the secrets of an attempt."""
         self._known[attempt] = dict(secrets)
 
     def of(self, attempt: str) -> Mapping[str, str]:
-        """Those that are known."""
+        """The known secrets of an attempt."""
         return self._known.get(attempt, {})
 
     def forget(self, attempt: str) -> None:
-        """It is over."""
+        """Forget the secrets of an attempt that is over."""
         self._known.pop(attempt, None)
 
     def keep(self, attempts: Collection[str]) -> None:
-        """Forget those of all other attempts."""
+        """Forget the secrets of all other attempts."""
         for attempt in self._known.keys() - set(attempts):
             del self._known[attempt]
 
     def masker(self, attempt: str) -> Masker:
-        """For a stream of what an attempt, or a command beside it, prints."""
+        """A masker for the output of an attempt, or of a command beside it."""
         return Masker(self.of(attempt).values())
 
     def masked(self, attempt: str, text: str) -> str:

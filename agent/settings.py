@@ -1,4 +1,4 @@
-"""What one agent is told by its configuration, as plain values."""
+"""The settings of one agent from its configuration, as plain values."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from supervisor.contract.timing import Timing
 
 @dataclass(frozen=True, slots=True)
 class GpuSettings:
-    """How the GPUs of a node are watched.
+    """The settings of the watch over a node's GPUs.
 
     Attributes:
-        library: another `libnvidia-ml.so.1` than the loader would find.
-        poll_ms: how often what has no events is looked at.
-        patience_ms: NVML silent for so long: its GPUs are unknown.
-        kernel_log: where XIDs are read beside; empty for nowhere.
+        library: the path of `libnvidia-ml.so.1`; empty: the loader's.
+        poll_ms: interval of looks at values without events.
+        patience_ms: time of silence after which the GPUs are unknown.
+        kernel_log: a second source of XIDs; empty for none.
     """
 
     library: str = ""
@@ -30,13 +30,13 @@ class AgentSettings:
     """One agent's identity and limits.
 
     Attributes:
-        host: the address that other tasks reach this node's tasks at.
-        address: where the agent's own API (logs) listens, as others reach it.
+        host: the address at which other tasks reach this node's tasks.
+        address: the address at which others reach the agent's own API (logs).
         port_low, port_high: the range, inclusive, for its tasks' ports.
         lock_dir: the port locks that all agents of the machine share.
         spare_launchers: idle preloaded launchers to keep for each running job.
-        nvml: the library that tasks of this machine's own Python ask for their GPUs; empty for the loader's.
-        firewall: whether tasks start once the ports that they need are open to them, and no others.
+        nvml: the NVML library for tasks under this machine's own Python; empty for the loader's.
+        firewall: whether a task waits for its start until exactly its ports are open to it.
     """
 
     node: str

@@ -17,16 +17,16 @@ STATE = "agent.json"
 SAVED = "agent.saved"
 ROOM_BYTES = 64 * 1024
 SAVED_BYTES = 256
-"""More than it ever has: what replaces it covers all of it."""
+"""Fixed size of the note, above that of its content, so that each write covers the one before."""
 LOCK = "agent.lock"
 
 
 class LockedStateFile:
     """`DIR/agent.json` under an flock on `DIR/agent.lock`, which is held until the process ends.
 
-    `run` should be of another file system, best one that a boot clears: `agent.saved` there tells a file that
-    went back in time. It is not synced: it has to outlive this process alone, and what a power failure leaves
-    of it is older than the file, or makes no sense.
+    `run` should be on another file system, best one that a boot clears: `agent.saved` there shows whether the
+    file went back in time. It is not synced: it has to outlive only this process, and after a power failure
+    it is older than the file, or unreadable.
     """
 
     def __init__(self, directory: Path, run: Path) -> None:
@@ -36,7 +36,7 @@ class LockedStateFile:
         self._lock = -1
 
     def read(self) -> AgentRecord | None:
-        """Take the lock and read. Raises Conflict, Refused; UserError for a file that makes no sense."""
+        """Take the lock and read. Raises Conflict, Refused; UserError for an unreadable file."""
         self._take_lock()
         try:
             raw = self._path.read_bytes()
@@ -54,20 +54,20 @@ class LockedStateFile:
             ) from error
 
     def saved(self) -> Saved | None:
-        """What was saved last; None where it is gone or makes no sense."""
+        """The note on the last save; None if it is gone or unreadable."""
         try:
             return codec.decode(Saved, self._saved.read_bytes())
         except (OSError, IncompatibleRecord):
             return None
 
     async def save(self, record: AgentRecord) -> None:
-        """Replace the file; durable, and told to be so, when this returns. Raises Refused."""
+        """Replace the file; it is durable, and the note is written, when this returns. Raises Refused."""
         assert self._lock >= 0, "read it first"
         saved = codec.encode(Saved(record.incarnation, record.serial, record.origin))
         await asyncio.to_thread(self._save, codec.encode(record), saved.ljust(SAVED_BYTES))
 
     def close(self) -> None:
-        """Give the lock back."""
+        """Release the lock."""
         if self._lock >= 0:
             os.close(self._lock)
             self._lock = -1
@@ -127,7 +127,7 @@ class LockedStateFile:
 
 
 def _keep_room(path: Path, size: int) -> None:
-    """Take the next record's room while there is some: what fills the disk must not stop the agent."""
+    """Reserve space for the next record, so that a full disk does not stop the agent."""
     with suppress(OSError):
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:

@@ -1,8 +1,8 @@
-"""A state file that is not the last one: it was put back, or the disk lost what it had synced.
+"""A state file that is not the newest one: it was restored, or the disk lost a synced write.
 
-It does not know what runs here, or a later one is known to have been saved. What is in it cannot be told from
-what has happened since. An agent that believed it could report a living task dead, or start it again beside
-itself; so everything of this node ends before it registers (rule 12).
+Such a file does not name all processes here, or a later save is known. An agent that trusted it could report
+a living task dead, or start it a second time. So all processes of this node end before it registers (rule
+12).
 """
 
 from __future__ import annotations
@@ -19,10 +19,11 @@ AGAIN_S = 0.1
 
 
 async def strange_lives(record: AgentRecord | None, saved: Saved | None, outside: Outside) -> tuple[str, ...]:
-    """Lives of this agent that its state file may not know: that of a later record, and those of launchers.
+    """Lives of this agent that may be missing in its state file: that of a later record, and those of
+    launchers.
 
-    Empty where the file is to be trusted. Else, when this returns, nothing of this node lives any more: what
-    cannot be killed is waited for.
+    Empty if the file can be trusted. Otherwise no process of this node is alive when this returns: it waits
+    for those that cannot be killed.
     """
     living = await outside.runtime.living()
     unknown = adopt.unknown(record, living.keys())
@@ -51,7 +52,7 @@ async def strange_lives(record: AgentRecord | None, saved: Saved | None, outside
 
 
 async def _kill(runtime: Runtime, roots: Mapping[str, Iterable[Process]]) -> int:
-    """All launchers at once; how many processes are still seen."""
+    """Kill all launchers at once; returns the number of processes that are still seen."""
     with effect("agent.fence_strange"):
         rounds = (runtime.fence(launcher_id, tuple(each)) for launcher_id, each in roots.items())
         left = sum(await asyncio.gather(*rounds))
@@ -61,9 +62,10 @@ async def _kill(runtime: Runtime, roots: Mapping[str, Iterable[Process]]) -> int
 def to_kill(
     record: AgentRecord | None, living: Mapping[str, tuple[Process, ...]]
 ) -> dict[str, list[Process]]:
-    """By launcher: what is seen of it, and what the file says that it and its attempts are.
+    """Launcher -> its processes: those found on the machine, and those of it and its attempts in the file.
 
-    Not those that it knows to be dead: they may have ended with an earlier boot of the machine.
+    Processes that the file marks as dead are left out: they may have ended with an earlier boot of the
+    machine.
     """
     roots = {launcher_id: list(processes) for launcher_id, processes in living.items()}
     if record is not None:

@@ -1,1 +1,1 @@
-"""The node's part in checkpoints: bases staged, saves committed, directories mounted and cleared."""
+"""The checkpoints of a node: staging of bases, commits of saves, mounts, and removal of directories."""

@@ -1,8 +1,9 @@
-"""The removal of what tasks made for `checkpoint.adopt` on this node, at the end of their job.
+"""Removal of links and directories that tasks made for `checkpoint.adopt` on this node, at the end of their
+job.
 
-The records are written by tasks, which have the agent's own user there: each is bounded, and what it names
-goes only if it is a link into the job's directory, a mark of the job, or an empty directory. Of tasks with
-another user, as in containers, no record is read: where they can have made a link is known without one.
+The records are written by tasks of the agent's own user. Each is bounded, and the entry that it names is
+removed only if it is a link into the job's directory, a mark of the job, or an empty directory. Records of
+tasks with another user, as in containers, are not read: the places of their links are known.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ _RECORD_BYTES = 16 << 10
 
 
 def forget(parent: Path) -> None:
-    """Undo what the records below `parent`, a job's directory, tell of, as far as it is there. Blocking."""
+    """Remove the entries that the records below `parent`, a job's directory, name. Blocking."""
     try:
         records = sorted((parent / RECORDS).iterdir())[:MOST_RECORDS]
     except OSError:
@@ -38,8 +39,8 @@ def forget(parent: Path) -> None:
 def forget_shared(spec: JobSpec, always: Iterable[Mount], parent: Path) -> None:
     """Remove the link that tasks of another user made in a directory of this machine, if there is one.
 
-    A link elsewhere is in a container's own file system and ends with it. `always`: what all tasks see;
-    `parent`: the job's directory, into which the link leads. Blocking.
+    A link in another place is in a container's own file system and ends with it. `always`: the directories in
+    all tasks; `parent`: the job's directory, into which the link leads. Blocking.
     """
     path = Path(os.path.normpath(Path(spec.workdir) / spec.checkpoint.adopt))
     mounts = (*always, *(spec.container.mounts if spec.container is not None else ()))

@@ -1,4 +1,4 @@
-"""Whether a job may use the store that its assignment names, where each user has a place of its own."""
+"""The check whether a job may use the store in its assignment, if each user has a place of its own."""
 
 from __future__ import annotations
 
@@ -14,14 +14,16 @@ from supervisor.contract.job.spec import JobRecord
 
 
 class Places:
-    """Asks etcd whose a job is, and this agent's own configuration what is allowed to its owner."""
+    """Checks stores by the owner of a job in etcd, and the allowed places in this agent's own
+    configuration.
+    """
 
     def __init__(self, coordination: Coordination, stores: Stores) -> None:
         self._coordination = coordination
         self._stores = stores
 
     async def check(self, job: str, job_uuid: str, uri: str) -> None:
-        """Raises UserError: the job's owner may not use this place. StoreUnreachable: the job is over."""
+        """Raises UserError if the job's owner may not use this place, StoreUnreachable if the job is over."""
         if not self._stores.by_owner:
             return
         found = await self._coordination.get(keys.job_record(job))
@@ -37,8 +39,8 @@ class Places:
 def _check_links(place: StoreUri, own: str) -> None:
     """Raise UserError if a link below `own`, the user's directory, leads away from the place.
 
-    A user with access to the disk can make a link there to another user's directory, and the agent has the
-    right to write through it. A link that is made after this look is not seen.
+    A user with access to the disk can make a link to another user's directory there, and the agent has the
+    right to write through it. A link that is made after this check is not found.
     """
     real, expected = os.path.realpath(place.path), os.path.realpath(own) + place.path[len(own) :]
     if real != expected:

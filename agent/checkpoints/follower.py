@@ -1,4 +1,4 @@
-"""A node that runs an evaluator or a TensorBoard, and not the saver: bring each new commit in."""
+"""Fetching each new commit to a node that runs an evaluator or a TensorBoard without the saver."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ BRING_QUIET_MS = 60_000
 
 
 class CommitFollower:
-    """Brings the commits of one generation in, from `start` until `stop`."""
+    """Fetches the commits of one generation, from `start` until `stop`."""
 
     def __init__(
         self,
@@ -45,16 +45,16 @@ class CommitFollower:
         self._task: asyncio.Task[None] | None = None
 
     def start(self, make: Callable[[], None]) -> None:
-        """Begin to look for commits, once `make`, which blocks, has made room for them."""
+        """Begin to fetch commits, after `make` has made their directory; `make` blocks."""
         self._task = asyncio.get_running_loop().create_task(self._run(make))
 
     def stop(self) -> None:
-        """Bring no more."""
+        """Stop fetching."""
         if self._task is not None:
             self._task.cancel()
 
     def check(self) -> None:
-        """Raise what ended the work in the background: a fault of ours."""
+        """Raise the unexpected error that ended the background work."""
         if self._task is not None:
             require_sound((self._task,))
 

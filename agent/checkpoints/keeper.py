@@ -1,4 +1,4 @@
-"""A node's part in checkpoints: staging bases, committing as the saver's node, clearing old directories."""
+"""`NodeCheckpoints`: staging bases, committing on the saver's node, removing old directories."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ STAGE_MOUNTED_MS = 600_000
 
 @dataclass(slots=True)
 class _Turn:
-    """Who stages a generation goes one after the other; `users` hold the lock or wait for it."""
+    """The lock for staging a generation; `users` is the number of calls that hold it or wait for it."""
 
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     users: int = 0
@@ -66,10 +66,10 @@ class NodeCheckpoints:
     """`Checkpoints` over `recovery`, with a job's directories below `PARENT/JOB_UUID`.
 
     Attributes:
-        mounts: what mounts here; None where no job can be mounted.
-        work: what keeps files that are in no store; None: nothing does.
-        places: says whether a job may use its store; None: any that the opener opens.
-        users: of the tasks, where they are others' than the agent's.
+        mounts: the mounts of this node; None if it supports none.
+        work: keeps files that are in no store; None: they are not kept.
+        places: checks whether a job may use its store; None: the opener's check is enough.
+        users: the users of tasks, if they are others than the agent's.
         shared: directories of this machine that all tasks see.
     """
 
@@ -110,17 +110,17 @@ class NodeCheckpoints:
         return str(generation_directory(self._parent / job_uuid, generation))
 
     async def found(self) -> frozenset[str]:
-        """UUIDs of the jobs that have directories here; none where that cannot be seen."""
+        """UUIDs of the jobs that have directories here; empty if that cannot be read."""
         try:
             return frozenset(await asyncio.to_thread(os.listdir, self._parent))
         except OSError:
             return frozenset()
 
     async def stage(self, stage: Stage) -> None:
-        """Bring the base in. Raises BadCheckpoint, NoRoom; any other error of ours means unknown.
+        """Stage the base. Raises BadCheckpoint, NoRoom; any other error of our tree means unknown.
 
-        One at a time for a generation: a plan that lost must not move the directory away in which the tasks
-        of the plan that won have begun to write.
+        One call at a time for a generation: a plan that lost must not move away the directory in which tasks
+        of the plan in force have begun to write.
         """
         key = (stage.job_uuid, stage.generation)
         turn = self._staging.setdefault(key, _Turn())
@@ -178,9 +178,11 @@ class NodeCheckpoints:
         return self.mounts
 
     async def _answered(self, stage: Stage) -> bool:
-        """Whether an earlier life has staged it. The program may be writing there already: leave it alone.
+        """Whether an earlier life has staged it.
 
-        What it staged before the machine's last boot need not be on the disk (decision 0018).
+        Then it is left alone, as the program may be writing there already.
+
+        A base that was staged before the machine's last boot may be missing on the disk (decision 0018).
         """
         found = await self._coordination.get(keys.staged(stage.job, stage.plan_id, self._node))
         if found is not None:
@@ -236,7 +238,7 @@ class NodeCheckpoints:
         saver.start()
 
     def follow(self, following: FollowCommits) -> None:
-        """Bring new commits in; again for the same generation does nothing."""
+        """Fetch new commits; again for the same generation does nothing."""
         key = (following.job_uuid, following.generation)
         if key in self._followers:
             return
@@ -258,9 +260,9 @@ class NodeCheckpoints:
         follower.start(partial(self._make_for_tasks, following))
 
     def _make_for_tasks(self, following: FollowCommits) -> None:
-        """A task that has moved here finds nothing staged, and its container's user cannot make it.
+        """Make the directory for a task that has moved here: its container's user cannot make it.
 
-        Blocks, maybe until another agent of this machine has given a job its user.
+        It blocks, possibly until another agent of this machine has assigned a user to a job.
         """
         if self.users is None:
             return
@@ -291,7 +293,7 @@ class NodeCheckpoints:
         task.add_done_callback(self._mounting.discard)
 
     def stop_following(self, job_uuid: str, generation: int) -> None:
-        """Bring no more of this generation in."""
+        """Stop fetching commits of this generation."""
         follower = self._followers.pop((job_uuid, generation), None)
         if follower is not None:
             follower.stop()
@@ -303,9 +305,9 @@ class NodeCheckpoints:
             await saver.drain(timeout_ms, clean=clean)
 
     def beats(self, tell: Tell = raise_it) -> tuple[SaverBeat, ...]:
-        """How the commits that are made here get on; `tell` takes what ended a job's work in the background.
+        """The state of this node's commits. `tell` gets errors that ended a job's background work.
 
-        Raises what ended the work of all mounts.
+        Raises the error that ended the work of all mounts.
         """
         for (job_uuid, _), follower in self._followers.items():
             with contained(partial(tell, job_uuid)):
@@ -319,15 +321,15 @@ class NodeCheckpoints:
         return tuple(beats)
 
     def store_failed_ms(self, job_uuid: str, generation: int) -> int:
-        """When a program that saves into a mount was last failed by its store; -1: never."""
+        """The time at which the store last failed a program that saves into a mount; -1: never."""
         return self.mounts.failed_ms(job_uuid, generation) if self.mounts is not None else -1
 
     async def settle(self) -> None:
-        """The agent is about to end: give what waits to be committed a few seconds. A successor goes on."""
+        """Before the agent ends: allow a few seconds for waiting commits. A successor goes on."""
         await asyncio.gather(*(saver.settle(SETTLE_MS) for saver in self._savers.values()))
 
     def stop_commit(self, job_uuid: str, generation: int) -> None:
-        """Commit no more of this generation."""
+        """Stop committing saves of this generation."""
         saver = self._savers.pop((job_uuid, generation), None)
         if saver is None:
             return
@@ -340,7 +342,7 @@ class NodeCheckpoints:
             self._given_up[job_uuid] = saver.pending
 
     async def clean(self, job: str, job_uuid: str, generation: int, *, ended: bool) -> None:
-        """Old generations go; of an ended job everything, once etcd still agrees that it has ended."""
+        """Remove old generations; for an ended job everything, if etcd confirms that it has ended."""
         parent = self._parent / job_uuid
         found = await self._coordination.get(keys.switch(job))
         switch = codec.decode(JobSwitch, found.value) if found is not None else None
@@ -377,16 +379,16 @@ class NodeCheckpoints:
     async def _keep_work(
         self, job: str, job_uuid: str, keep: tuple[int, ...], *, ended: bool
     ) -> frozenset[str]:
-        """Names in the job's directory that stay: there is something below that no store has."""
+        """Names in the job's directory that stay, because files below them are in no store."""
         if self.work is None:
             return frozenset()
         await self.work.clean(job, job_uuid, keep, ended=ended)
         return await self.work.kept_names(job_uuid)
 
     async def _last_save(self, job: str, given_up: TakenCheckpoint | None) -> TakenCheckpoint | None:
-        """What was given up, unless the job went on and committed something newer.
+        """The checkpoint that was given up, unless the job went on and committed a newer one.
 
-        The last save of a job is nowhere else: an operator may still import it.
+        There is no other copy of a job's last save, and an operator may still import it.
         """
         if given_up is None:
             return None
@@ -410,9 +412,9 @@ class NodeCheckpoints:
 
 @contextmanager
 def _needing_room(record: CommitRecord | None) -> Iterator[None]:
-    """Of the store a base is only read: it is this machine that has no room for it.
+    """Turn OutOfSpace into NoRoom: a base is only read from the store, so this machine lacks the space.
 
-    For none the store makes a directory, and it may be the store that has no room.
+    Without a base a directory is made in the store, which may lack the space itself.
     """
     try:
         yield
@@ -423,7 +425,9 @@ def _needing_room(record: CommitRecord | None) -> Iterator[None]:
 
 
 def _remove(parent: Path, but: Path | None, stay: frozenset[str] = frozenset()) -> None:
-    """Remove all but `but`, `stay`, and outputs: `agent.outputs.sender` removes those once they are sent."""
+    """Remove everything except `but`, `stay`, and outputs: `agent.outputs.sender` removes those once they are
+    sent.
+    """
     with mapped_errors(f"remove {parent}"), suppress(FileNotFoundError), effect("checkpoints.remove"):
         beside = tuple(but.parent.iterdir()) if but is not None else ()
         for entry in (*parent.iterdir(), *beside):

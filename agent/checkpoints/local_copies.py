@@ -1,6 +1,6 @@
 """The node's own copies of committed checkpoints: the newest few of each job, within the disk's budget.
 
-A restart is staged from them without a download. What is not committed yet is nobody's to drop for space.
+A restart is staged from them without a download. Uncommitted checkpoints are never dropped for space.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ KEPT_COPIES = 2
 
 @dataclass(frozen=True, slots=True)
 class LocalDisk:
-    """What a node's checkpoints may take of it.
+    """The space on the disk for a node's checkpoints, and the threads for them.
 
     Attributes:
-        budget_bytes: for copies of committed checkpoints, all jobs together; None: no limit.
-        executor: the threads that read and write them; None: those of the loop.
+        budget_bytes: limit for copies of committed checkpoints of all jobs; None: no limit.
+        executor: the threads for reading and writing them; None: those of the loop.
     """
 
     budget_bytes: int | None = None
@@ -40,11 +40,11 @@ class _Copy:
 
 
 class LocalCopies:
-    """Knows what this agent has committed, and removes what is too much of it.
+    """Keeps a list of this agent's committed copies, and removes surplus ones.
 
     Args:
-        parent: a job's directories are below `parent/JOB_UUID`.
-        budget_bytes: for all jobs together; None: no limit but `KEPT_COPIES` for each.
+        parent: the directories of a job are below `parent/JOB_UUID`.
+        budget_bytes: limit for all jobs together; None: only `KEPT_COPIES` for each job.
     """
 
     def __init__(self, parent: Path, budget_bytes: int | None = None) -> None:
@@ -53,7 +53,7 @@ class LocalCopies:
         self._copies: list[_Copy] = []
 
     async def committed(self, job_uuid: str, ref: CheckpointRef, size: int) -> None:
-        """This one is committed: older ones may go. Raises Refused, Unreachable."""
+        """Note a committed checkpoint, and remove older copies. Raises Refused, Unreachable."""
         self.forget(job_uuid, ref)
         self._copies.append(_Copy(job_uuid, ref, size))
         mine = [each for each in self._copies if each.job_uuid == job_uuid]
@@ -65,22 +65,22 @@ class LocalCopies:
             await self._shrink_to(self._budget_bytes)
 
     async def drop(self, job_uuid: str, ref: CheckpointRef) -> None:
-        """Nobody needs this one. Raises Refused, Unreachable."""
+        """Remove the copy of a checkpoint. Raises Refused, Unreachable."""
         self.forget(job_uuid, ref)
         await asyncio.to_thread(drop_copy, self._parent / job_uuid, ref)
 
     async def make_room(self) -> bool:
-        """The disk is full: remove them all. Whether there was any. Raises Refused, Unreachable."""
+        """Remove all copies from a full disk; returns whether there were any. Raises Refused, Unreachable."""
         return await self._shrink_to(0)
 
     def forget(self, job_uuid: str, ref: CheckpointRef | None = None) -> None:
-        """This one is somebody else's to remove; without `ref` all of the job."""
+        """Take a copy off the list without removing it; without `ref` all copies of the job."""
         self._copies = [
             each for each in self._copies if each.job_uuid != job_uuid or ref not in (None, each.ref)
         ]
 
     async def _shrink_to(self, budget_bytes: int) -> bool:
-        """The oldest go first."""
+        """Remove copies, the oldest first, down to a budget."""
         shrunk = False
         while self._copies and sum(each.size for each in self._copies) > budget_bytes:
             oldest = self._copies.pop(0)

@@ -1,8 +1,8 @@
 """The mounts of one node: `CHECKPOINT_DIR` of a job with `checkpoint.mode: mounted`.
 
-Each is served by a process of its own, which outlives the agent as the tasks do. What is to be mounted is
-written below `PARENT/.mounts`, so that any agent of this machine that shares PARENT, and any
-successor, finds it, heals it when its process has died or hangs, and ends it when its generation is over.
+Each is served by a process of its own, which outlives the agent like the tasks. The wish for a mount is a
+file below `PARENT/.mounts`. By it any agent of this machine that shares PARENT, and any successor, finds the
+mount, heals it when its process has died or hangs, and ends it when its generation is over.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ _GENERATION = "g"
 
 
 class NodeMounts:
-    """Keeps this node's mounts as they are wished for, from `open` until `close`.
+    """Keeps this node's mounts in the wished state, from `open` until `close`.
 
-    `users`: of the tasks, where they are others' than the agent's.
+    `users`: the users of tasks, if they are others than the agent's.
     """
 
     def __init__(
@@ -76,11 +76,11 @@ class NodeMounts:
         self._task: asyncio.Task[NoReturn] | None = None
 
     def open(self) -> None:
-        """Begin to look after what is wished for."""
+        """Begin to watch the wishes."""
         self._task = asyncio.get_running_loop().create_task(self._run())
 
     def check(self) -> None:
-        """Raise what ended the work in the background: a fault of ours, after which no mount is healed."""
+        """Raise the unexpected error that ended the background work, after which no mount is healed."""
         if self._task is not None:
             require_sound((self._task,))
 
@@ -92,7 +92,7 @@ class NodeMounts:
         return self._lives[uri, path]
 
     async def mount(self, job: str, job_uuid: str, generation: int, uri: str, plan_id: str) -> None:
-        """Have it mounted; cheap when it is. The live directory must be there.
+        """Mount a generation's directory, unless it is mounted. The live directory must exist.
 
         Raises Refused (this node cannot mount), StoreUnreachable (not mounted in time).
         """
@@ -111,7 +111,7 @@ class NodeMounts:
             await asyncio.sleep(LOOK_S / 3)
 
     def failed_ms(self, job_uuid: str, generation: int) -> int:
-        """When a mount last failed its programs: gave them EIO, or was gone under them; -1: never."""
+        """The time at which a mount last failed its programs, by EIO or by its absence; -1: never."""
         files = MountFiles(self._parent / job_uuid, generation)
         # A program that ends because its mount has gone may be faster than the next look at it.
         with suppress(TfSupervisorError):
@@ -123,7 +123,7 @@ class NodeMounts:
         return max(-1 if told_ms is None else told_ms, self._lost_ms.get(files.wish_path, -1))
 
     async def end_but(self, job_uuid: str, keep: Collection[int]) -> None:
-        """End every mount of a job but those of these generations. Raises StoreUnreachable, Refused."""
+        """End all mounts of a job except those of these generations. Raises StoreUnreachable, Refused."""
         parent = self._parent / job_uuid
         async with self._ending:
             await asyncio.to_thread(self._end_but, parent, frozenset(keep))
@@ -131,7 +131,7 @@ class NodeMounts:
             del self._lives[key]
 
     async def close(self) -> None:
-        """Look after nothing any more. The mounts live on, for the tasks and for a successor."""
+        """Stop the watch. The mounts live on, for the tasks and for a successor."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
@@ -155,7 +155,7 @@ class NodeMounts:
                 self._sink.error("cannot mount", job=wish.job, directory=wish.directory, reason=str(error))
 
     async def _retire(self) -> None:
-        """End what no generation needs, also what an agent that is gone has left."""
+        """End mounts that no generation needs, including those of agents that are gone."""
         for wish in await asyncio.to_thread(self._wished):
             try:
                 found = await self._coordination.get(keys.switch(wish.job))
@@ -179,7 +179,7 @@ class NodeMounts:
         files.write_wanted(self._clock.now_ms())
 
     def _heal(self, files: MountFiles, wish: MountWish) -> MountState:
-        """Bring it closer to SERVING; says how it was. Blocking."""
+        """Take one step towards SERVING; returns the state before. Blocking."""
         now_ms = self._clock.now_ms()
         key = files.wish_path
         self._reap(key)
@@ -209,7 +209,7 @@ class NodeMounts:
         return state
 
     def _note_loss(self, files: MountFiles, state: MountState, now_ms: int) -> None:
-        """Programs have it no more that had it, under this agent or one before."""
+        """Note the loss of a mount that programs had, under this agent or an earlier one."""
         if state is MountState.SERVING:
             return
         beat = files.read_beat()

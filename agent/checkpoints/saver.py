@@ -1,4 +1,6 @@
-"""The saver's node: watch a generation's directory, commit what is finished, drain at the end (rule 7)."""
+"""The saver's node: it watches a generation's directory, commits finished saves, and drains at the end (rule
+7).
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,7 @@ from supervisor.contract.observed import SaverBeat, UnusableSave
 
 LOOK_S = 0.1
 MOUNTED_LOOK_S = 0.3
-"""A look at a live directory is two calls of the NameNode."""
+"""Interval in seconds of looks at a live directory: each makes two calls to the NameNode."""
 
 POLL_S = 0.02
 AGAIN_S = 0.3
@@ -39,14 +41,17 @@ COMMIT_QUIET_MS = 60_000
 MAX_UNUSABLE = 8
 MAX_PATH, MAX_REASON = 200, 400
 REFUSED_MS = (1_000, 60_000)
-"""Pauses while the store refuses: each try may write up to a quota."""
+"""The first and the longest pause while the store refuses, in ms: each try may write up to a quota."""
 
 Watcher = CheckpointWatcher | PlainWatcher | MountedWatcher
 
 
 @dataclass(frozen=True, slots=True)
 class SaverSite:
-    """Where and as whom a saver works; `mounted` for a generation whose directory is a mount."""
+    """The directory, store and identity of a saver.
+
+    `mounted` is set for a generation whose directory is a mount.
+    """
 
     node: str
     incarnation: str
@@ -66,7 +71,7 @@ class SaverSite:
 
 @dataclass(frozen=True, slots=True)
 class _Ending:
-    """An attempt of the saver is dead; `clean`: it ended by itself, without an error."""
+    """The end of an attempt of the saver. `clean`: it ended by itself, without an error."""
 
     clean: bool
 
@@ -106,17 +111,17 @@ class Saver:
         self._tasks = [loop.create_task(self._watch()), loop.create_task(self._commit())]
 
     def stop(self) -> None:
-        """Commit no more. What is interrupted leaves nothing that counts."""
+        """Stop committing. An interrupted commit has no effect."""
         self._stopped = True
         self._cancel()
 
     @property
     def mounted(self) -> bool:
-        """Whether what is pending is in the store already, and nothing of it on this node."""
+        """Whether the pending checkpoint is in the store already, and not on this node."""
         return self._site.mounted is not None
 
     def beat(self) -> SaverBeat:
-        """How commits get on. Raises what ended the work in the background: a fault of ours."""
+        """The state of commits. Raises the unexpected error that ended the background work."""
         require_sound(self._tasks)
         now_ms = self._site.clock.now_ms()
         pending = self._committer.pending
@@ -135,7 +140,7 @@ class Saver:
         )
 
     def _still_ms(self) -> int:
-        """For how long neither what is being taken nor what is being committed has moved; -1: neither is."""
+        """Milliseconds since taking or committing last made progress; -1 if neither runs."""
         watcher, began_ms = self._watcher, self._look_began_ms
         found = [self._committer.still_ms] if self._committer.still_ms >= 0 else []
         if began_ms is not None and watcher is not None:
@@ -148,7 +153,7 @@ class Saver:
             task.cancel()
 
     async def settle(self, timeout_ms: int) -> None:
-        """Wait for what waits to be committed, but not longer than this; whether it was is in the log."""
+        """Wait for pending commits, at most `timeout_ms`; the log has the result."""
         deadline_ms = self._site.clock.now_ms() + timeout_ms
         self._press(pressing=True)
         while self._committer.pending is not None and self._site.clock.now_ms() < deadline_ms:
@@ -161,11 +166,11 @@ class Saver:
         return self._committer.pending
 
     async def drain(self, timeout_ms: int, *, clean: bool) -> None:
-        """The program is dead: commit the newest that it finished, or give up when time is out.
+        """After the program's end: commit its newest finished save, or give up when the time is out.
 
-        What is in hand then may go on while it moves. The program's next attempt may save in the
-        same generation: until `stop` it is watched for that. It may also end before this is over: then its
-        turn comes next, as each drain begins to watch and to commit anew.
+        A running commit may go on after that while it makes progress. The program's next attempt may save in
+        the same generation, so the watch goes on until `stop`. If that attempt ends before this call is over,
+        its drain comes next: each drain begins to watch and to commit anew.
         """
         began_ms = self._site.clock.now_ms()
         async with self._draining:
@@ -227,7 +232,7 @@ class Saver:
             await asyncio.sleep(LOOK_S if self._site.mounted is None else MOUNTED_LOOK_S)
 
     def _cannot_use(self, found: Unusable) -> None:
-        """The leader tells the user."""
+        """Add an unusable save to the beat; the leader reports it to the user."""
         self._site.sink.warning(
             "unusable checkpoint", job=self._job.job, checkpoint=found.prefix, reason=found.reason
         )
@@ -261,7 +266,7 @@ class Saver:
         return PlainWatcher(site.parent, who, generation, base, job.patterns, site.clock, site.threads, last)
 
     async def _last_step(self) -> int:
-        """The highest step that has a record in this generation, which no other save may get; -1 without."""
+        """The highest step with a record in this generation; -1 without any. No later save may get it."""
         listing = await self._site.coordination.list(keys.commits_of(self._job.job))
         records = [codec.decode(CommitRecord, entry.value) for entry in listing.entries]
         mine = [each.ref.step for each in records if each.ref.generation == self._job.generation]
@@ -293,7 +298,9 @@ class Saver:
             self._waiting_ms = since_ms
 
     async def _let_skipped_go(self) -> None:
-        """Nobody will commit them: while a store is away for hours, their files would fill the disk."""
+        """Remove skipped saves, which will never be committed: during a long outage of the store they would
+        fill the disk.
+        """
         for ref in self._committer.take_skipped():
             self._skipped += 1
             self._last_skipped = ref
@@ -318,7 +325,7 @@ class Saver:
                 self._offered.set()
 
     async def _try(self, pending: TakenCheckpoint) -> None:
-        """Once; after a failure also the pause until the next time."""
+        """Try one commit; after a failure, wait for the pause before the next try."""
         site = self._site
         identity = CommitIdentity(site.node, site.incarnation, site.fence(), self._job.saver.member)
         began_ms = site.clock.now_ms()

@@ -1,4 +1,4 @@
-"""What a program says of its saves (`agent.inside.child.saves`), read from its attempt's directory.
+"""A program's notes on its saves (`agent.inside.child.saves`), read from its attempt's directory.
 
 The file is the program's own to write: its size and every value in it are bounded here.
 """
@@ -22,7 +22,7 @@ _MOST_ELSEWHERE = 3
 
 @dataclass(slots=True)
 class SavesReader:
-    """Reads the file of one attempt when it has changed, and sees whether a save is under way."""
+    """Reads the file of one attempt when it has changed, and detects a save that is under way."""
 
     directory: Path
     _raw: bytes = b""
@@ -31,7 +31,7 @@ class SavesReader:
     _marked_ms: int = -1
 
     def read(self) -> Saves:
-        """What it says now; nothing where it says nothing that can be understood."""
+        """The saves in the file; empty if the file cannot be parsed."""
         try:
             raw = read_start(self.directory / FILE, _MOST_BYTES)
         except OSError:
@@ -41,7 +41,7 @@ class SavesReader:
         return self._found
 
     def saving_ms(self, now_ms: int) -> int:
-        """How long ago the save that is under way was seen first; -1 where none is."""
+        """Milliseconds since the save that is under way was first seen; -1 if there is none."""
         try:
             found = os.lstat(self.directory / SAVING)
         except OSError:
@@ -54,7 +54,7 @@ class SavesReader:
 
 
 def parse(raw: bytes) -> Saves:
-    """The saves that the file tells of. An entry that no launcher of ours would write is left out."""
+    """The saves in the file, without entries that no launcher would write."""
     try:
         body = json.loads(raw)
         places = [each for each in body["places"][:MOST_PLACES] if isinstance(each, dict)]
@@ -74,7 +74,7 @@ def parse(raw: bytes) -> Saves:
 
 
 def _plain(directory: object) -> str:
-    """A path or a URI that can be shown to people: of a bearable length, without control characters."""
+    """A path or a URI for people: shortened, without control characters."""
     if not isinstance(directory, str) or not directory.isprintable() or len(directory) > _LONGEST:
         return ""
     return directory if directory.startswith("/") or "://" in directory else ""

@@ -1,1 +1,3 @@
-"""Programs that are shipped to this node: archives fetched, unpacked without trust, kept by digest."""
+"""Shipped programs on this node: their archives are fetched, unpacked as hostile input, and kept by
+digest.
+"""

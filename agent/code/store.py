@@ -21,7 +21,7 @@ from supervisor.contract.errors import NotFound, Refused, Unreachable, UserError
 from supervisor.contract.job.spec import CodeRef
 
 FETCH_S = 20.0
-"""For all chunks together; a launcher that waits for its code is given up after 30 s."""
+"""Seconds for all chunks together. A launcher that waits for its code is given up after 30 s."""
 
 AGAIN_S = 0.2
 KEPT_UNUSED = 3
@@ -43,13 +43,13 @@ class NodeCode:
         self._serial = 0
 
     def directory(self, ref: CodeRef) -> str:
-        """Where the archive is, or will be."""
+        """The directory of the archive, whether or not it exists."""
         return str(self._path(ref))
 
     async def ensure(self, ref: CodeRef) -> str:
-        """Have the archive unpacked and whole. Several may ask at once; one works.
+        """Fetch and unpack the archive if necessary. Concurrent calls share one piece of work.
 
-        A copy that is there is read and compared first, so that a damaged one is replaced. Raises NotFound,
+        An existing copy is read and compared first, so that a damaged one is replaced. Raises NotFound,
         Unreachable, Refused, of which BadArchive holds on all nodes and for ever.
         """
         path = self._path(ref)
@@ -61,7 +61,7 @@ class NodeCode:
         return str(path)
 
     async def keep(self, in_use: frozenset[str]) -> None:
-        """Remove what is not in use, but for the few that were used last. Raises Refused, Unreachable."""
+        """Remove unused archives, except the few used last. Raises Refused, Unreachable."""
         self._in_use = in_use
         async with self._sweeping:
             await asyncio.to_thread(self._sweep)
@@ -119,9 +119,11 @@ class NodeCode:
             return True
 
     def _install(self, path: Path, archive: bytes) -> None:
-        """Unpack beside, then move into place. A damaged copy moves away whole: tasks may run in it.
+        """Unpack to a directory beside, then move it into place.
 
-        Nothing is synced: what a crash of the machine tears is found by its sha256 and replaced.
+        A damaged copy is moved away whole: tasks may run in it.
+
+        No file is synced: one that a crash of the machine damages is found by its sha256 and replaced.
         """
         temporary = path.with_name(path.name + _TMP)
         with mapped_errors(f"unpack code into {path}"):
@@ -175,7 +177,7 @@ class NodeCode:
                         _remove(path)
 
     def _begun(self) -> list[str]:
-        """Digests whose unpacking has begun and is not over; a crash leaves them so."""
+        """Digests whose unpacking has begun but not ended, as after a crash."""
         with mapped_errors(f"clear {self._directory}"):
             if not self._directory.is_dir():
                 return []

@@ -1,4 +1,4 @@
-"""The members of a tar archive that nobody vouches for, read in one pass and in linear time.
+"""The members of an untrusted tar archive, read in one pass and in linear time.
 
 The standard library's `tarfile` knows many formats, and some of its searches take quadratic time, in which no
 other thread runs (CVE-2024-6232). This reads what `supervisorctl` packs: POSIX headers, and pax headers that
@@ -24,7 +24,7 @@ _IGNORED = frozenset({"mtime", "atime", "ctime", "uid", "gid", "uname", "gname",
 
 
 class Damaged(ValueError):
-    """These bytes are no archive that is read here. The text says what is wrong with `it`."""
+    """The archive is damaged or of another format. The text names the error, with `it` as its subject."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +110,7 @@ def _read_header(block: bytes) -> _Header:
 
 
 def _read_pax(data: bytes, size: int) -> dict[str, str]:
-    """Records as in `12 path=abc` and a newline; the number is the record's own length."""
+    """Read pax records such as `12 path=abc` and a newline; the number is the record's own length."""
     if len(data) < size:
         raise Damaged("is cut off in an extended header")
     told: dict[str, str] = {}

@@ -1,4 +1,4 @@
-"""Archives of code on a node's disk: unpacked without trust, checked against what was unpacked.
+"""Archives of code on a node's disk: unpacked as hostile input, and later compared with their manifest.
 
 Blocking; meant to run in a thread, which never holds the interpreter's lock for long (`agent.code.tar`). Only
 plain files, directories and links are made. Links come last, when no file can be written through them any
@@ -37,7 +37,7 @@ _LINKS_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Unpacked:
-    """What must be found at a path: a directory, a file with this sha256, or a link to this target."""
+    """The expected entry at a path: a directory, a file with this sha256, or a link to this target."""
 
     kind: str
     value: str = ""
@@ -86,7 +86,7 @@ def _unpack(archive: bytes, target: Path) -> Manifest:
 
 
 def _inflate(archive: bytes, plain: IO[bytes]) -> int:
-    """Write the archive to `plain` without its compression; returns how many bytes that is."""
+    """Write the decompressed archive to `plain`; returns its size."""
     inflater = zlib.decompressobj(_GZIP)
     most = left = MAX_UNPACKED_BYTES + MAX_FILES * _HEADER_BYTES
     try:
@@ -166,7 +166,7 @@ def _seal(target: Path, manifest: Manifest) -> None:
 
 
 def is_whole(tree: Path, manifest: Manifest) -> bool:
-    """Whether every file, directory and link is there as it was unpacked. What was added is not looked at.
+    """Whether all files, directories and links are as they were unpacked. Added entries are ignored.
 
     Raises OSError when the disk cannot be read.
     """
@@ -195,7 +195,7 @@ def to_json(manifest: Manifest) -> str:
 
 
 def from_json(text: str) -> Manifest | None:
-    """The manifest again; None when the text is not one, as after a crash."""
+    """Read a manifest; None if the text is not one, as after a crash."""
     try:
         plain = json.loads(text)
         return {

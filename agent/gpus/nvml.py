@@ -1,6 +1,7 @@
-"""NVML through nvidia-ml-py, in our words. Any call may hang or end the process: `nvml_child` alone uses it.
+"""NVML through nvidia-ml-py. Any call may hang or end the process, so only `nvml_child` uses it.
 
-What a driver or a GPU does not know is left out, never an error: an old driver lacks half of these symbols.
+Values that a driver or a GPU does not support are omitted without an error: an old driver lacks half of these
+symbols.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ from supervisor.contract.errors import Refused
 
 T = TypeVar("T")
 Alarms = tuple[int, int, int, int, int]
-"""Of a GPU: NVML's error, recovery action, volatile ECC errors, rows to be remapped, and not remapped."""
+"""The alarms of a GPU: NVML's error, recovery action, volatile ECC errors, rows to be remapped, and rows that
+could not be."""
 RECOVERY_ACTION = 230
 _BY_NVLINK = 2
 _UNCORRECTED = 1
@@ -24,14 +26,15 @@ _VOLATILE = 0
 _CORE_TEMPERATURE = 0
 _XID_EVENT = 0x8
 _EVENTS = _XID_EVENT | 0x2 | 0x800 | 0x4000 | 0x8000
-"""XIDs, uncorrected ECC errors, failed retirements, a GPU that is not available, another recovery action."""
+"""Events: XIDs, uncorrected ECC errors, failed retirements, an unavailable GPU, a new recovery action."""
 _NOT_TOLD = frozenset({2, 3, 4, 6, 13, 21, 25, 26})
-"""Invalid argument, not supported, no permission, not found, no such function, no data, deprecated."""
+"""Errors for unsupported values: invalid argument, not supported, no permission, not found, no such function,
+no data, deprecated."""
 _NOT_FOUND, _TIMEOUT, _GPU_IS_LOST = 6, 10, 15
 
 
 class Device:
-    """A GPU's handle, and what of it never changes. Raises NVMLError."""
+    """A GPU's handle, and its constant properties. Raises NVMLError."""
 
     def __init__(self, index: int) -> None:
         self.handle = pynvml.nvmlDeviceGetHandleByIndex(index)
@@ -47,14 +50,14 @@ class Device:
         return status == 0
 
     def glance(self) -> Alarms:
-        """What of it asks for something to be done when it changes."""
+        """Its alarms: values whose change needs an action."""
         try:
             return _alarms_of(self.handle)
         except pynvml.NVMLError as error:
             return int(error.value), -1, -1, -1, -1
 
     def look(self, peers: tuple[str, ...]) -> GpuSight:
-        """How it is now."""
+        """Its present state."""
         try:
             return self._ask_all(peers)
         except pynvml.NVMLError as error:
@@ -87,7 +90,7 @@ class Device:
 
 
 class Nvml:
-    """NVML, initialised. Raises Refused with the reason when it cannot be, here and later.
+    """NVML, initialised. Raises Refused with the reason if that fails, here and later.
 
     `has_events`: `wait` waits for events; otherwise it does not wait at all.
     """
@@ -106,7 +109,7 @@ class Nvml:
             raise Refused(f"NVML: {error}") from error
 
     def _open(self) -> None:
-        """Open what is not open yet, and forget what of it is not there. Raises NVMLError."""
+        """Open new GPUs, and forget those that are gone. Raises NVMLError."""
         unopened, self._unopened = self._unopened, []
         found = []
         for index in unopened:
@@ -126,7 +129,7 @@ class Nvml:
         return tuple(sorted(each.uuid for each in others if device.reaches(each)))
 
     def look(self) -> Sight:
-        """Every GPU, now."""
+        """The present state of all GPUs."""
         try:
             self._open()
         except pynvml.NVMLError as error:
@@ -135,11 +138,14 @@ class Nvml:
         return Sight(self.driver, gpus=gpus, unopened=len(self._unopened))
 
     def glance(self) -> tuple[Alarms, ...]:
-        """The alarms of every GPU now: a few questions of the many that a look asks."""
+        """The present alarms of all GPUs. They take few of the calls of `look`."""
         return tuple(each.glance() for each in self._devices)
 
     def wait(self, timeout_ms: int) -> Xid | None:
-        """The next event within this time; None without one. One of code 0 is no XID, but worth a look."""
+        """The next event within this time; None without one.
+
+        Code 0 stands for an event that is no XID, but needs a look.
+        """
         try:
             data = pynvml.nvmlEventSetWait_v2(self._events, max(1, timeout_ms))
             uuid = str(pynvml.nvmlDeviceGetUUID(data.device))
@@ -154,7 +160,7 @@ class Nvml:
         return Xid(int(data.eventData) if data.eventType == _XID_EVENT else 0, uuid)
 
     def _register(self, device: Device) -> bool:
-        """Whether this GPU tells of events."""
+        """Register for a GPU's events; returns whether it supports them."""
         if self._events is None:
             return False
         try:
@@ -166,7 +172,10 @@ class Nvml:
 
 
 def _ask(question: Callable[[], T], otherwise: T) -> T:
-    """An answer, or `otherwise` where this driver or GPU does not know. Raises NVMLError for all else."""
+    """The result of a call, or `otherwise` if this driver or GPU does not support it.
+
+    Raises NVMLError for other errors.
+    """
     try:
         return question()
     except pynvml.NVMLError as error:
@@ -196,7 +205,7 @@ def _processes(handle: object) -> tuple[tuple[int, int], ...]:
 
 
 def _bus(info: pynvml.nvmlPciInfo_t) -> str:
-    """As the kernel's log names it."""
+    """The PCI address in the form of the kernel's log."""
     return f"{info.domain & 0xFFFF:04x}:{info.bus & 0xFF:02x}:{info.device & 0xFF:02x}"
 
 

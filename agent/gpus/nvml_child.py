@@ -1,10 +1,11 @@
-"""`python -m agent.gpus.nvml_child PARENT POLL_MS KMSG LAST`: asks NVML, and writes a `Sight` a line.
+"""`python -m agent.gpus.nvml_child PARENT POLL_MS KMSG LAST`: calls NVML, and writes a `Sight` a line.
 
-A process of its own, because a driver that hangs cannot be given up in any other way, and one that crashes
-takes its process along. An empty line is a sign of life. A line to its standard input asks for a look. It
-ends when NVML cannot be used, with that as its last line, and when `PARENT` has ended. KMSG is the kernel's
-log, or empty; LAST the number of its last record that an earlier child has told of, or -1. What the log says
-is told before NVML is asked for the first time, for that may hang: a driver writes why it hangs first.
+It is a process of its own, because a call of a hanging driver cannot be given up in any other way, and a
+crashing driver ends its process. An empty line is a sign of life. A line to its standard input asks for a
+look. It ends when NVML cannot be used, with the reason as its last line, and when `PARENT` has ended. KMSG is
+the kernel's log, or empty. LAST is the number of the last record that an earlier child has reported, or -1.
+The log is reported before the first call of NVML, which may hang: a driver writes the reason of a hang to the
+log first.
 """
 
 from __future__ import annotations
@@ -23,9 +24,9 @@ from supervisor.contract import codec
 from supervisor.contract.errors import Refused
 
 SLICE_MS = 50
-"""The longest wait for an event: a sign of life follows each."""
+"""Longest wait for an event in ms. A sign of life follows each wait."""
 GLANCE_MS = 150
-"""What no event tells of is asked for as often, between two looks: three questions for each GPU."""
+"""Interval in ms of reading the alarms between two looks: three calls for each GPU."""
 _NUMBER = re.compile(rb"\d+,(\d+),")
 _XID = re.compile(rb"NVRM: Xid \(PCI:([0-9a-fA-F:]+)[^)]*\): (\d+)")
 
@@ -33,7 +34,7 @@ _XID = re.compile(rb"NVRM: Xid \(PCI:([0-9a-fA-F:]+)[^)]*\): (\d+)")
 class KernelLog:
     """XIDs of the kernel's log, a second source for drivers whose events are silent.
 
-    Those after the record `last`, or from now on where that is -1. `last` is then the newest that was read.
+    It reads XIDs after the record `last`, or new ones if that is -1. `last` is then the newest record read.
     """
 
     def __init__(self, path: str, last: int) -> None:
@@ -49,7 +50,7 @@ class KernelLog:
             self.xids()
 
     def xids(self) -> tuple[Xid, ...]:
-        """Those written since the last call; never waits."""
+        """The XIDs since the last call; never waits."""
         found: list[Xid] = []
         while self._fd >= 0:
             try:
@@ -77,7 +78,7 @@ class KernelLog:
 
 
 def serve(nvml: Nvml, log: KernelLog, poll_ms: int) -> None:
-    """Tell all that there is to tell, until NVML fails (Refused) or nobody listens."""
+    """Write looks and events until NVML fails (Refused) or the reader is gone."""
     due_ms, glance_ms, known = 0, 0, nvml.glance()
     while True:
         now_ms = time.monotonic_ns() // 1_000_000
@@ -99,7 +100,10 @@ def serve(nvml: Nvml, log: KernelLog, poll_ms: int) -> None:
 
 
 def _asked() -> bool:
-    """Whether a look is asked for now. An end of the input is none: the parent's death is heard otherwise."""
+    """Whether a look is requested.
+
+    The end of the input is no request: the parent's death is detected otherwise.
+    """
     return bool(select.select([0], [], [], 0)[0]) and bool(os.read(0, 4096))
 
 

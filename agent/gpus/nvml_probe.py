@@ -1,7 +1,7 @@
-"""The watch over the GPUs: a child process that asks NVML, listened to with a deadline on each sign of life.
+"""The watch over the GPUs: a child process that calls NVML, with a deadline for each sign of life.
 
-A driver that hangs or crashes costs this process nothing: the child is killed and made anew, with back-off.
-Its GPUs are unknown once NVML has been silent for the patience, and known again at the next look.
+After a hang or crash of the driver the child is killed and started anew, with back-off. The GPUs are unknown
+once NVML has been silent for the patience, and known again at the next look.
 """
 
 from __future__ import annotations
@@ -28,16 +28,21 @@ DRIVERS = ("/dev/nvidiactl", "/dev/nvidia0", "/dev/dxg")
 NO_DRIVER = "no NVIDIA driver here"
 LOOK_FOR_DRIVER_S = 10.0
 FIRST_LOOK_S = 15.0
-"""nvmlInit wakes every GPU of a machine whose driver does not stay loaded."""
+"""Seconds for the first look: nvmlInit wakes all GPUs of a machine whose driver does not stay loaded."""
 MAX_LINE_BYTES = 1 << 20
 STEADY_S = 10.0
-"""A child that fails later than this is made anew at once; those that fail sooner, ever more slowly."""
+"""Seconds. A child that fails later than this is started anew at once; earlier failures lead to growing
+pauses."""
 MOST_UNDEAD = 3
-"""Children that hang in the driver, so that SIGKILL does not end them: with so many no more are made."""
+"""Most children that hang in the driver, so that SIGKILL does not end them. With so many no more are
+started."""
 
 
 class NvmlGpus:
-    """`Gpus` by a child process. `present`: says why there is no driver to ask; empty if there is one."""
+    """`Gpus` by a child process.
+
+    `present` returns the reason why there is no driver; empty if there is one.
+    """
 
     def __init__(self, settings: GpuSettings, sink: Logger, present: Callable[[], str] | None = None) -> None:
         self._settings = settings
@@ -51,14 +56,14 @@ class NvmlGpus:
         self._child: asyncio.subprocess.Process | None = None
 
     async def run(self, post: Post) -> None:
-        """Post all that the children see, and what goes wrong once the patience is at its end."""
+        """Post the looks of the children, and their failures once the patience is over."""
         self._be_patient()
         async with asyncio.TaskGroup() as group:
             group.create_task(self._lose_patience(post))
             group.create_task(self._keep_asking(post))
 
     def look(self) -> None:
-        """Have the child look now."""
+        """Ask the child for a look."""
         pipe = self._child.stdin if self._child is not None else None
         if pipe is not None and not pipe.is_closing() and not pipe.transport.get_write_buffer_size():
             pipe.write(b"\n")
@@ -79,7 +84,7 @@ class NvmlGpus:
             await backoff.wait()
 
     async def _listen(self, post: Post, backoff: Backoff) -> str:
-        """Until this child fails; returns how."""
+        """Read one child until it fails; returns the reason."""
         try:
             child = self._child = await self._start()
         except OSError as error:
@@ -165,7 +170,7 @@ class NvmlGpus:
             )
 
     async def _end(self, child: asyncio.subprocess.Process) -> None:
-        """Kill it; one that hangs in the driver is not waited for."""
+        """Kill a child, without waiting for one that hangs in the driver."""
         self._child = None
         with suppress(ProcessLookupError), effect("gpus.kill"):
             child.kill()

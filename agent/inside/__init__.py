@@ -1,4 +1,4 @@
-"""The launcher, and what its forked child does before it is the user's program.
+"""The launcher, and its forked child up to the point where it is the user's program.
 
 Both run under the job's own interpreter, with the standard library alone, Python 3.8 or newer. The loop of
 `launcher/` kills at the deadline of `deadman`. `processes/` forks the child, weighs it and kills it. `child/`

@@ -1,8 +1,8 @@
 """An operator's command beside a running attempt: it ends with the attempt and with the caller.
 
-`PYTHON -I -S agent/inside --beside PID START_TICKS` under the attempt's environment, so that its marker is
-found in /proc. Standard input is a pipe: its one line is the command, a JSON list of texts, so that no word
-of it shows in the command line of what carries it. At its end the caller is gone.
+It is run as `PYTHON -I -S agent/inside --beside PID START_TICKS` under the attempt's environment, so that its
+marker is found in /proc. Standard input is a pipe. Its one line is the command, a JSON list of texts, so that
+the command is in no process's command line. The end of the pipe means that the caller is gone.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _PAUSE_S = 0.005
 
 
 def main(arguments: list[str]) -> None:
-    """Run the command and end with its exit code; 128 + N after signal N, 125 when the attempt is gone."""
+    """Run the command and end with its exit code; 128 + N after signal N, 125 if the attempt is gone."""
     pid, ticks = int(arguments[0]), int(arguments[1])
     # An agent of the release before gives the command as arguments.
     command = arguments[2:] or _command()
@@ -69,7 +69,7 @@ def _become(command: list[str], guard: int) -> None:
 
 
 def _guard(attempt: int, child: int) -> int:
-    """Wait for the first end: of the command, the attempt or the caller. Returns the exit code to show."""
+    """Wait for the first end: of the command, the attempt or the caller. Returns the exit code."""
     with selectors.DefaultSelector() as selector:
         for fd in (0, attempt, child):
             selector.register(fd, selectors.EVENT_READ)
@@ -82,7 +82,7 @@ def _guard(attempt: int, child: int) -> int:
 
 
 def _kill_all() -> None:
-    """Until no child is left: to a subreaper that is the proof that no descendant is."""
+    """Kill until no child is left: in a subreaper that proves that no descendant is left."""
     own = fence.read_process(os.getpid())
     assert own is not None
     while spawn.has_children():

@@ -1,4 +1,4 @@
-"""This machine's time and identity, as the protocol states them."""
+"""This machine's time and boot id, in the form of the protocol."""
 
 from __future__ import annotations
 
@@ -11,6 +11,6 @@ def now_ms() -> int:
 
 
 def boot_id() -> str:
-    """Identity of this boot of the machine."""
+    """The id of this boot of the machine."""
     with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
         return file.read().strip()

@@ -1,7 +1,8 @@
-"""Run in a container by `supervisorctl image check`: what its Python and its user can do for us.
+"""A probe that `supervisorctl image check` runs in a container: it reports on the container's Python and
+user.
 
-`PYTHON .../image_probe.py DIRECTORY...` prints one line of JSON; the directories are what must be writable.
-Any Python since 2.7 can read this file, so that one which is too old can say so.
+`PYTHON .../image_probe.py DIRECTORY...` prints one line of JSON; the directories are those that must be
+writable. Any Python since 2.7 can parse this file, so that a version that is too old is reported.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""What a launcher and an agent say to each other: JSON lines over the node's Unix stream socket.
+"""The messages between a launcher and an agent: JSON lines over the node's Unix stream socket.
 
 Each message is one line of at most `MAX_LINE_BYTES`, an object whose "type" names the class below in
 snake_case (`AckExit` is "ack_exit"). Readers skip types and fields that they do not know and take the default
@@ -16,7 +16,7 @@ from typing import TypeVar
 PROTOCOL = 1
 MAX_LINE_BYTES = 1 << 20
 MAX_NUMBER = 1 << 53
-"""Of times and counts that a launcher tells: what is derived from them still has 64 bits."""
+"""The largest time or count in a launcher's message, so that values derived from it fit into 64 bits."""
 
 T = TypeVar("T")
 
@@ -38,7 +38,7 @@ class HeldPort:
 
 @dataclass(frozen=True)
 class RunningAttempt:
-    """The attempt that is alive, or not yet confirmed dead. `start_ticks`: field 22 of /proc/PID/stat.
+    """An attempt that is alive, or not yet confirmed dead. `start_ticks`: field 22 of /proc/PID/stat.
 
     `tensorflow`: the version that its launcher has imported for it; empty if none. `secrets`: as in `Start`.
     """
@@ -77,10 +77,11 @@ class Exited:
 
 @dataclass(frozen=True)
 class Hello:
-    """First message on every connection: who the launcher is and all that it holds.
+    """First message on every connection: the launcher's identity, its ports, its attempt and its exit
+    records.
 
-    `adopts`, `keeps_secrets`: it knows `Start.adopt` and `Start.secrets`, which those of earlier releases
-    ignore.
+    `adopts`, `keeps_secrets`: it supports `Start.adopt` and `Start.secrets`, which launchers of earlier
+    releases ignore.
     """
 
     protocol: int
@@ -100,7 +101,7 @@ class Hello:
 
 @dataclass(frozen=True)
 class Warm:
-    """Preloading ended after `preload_ms`; `error` says which module failed (attempts then start cold)."""
+    """Preloading ended after `preload_ms`; `error` names a module that failed (attempts then start cold)."""
 
     preload_ms: int
     error: str | None = None
@@ -139,7 +140,7 @@ class Started:
 
 @dataclass(frozen=True)
 class StartFailed:
-    """Nothing was started."""
+    """The attempt was not started."""
 
     attempt: str
     reason: str
@@ -156,7 +157,10 @@ class Output:
 
 @dataclass(frozen=True)
 class Pull:
-    """May I go on? One in flight; the next follows the answer or a reconnect."""
+    """A launcher's question whether it may go on.
+
+    One is in flight; the next follows the answer or a reconnect.
+    """
 
     stamp_ms: int
     incarnation: str | None = None
@@ -185,8 +189,8 @@ class Refuse:
 class Grant:
     """Answer to the pull of `stamp_ms`: the deadline is exactly `stamp_ms + remaining_ms`.
 
-    `remaining_ms` is the agent's rule-3 deadline minus its own now, kill_time and drift. 0 or less
-    kills at once. An agent that cannot vouch for the attempt yet does not answer at all.
+    `remaining_ms` is the agent's rule-3 deadline minus its own now, kill_time and drift. 0 or less kills at
+    once. An agent that does not know the attempt yet does not answer.
     """
 
     stamp_ms: int
@@ -196,8 +200,9 @@ class Grant:
 
 @dataclass(frozen=True)
 class Reserve:
-    """Claim a port of low..high (inclusive), or exactly `reuse`, under the locks in `lock_dir`; if that is
-    empty the launcher is alone in its network, but for what it has started, and has locks of its own.
+    """Claim a port of low..high (inclusive), or exactly `reuse`, under the locks in `lock_dir`.
+
+    If that is empty, only the launcher and its children are in its network, and it has locks of its own.
     """
 
     reservation: str
@@ -210,7 +215,7 @@ class Reserve:
 
 @dataclass(frozen=True)
 class Release:
-    """Let go of a reservation's port; not an error if it is unknown."""
+    """Release a reservation's port; not an error if it is unknown."""
 
     reservation: str
 
@@ -220,15 +225,15 @@ class Start:
     """Start an attempt, once a grant is in force.
 
     `env` is added to the job's environment. Output goes to `output.log` in `attempt_dir`, rotated to
-    `output.log.1`, ... so that at most `log_files` files of `log_max_bytes` each exist. The program starts
-    when all of `wait_for` (each `ROLE:INDEX=HOST:PORT`) accept connections; not within `wait_ms`: it ends
-    with code `waiting.NEVER_READY`, and `Exited.detail` says for whom it waited. Before that it waits until
-    the file `must_see` can be seen; not within `see_ms`: `waiting.NO_DIRECTORY`. A path `adopt` then
-    shows `$CHECKPOINT_DIR` of `env`; if that cannot be: `adopt.NOT_ADOPTED`.
-    `alone`: it binds its port without SO_REUSEPORT, so nobody else may hold it meanwhile.
-    `yields`: it starts at half the nice value of what trains, for it can only wait for others that start.
-    `devices` are the UUIDs of its GPUs: every `devices_ms` it is made sure, by the library `nvml`, that they
-    can be used where it runs. `secrets`: variables that the program alone gets. They are in no file, and
+    `output.log.1`, ... so that at most `log_files` files of `log_max_bytes` each exist. First it waits until
+    the file `must_see` exists; if that takes longer than `see_ms`, it ends with code `waiting.NO_DIRECTORY`.
+    Then the path `adopt` is made to lead to `$CHECKPOINT_DIR` of `env`; if that fails, the code is
+    `adopt.NOT_ADOPTED`. The program starts when all of `wait_for` (each `ROLE:INDEX=HOST:PORT`) accept
+    connections; if that takes longer than `wait_ms`, the code is `waiting.NEVER_READY`, and `Exited.detail`
+    names the missing ones. `alone`: it binds its port without SO_REUSEPORT, so no other socket may hold the
+    port meanwhile. `yields`: it starts at half the nice value of training tasks, as it can only wait for
+    others that start. `devices` are the UUIDs of its GPUs: every `devices_ms` they are checked in its
+    container by the library `nvml`. `secrets`: variables for the program alone. They are in no file, and are
     masked in the output.
     """
 
@@ -257,7 +262,7 @@ class Start:
 
 @dataclass(frozen=True)
 class Kill:
-    """Kill everything that the attempt started. If it has ended already, its exit is sent again."""
+    """Kill all processes of the attempt. If it has ended already, its exit is sent again."""
 
     attempt: str
     reason: str = ""
@@ -265,14 +270,14 @@ class Kill:
 
 @dataclass(frozen=True)
 class Terminate:
-    """SIGTERM to the attempt's main process, so that it may save what it has. Sent again it does nothing."""
+    """Send SIGTERM to the attempt's main process, so that it can save. A second message does nothing."""
 
     attempt: str
 
 
 @dataclass(frozen=True)
 class Suspend:
-    """Stop all of the attempt where it is, for somebody to look at it. A kill ends it as ever."""
+    """Stop all processes of the attempt by SIGSTOP, for inspection. A kill ends them as usual."""
 
     attempt: str
 
@@ -286,10 +291,10 @@ class AckExit:
 
 @dataclass(frozen=True)
 class Weight:
-    """Comes with a descriptor of the file that weighs the launcher's control group.
+    """Sent with a descriptor of the file that weighs the launcher's control group.
 
-    The launcher writes `first` to it before it kills, and `usual` when all is dead. Those of earlier releases
-    ignore both.
+    The launcher writes `first` to it before it kills, and `usual` when all processes are dead. Launchers of
+    earlier releases ignore both.
     """
 
     first: int
@@ -298,7 +303,7 @@ class Weight:
 
 @dataclass(frozen=True)
 class Shutdown:
-    """Leave now, after killing whatever runs."""
+    """Leave now, after killing a running attempt."""
 
 
 @dataclass(frozen=True)
@@ -307,9 +312,9 @@ class LauncherConfig:
 
     `env` is the job's environment, whole: it is set before the `preload` modules are imported. `state_dir`
     keeps exit records while the agent is away. Attempts' oom_score_adj is raised by `oom_score_adj`. An
-    attempt starts at the launcher's priority and is set to `task_nice` after `settle_ms`. In a container,
-    `inherits`: what its image and its runtime have set belongs to that environment; and `log` takes the
-    launcher's own output, which docker would keep or block on.
+    attempt starts at the launcher's priority and is set to `task_nice` after `settle_ms`. In a container:
+    with `inherits` the variables of its image and its runtime belong to that environment; `log` takes the
+    launcher's own output, which docker would otherwise keep or block on.
     """
 
     protocol: int
@@ -345,7 +350,7 @@ _NESTED = {kind.__name__: kind for kind in (HeldPort, RunningAttempt, Exited)}
 
 
 def encode(message: object) -> bytes:
-    """One line, newline included. Raises ProtocolError when it is longer than a peer accepts."""
+    """A message as one line with its newline. Raises ProtocolError if it is longer than a peer accepts."""
     line = json.dumps({"type": type_name(type(message)), **to_plain(message)}, separators=(",", ":")).encode()
     if len(line) >= MAX_LINE_BYTES:
         raise ProtocolError(f"{type(message).__name__} of {len(line)} bytes is too long")
@@ -353,7 +358,7 @@ def encode(message: object) -> bytes:
 
 
 def decode(line: bytes) -> object | None:
-    """A message, or None for a type that this release does not know. Raises ProtocolError."""
+    """The message in a line; None for a type that this release does not know. Raises ProtocolError."""
     body = _parsed(line)
     if not isinstance(body, dict) or not isinstance(body.get("type"), str):
         raise ProtocolError("not an object with a type")
@@ -406,7 +411,10 @@ def _parsed(line: bytes) -> object:
 
 
 def _whole(line: bytes, body: object) -> object:
-    """Without halves of characters, which neither a log nor a record can hold. They are rare, and escaped."""
+    """A parsed line without half characters, which neither a log nor a record can hold.
+
+    They are rare, and are escaped.
+    """
     if b"\\ud" not in line.lower():
         return body
     return _parsed(json.dumps(body, ensure_ascii=False).encode("utf-8", "replace"))

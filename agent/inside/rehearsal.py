@@ -1,9 +1,9 @@
-"""How long a task takes to die on this node while every processor is busy: a rehearsal beside the real tasks.
+"""A rehearsal of kills: the time that a task takes to end on this node while every processor is busy.
 
 `python -m agent.inside.rehearsal PARENT NICE UID GID MIB` prints the longest of a few kills in milliseconds.
-Each is of a process of a hundred threads that holds MIB of memory. It has the priority of a task that trains,
-and so has one busy loop for each processor: together they take a fraction of a second. The killer has the
-rights of a launcher: those of user UID, or its own where UID is -1. All of it ends with the process PARENT.
+Each kill is of a process with a hundred threads and MIB of memory. It has the priority of a task that trains,
+as does one busy loop for each processor; together they take a fraction of a second. The killer has the rights
+of a launcher: those of user UID, or its own if UID is -1. All processes end with the process PARENT.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from .processes import priority, spawn
 
 ROUNDS = 3
 THREADS = 100
-"""About those of a TensorFlow task."""
+"""The number of threads, similar to that of a TensorFlow task."""
 LONGEST_S = 12
 _SETTLE_S = 0.05
 _MOST_LOOPS = 256
@@ -31,7 +31,7 @@ _STACK_BYTES = 1 << 18
 
 
 def main(arguments: list[str]) -> None:
-    """Rehearse and print. Raises OSError where it cannot, and ends by SIGALRM when it takes too long."""
+    """Rehearse and print. Raises OSError on failure, and ends by SIGALRM if it takes too long."""
     parent, nice, uid, gid, mib = map(int, arguments)
     signal.alarm(LONGEST_S)
     _first_for_the_oom_killer()
@@ -67,7 +67,7 @@ def _rehearse(nice: int, mib: int) -> int:
 
 
 def _kill(pid: int) -> int:
-    """As a launcher does; returns when all threads have ended and their memory is free."""
+    """Kill as a launcher does; returns when all threads have ended and their memory is free."""
     began_s = time.monotonic()
     os.kill(pid, signal.SIGKILL)
     again_s, pause_s = began_s, _FIRST_PAUSE_S

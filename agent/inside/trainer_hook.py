@@ -10,7 +10,7 @@ import os
 
 
 def step(number: int) -> None:
-    """Say that global step `number` is done."""
+    """Report that global step `number` is done."""
     path = os.environ.get("TFSUP_STEP_FILE")
     if path:
         os.pwrite(_descriptor(path), b"%20d\n" % number, 0)

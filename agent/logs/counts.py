@@ -1,6 +1,6 @@
-"""How far a line of output says that training has come: the formats that are read without being asked for.
+"""The formats of progress in output that are read by default.
 
-Known are TensorFlow 1's logging hooks, Keras' lines and progress bars, tqdm, absl, JSON lines, and loops that
+They are TensorFlow 1's logging hooks, Keras' lines and progress bars, tqdm, absl, JSON lines, and loops that
 print an epoch, a step, an iteration or a batch, with or without a total.
 """
 
@@ -31,7 +31,7 @@ _SKELETON_BYTES = 80
 
 
 class Kind(IntEnum):
-    """What a number is of, in the order in which one is preferred to another."""
+    """The kinds of numbers, in the order of preference."""
 
     PLACE = 0
     STEP = 1
@@ -41,7 +41,7 @@ class Kind(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Count:
-    """What one line counts: a number of its kind (-1: only the epoch), and the epoch that it names, or -1."""
+    """The count in one line: a number of its kind (-1: only the epoch), and the epoch in the line, or -1."""
 
     kind: Kind
     number: int
@@ -49,9 +49,9 @@ class Count:
 
 
 def count_of(line: bytes, *, in_epochs: bool = False) -> Count | None:
-    """What a line counts; None if nothing. `in_epochs`: the program has named an epoch before.
+    """The count in a line; None without one. `in_epochs`: the program has printed an epoch before.
 
-    A bar counts only then: one that is drawn for a download before the first epoch is no training.
+    A progress bar counts only then: a bar before the first epoch may belong to a download.
     """
     low = line.lower()
     epoch = _find(_EPOCH, line) if b"epoch" in low else -1
@@ -75,7 +75,7 @@ def count_of(line: bytes, *, in_epochs: bool = False) -> Count | None:
 
 
 def _find(pattern: re.Pattern[bytes], line: bytes) -> int:
-    """The number, -1 if there is none below STEPS."""
+    """The number in a line; -1 if there is none below STEPS."""
     found = pattern.search(line)
     number = int(found.group(1).replace(b",", b"")) if found is not None else -1
     return number if number < STEPS else -1
@@ -83,11 +83,11 @@ def _find(pattern: re.Pattern[bytes], line: bytes) -> int:
 
 @dataclass(slots=True)
 class _Template:
-    """Lines that differ in their figures alone: the first number, and the place that the last one named.
+    """Lines that differ only in their figures: their first number, and the place in the last of them.
 
     Attributes:
-        born: lines that had shown progress before the first of these.
-        begins_anew: its number has fallen to where it began: it counts no global step.
+        born: number of lines with progress before the first of these.
+        begins_anew: its number has fallen back to its start, so it counts no global step.
         goes_on: its number has risen from one epoch into the next.
     """
 
@@ -102,14 +102,14 @@ class _Template:
 
 @dataclass(slots=True)
 class Counts:
-    """All that an attempt's output has counted so far.
+    """The counts in an attempt's output so far.
 
-    A line shows progress when its place, (epoch, number), is another than that of the last line of the same
-    words. So a number that falls begins anew, and one that is merely repeated shows nothing.
+    A line shows progress if its place, (epoch, number), differs from that of the last line of the same words.
+    So a number that falls begins anew, and a repeated one shows no progress.
 
     Attributes:
-        reports: lines that showed progress.
-        said: where the program says that it is, as `epoch 2, step 10`; empty before any count.
+        reports: number of lines with progress.
+        said: the position in the program's own words, such as `epoch 2, step 10`; empty before any count.
     """
 
     reports: int = 0
@@ -122,12 +122,12 @@ class Counts:
 
     @property
     def step(self) -> int:
-        """The newest number that behaves like a global step, -1 if there is none."""
+        """The newest number that behaves like a global step; -1 if there is none."""
         return self._step if self.is_global else max((each.number for each in self._steps()), default=-1)
 
     @property
     def first(self) -> int:
-        """The first such number of this attempt, -1 if there is none."""
+        """The first number of this attempt that behaves like a global step; -1 if there is none."""
         if self.is_global:
             return self._first
         oldest = min(self._steps(), key=lambda each: each.born, default=None)
@@ -140,11 +140,11 @@ class Counts:
 
     @property
     def in_epochs(self) -> bool:
-        """Whether the program has named an epoch."""
+        """Whether the program has printed an epoch."""
         return self._epoch >= 0
 
     def take(self, count: Count, line: bytes = b"") -> bool:
-        """Take in what a line counts; whether it shows progress."""
+        """Add the count of a line; returns whether it shows progress."""
         if count.epoch >= 0:
             self._epoch = count.epoch
         key = bytes([count.kind]) + line.translate(None, _FIGURES)[:_SKELETON_BYTES]
@@ -169,13 +169,13 @@ class Counts:
         return True
 
     def _steps(self) -> Iterator[_Template]:
-        """Those whose numbers behave like a global step: they go on where a new epoch begins."""
+        """The templates whose numbers behave like a global step: they go on rising at a new epoch."""
         for each in self._templates.values():
             if each.kind is Kind.STEP and not each.begins_anew and (each.goes_on or not self.in_epochs):
                 yield each
 
     def _follow(self, found: _Template, count: Count) -> None:
-        """What the next number of its lines tells of a template."""
+        """Update a template by the next number of its lines."""
         if count.number > found.number:
             found.goes_on |= self._epoch > found.epoch >= 0
         elif count.number < found.number:

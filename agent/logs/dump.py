@@ -1,4 +1,4 @@
-"""Where the threads of a suspected attempt are: Python's own dump if it runs warm, and the kernel's view."""
+"""Dumps of the stacks of a suspected attempt: Python's own dump if it runs warm, and the kernel's view."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ _MOST_CHILDREN = 20
 
 
 def dump_stacks(directory: Path, pid: int, start_ticks: int) -> str:
-    """Write all that can be seen of a process to DUMP in `directory`; returns the beginning. Takes up to 1 s.
+    """Write the stacks of a process to DUMP in `directory`; returns the beginning. It takes up to 1 s.
 
-    The process is only looked at, and its Python threads print where they are; nothing is stopped.
+    The process is not stopped: it is only observed, and its Python threads print their stacks.
     """
     process = fence.read_process(pid)
     if process is None or process.start_ticks != start_ticks:
@@ -46,7 +46,7 @@ def dump_stacks(directory: Path, pid: int, start_ticks: int) -> str:
 
 
 def read_dump(directory: Path) -> str:
-    """The beginning of an earlier dump; empty when there is none."""
+    """The beginning of an earlier dump; empty if there is none."""
     try:
         return read_start(directory / DUMP, STACK_BYTES).decode(errors="ignore")
     except OSError:
@@ -54,9 +54,9 @@ def read_dump(directory: Path) -> str:
 
 
 def _python_stacks(directory: Path, pid: int) -> str:
-    """Ask the process; empty when it has no handler for our signal, which would then end it.
+    """The Python stacks of the process; empty if it has no handler for our signal, which would end it.
 
-    A program that is not warm never made the file: what it catches that signal for is its own affair.
+    A program that is not warm never made the file. It may use that signal for its own purpose.
     """
     path = directory / stacks.FILE
     if not path.is_file() or not _catches(pid, stacks.SIGNAL):
@@ -90,7 +90,7 @@ def _catches(pid: int, number: int) -> bool:
 
 
 def _threads(pid: int) -> str:
-    """The kernel's view of each thread; those that are alike are counted."""
+    """The kernel's view of the threads; equal ones are counted."""
     seen: Counter[str] = Counter()
     try:
         threads = sorted(Path(f"/proc/{pid}/task").iterdir(), key=lambda each: int(each.name))

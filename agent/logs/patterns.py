@@ -1,4 +1,4 @@
-"""Steps and NaN losses in a task's output. The job's own patterns are never let run for long.
+"""Steps and NaN losses in a task's output. The time for a job's own patterns is bounded.
 
 A pattern is the user's, and a careless one needs hours for one line. `re` holds the interpreter's lock
 while it matches, so that a thread would not help; but it looks for signals, so that a timer does
@@ -26,9 +26,11 @@ from supervisor.contract.job.step_pattern import compile_step_pattern
 LIMIT_MS = 50
 STRIKES = 3
 SHARE, BURST_MS = 0.05, 400
-"""Of a processor, what the own patterns of all attempts may take, and a burst. Each gets an equal part."""
+"""Share of a processor for the jobs' own patterns of all attempts, and a burst. Each attempt gets an equal
+part."""
 MOST_SHARE, MOST_AT_ONCE_MS = 0.2, 100
-"""The largest part that all of them take while each has some of its burst left."""
+"""Largest share of all attempts together, and longest time at once, while each has a part of its burst
+left."""
 _SLOW_LINE_MS = LIMIT_MS // 2
 _NAN = re.compile(
     rb"(?i)loss[^\w\n]{0,8}(?:[a-z_][\w.]{0,20}\()?[-+]?(?:nan|inf|infinity)\b|NanLossDuringTraining"
@@ -36,11 +38,13 @@ _NAN = re.compile(
 
 
 class _TooSlow(Exception):
-    """The timer rang while lines were matched."""
+    """The timer ran out while lines were matched."""
 
 
 class _Timer:
-    """Of this process's own processor time, with that of the kernel. A busy machine makes no pattern slow."""
+    """A timer of this process's own processor time, with the kernel's part, so that a busy machine does not
+    slow a pattern down.
+    """
 
     armed = False
 
@@ -66,30 +70,33 @@ class _Timer:
 
 
 class _Allowance:
-    """Time that may be spent: a share of all that passes, and a burst."""
+    """An allowance of time: a share of the time that passes, and a burst."""
 
     def __init__(self) -> None:
         self._spent_ms = 0.0
         self._at_ms = 0.0
 
     def is_left(self, now_ms: float, share: float, burst_ms: float) -> bool:
-        """Whether something may be spent now."""
+        """Whether a part of the allowance is left."""
         passed_ms, self._at_ms = now_ms - self._at_ms, now_ms
         self._spent_ms = max(0.0, self._spent_ms - share * passed_ms)
         return self._spent_ms < burst_ms
 
     def spend(self, spent_ms: float, now_ms: float) -> None:
-        """So much was spent up to now; it may be more than was left. The time that it took adds nothing."""
+        """Subtract spent time, which may be more than was left.
+
+        The allowance does not grow during that time.
+        """
         self._spent_ms += spent_ms
         self._at_ms = now_ms
 
     def renew(self) -> None:
-        """As if nothing had been spent."""
+        """Restore the full allowance."""
         self._spent_ms = 0.0
 
 
 class Budget:
-    """The time for the own patterns of all attempts of one agent."""
+    """The time for the jobs' own patterns of all attempts of one agent."""
 
     def __init__(self) -> None:
         self.all = _Allowance()
@@ -97,17 +104,17 @@ class Budget:
 
 
 class Matcher:
-    """Looks at lines for what they count and for a NaN loss.
+    """Searches lines for counts and for a NaN loss.
 
-    The default patterns stand for the formats of `agent.logs.counts`; other patterns are looked for instead.
+    The default patterns stand for the formats of `agent.logs.counts`; other patterns replace them.
 
     Attributes:
-        counts: what has been counted so far.
-        nan: a loss was printed as NaN or infinite; looked for only if asked.
-        blind: no pattern is left, as each took too long: steps are unknown from here on.
-        skipped: lines were skipped since the last step that was read: its age is unknown.
+        counts: the counts so far.
+        nan: a loss was printed as NaN or infinite; only if the job asks for that.
+        blind: each pattern took too long and was given up, so steps are unknown from now on.
+        skipped: lines were skipped since the last step that was read, so its age is unknown.
 
-    `budget`: what it shares with the other matchers of its agent.
+    `budget`: the time that it shares with the other matchers of its agent.
     """
 
     def __init__(
@@ -136,18 +143,18 @@ class Matcher:
 
     @property
     def step(self) -> int:
-        """The newest step, -1 while none is known."""
+        """The newest step; -1 while none is known."""
         return self.counts.step
 
     @property
     def reports(self) -> int:
-        """How many lines have shown progress."""
+        """The number of lines with progress."""
         return self.counts.reports
 
     def take(self, lines: Sequence[bytes]) -> None:
-        """Look at some lines; when they take too long, the rest of them is skipped.
+        """Search some lines. If they take too long, the rest of them is skipped.
 
-        Lines are skipped, too, while the attempt's own patterns have used up their part of the time.
+        Lines are skipped too while the job's own patterns have used up their part of the time.
         """
         assert threading.current_thread() is threading.main_thread(), "only there a signal interrupts a match"
         if not self._may_spend(time.monotonic() * 1000):
@@ -174,7 +181,7 @@ class Matcher:
         return self._budget.all.is_left(now_ms, MOST_SHARE, MOST_AT_ONCE_MS) and is_own_left
 
     def reached(self, step: int) -> None:
-        """The task said so itself."""
+        """Set the step that the task reported by its step file."""
         if 0 <= step < STEPS:
             self.counts.take(Count(Kind.TOLD, step))
 
@@ -187,7 +194,7 @@ class Matcher:
             self.skipped = False
 
     def _count(self, line: bytes) -> Count | None:
-        """By the first of the job's own patterns that fits."""
+        """The count by the first of the job's own patterns that matches."""
         self._began_ms = time.thread_time() * 1000
         for at, pattern in enumerate(self._patterns):
             self._at = at
@@ -200,7 +207,9 @@ class Matcher:
         return None
 
     def _strike(self, *, at_once: bool = False) -> None:
-        """The interrupted pattern is given up when lines take it too long, or all memory (`at_once`)."""
+        """Give up the interrupted pattern if it takes too long repeatedly, or if it uses all memory
+        (`at_once`).
+        """
         took_ms = time.thread_time() * 1000 - self._began_ms
         if not self._patterns or (took_ms < _SLOW_LINE_MS and not at_once):
             return

@@ -1,4 +1,4 @@
-"""An attempt's output on disk, read from any place in it, across the rotation of its files."""
+"""Reading an attempt's output on disk from any place, across the rotation of its files."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ _WINDOW_BYTES = 64
 class Place:
     """The inode number of a file, and an offset in it.
 
-    `mark` is the crc32 of the last bytes before the offset: a file that was removed may have left its number
-    to another one. None is not compared.
+    `mark` is the crc32 of the last bytes before the offset: the inode number of a removed file may be reused.
+    None is not compared.
     """
 
     file: int = 0
@@ -32,7 +32,7 @@ class Place:
 class Piece:
     """Bytes, and the place after them.
 
-    `cut`: output before these bytes was asked for but is gone, or was left out.
+    `cut`: requested output before these bytes is gone, or was left out.
     """
 
     data: bytes
@@ -48,7 +48,7 @@ class _Part:
 
 
 def read_end(directory: Path, last_bytes: int) -> Piece:
-    """The first chunk of the last `last_bytes`, all files together."""
+    """The first chunk of the last `last_bytes` of all files together."""
     parts = _parts(directory)
     skip = max(0, sum(part.size for part in parts) - last_bytes)
     cut = skip > 0
@@ -61,7 +61,7 @@ def read_end(directory: Path, last_bytes: int) -> Piece:
 
 
 def read_after(directory: Path, place: Place) -> Piece:
-    """The next chunk after a place; empty at the end. Where the file is gone, from the oldest one on."""
+    """The next chunk after a place; empty at the end. If the file is gone, it begins with the oldest one."""
     while True:
         parts = _parts(directory)
         if not parts:
@@ -90,7 +90,7 @@ def read_after(directory: Path, place: Place) -> Piece:
 
 
 def _parts(directory: Path) -> list[_Part]:
-    """All files, the oldest first. Rotation moves them to higher numbers: upwards none can be missed."""
+    """All files, the oldest first. They are read upwards, so that a rotation to higher numbers hides none."""
     found: dict[int, _Part] = {}
     missing = 0
     for number in range(MOST_FILES):
@@ -108,7 +108,7 @@ def _parts(directory: Path) -> list[_Part]:
 
 
 def _read(part: _Part, offset: int, size: int) -> bytes | None:
-    """Up to `size` bytes; None when the file is not under this name any more."""
+    """Up to `size` bytes; None if the file no longer has this name."""
     try:
         fd = open_regular(part.path)
     except FileNotFoundError:

@@ -1,7 +1,7 @@
-"""Signs of life of one attempt, and for how long each of them usually pauses.
+"""Signs of life of one attempt, and their usual pauses.
 
-A pulse is shown now and then: a line of new output, a step. A gauge is measured all the time: processor time,
-the utilisation of GPUs. It shows life while it is not far below what is usual as long as training goes on.
+A pulse is a single event: a line of new output, a step. A gauge is measured continuously: processor time, the
+utilisation of GPUs. It shows life while it is not far below its usual value during training.
 """
 
 from __future__ import annotations
@@ -35,10 +35,11 @@ _FIGURES = b"0123456789.,"
 
 @dataclass(slots=True)
 class Pulse:
-    """A sign that is shown now and then. Times are CLOCK_BOOTTIME, -1 before the first.
+    """A sign of single events. Times are CLOCK_BOOTTIME; -1 before the first.
 
-    `least` showings over at least `over_ms` make it learnt. A pause that an earlier attempt of the task has
-    shown is known from the start; but a pulse with `over_ms` is learnt anew, as it pauses otherwise then.
+    It is learnt after `least` showings over at least `over_ms`. A pause from an earlier attempt of the task
+    is known from the start, except for a pulse with `over_ms`, which is learnt anew because its pauses differ
+    at a start.
     """
 
     name: str
@@ -54,7 +55,7 @@ class Pulse:
         self._known = self.pause_ms >= 0 and not self.over_ms
 
     def show(self, now_ms: int) -> None:
-        """It is shown now."""
+        """Note a showing now."""
         if self.last_ms < 0:
             self._first_ms = now_ms
         else:
@@ -64,11 +65,11 @@ class Pulse:
 
     @property
     def is_learnt(self) -> bool:
-        """Whether its pauses tell how long it may be flat."""
+        """Whether its pauses are learnt."""
         return self._known or (self._count >= self.least and self.last_ms - self._first_ms >= self.over_ms)
 
     def sign(self, now_ms: int) -> Sign | None:
-        """For how long it has been flat; None before it was shown."""
+        """The sign with its age; None before its first showing."""
         if self.last_ms < 0:
             return None
         return Sign(self.name, now_ms - self.last_ms, self.pause_ms if self.is_learnt else -1)
@@ -76,12 +77,12 @@ class Pulse:
 
 @dataclass(slots=True)
 class Gauge:
-    """A sign that is measured all the time, in a unit of its own.
+    """A sign that is measured continuously, in a unit of its own.
 
-    It is shown while at least a quarter of what is usual is used, but never less than `floor`; `cap` is a
-    sign of life in any case. Usual is what nine in ten measurements reach, of those after which training was
-    seen to go on: what is measured during a hang is never learnt. Where the usual is so low that it cannot
-    be told from idling, the gauge tells nothing.
+    It shows life at a quarter of its usual value or more, but never below `floor`, and always at `cap`. The
+    usual value is the one that nine in ten measurements reach, of those after which training was seen to go
+    on, so measurements during a hang are never learnt. If the usual value is too low to differ from idling,
+    the gauge gives no sign.
     """
 
     name: str
@@ -95,7 +96,7 @@ class Gauge:
     _least: float = -1.0
 
     def measure(self, now_ms: int, used: float, *, wanted: bool = False) -> None:
-        """So much has been used since the last measurement. `wanted`: more would be, were there more."""
+        """Add the usage since the last measurement. `wanted`: the process would use more if it could."""
         self._pending.append(used)
         least = self._least if self._least >= 0 else 2 * self.floor
         if used >= least or wanted or self.last_ms < 0:
@@ -103,7 +104,7 @@ class Gauge:
             self.last_ms = now_ms
 
     def trains(self, now_ms: int) -> None:
-        """Training has been seen to go on: what was measured up to now is usual."""
+        """Note that training goes on: the measurements up to now are usual ones."""
         if not self._pending:
             return
         self._usual.extend(self._pending)
@@ -114,7 +115,7 @@ class Gauge:
             self._least = min(max(low / 4, self.floor), self.cap) if low >= 2 * self.floor else 0.0
 
     def sign(self, now_ms: int) -> Sign | None:
-        """For how long it has been flat; None if it tells nothing."""
+        """The sign with its age; None if it gives none."""
         if self.last_ms < 0 or self._least == 0.0:
             return None
         return Sign(self.name, now_ms - self.last_ms, self.pause_ms)
@@ -122,10 +123,10 @@ class Gauge:
 
 @dataclass(slots=True)
 class Novelty:
-    """Tells new output from output that repeats itself.
+    """Distinguishes new output from output that repeats itself.
 
-    Time stamps and durations never make a line new, nor does any figure in a line that speaks of waiting or
-    of another try. Of a piece of output the last lines are looked at.
+    Time stamps and durations never make a line new, nor do figures in a line about waiting or a retry. Only
+    the last lines of a piece of output are compared.
     """
 
     _forms: OrderedDict[int, None] = field(default_factory=OrderedDict)

@@ -1,4 +1,4 @@
-"""How one attempt gets on: its output read a piece at a time, and what the beats say of it.
+"""The progress of one attempt: its output is read a piece at a time, and reported in beats.
 
 The step in a line is found by `patterns`, and in the known formats by `counts`.
 """
@@ -25,7 +25,7 @@ from supervisor.contract.observed import Saves, Sign, TaskBeat
 TURN_BYTES = 256 * 1024
 LINE_BYTES = 2048
 MOST_LINES = 4096
-"""Of one piece of output the last lines are looked at: that takes some 15 ms, all of 131,072 take 110."""
+"""Most lines of one piece of output, counted from its end. They take some 15 ms; all of 131,072 take 110."""
 RATE_MS = 5_000
 PACE_MS = 30_000
 _PACE_LEAST_MS = 10_000
@@ -39,28 +39,31 @@ _ENDS = re.compile(rb"[\r\n]+")
 _STYLE = re.compile(rb"\x1b\[[0-9;?]*[A-Za-z]|\x08+")
 STEPS_LEAST = SAVES_LEAST = 3
 OUTPUT_LEAST, OUTPUT_OVER_MS = 10, 600_000
-"""What a program prints as it starts is no sign of its training: output is learnt late."""
+"""Showings and time until output is learnt. It is late because output at the start is no sign of training."""
 CPU_FLOOR, CPU_CAP = 0.05, 0.5
-"""Processors: an idle TensorFlow process takes up to a twentieth of one; half of one is always work."""
+"""In processors: an idle TensorFlow process uses up to a twentieth of one; half of one is always work."""
 GPU_FLOOR, GPU_CAP = 5.0, 50.0
-"""Per cent of all GPUs of the attempt together."""
+"""In per cent of all GPUs of the attempt together."""
 FILES = "files"
 FILES_PER_S = 256 * 1024
-"""Bytes: the slowest disk that a model is saved to takes more, and what logs and polls move is less."""
+"""Bytes per second: a save to the slowest disk moves more, and logs and polls move less."""
 SAVING_MS = 600_000
-"""A save that TensorFlow has begun is a sign of life for so long, also where no byte is seen to move."""
+"""Milliseconds for which a save that TensorFlow has begun is a sign of life, even if no byte is seen to
+move."""
 
 
 @dataclass(slots=True)
 class StepReader:
-    """Reads one attempt's output a piece at a time. A line over 2 KiB is cut; behind by a turn, it skips.
+    """Reads one attempt's output a piece at a time.
+
+    A line over 2 KiB is cut. If it is behind by a rotation, it skips output.
 
     A carriage return ends a line, too: a progress bar writes its lines over each other.
 
     Attributes:
-        wrote: there was output in the last reads; `is_new`: also a line that does not merely repeat another.
-            Who looks at them sets them back.
-        floods: a piece of the last read had more lines than are looked at.
+        wrote: there was output in the last reads; `is_new`: there was a line that does not only repeat
+            another. The reader of both resets them.
+        floods: a piece of the last read had more than MOST_LINES.
     """
 
     directory: Path
@@ -74,7 +77,7 @@ class StepReader:
     _rest: bytes = b""
 
     def read(self) -> int:
-        """Take in what is new; returns the newest step, -1 before any."""
+        """Read new output; returns the newest step, -1 before any."""
         budget, self.floods = TURN_BYTES, False
         while budget > 0:
             data = self._chunk(budget)
@@ -86,7 +89,7 @@ class StepReader:
         return self.matcher.step
 
     def close(self) -> None:
-        """Give back the descriptor."""
+        """Close the descriptor."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
@@ -140,9 +143,9 @@ class StepReader:
 
 @dataclass(slots=True)
 class Followed:
-    """An attempt whose output is read. Times are CLOCK_BOOTTIME, -1 before they are known.
+    """An attempt whose output is read. Times are CLOCK_BOOTTIME; -1 before they are known.
 
-    `pauses`: of its signs, as earlier attempts of the task have shown them.
+    `pauses`: the pauses of its signs from earlier attempts of the task.
     """
 
     reader: StepReader
@@ -177,11 +180,11 @@ class Followed:
         )
 
     def saves(self) -> Saves:
-        """Where it has saved so far."""
+        """Its saves so far."""
         return self._saves.read()
 
     def look(self, now_ms: int) -> bool:
-        """Read what is new; True when it brought the first step."""
+        """Read new output; True if it holds the first step."""
         self.reader.read()
         self._count(now_ms)
         saves = self.saves()
@@ -207,10 +210,10 @@ class Followed:
         return True
 
     def measure(self, now_ms: int, usage: Usage | None, gpu: float | None) -> None:
-        """Take in what has been used so far, and the utilisation of its GPUs; None: unknown.
+        """Add the usage so far, and the utilisation of its GPUs; None: unknown.
 
-        A task that is ready to run but gets no processor, as others have them all, works. So does one that
-        reads or writes files, or saves: how long that takes is the disk's affair, and costs few processors.
+        A task counts as working if it is ready to run but gets no processor, or if it reads or writes files
+        or saves, which uses few processors and may take long on a slow disk.
         """
         cpu, gpus = self.gauges
         if usage is not None and self._used is not None and now_ms > self._used[0]:
@@ -227,11 +230,11 @@ class Followed:
 
     @property
     def process(self) -> fence.Root | None:
-        """Its main process; None before it is known."""
+        """Its main process; None while it is unknown."""
         return (self.pid, self.start_ticks) if self.pid else None
 
     def learnt(self) -> dict[str, int]:
-        """The longest pauses of its signs that are known."""
+        """The known longest pauses of its signs."""
         pulses = {each.name: each.pause_ms for each in (self.step, self.output, self.save) if each.is_learnt}
         return {
             **self.pauses,
@@ -240,7 +243,7 @@ class Followed:
         }
 
     def beat(self, attempt: AttemptId, now_ms: int) -> TaskBeat:
-        """What the leader is told of it."""
+        """Its part of a beat."""
         matcher, counts = self.reader.matcher, self.reader.matcher.counts
         age_ms = now_ms - self.step.last_ms if self.step.last_ms >= 0 else -1
         silent_ms = now_ms - self.wrote_ms if self.wrote_ms >= 0 else -1
@@ -317,12 +320,12 @@ class Followed:
 
 
 def _plain(line: bytes) -> bytes:
-    """Without colours and backspaces."""
+    """A line without colours and backspaces."""
     return _STYLE.sub(b"", line) if b"\x1b" in line or b"\x08" in line else line
 
 
 def _is_full(directory: Path) -> bool:
-    """A full disk swallows output, and its steps."""
+    """Whether the disk is full, so that output is lost with its steps."""
     try:
         room = os.statvfs(directory)
     except OSError:

@@ -1,4 +1,4 @@
-"""What tasks write: their output on disk, and the steps in it."""
+"""The output of tasks on disk, and the steps in it."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _CONTROL = re.compile(r"[^\n\t\x20-\x7e\u00a0-\u2027\u202f-\u2065\u2070-\ufffd]"
 class AttemptFiles:
     """`TaskFiles` below `root`, as `root/JOB_UUID/ATTEMPT/output.log`. Reads are bounded.
 
-    `budget_bytes`: what `tidy` leaves of attempts that have ended, at most; None: it removes nothing.
+    `budget_bytes`: limit for the directories of ended attempts, kept by `tidy`; None: no limit.
     """
 
     def __init__(self, root: Path, sink: Logger, budget_bytes: int | None = None) -> None:
@@ -69,7 +69,7 @@ class AttemptFiles:
     def progress(
         self, now_ms: int, gpus: Mapping[AttemptId, float] | None = None, tell: Tell = raise_it
     ) -> tuple[TaskBeat, ...]:
-        """Where every followed attempt stands."""
+        """The progress of all followed attempts."""
         for attempt, followed in self._followed.items():
             with contained(partial(tell, attempt)):
                 followed.look(now_ms)
@@ -92,9 +92,11 @@ class AttemptFiles:
                 followed.measure(now_ms, usage, gpus.get(attempt))
 
     def wrote(self, attempt: AttemptId, now_ms: int) -> bool:
-        """Read it now; True when it brought the attempt's first step. After that the beats read often enough.
+        """Read new output now; True if it holds the attempt's first step.
 
-        So they do where it writes more than is looked at: each launcher asks up to fifty times a second.
+        After that the beats read often enough.
+
+        The same holds for output above MOST_LINES: each launcher asks up to fifty times a second.
         """
         followed = self._followed.get(attempt)
         if followed is None or followed.first_ms >= 0 or followed.reader.floods:
@@ -107,12 +109,12 @@ class AttemptFiles:
         return followed.reader.read() if followed is not None else -1
 
     def saves(self, attempt: AttemptId) -> Saves:
-        """Where it has saved, as it says itself."""
+        """The places of its saves, as its process notes them."""
         followed = self._followed.get(attempt)
         return followed.saves() if followed is not None else Saves()
 
     def has_stepped(self, attempt: AttemptId) -> bool:
-        """Whether it has made a step, of whatever number."""
+        """Whether it has made a step of any number."""
         followed = self._followed.get(attempt)
         return followed is not None and followed.reader.matcher.reports > 0
 
@@ -133,7 +135,7 @@ class AttemptFiles:
         return read_tail(followed.reader.directory) if followed is not None else ""
 
     async def dump(self, attempt: AttemptId) -> bool:
-        """Keep where its threads are."""
+        """Write a dump of its stacks."""
         followed = self._followed.get(attempt)
         if followed is None or not followed.pid:
             return False
@@ -141,12 +143,12 @@ class AttemptFiles:
         return bool(await asyncio.to_thread(dump_stacks, *place))
 
     def stack(self, attempt: AttemptId) -> str:
-        """The beginning of what `dump` kept."""
+        """The beginning of its dump."""
         followed = self._followed.get(attempt)
         return read_dump(followed.reader.directory) if followed is not None else ""
 
     def hold(self, attempt: AttemptId, hold_ms: int) -> str:
-        """Keep its directory for so long, at most until the machine boots; returns the directory."""
+        """Keep its directory for `hold_ms`, at most until the machine boots; returns the directory."""
         followed = self._followed.get(attempt)
         if followed is None:
             return ""
@@ -165,7 +167,7 @@ class AttemptFiles:
             self._remember(followed, attempt.task)
 
     def _remember(self, followed: Followed, task: TaskId) -> None:
-        """The next attempt of this task pauses for as long."""
+        """Remember its learnt pauses for the next attempt of this task."""
         key = (followed.reader.directory.parent.name, task)
         self._learnt.pop(key, None)
         self._learnt[key] = followed.learnt()
@@ -173,7 +175,7 @@ class AttemptFiles:
             del self._learnt[next(iter(self._learnt))]
 
     async def tidy(self) -> None:
-        """Make room if old directories take too much. Removing gigabytes takes seconds: in a thread."""
+        """Make room if old directories take too much; in a thread, as removing gigabytes takes seconds."""
         if self._budget_bytes is None:
             return
         async with self._tidying:
@@ -183,7 +185,7 @@ class AttemptFiles:
             self._sink.info("removed old output", directories=removed)
 
     def on_disk(self, job_uuid: str, task: TaskId) -> tuple[AttemptId, ...]:
-        """The attempts of a task whose output is here, also of earlier lives of this agent; oldest first."""
+        """The attempts of a task with output here, including earlier lives of this agent; oldest first."""
         found = []
         for directory in (self._root / job_uuid).glob(f"{task.member}-g*.*"):
             match = _ATTEMPT_DIRECTORY.fullmatch(directory.name)
@@ -192,11 +194,11 @@ class AttemptFiles:
         return tuple(sorted(found))
 
     def is_followed(self, attempt: AttemptId) -> bool:
-        """Whether more output may come: it lives, or its end is not recorded yet."""
+        """Whether more output may come: it is alive, or its end is not recorded yet."""
         return attempt in self._followed
 
     def note_signal(self, job_uuid: str, attempt: AttemptId, number: int, now_ms: int) -> None:
-        """Remember what an operator is about to send to it, for the report of its end."""
+        """Remember a signal that an operator is about to send, for the report of the attempt's end."""
         directory = Path(self.directory(job_uuid, attempt))
         with suppress(OSError):  # a full disk: it gets the signal all the same
             replace(directory / SIGNALLED, f"{number} {now_ms}")
@@ -231,7 +233,7 @@ def read_tail(directory: Path) -> str:
 
 
 def held(root: Path) -> set[Path]:
-    """The attempts' directories that are kept for inspection now."""
+    """The directories of attempts that are kept for inspection now."""
     found = set()
     for marker in root.glob(f"*/*/{HELD}"):
         with suppress(OSError, ValueError):
@@ -242,7 +244,7 @@ def held(root: Path) -> set[Path]:
 
 
 def _on_disk(directory: Path) -> int:
-    """Bytes that an attempt's directory takes. A sparse file may be of any size; links are not followed."""
+    """Bytes on disk of an attempt's directory. A sparse file may have any size; links are not followed."""
     found: dict[tuple[int, int], int] = {}
     with suppress(TooMany):
         for _, _, entry in entries_below(directory, _MOST_DEEP, _MOST_ENTRIES):

@@ -1,1 +1,1 @@
-"""The output directories of tasks, and what tasks leave elsewhere."""
+"""The output directories of tasks, and files that tasks leave elsewhere."""

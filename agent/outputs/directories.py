@@ -1,8 +1,8 @@
-"""Where a node has its tasks' output directories, and the agent's own notes on them. Every function blocks.
+"""The places of tasks' output directories on a node, and of the agent's own notes. Every function blocks.
 
 A job's directory may be mounted into containers of the agent's own user, whose programs can put links at
-every name in it. So each of ours is one name directly below it, opened without following links. Notes, and
-what is on its way, are elsewhere.
+every name in it. So each output directory lies directly below it, and is opened without following links.
+Notes, and files in transfer, are elsewhere.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from recovery.outputs.scan import scan
 from supervisor.adapters.failpoints import effect
 
 OWN, COPIES, OWNER, ASIDE = "outputs-", "all-outputs-", ".outputs-", "kept-"
-"""How names in a job's directory begin: what a task writes, copies for who reads it, whose a task's directory
-is, and what was put aside."""
+"""Prefixes of names in a job's directory: a task's outputs, copies for its readers, the owner's mark of a
+task's directory, and files put aside."""
 
 MOST_NOTES = 10_000
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -33,9 +33,9 @@ class OutputFiles:
     """The directories of one node.
 
     Attributes:
-        parent: the jobs' directories are `parent/JOB_UUID`; agents of one machine may share them.
-        home: this agent's own; no task of another user can write to it, and no container sees it.
-        users: of the tasks, where they are others' than the agent's.
+        parent: holds the jobs' directories, `parent/JOB_UUID`; agents of one machine may share it.
+        home: this agent's own directory; no task of another user can write to it, and no container mounts it.
+        users: the users of tasks, if they are others than the agent's.
     """
 
     node: str
@@ -48,19 +48,19 @@ class OutputFiles:
         return self.parent / job_uuid / f"{OWN}{member}"
 
     def copies(self, job_uuid: str) -> Path:
-        """What all tasks of a job wrote, for its tasks here."""
+        """The copies of all tasks' outputs, for the job's tasks here."""
         return self.parent / job_uuid / f"{COPIES}{self.node}"
 
     def notes(self, job_uuid: str) -> Path:
-        """What is known of a job's outputs here, and what is on its way."""
+        """The notes on a job's outputs here, and files in transfer."""
         return self.home / job_uuid
 
     def user(self, job_uuid: str) -> User | None:
-        """The user of a job's tasks, as `TaskUsers.of`; None where that is the agent's own."""
+        """The user of a job's tasks, as `TaskUsers.of`; None if that is the agent's own."""
         return self.users.of(job_uuid) if self.users is not None else None
 
     def make(self, state: OutputState) -> None:
-        """Make a task's directory and say whose it is. Raises OSError, also where a link is in its place."""
+        """Make a task's directory and mark its owner. Raises OSError, even for a link in its place."""
         job, own = self.parent / state.job_uuid, self.own(state.job_uuid, state.member)
         user = self.user(state.job_uuid)
         with effect("outputs.make"):
@@ -81,9 +81,9 @@ class OutputFiles:
             self.make_copies(state.job_uuid)
 
     def make_copies(self, job_uuid: str, *, empty: bool = False) -> None:
-        """Make the directory of copies. Tasks of another user read it, whatever the agent's umask.
+        """Make the directory of copies. Tasks of another user can read it, at any umask of the agent.
 
-        Raises OSError, also where a link is in its place. `empty`: remove what is in it.
+        Raises OSError, even for a link in its place. `empty`: remove its content.
         """
         copies = self.copies(job_uuid)
         with effect("outputs.make_copies"):
@@ -101,7 +101,7 @@ class OutputFiles:
                 os.close(fd)
 
     def mark(self, state: OutputState) -> None:
-        """Say that this attempt has the task's directory now."""
+        """Mark that this attempt owns the task's directory now."""
         path = self._mark(state)
         part = path.with_name(f"{path.name}.part")
         with effect("outputs.mark"):
@@ -114,8 +114,8 @@ class OutputFiles:
             part.replace(path)
 
     def is_of(self, job_uuid: str, member: str, node: str, generation: int, attempt: int) -> bool:
-        """Whether the directory that is here is the one that this attempt had: it may have been made on
-        another node of this machine.
+        """Whether the directory here belongs to this attempt: another node of this machine may have made
+        it.
         """
         path = self.parent / job_uuid / f"{OWNER}{member}"
         with suppress(OSError):
@@ -126,7 +126,7 @@ class OutputFiles:
         return self.is_of(state.job_uuid, state.member, state.node, state.generation, state.attempt)
 
     def put_aside(self, state: OutputState) -> str:
-        """Move what was not sent of a directory out of the way; its new name, empty where all was sent."""
+        """Move the unsent files of a directory aside; returns the new name, empty if all were sent."""
         own = self.own(state.job_uuid, state.member)
         if not self._is_mine(state):
             return ""
@@ -142,7 +142,7 @@ class OutputFiles:
         return name
 
     def remove(self, state: OutputState) -> None:
-        """Remove a task's directory and what was noted of it."""
+        """Remove a task's directory and its note."""
         job = self.parent / state.job_uuid
         with effect("outputs.remove_sent"):
             if self._is_mine(state):
@@ -155,7 +155,7 @@ class OutputFiles:
                     directory.rmdir()
 
     def states(self) -> list[OutputState]:
-        """What earlier lives of this agent have noted; a note that cannot be read is none."""
+        """The notes of earlier lives of this agent, without unreadable ones."""
         found = []
         with suppress(OSError):
             for path in sorted(self.home.glob("*/*.json"))[:MOST_NOTES]:

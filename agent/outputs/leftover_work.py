@@ -1,8 +1,10 @@
-"""What tasks wrote where nothing takes it to a store: it is named, and stays for a while.
+"""Leftover work: files that tasks wrote in places that are not sent to a store.
 
-When a generation's directory, or all of an ended job's, is to be removed, files that are no checkpoints stay
-where they are. A note beside them says for how long. The leader writes an event for each; until there is one
-nothing of it is removed, and after that the oldest goes first where the node's budget is used up.
+They are reported, and kept for a while.
+
+When the directory of a generation, or of an ended job, is removed, files that are no checkpoints stay in
+place. A note beside them has the end of their time. The leader writes an event for each; before its event no
+file is removed, and after it the oldest goes first when the node's budget is used up.
 """
 
 from __future__ import annotations
@@ -38,7 +40,8 @@ from supervisor.contract.observed import WORK_KEPT, Notice
 
 T = TypeVar("T")
 NOTE_PREFIX = ".kept-"
-"""In a job's directory each node has its note, as agents of one machine may share it."""
+"""Prefix of notes in a job's directory. Each node has its own, as agents of one machine may share the
+directory."""
 
 _NOT_WORK = (BUILD_PREFIX, STALE_PREFIX, NOTE_PREFIX, OWN, COPIES, OWNER, ASIDE, RECORDS)
 TIDY_S = 10.0
@@ -54,9 +57,9 @@ _MODEL = frozenset({"saved_model.pb", "saved_model.pbtxt"})
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """A directory or file below the job's own that stays until `until_ms` of the boot `boot_id`.
+    """A directory or file below the job's directory that is kept until `until_ms` of the boot `boot_id`.
 
-    `named`: an event tells of it.
+    `named`: an event reports it.
     """
 
     path: str
@@ -71,7 +74,7 @@ class Kept:
 
 @dataclass(frozen=True, slots=True)
 class KeptNote:
-    """All that is kept of one job, the oldest first."""
+    """The kept entries of one job, the oldest first."""
 
     job: str
     job_uuid: str
@@ -79,10 +82,10 @@ class KeptNote:
 
 
 def strays(names: Iterable[str], patterns: tuple[str, ...]) -> list[str]:
-    """Of the paths of files in a generation's directory those that are of no checkpoint.
+    """The paths, among those of files in a generation's directory, that belong to no checkpoint.
 
-    What lies in the directory of an exported model belongs to that, also its variables, whose files are named
-    like a checkpoint's. `patterns`: as `CheckpointSpec` has them.
+    Files in the directory of an exported model belong to that, including its variables, whose files have
+    names like a checkpoint's. `patterns`: those of `CheckpointSpec`.
     """
     found, compiled = list(names), [compile_pattern(pattern) for pattern in patterns]
     models = {PurePosixPath(name).parent for name in found if PurePosixPath(name).name in _MODEL}
@@ -99,7 +102,7 @@ def strays(names: Iterable[str], patterns: tuple[str, ...]) -> list[str]:
 
 
 class NodeWork:
-    """Keeps it, below `parent/JOB_UUID`, within `budget_bytes` for all jobs of this node together."""
+    """Keeps leftover work below `parent/JOB_UUID`, within `budget_bytes` for all jobs of this node."""
 
     def __init__(
         self,
@@ -121,12 +124,12 @@ class NodeWork:
         self._stuck: set[tuple[str, str]] = set()
 
     async def clean(self, job: str, job_uuid: str, keep: tuple[int, ...], *, ended: bool) -> None:
-        """Before directories of a job are removed: leave there what is nowhere else, and note it.
+        """Before directories of a job are removed: note the files without another copy, and remove the rest.
 
         The directories of the generations in `keep` stay as they are. `ended`: all other directories of the
-        job are to go, too, but for those of outputs.
+        job are removed too, except those of outputs.
 
-        Raises Refused, Unreachable, CoordinationUnreachable; then nothing is to be removed.
+        Raises Refused, Unreachable, CoordinationUnreachable. Then the caller must not remove the directories.
         """
         patterns, keep_ms, saved = await self._terms(job, job_uuid)
         root = self._parent / job_uuid
@@ -155,7 +158,10 @@ class NodeWork:
             await self._add(note, new)
 
     async def keep(self, job: str, job_uuid: str, path: str, keep_ms: int) -> None:
-        """Note a directory below the job's that was put where no task writes. Raises as `clean`."""
+        """Note a directory below the job's that was moved to a place that no task writes to.
+
+        Raises as `clean`.
+        """
         root = self._parent / job_uuid
         async with self._lock:
             note = await self._read(job_uuid) or KeptNote(job, job_uuid)
@@ -197,7 +203,7 @@ class NodeWork:
             )
 
     async def kept_names(self, job_uuid: str) -> frozenset[str]:
-        """Names in a job's directory that are not to be removed: something of them is kept, or tells of it.
+        """Names in a job's directory that must stay: kept entries, and notes.
 
         Raises as `clean`.
         """
@@ -206,7 +212,7 @@ class NodeWork:
         return frozenset(mine | await self._run(partial(self._names_of_others, job_uuid)))
 
     def _names_of_others(self, job_uuid: str) -> set[str]:
-        """What is kept there by other agents of this machine, and every note."""
+        """The names that other agents of this machine keep, and all notes."""
         found = set()
         for path in (self._parent / job_uuid).glob(f"{NOTE_PREFIX}*.json"):
             found.add(path.name)
@@ -218,9 +224,10 @@ class NodeWork:
         return self._parent / job_uuid / f"{NOTE_PREFIX}{self._node}.json"
 
     def notices(self) -> tuple[Notice, ...]:
-        """What is kept here, as the leader is told: first what has no event yet, of each the newest first.
+        """Notices about kept work for the leader: first those without an event yet, each group the newest
+        first.
 
-        A beat has room for `MOST_NOTICES`, and only what has an event is ever removed.
+        A beat has room for `MOST_NOTICES`, and only work with an event is ever removed.
         """
         found = [(note, each) for note in self._notes.values() for each in note.entries]
         found.reverse()
@@ -231,7 +238,7 @@ class NodeWork:
         )
 
     async def run(self) -> None:
-        """Remove what has been kept for long enough, for ever."""
+        """Remove kept work whose time is over, in a loop."""
         await self.load()
         while True:
             try:
@@ -249,7 +256,7 @@ class NodeWork:
                     self._notes.setdefault(note.job_uuid, note)
 
     async def tidy(self) -> None:
-        """Remove what has an event, once its time is over or the budget used up. Raises as `clean`."""
+        """Remove work with an event once its time is over or the budget is used up. Raises as `clean`."""
         async with self._lock:
             await self._see_named()
             now_ms, boot_id = self._clock.now_ms(), machine.boot_id()
@@ -281,7 +288,9 @@ class NodeWork:
                     self._sink.info("removed kept work", directory=each.path, job=job_uuid, reason=why)
 
     async def _terms(self, job: str, job_uuid: str) -> tuple[tuple[str, ...], int, bool]:
-        """The job's patterns, for how long its work is kept, and whether any checkpoint is committed."""
+        """The job's patterns, the time for which its work is kept, and whether any checkpoint is
+        committed.
+        """
         found = await self._coordination.get(keys.job_record(job))
         head = await self._coordination.get(keys.head(job))
         record = codec.decode(JobRecord, found.value) if found is not None else None
@@ -290,7 +299,7 @@ class NodeWork:
         return record.spec.checkpoint.patterns, record.spec.limits.keep_work_ms, head is not None
 
     def _strip(self, root: Path, entry: Path, patterns: tuple[str, ...] | None, keep_ms: int) -> Kept | None:
-        """Leave in it what is to be kept; None where that is nothing. `patterns`: None to keep all."""
+        """Reduce an entry to the files to keep; None if there are none. `patterns`: None to keep all."""
         if entry.is_symlink() or not entry.is_dir():
             status = entry.lstat()
             size = min(status.st_size, 512 * status.st_blocks)
@@ -330,7 +339,9 @@ class NodeWork:
         )
 
     async def _see_named(self) -> None:
-        """Note which have an event by now, or a job that is forgotten: nobody will write one."""
+        """Note entries that have an event by now, or whose job is deleted, so that no event will be
+        written.
+        """
         unnamed = [(note, each) for note in self._notes.values() for each in note.entries if not each.named]
         if not unnamed:
             return
@@ -402,7 +413,9 @@ class NodeWork:
 
 
 def _parse(path: Path) -> KeptNote | None:
-    """Read a note. A program of the agent's own user may have written it: it names its directory alone."""
+    """Read a note. A program of the agent's own user may have written it, so only names in its own directory
+    count.
+    """
     with suppress(OSError, IncompatibleRecord):
         note = codec.decode(KeptNote, files.read_small(path, _MAX_NOTE_BYTES))
         wrong = [each for each in note.entries if "/" in each.path or each.path in {"", ".", ".."}]

@@ -1,4 +1,4 @@
-"""Copies of what all tasks of a job write, on each node where one of its tasks reads them."""
+"""Copies of the outputs of all tasks of a job, on each node with a task that reads them."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ QUIET_MS = 20_000
 
 
 class Mirrors:
-    """One mirror for all tasks of a job on this node that read.
+    """One mirror for all reading tasks of a job on this node.
 
-    Each of two would replace files that the other one has made grow: a reader that has one open would see no
-    more of it.
+    Two mirrors would replace each other's growing files, and a reader with an open file would see no more of
+    it.
 
     Attributes:
-        look_s: how often the store is looked at.
+        look_s: interval of looks at the store.
     """
 
     def __init__(
@@ -45,14 +45,14 @@ class Mirrors:
         self._works: dict[str, asyncio.Task[None]] = {}
 
     def begin(self, state: OutputState) -> None:
-        """Keep copies up for a task that reads, from now on."""
+        """Keep copies up to date for a reading task, from now on."""
         before = self._works.get(state.job_uuid)
         if before is None or before.done() or before.cancelling():
             work = self._follow(state.job, state.job_uuid, state.uri, before)
             self._works[state.job_uuid] = asyncio.get_running_loop().create_task(work)
 
     def keep(self, states: Collection[OutputState]) -> None:
-        """End those that no task reads any more. `states`: of all tasks of this node."""
+        """End mirrors without a reading task. `states`: those of all tasks of this node."""
         read = {state.job_uuid for state in states if state.follow and not state.over}
         for uuid in self._works.keys() - read:
             self._works[uuid].cancel()
@@ -60,7 +60,7 @@ class Mirrors:
                 del self._works[uuid]
 
     def check(self, tell: Tell = raise_it) -> None:
-        """Tell of each mirror that has ended by an error, once."""
+        """Report each mirror that has ended by an error, once."""
         for job_uuid in [uuid for uuid, work in self._works.items() if work.done()]:
             with contained(partial(tell, job_uuid)):
                 require_sound((self._works.pop(job_uuid),))

@@ -1,8 +1,8 @@
 """The output directories of this node's tasks: made before a task starts, and sent to the job's store.
 
-A task's files are sent while it runs, and whole once it has ended. What is to be sent is on the disk, and so
-is the note of what has been: an agent that is killed goes on where it was. Sending yields to everything else:
-two transfers at a time, in threads of low priority.
+A task's files are sent while it runs, and in full once it has ended. The files and the note on sent ones are
+on the disk, so a killed agent goes on where it was. Sending has the lowest priority: two transfers at a time,
+in threads of low priority.
 """
 
 from __future__ import annotations
@@ -40,21 +40,21 @@ from supervisor.contract.observed import MOST_NOTICES, OUTPUTS_LATE, OUTPUTS_LEF
 
 T = TypeVar("T")
 SEND_S = 10.0
-"""A file that a task writes is in the store so much later, where the store keeps up."""
+"""Seconds between two passes over a task's outputs."""
 REFUSED_MS = (1_000, 60_000)
 AT_ONCE = 2
 NICE = 15
 WAIT_MS = 30_000
-"""For so long a task that has moved waits for the last outputs of the node where it was, if that lives."""
+"""Milliseconds for which a moved task waits for the last outputs of its former node, if that is alive."""
 
 WAIT_POLL_S = 0.1
 BRING_QUIET_MS = 20_000
 LATE_MS = 30_000
-"""Outputs that cannot be sent for so long are worth an event."""
+"""Milliseconds after which unsent outputs give an event."""
 
 
 def quiet_threads() -> ThreadPoolExecutor:
-    """Threads that get the processor when nobody else wants it."""
+    """Threads of the lowest priority."""
 
     def yield_to_others() -> None:
         with suppress(OSError):
@@ -64,7 +64,7 @@ def quiet_threads() -> ThreadPoolExecutor:
 
 
 class _Task:
-    """One task's outputs. `noted`: the note on the disk says what is known here."""
+    """One task's outputs. `noted`: the note on the disk is up to date."""
 
     def __init__(self, sender: OutputSender, trouble: Trouble) -> None:
         self.sender = sender
@@ -83,7 +83,7 @@ class _Task:
         self.noted = False
 
     async def stop(self) -> None:
-        """End what is under way; what it has sent is noted. A removal that has begun is waited for."""
+        """Stop a transfer; the files that it has sent are noted. A removal that has begun is waited for."""
         if self.work is not None:
             self.work.cancel()
         works = filter(None, [self.work, self.removal])
@@ -96,9 +96,9 @@ class NodeOutputs:
 
     Attributes:
         files: the directories.
-        mirrors: copies for tasks that read what others wrote.
-        work: what keeps files that are in no store; None: nothing does.
-        send_s: how often tasks' directories are looked through.
+        mirrors: copies for tasks that read others' outputs.
+        work: keeps files that are in no store; None: they are not kept.
+        send_s: interval of passes over tasks' directories.
     """
 
     def __init__(
@@ -127,11 +127,11 @@ class NodeOutputs:
         self.work: NodeWork | None = None
 
     def directories(self, job_uuid: str, task: TaskId) -> OutputDirs:
-        """Where a task writes, and where it reads what others wrote."""
+        """The directories of a task: one to write to, and one to read others' outputs from."""
         return OutputDirs(str(self.files.own(job_uuid, task.member)), str(self.files.copies(job_uuid)))
 
     async def prepare(self, prepare: PrepareOutputs) -> None:
-        """Make the task's directory, with what it wrote elsewhere, and begin to send what it writes."""
+        """Make the task's directory with its outputs from other nodes, and begin to send new ones."""
         task, uuid = prepare.attempt.task, prepare.job_uuid
         key = (uuid, task.member)
         entry = self._tasks.pop(key, None)
@@ -170,19 +170,19 @@ class NodeOutputs:
             self._begin(key, state, *reached)
 
     def over(self, attempt: AttemptId) -> None:
-        """Send the rest, whole, unless another attempt has begun here."""
+        """Send the rest in full, unless another attempt has begun here."""
         self._over.add(attempt)
         for entry in self._tasks.values():
             self._apply_ends(entry)
 
     def job_ended(self, job_uuid: str) -> None:
-        """Once all of it is in the store, it is removed here."""
+        """Remove the job's outputs here once all are in the store."""
         self._ended.add(job_uuid)
         for entry in self._tasks.values():
             self._apply_ends(entry)
 
     def _apply_ends(self, entry: _Task) -> None:
-        """What was told may be of a task whose note had not been read then."""
+        """Apply ends of attempts and jobs that were reported before the task's note was read."""
         state = entry.state
         ended = state.job_uuid in self._ended
         over = _attempt_of(state) in self._over or ended
@@ -196,7 +196,10 @@ class NodeOutputs:
             entry.trouble.press(pressing=False)
 
     def check(self, tell: Tell = raise_it) -> None:
-        """Tell once what ended work in the background: the outputs of such a task stay on this node."""
+        """Report errors that ended background work, once each.
+
+        The outputs of such a task stay on this node.
+        """
         self.mirrors.check(tell)
         for entry in self._tasks.values():
             work = entry.work
@@ -206,7 +209,7 @@ class NodeOutputs:
                     require_sound((work,))
 
     def notices(self) -> tuple[Notice, ...]:
-        """What is not sent, and what is kept that is in no store: at most `MOST_NOTICES`, some of each."""
+        """Notices about unsent outputs and kept work: at most `MOST_NOTICES`, some of each."""
         found = [notice for entry in self._tasks.values() for notice in self._notices(entry)]
         kept = self.work.notices() if self.work is not None else ()
         room = max(MOST_NOTICES // 2, MOST_NOTICES - len(kept))
@@ -230,7 +233,7 @@ class NodeOutputs:
             yield Notice(state.job, state.job_uuid, OUTPUTS_LATE, about, text)
 
     async def run(self, living: Callable[[], Collection[AttemptId]]) -> None:
-        """Take up what earlier lives have left, and remove kept work whose time is over."""
+        """Go on with the outputs of earlier lives, and remove kept work whose time is over."""
         with suppress(TfSupervisorError):
             for state in await self._call(self.files.states):
                 key = (state.job_uuid, state.member)
@@ -249,7 +252,10 @@ class NodeOutputs:
         await self.mirrors.close()
 
     async def _bring(self, state: OutputState) -> OutputState:
-        """With what other nodes have sent since. What could not come is told; the task starts anyway."""
+        """Fetch the outputs that other nodes have sent since.
+
+        Failures are reported; the task starts anyway.
+        """
         task, files = f"{state.job}/{state.member}", self.files
         directory, notes = files.own(state.job_uuid, state.member), files.notes(state.job_uuid)
         aside = directory.with_name(f"{ASIDE}{state.member}-g{state.generation}.{state.attempt}")
@@ -279,9 +285,9 @@ class NodeOutputs:
         return replace(state, sent=brought.sent)
 
     async def _index_of(self, state: OutputState, motion: Motion) -> OutputIndex | None:
-        """What is to be brought in; None where there is nothing, or this very directory holds it.
+        """The index to fetch from; None if there is none, or if this directory is its source.
 
-        A node that is alive sends what its attempt wrote last: that is waited for.
+        It waits for the last outputs of a node that is alive.
         """
         store, until_ms, waited = self._opener(state.uri), self._clock.now_ms() + WAIT_MS, False
         while True:
@@ -308,7 +314,7 @@ class NodeOutputs:
             return False
 
     async def _reached(self, state: OutputState) -> tuple[CheckpointStore, User | None] | None:
-        """A task's store and user; None where outputs cannot be sent, which is told."""
+        """A task's store and user; None if outputs cannot be sent, which is reported."""
         try:
             return self._opener(state.uri), await self._call(partial(self.files.user, state.job_uuid))
         except TfSupervisorError as error:
@@ -341,7 +347,7 @@ class NodeOutputs:
         self._apply_ends(entry)
 
     async def _tend(self, key: tuple[str, str], entry: _Task) -> None:
-        """Until the job has ended, all is sent and nothing is left here."""
+        """Send a task's outputs until the job has ended and all are in the store and removed here."""
         told: tuple[str, ...] = ()
         while True:
             final = entry.state.over
@@ -395,7 +401,7 @@ class NodeOutputs:
             entry.noted = entry.state is state
 
     async def _retire(self, entry: _Task) -> None:
-        """The job has ended, and what could be sent is in the store: the rest stays for a while."""
+        """After the end of the job and of sending: keep the unsent rest for a while."""
         state = entry.state
         if not state.removing:
             aside = await self._call(partial(self.files.put_aside, state))
@@ -419,7 +425,7 @@ def _attempt_of(state: OutputState) -> AttemptId:
 
 
 def _goes_on(attempt: AttemptId, before: OutputState | None) -> bool:
-    """Whether nothing of the task can have run elsewhere since the last attempt here, or ever."""
+    """Whether the task cannot have run on another node since the last attempt here, or ever."""
     if before is None:
         return (attempt.generation, attempt.number) == (1, 1)
     return (attempt.generation, attempt.number) == (before.generation, before.attempt + 1)

@@ -1,1 +1,1 @@
-"""How launchers come to life: behind the `Runtime` boundary."""
+"""Runtimes: ways to start launchers, behind the `Runtime` boundary."""

@@ -1,7 +1,7 @@
-"""Launchers as the first process of containers: what operators use (docs/docker.md).
+"""Launchers as the first processes of containers, the runtime for production (docs/docker.md).
 
-dockerd is asked to make and to remove containers, and to name images. That a launcher lives, that all of it
-is dead and how an attempt ended is known without it: by the kernel, and from what the launcher writes.
+dockerd only makes and removes containers, and finds images. The state of a launcher, the death of all its
+processes and the end of an attempt are known without it, from the kernel and from the launcher's files.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ LOG = "launcher.log"
 TOLD_BYTES = 400
 FIRST_PID = 1
 ONE_MACHINE = "bridge"
-"""The driver of networks whose addresses mean something on one machine only."""
+"""The driver of networks whose addresses are valid on one machine only."""
 SETTLE_S = protocol.LauncherConfig.settle_ms / 1000
 _NO_PROGRAM = ("executable file not found", "no such file or directory", "permission denied")
 _ENDED = "its container was ended, by docker if that was restarted without live-restore, or by somebody"
@@ -63,7 +63,7 @@ class DockerRuntime(LocalLaunchers):
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def bring_in(self, container: ContainerSpec, plan_id: str) -> None:
-        """Have the image here, by the job's pull policy. Raises Unreachable, UserError, Refused."""
+        """Fetch the image by the job's pull policy. Raises Unreachable, UserError, Refused."""
         await self._segment(container)
         await self._images.bring_in(container, plan_id)
 
@@ -89,13 +89,13 @@ class DockerRuntime(LocalLaunchers):
             raise
 
     def reach(self, launcher_id: str) -> Reach | None:
-        """As docker has told when it was started."""
+        """The address that docker reported at the start."""
         return self._reach.get(launcher_id)
 
     def watch(self, launcher_id: str, process: Process, post: Post) -> None:
-        """Post LauncherGone once the process has ended; with docker's words where it never said hello.
+        """Post LauncherGone once the process has ended; with docker's error if it never sent a Hello.
 
-        Nobody waits for docker where an attempt may have run.
+        If an attempt may have run, it does not wait for docker.
         """
         if launcher_id not in self._processes:
             self._met.add(launcher_id)  # by an earlier life of this agent
@@ -110,7 +110,7 @@ class DockerRuntime(LocalLaunchers):
         super().watch(launcher_id, process, gone)
 
     def launching(self, launcher_id: str, *, yields: bool) -> None:
-        """Its container weighs its full weight from now on, and less once the attempt trains."""
+        """Give its container the full weight from now on, and less once the attempt trains."""
         process = self._processes.get(launcher_id)
         if process is None or not self.is_alive(process):
             return
@@ -123,7 +123,9 @@ class DockerRuntime(LocalLaunchers):
             self._settling[launcher_id] = settle
 
     def lend(self, who: Process) -> tuple[int, protocol.Weight] | None:
-        """By which a launcher hastens what it kills, when this agent may be gone; the caller closes it."""
+        """The descriptor by which a launcher raises the weight of killed processes when this agent may be
+        gone; the caller closes it.
+        """
         lent = self._weights.lend(who.pid)
         if lent is None and not self._lends_nothing:
             self._lends_nothing = True
@@ -134,7 +136,7 @@ class DockerRuntime(LocalLaunchers):
         return lent
 
     async def vouch(self, launcher_id: str, who: Process) -> bool:
-        """Whether this process is that launcher: the first of its container, and no other one in there."""
+        """Whether this process is that launcher: it must be the first process of its container."""
         known = self._processes.get(launcher_id)
         if known is None and pids_of(who.pid)[-1:] == (FIRST_PID,):
             # Only then: tasks can say hello as often as they like, and dockerd has better things to do.
@@ -144,9 +146,9 @@ class DockerRuntime(LocalLaunchers):
         return known == who
 
     async def fence(self, launcher_id: str, processes: tuple[Process, ...]) -> int:
-        """Kill all that the launcher started; when that is done, its container goes in the background.
+        """Kill all processes of the launcher; then its container is removed in the background.
 
-        With the first process of a pid namespace everything in it ends, and before it is gone itself.
+        The end of the first process of a pid namespace ends all others in it before.
         """
         known = self._processes.get(launcher_id)
         if known is not None and self.is_alive(known):
@@ -163,7 +165,7 @@ class DockerRuntime(LocalLaunchers):
         return survivors
 
     async def tidy(self, known: Callable[[], AbstractSet[str]]) -> None:
-        """Remove this agent's containers, by label, whose launcher is known no more, and their files."""
+        """Remove this agent's containers (by label) of unknown launchers, and their files."""
         try:
             found = await self._engine.list(self._node.labels)
             wanted = known()
@@ -191,7 +193,10 @@ class DockerRuntime(LocalLaunchers):
     # Networks.
 
     async def _segment(self, spec: ContainerSpec) -> str:
-        """What `Reach.segment` is in a job's network. Raises UserError for one that its tasks cannot join."""
+        """The `Reach.segment` of a job's network.
+
+        Raises UserError for a network that its tasks cannot join.
+        """
         check_joined(spec, self._node)
         if not spec.networked:
             return ""
@@ -243,14 +248,14 @@ class DockerRuntime(LocalLaunchers):
         return Refused(f"docker cannot start the container: {said}")
 
     async def _find(self, launcher_id: str) -> Process | None:
-        """By its label; None where there is no such container, or it does not run."""
+        """The launcher's process, found by its container's label; None if no such container runs."""
         for each in await self._engine.list({**self._node.labels, LAUNCHER: launcher_id}):
             pid = (await self._engine.inspect(each.id)).pid
             return peer(pid) if pid else None
         return None
 
     async def _explain(self, launcher_id: str, post: Post) -> None:
-        """A launcher has ended that never said hello: only docker knows why."""
+        """Post the reason, known only to docker, why a launcher ended without a Hello."""
         reason = ""
         try:
             for each in await self._engine.list({**self._node.labels, LAUNCHER: launcher_id}):
@@ -265,14 +270,14 @@ class DockerRuntime(LocalLaunchers):
         post(LauncherGone(launcher_id, reason))
 
     def _log(self, launcher_id: str) -> str:
-        """The container's user may have put anything in its place."""
+        """The launcher's log. The container's user may have replaced the file by anything."""
         try:
             return read_end(self._home(launcher_id) / LOG, TOLD_BYTES).decode(errors="replace").strip()
         except OSError:
             return ""
 
     async def _remove(self, launcher_id: str) -> None:
-        """Whatever cannot be removed now is found by `tidy` later."""
+        """Remove a container. If that fails, `tidy` finds it later."""
         try:
             for each in await self._engine.list({**self._node.labels, LAUNCHER: launcher_id}):
                 await self._engine.remove(each.id)
@@ -292,7 +297,10 @@ class DockerRuntime(LocalLaunchers):
     # Directories.
 
     def _make_directories(self, launcher_id: str, recipe: Recipe, env: dict[str, str]) -> None:
-        """Exactly those that the container's user writes to are that user's; raises OSError, ValueError."""
+        """Make the directories, and give exactly those that the container's user writes to to that user.
+
+        Raises OSError, ValueError.
+        """
         node, home = self._node, self._home(launcher_id)
         user = node.users.of(recipe.job_uuid)
         config = protocol.LauncherConfig(
@@ -318,6 +326,9 @@ class DockerRuntime(LocalLaunchers):
 
 
 def _is_first(pid: int) -> bool:
-    """Tasks can give themselves any mark; but the first process of a container has what dockerd gave it."""
+    """Whether a process is the first of its container.
+
+    Tasks can choose any mark, but the first process has dockerd's environment.
+    """
     levels = pids_of(pid)
     return len(levels) > 1 and levels[-1] == FIRST_PID

@@ -1,7 +1,7 @@
-"""The container of a launcher, as docker's API wants it: what a job may have, and nothing else.
+"""The body of docker's API for a launcher's container, with the options that a job may have and no others.
 
-What a job asks for was checked when it was submitted. Here it is checked again, and against what this node
-allows, because an agent believes no record more than it must.
+A job's options were checked at its submission. Here they are checked again, and against this node's settings,
+because an agent does not trust records more than necessary.
 """
 
 from __future__ import annotations
@@ -39,12 +39,13 @@ from supervisor.contract.job.spec import ContainerSpec
 DEFAULT_PYTHON = "python3"
 _UUID = re.compile(r"[0-9A-Za-z-]{1,64}")
 _GIVES = re.compile(r"LD_(?!LIBRARY_PATH$).*|NVIDIA_(?!REQUIRE_).*")
-"""What NVIDIA's runtime, which prepares containers as root, takes from an image's environment too."""
+"""Variables that NVIDIA's runtime, which prepares containers as root, also reads from an image's
+environment."""
 _HERE = re.compile(r"/+(proc|dev)(/|$)|.*/\.\.?(/|$)")
 
 
 def check_joined(spec: ContainerSpec, node: DockerNode) -> None:
-    """Raise UserError for a network that this node does not let jobs join."""
+    """Raise UserError for a network that jobs may not join on this node."""
     if spec.networked and spec.network not in node.networks:
         raise UserError(
             f"docker network {spec.network} is not in `docker.networks` of node {node.node}: list it there, "
@@ -53,7 +54,7 @@ def check_joined(spec: ContainerSpec, node: DockerNode) -> None:
 
 
 def interpreter(recipe: Recipe, node: DockerNode) -> str:
-    """The Python that is the launcher: as a path, or a name in the PATH of the image."""
+    """The Python of the launcher: a path, or a name in the PATH of the image."""
     spec = spec_of(recipe)
     named = program.is_python((recipe.program,))
     if spec.python:
@@ -66,7 +67,7 @@ def interpreter(recipe: Recipe, node: DockerNode) -> str:
 
 
 def check(recipe: Recipe) -> None:
-    """Raise UserError for what only a forged record asks for: the leader has refused it already."""
+    """Raise UserError for options that only a forged record can have, as the leader refuses them."""
     found = (
         *container_objections(spec_of(recipe)),
         *environment_objections(recipe.env),
@@ -80,7 +81,7 @@ def check(recipe: Recipe) -> None:
 
 
 def environment(recipe: Recipe, image: Image) -> dict[str, str]:
-    """The job's variables and ours; those of the image that would give more are emptied."""
+    """The job's variables and ours. Variables of the image that would give more rights are emptied."""
     gpus = ",".join(recipe.gpus)
     ours = {"HOME": HOME, "USER": "tfsup", "LOGNAME": "tfsup", "NVIDIA_VISIBLE_DEVICES": gpus or "void"}
     if gpus:
@@ -94,7 +95,9 @@ def environment(recipe: Recipe, image: Image) -> dict[str, str]:
 
 
 def _libraries(path: str) -> str:
-    """Without what a program of the machine's, run with this variable, would find in the image."""
+    """A library path without directories in which a program of the machine would find libraries of the
+    image.
+    """
     return ":".join(each for each in path.split(":") if each.startswith("/") and not _HERE.match(each))
 
 
@@ -108,7 +111,7 @@ def container(
 ) -> dict[str, object]:
     """The body of docker's `POST /containers/create`; raises UserError, Refused.
 
-    `env` is `environment`'s; `runtimes` are those that dockerd knows.
+    `env` is the result of `environment`; `runtimes` are the runtimes of dockerd.
     """
     check(recipe)
     spec = spec_of(recipe)
@@ -138,7 +141,7 @@ def container(
 
 
 def _labels(launcher_id: str, recipe: Recipe, node: DockerNode) -> dict[str, str]:
-    """Ours, by which it is found again, and for people: whom it was made for."""
+    """The labels: ours, by which a container is found again, and the names of its task for people."""
     labels = {**node.labels, LAUNCHER: launcher_id, JOB: recipe.job}
     if recipe.first is not None:
         labels[ROLE], labels[INDEX] = recipe.first.role, str(recipe.first.index)
@@ -147,7 +150,7 @@ def _labels(launcher_id: str, recipe: Recipe, node: DockerNode) -> dict[str, str
 
 
 def least_privilege() -> dict[str, object]:
-    """What every container of ours is run with: part of the body of docker's `POST /containers/create`."""
+    """The restrictions of all our containers: part of the body of docker's `POST /containers/create`."""
     return {
         "Privileged": False,
         "CapDrop": ["ALL"],
@@ -183,7 +186,7 @@ def _limits(recipe: Recipe, node: DockerNode) -> dict[str, object]:
 
 
 def _devices(recipe: Recipe, runtimes: frozenset[str]) -> dict[str, object]:
-    """GPUs by UUID: through the `nvidia` runtime where dockerd knows it, else as a device request."""
+    """GPUs by UUID: through the `nvidia` runtime if dockerd has it, else as a device request."""
     if not recipe.gpus:
         return {}
     if "nvidia" in runtimes:

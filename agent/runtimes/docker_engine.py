@@ -1,7 +1,7 @@
 """dockerd, for an agent: every call in a thread of its own, with a deadline, and with our errors.
 
-What does not answer in time is *unknown* (rule 10): the thread ends by itself when the SDK's own deadline has
-passed, and whatever the call asked for may still happen.
+A call without an answer in time is *unknown* (rule 10): its thread ends by itself at the SDK's own deadline,
+and the call may still take effect.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ T = TypeVar("T")
 CALL_S = 10
 THREADS = 4
 PULL_SILENCE_S = 120
-"""So long may a pull tell nothing; its whole time is limited by its caller."""
+"""Seconds without a message of a pull after which it has failed. The caller limits its whole time."""
 TAIL_LINES = 20
 
 
 @dataclass(frozen=True, slots=True)
 class Image:
-    """An image that dockerd has. `env` is what its containers begin with; for each of `volumes`, a directory,
-    they would get a volume of their own.
+    """An image of dockerd. `env` is the first environment of its containers; for each directory in `volumes`
+    they would get a volume.
     """
 
     id: str
@@ -41,8 +41,9 @@ class Image:
 
 @dataclass(frozen=True, slots=True)
 class Container:
-    """A container as dockerd knows it. `pid` is its first process here, 0 while it does not run. `addresses`:
-    its IPv4 address, by network.
+    """dockerd's record of a container.
+
+    `pid` is its first process here, 0 while it does not run. `addresses`: network -> its IPv4 address.
     """
 
     id: str
@@ -92,7 +93,7 @@ class Engine:
         return await self._call(work)
 
     async def pull(self, name: str, timeout_s: float, moved: Callable[[int, int], None]) -> None:
-        """Fetch an image; `moved` is told, from another thread, bytes done and bytes known of."""
+        """Fetch an image; `moved` is called in another thread with (bytes done, bytes known so far)."""
         over = threading.Event()
 
         def work(client: APIClient) -> None:
@@ -122,7 +123,7 @@ class Engine:
             await self._call(lambda client: client.start(container))
 
     async def inspect(self, container: str) -> Container:
-        """What is known of a container; raises NotFound."""
+        """The record of a container; raises NotFound."""
 
         def work(client: APIClient) -> Container:
             said = client.inspect_container(container)
@@ -153,7 +154,7 @@ class Engine:
         return await self._call(work)
 
     async def output(self, container: str) -> str:
-        """The last lines of what it has printed."""
+        """The last lines of its output."""
 
         def work(client: APIClient) -> str:
             return client.logs(container, tail=TAIL_LINES).decode(errors="replace")
@@ -161,7 +162,7 @@ class Engine:
         return await self._call(work)
 
     async def list(self, labels: Mapping[str, str]) -> list[Listed]:
-        """Every container with these labels, whatever its state."""
+        """All containers with these labels, in any state."""
 
         def work(client: APIClient) -> list[Listed]:
             wanted = [f"{name}={value}" for name, value in labels.items()]
@@ -171,7 +172,7 @@ class Engine:
         return await self._call(work)
 
     async def remove(self, container: str) -> None:
-        """Remove a container and its anonymous volumes, killing it if need be; not an error if it is gone."""
+        """Remove a container and its anonymous volumes, even a running one; not an error if it is gone."""
         try:
             with effect("docker.remove", Unreachable):
                 await self._call(lambda client: client.remove_container(container, force=True, v=True))
@@ -179,11 +180,11 @@ class Engine:
             return
 
     async def runtimes(self) -> frozenset[str]:
-        """The OCI runtimes that it knows by name."""
+        """The names of its OCI runtimes."""
         return await self._call(lambda client: frozenset(client.info().get("Runtimes") or ()))
 
     def close(self) -> None:
-        """Close connections; threads in a call end with it, or with this process."""
+        """Close connections. A thread in a call ends with the call, or with this process."""
         if self._client is not None:
             self._client.close()
 
@@ -210,8 +211,10 @@ class Engine:
 
 
 async def _in_thread(limit: asyncio.Semaphore, work: Callable[[], T]) -> T:
-    """The result of `work` in a thread of its own. Nobody waits for one that is given up: an agent that is to
-    end must not hold its state directory until a frozen dockerd answers, as an executor's threads would.
+    """Run `work` in a thread of its own.
+
+    A thread that is given up does not hold up the process: an executor's threads would keep an ending agent,
+    and the lock of its state directory, until a frozen dockerd answers.
     """
     await limit.acquire()
     loop = asyncio.get_running_loop()

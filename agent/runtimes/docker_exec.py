@@ -2,8 +2,8 @@
 
 `python -m agent.runtimes.docker_exec SOCKET CONTAINER PID START_TICKS`: the first line of standard input is
 {"cwd": ..., "env": {...}}, the second the command, which goes to its guard as it is. The end of the input
-says that the caller is gone, and ends the command. PID is the attempt's in its container. The exit code is
-the command's; 126 where docker refuses.
+shows that the caller is gone, and ends the command. PID is the attempt's in its container. The exit code is
+the command's; 126 if docker refuses.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _STDERR = 2
 
 
 def main(arguments: list[str]) -> int:
-    """Run the command and pass on what it prints; returns its exit code."""
+    """Run the command and pass its output on; returns its exit code."""
     path, container, pid, ticks = arguments
     around, command = json.loads(sys.stdin.buffer.readline()), sys.stdin.buffer.readline()
     try:

@@ -1,8 +1,8 @@
-"""The images of an agent's containers: those that dockerd has, and those that it is to fetch.
+"""The images of an agent's containers: those that dockerd has, and those that it fetches.
 
-A fetch goes on by itself. Who prepares a plan is told every few seconds that it does, as a reason why the
-image cannot be had yet, asks again, and so joins the same one, also when that has ended meanwhile. How far it
-is stands in that reason, whose words stay for a while: agents write each new one into etcd.
+A fetch goes on by itself. A caller that prepares a plan gets an error with the progress every few seconds,
+asks again, and so joins the same fetch, even if that has ended meanwhile. The text of the progress stays the
+same for a while, as agents write each new one into etcd.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from supervisor.contract.job.spec import ContainerSpec, Pull
 
 TOLD_EVERY_S = 5.0
 SAID_S = 30.0
-"""So long it is the same words that say how far a fetch is."""
+"""Seconds for which the text of a fetch's progress stays the same."""
 KEPT_S = 10.0
-"""So long is the outcome of a fetch there for who asks again; nobody may."""
+"""Seconds for which the outcome of a fetch is kept for callers that ask again."""
 
 
 @dataclass(slots=True)
 class _Moved:
-    """Bytes done, and bytes known of; and what was last said of them, which is true until `due_s`."""
+    """Bytes done, bytes known so far, and the last text about them, which is used until `due_s`."""
 
     done: int = 0
     known: int = 0
@@ -38,7 +38,7 @@ class _Moved:
         self.done, self.known = done, known
 
     def words(self, now_s: float) -> str:
-        """How far it is."""
+        """The progress as a text."""
         if not self.known:
             return "its size is not known yet"
         if now_s >= self.due_s:
@@ -48,7 +48,7 @@ class _Moved:
 
 @dataclass(frozen=True, slots=True)
 class _Fetch:
-    """One pull, and the plans that are still to be told its outcome."""
+    """One pull, and the plans that wait for its outcome."""
 
     task: asyncio.Task[None]
     moved: _Moved
@@ -56,7 +56,7 @@ class _Fetch:
 
 
 class Images:
-    """Of one node. Raises Unreachable, UserError, Refused."""
+    """The images of one node. Raises Unreachable, UserError, Refused."""
 
     def __init__(self, node: DockerNode, engine: Engine, sink: Logger) -> None:
         self._node = node
@@ -66,13 +66,16 @@ class Images:
         self._fetches: dict[str, _Fetch] = {}
 
     async def bring_in(self, spec: ContainerSpec, plan_id: str) -> None:
-        """Have it here, by the job's pull policy; `always` is once for each plan."""
+        """Fetch the image by the job's pull policy; `always` fetches once for each plan."""
         if spec.pull is Pull.ALWAYS:
             await self._fetched(self._node.image_of(spec), plan_id, TOLD_EVERY_S)
         await self.find(spec, plan_id, TOLD_EVERY_S)
 
     async def find(self, spec: ContainerSpec, plan_id: str = "", patience_s: float | None = None) -> Image:
-        """The image of such a container, fetched where it is missing and may be, however long that takes."""
+        """The image of such a container.
+
+        It is fetched if it is missing and the policy allows that, however long it takes.
+        """
         name = self._node.image_of(spec)
         try:
             image = await self._engine.image(name)
@@ -98,7 +101,9 @@ class Images:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _fetched(self, name: str, plan_id: str, patience_s: float | None) -> None:
-        """Return when it was fetched since the plan asked first; raises Unreachable if that takes longer."""
+        """Return once it was fetched after the plan's first request; raises Unreachable after
+        `patience_s`.
+        """
         fetch = self._fetches.get(name)
         if fetch is None or (fetch.task.done() and plan_id not in fetch.plans):
             fetch = self._begin(name)

@@ -1,4 +1,4 @@
-"""What a container has of this machine and what it can write to, each against what this node allows."""
+"""The mounts of a container and its writable directories, each checked against this node's settings."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ IN_MEMORY = "rw,nosuid,nodev,mode=1777"
 
 @dataclass(frozen=True, slots=True)
 class Bind:
-    """A directory of this machine in a container. `slave`: what is mounted below it later shows there too."""
+    """A directory of this machine in a container. `slave`: later mounts below it appear there too."""
 
     source: str
     target: str
@@ -30,7 +30,7 @@ class Bind:
 
 
 def binds(launcher_id: str, recipe: Recipe, node: DockerNode) -> tuple[Bind, ...]:
-    """Everything of this machine that a container sees; raises UserError, Refused."""
+    """All mounts of a container; raises UserError, Refused."""
     home, checkpoints = node.homes / launcher_id, node.checkpoints / recipe.job_uuid
     ours = [
         Bind(str(INSIDE), INSIDE_AT),
@@ -100,19 +100,21 @@ def _is_directory(path: str) -> bool:
 
 
 def _lists(node: DockerNode) -> list[Mount]:
-    """What jobs may mount, without links, but for what containers themselves could replace by one."""
+    """The directories that jobs may mount, with links resolved, without those that containers could replace
+    by a link.
+    """
     fixed = [each for each in node.mounts if not _loose(each.source, node)]
     return [Mount(os.path.realpath(each.source), "", each.read_only) for each in fixed]
 
 
 def _check_fixed(source: str, node: DockerNode) -> None:
-    """Refuse what a container could replace by a link after this look and before dockerd mounts it."""
+    """Raise Refused for a directory that a container could replace by a link before dockerd mounts it."""
     if loose := _loose(source, node):
         raise Refused(f"mount {source}: containers can write in {loose} and replace it; mount {loose} itself")
 
 
 def _loose(path: str, node: DockerNode) -> str:
-    """The directory above `path` in which containers can write; empty when there is none."""
+    """A directory above `path` that containers can write to; empty if there is none."""
     writable = [os.path.realpath(each.source) for each in node.mounts if not each.read_only]
     for above in map(str, Path(path).parents):
         if any(is_within(above, each) for each in writable) and _may_write(above, node.users):
@@ -121,7 +123,7 @@ def _loose(path: str, node: DockerNode) -> str:
 
 
 def _may_write(directory: str, users: TaskUsers) -> bool:
-    """Whether containers may, of whichever job: another one's could interfere, too."""
+    """Whether containers of any job may write to a directory: those of another job could interfere too."""
     try:
         found = Path(directory).stat()
     except OSError:
@@ -147,7 +149,7 @@ def _check_source(bind: Bind, node: DockerNode) -> None:
 
 
 def is_shared(path: Path) -> bool:
-    """Whether what is mounted below a directory later can be made to show in containers that have it."""
+    """Whether later mounts below a directory can appear in containers that mount it."""
     best, shared = "", False
     for line in Path("/proc/self/mountinfo").read_text().splitlines():
         fields = line.split()
@@ -158,10 +160,10 @@ def is_shared(path: Path) -> bool:
 
 
 def in_memory(volumes: Iterable[str], targets: Sequence[str], user: str) -> dict[str, str]:
-    """What an image declares as volumes is in memory, as `/tmp` is; else it would be a disk without a limit.
+    """The volumes of an image, as directories in memory like `/tmp`; on the disk they would have no limit.
 
-    `targets`: where something is mounted. `user`: UID:GID, or a name, which gets none of them. Raises
-    UserError for a volume inside what is mounted: its directory would be made there.
+    `targets`: the mount points of the container. `user`: UID:GID; for a name the directories get no owner.
+    Raises UserError for a volume inside a mounted directory, where its directory would be made.
     """
     uid, _, gid = user.partition(":")
     own = f",uid={uid},gid={gid}" if uid.isdigit() and gid.isdigit() else ""
@@ -176,7 +178,7 @@ def in_memory(volumes: Iterable[str], targets: Sequence[str], user: str) -> dict
 
 
 def api_mount(bind: Bind) -> dict[str, object]:
-    """As docker's API has it."""
+    """The mount in the form of docker's API."""
     body: dict[str, object] = {
         "Type": "bind",
         "Source": bind.source,

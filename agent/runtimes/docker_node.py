@@ -1,4 +1,4 @@
-"""What the containers of one agent have in common: whose they are, and what of this machine they may have."""
+"""The common options of one agent's containers: their owner, and the directories that they may mount."""
 
 from __future__ import annotations
 
@@ -24,7 +24,10 @@ CLUSTER, NODE, HOMES, LAUNCHER, JOB, ROLE, INDEX, GENERATION, ATTEMPT = (
 
 @dataclass(frozen=True, slots=True)
 class Allowed:
-    """A directory of this machine that containers may have, with all below it. `always`: they all have it."""
+    """A directory of this machine that containers may mount, with all below it.
+
+    `always`: all of them mount it.
+    """
 
     source: str
     read_only: bool = True
@@ -33,16 +36,16 @@ class Allowed:
 
 @dataclass(frozen=True, slots=True)
 class DockerNode:
-    """What the containers of one agent have in common.
+    """The common options of one agent's containers.
 
     Attributes:
-        socket: dockerd's, which no container may reach.
-        users: of everything in them.
-        homes: has a directory for each launcher.
-        tasks: the directory of the socket at which launchers find the agent, and of nothing else.
-        attempts, checkpoints: have a directory for each job, by UUID.
-        networks: of docker's, those that jobs may join beside the host's.
-        key: the agent's own, for the marks of what runs in them.
+        socket: the path of dockerd's socket, which no container may reach.
+        users: the users of their processes.
+        homes: holds a directory for each launcher.
+        tasks: the directory of the agent's socket for launchers, without other files.
+        attempts, checkpoints: they hold a directory for each job, by UUID.
+        networks: docker networks that jobs may join beside the host's.
+        key: the agent's key for the marks of their processes.
     """
 
     cluster: str
@@ -64,16 +67,16 @@ class DockerNode:
 
     @property
     def labels(self) -> dict[str, str]:
-        """On everything that is this agent's, and on nothing else of this machine."""
+        """The labels of this agent's containers. No other container of this machine has them."""
         return {CLUSTER: self.cluster, NODE: self.node, HOMES: str(self.homes)}
 
     @property
     def marks(self) -> marks.Marks:
-        """The same in the environment of what runs in them."""
+        """The marks in the environment of their processes."""
         return marks.Marks(marks.owner(f"{self.cluster}/{self.node}", self.homes), self.key)
 
     def image_of(self, spec: ContainerSpec) -> str:
-        """The image of a container; raises UserError where neither job nor node name one."""
+        """The image of a container; raises UserError if neither job nor node name one."""
         if not spec.image and not self.image:
             raise UserError(
                 "no image: add `container: {image: NAME}` to the job, or `docker.image` to the node"
@@ -82,9 +85,9 @@ class DockerNode:
 
 
 def check_allowed(mounts: Iterable[Allowed], state_dir: Path, checkpoint_parent: Path) -> None:
-    """Raise UserError where containers may have what only this agent's own hands may touch.
+    """Raise UserError if containers may mount directories that only this agent may access.
 
-    In `state_dir` are all jobs' environments and output, in `checkpoint_parent` their checkpoints.
+    `state_dir` holds all jobs' environments and output, `checkpoint_parent` their checkpoints.
     """
     for allowed in mounts:
         for own in (state_dir, checkpoint_parent):
@@ -95,15 +98,15 @@ def check_allowed(mounts: Iterable[Allowed], state_dir: Path, checkpoint_parent:
 
 
 def container_name(node: str, launcher_id: str) -> str:
-    """What docker calls a launcher's container."""
+    """The name of a launcher's container."""
     return f"tfsup-{node}-{launcher_id}"
 
 
 def spec_of(recipe: Recipe) -> ContainerSpec:
-    """What the job says of its containers."""
+    """The job's options for its containers."""
     return recipe.container or ContainerSpec()
 
 
 def is_within(path: str, directory: str) -> bool:
-    """Whether it is this directory, or below it."""
+    """Whether a path is this directory, or below it."""
     return Path(path).is_relative_to(directory)

@@ -1,4 +1,6 @@
-"""What all runtimes have in common: a launcher is a process of this machine, watched and killed as such."""
+"""The common part of all runtimes: a launcher is a process of this machine, and is watched and killed as
+such.
+"""
 
 from __future__ import annotations
 
@@ -30,10 +32,10 @@ RECORD_BYTES = 64 << 10
 
 
 class LocalLaunchers:
-    """The part of `Runtime` that asks the kernel alone, and holds whatever else has failed.
+    """The part of `Runtime` that uses only the kernel, and works whatever else has failed.
 
     Each launcher has `DIRECTORY/ID/` for its configuration, log and exits. `marks`: those of this agent.
-    `users`: of tasks that are others' than the agent's.
+    `users`: the users of tasks, if they are others than the agent's.
     """
 
     def __init__(self, directory: Path, marks: Marks, users: TaskUsers | None = None) -> None:
@@ -46,11 +48,11 @@ class LocalLaunchers:
         self._nearby = OomNearby()
 
     def boot_id(self) -> str:
-        """The kernel's."""
+        """The boot id of the kernel."""
         return clock.boot_id()
 
     def watch(self, launcher_id: str, process: Process, post: Post) -> None:
-        """Post LauncherGone once the process has ended; told by the kernel through a pidfd."""
+        """Post LauncherGone once the process has ended, detected by a pidfd."""
         loop = asyncio.get_running_loop()
         try:
             pidfd = os.pidfd_open(process.pid)
@@ -73,42 +75,42 @@ class LocalLaunchers:
         loop.add_reader(pidfd, ended)
 
     def reach(self, launcher_id: str) -> Reach | None:
-        """Processes have their node's network."""
+        """None: processes have their node's address."""
 
     def is_alive(self, process: Process) -> bool:
-        """Whether this very process lives."""
+        """Whether this process is alive."""
         found = fence.read_process(process.pid)
         return found is not None and found.start_ticks == process.start_ticks
 
     async def living(self) -> Mapping[str, tuple[Process, ...]]:
-        """By the mark in their environment: those of no other agent of this machine."""
+        """The living launchers of this agent, by the mark in their environment."""
         return await asyncio.to_thread(living, self._marks, self._believes)
 
     def free_bytes(self) -> int:
-        """The machine's, or what the cgroup of this agent has left."""
+        """Free bytes of the machine, or of this agent's cgroup."""
         return memory.free_bytes()
 
     def launching(self, launcher_id: str, *, yields: bool) -> None:
-        """Launchers see to it themselves, where sessions are weighed against each other."""
+        """Do nothing: launchers set priorities themselves, if sessions are weighed against each other."""
 
     def began(self, process: Process) -> None:
-        """Note how often the OOM killer has struck in its cgroup."""
+        """Note the number of OOM kills in its cgroup."""
         self._nearby.began(process.pid)
 
     def oom_beside(self, process: Process) -> Beside:
-        """What its cgroup has counted since."""
+        """The OOM kills in its cgroup since `began`."""
         return self._nearby.struck(process.pid)
 
     async def last_words(self, launcher_id: str, attempts: tuple[str, ...]) -> tuple[protocol.Exited, ...]:
-        """From the files that it keeps until its agent has acknowledged them."""
+        """The exit records in the files that the launcher keeps until its agent has acknowledged them."""
         return await asyncio.to_thread(self._last_words, launcher_id, attempts)
 
     def oom_killed(self, process: Process) -> bool:
-        """What the kernel's log says, where this agent may read it."""
+        """Whether the kernel's log names an OOM kill of it, if this agent may read the log."""
         return self._oom.killed(process.pid)
 
     async def tidy(self, known: Callable[[], AbstractSet[str]]) -> None:
-        """Remove the directories of launchers that are known no more."""
+        """Remove the directories of unknown launchers."""
         await asyncio.to_thread(self._tidy, known)
 
     async def close(self) -> None:
@@ -142,12 +144,12 @@ class LocalLaunchers:
                     self._remove_home(launcher_id)
 
     def _remove_home(self, launcher_id: str) -> None:
-        """Remove a launcher's directory. What stays is removed by the next `tidy`."""
+        """Remove a launcher's directory. The next `tidy` removes the rest."""
         with suppress(OSError):
             remove_tree(self._home(launcher_id))
 
     async def _kill_all(self, launcher_id: str, processes: tuple[Process, ...]) -> int:
-        """SIGKILL the launcher and all that it started; returns how many of them are still seen."""
+        """SIGKILL the launcher and all its processes; returns the number that is still seen."""
         roots = tuple((each.pid, each.start_ticks) for each in processes)
         strangers = partial(self._is_strange, self._user_of(launcher_id))
         with effect("runtime.kill"):
@@ -157,14 +159,14 @@ class LocalLaunchers:
         return len(report.survivors)
 
     def _user_of(self, launcher_id: str) -> int | None:
-        """The uid that a launcher was started as; None once its directory is gone."""
+        """The uid of a launcher; None once its directory is gone."""
         try:
             return self._home(launcher_id).lstat().st_uid
         except OSError:
             return None
 
     def _is_strange(self, user: int | None, uid: int) -> bool:
-        """Whether a uid is of another job's tasks, which may show this launcher's mark."""
+        """Whether a uid belongs to another job's tasks, which may forge this launcher's mark."""
         if self._users is None or user is None:
             return False
         return uid != user and self._users.has(uid)
@@ -175,16 +177,16 @@ class LocalLaunchers:
         return None
 
     def _reap(self, pid: int) -> None:
-        """A process that may be a child of ours has ended."""
+        """Reap a process that may be a child of ours."""
 
 
 def _everybody(_pid: int) -> bool:
-    """The mark alone says whose a process is."""
+    """True: any process is believed by its mark alone."""
     return True
 
 
 def write_config(home: Path, config: protocol.LauncherConfig) -> Path:
-    """The file that a launcher reads at its start; raises OSError."""
+    """Write the configuration file of a launcher; raises OSError."""
     path = home / "config.json"
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     with os.fdopen(fd, "w") as file:

@@ -1,4 +1,4 @@
-"""Whose a process is: the mark that a launcher, and so all that it starts, has in its environment.
+"""Marks: a variable in the environment of a launcher, and so of all its processes, that names their owner.
 
 It is `LAUNCHER_ID#OWNER#CODE`. Agents of several nodes and clusters may share a machine and a user, so the
 owner is an agent by its cluster, its node and the directory that its launchers have. The code is made of the
@@ -31,9 +31,9 @@ class Key:
     """An agent's key, with which the codes of its marks are made.
 
     Attributes:
-        secret: known to nobody but the agent.
-        fresh: made just now, so that whatever runs here already has a mark of another one, or of an earlier
-            release, which had none.
+        secret: known only to the agent.
+        fresh: made just now, so that running processes have marks of an earlier key or of a release without
+            keys.
     """
 
     secret: bytes = field(default_factory=lambda: secrets.token_bytes(KEY_BYTES), repr=False)
@@ -41,7 +41,7 @@ class Key:
 
 
 def load_key(directory: Path) -> Key:
-    """The key of the agent whose state directory this is; made at its first start. Raises Refused."""
+    """The key of the agent with this state directory; made at its first start. Raises Refused."""
     path = directory / KEY_FILE
     try:
         key = _known(path) or _make(path)
@@ -77,26 +77,27 @@ def _make(path: Path) -> Key:
 
 
 def owner(agent: str, directory: Path) -> str:
-    """The agent that is `CLUSTER/NODE`, where its launchers' directory is this one."""
+    """The owner for the agent `CLUSTER/NODE` with this directory of launchers."""
     return f"{agent}@{os.path.realpath(directory)}"
 
 
 @dataclass(frozen=True, slots=True)
 class Marks:
-    """The marks of one agent's launchers. `owner`: as the function of this name has it."""
+    """The marks of one agent's launchers. `owner`: the result of the function of this name."""
 
     owner: str
     key: Key = field(default_factory=Key)
 
     def of(self, launcher_id: str) -> str:
-        """A launcher's mark. With it the launcher can be fenced before it has ever said hello."""
+        """A launcher's mark. By it the launcher can be fenced even before its Hello."""
         code = hmac.digest(self.key.secret, launcher_id.encode(), "sha256").hex()
         return f"{launcher_id}#{self.owner}#{code}"
 
     def launcher_of(self, pid: int) -> str:
-        """The launcher that has started this process; empty where that is none of this agent's.
+        """The launcher that has started this process; empty if it is not this agent's.
 
-        The agent's own user needs no code: it could read the key. Nor does anybody while the key is fresh.
+        Processes of the agent's own user need no code, as they could read the key. While the key is fresh
+        none needs one.
         """
         marker = fence.marker_of(pid)
         launcher_id = marker.partition("#")[0]
@@ -108,9 +109,9 @@ class Marks:
 
 
 def living(marks: Marks, believes: Callable[[int], bool]) -> dict[str, tuple[Process, ...]]:
-    """Launchers of which something lives, by id, with their processes whose mark one `believes`.
+    """Launcher id -> living processes whose mark `believes` accepts.
 
-    Blocks: it looks at every process of this machine.
+    Blocks: it reads all processes of this machine.
     """
     found: dict[str, list[Process]] = {}
     for pid in fence.pids():

@@ -35,9 +35,9 @@ INHERITED = (*OF_A_USER, "PATH", "LANG", "LC_ALL", "TZ", "VIRTUAL_ENV")
 class ProcessRuntime(LocalLaunchers):
     """`Runtime` by fork and exec. Each launcher has `DIRECTORY/ID/` for its configuration, log and exits.
 
-    `marks`: those of this agent; without them nothing is found that an earlier agent has started.
-    `tasks`: whose launchers and tasks are, where that is another user than the agent. `strays`: ends what
-    leaves its launcher; without it nothing does.
+    `marks`: those of this agent; without them processes of an earlier agent are not found. `tasks`: the
+    directories of launchers and tasks of another user than the agent. `strays`: ends processes that leave
+    their launcher; without it they are not ended.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class ProcessRuntime(LocalLaunchers):
         self._children: dict[int, subprocess.Popen[bytes]] = {}
 
     async def bring_in(self, container: ContainerSpec, plan_id: str) -> None:
-        """These launchers are no containers."""
+        """Do nothing: these launchers are no containers."""
 
     async def spawn(self, launcher_id: str, recipe: Recipe) -> Process:
         """Start a launcher under the job's interpreter. Raises UserError, Refused, NoRoom (no user)."""
@@ -72,13 +72,15 @@ class ProcessRuntime(LocalLaunchers):
             raise UserError(f"the job's command, workdir or environment is no text: {error}") from error
 
     async def vouch(self, launcher_id: str, who: Process) -> bool:
-        """Whether this process was started for that launcher: no other one of its user can show the mark."""
+        """Whether this process was started for that launcher: no other process of its user can have the
+        mark.
+        """
         if self._user_of(launcher_id) != fence.user_of(who.pid):
             return False
         return await asyncio.to_thread(self._marks.launcher_of, who.pid) == launcher_id
 
     async def fence(self, launcher_id: str, processes: tuple[Process, ...]) -> int:
-        """Kill everything with the launcher's marker, and what descends from `processes`."""
+        """Kill all processes with the launcher's marker, and all descendants of `processes`."""
         survivors = await self._kill_all(launcher_id, processes)
         for process in processes:
             self._reap(process.pid)
@@ -166,7 +168,7 @@ class ProcessRuntime(LocalLaunchers):
 def job_environment(recipe: Recipe, uid: int | None = None) -> dict[str, str]:
     """The job's whole environment: a few harmless variables of ours, and its own.
 
-    `uid`: of the tasks, where they are another user's, who has a home and a name of its own.
+    `uid`: the user of the tasks, if that is not the agent's; it has a home and a name of its own.
     """
     ours = {name: os.environ[name] for name in INHERITED if name in os.environ}
     if uid is not None:

@@ -1,4 +1,4 @@
-"""Processes of a job that nothing ties to its launchers any more, found by a uid that is the job's alone.
+"""Strays: processes of a job without a tie to its launchers, found by a uid that belongs to the job alone.
 
 A process belongs to a launcher by descent or by its mark (`agent.inside.processes.fence`). A program can
 start one that leaves its parents and has no mark in its environment, and then end the launcher.
@@ -38,7 +38,7 @@ class Strays:
         self._spared = set[int]()
 
     async def end(self, user: int, ending: Path, children: AbstractSet[int]) -> int:
-        """Run `kill_strays` with a bound in time. After it the processes are left, and the log says so."""
+        """Run `kill_strays` with a bound in time. After it the rest is left alive, and logged."""
         if not self._users.is_of_one_job(user):
             return 0
         loop = asyncio.get_running_loop()
@@ -53,11 +53,11 @@ class Strays:
         return 0
 
     def close(self) -> None:
-        """Stop without waiting for looks under way."""
+        """Stop without waiting for running looks."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     def _end(self, user: int, ending: Path, children: AbstractSet[int]) -> int:
-        """Spare all processes of a uid that the machine knows as a user's."""
+        """Kill strays, unless the uid is that of a user of the machine."""
         if name := user_named(user):
             if user not in self._spared:
                 self._spared.add(user)
@@ -70,11 +70,11 @@ class Strays:
 def kill_strays(
     user: int, ending: Path, homes: frozenset[str], timeout_ms: int, children: AbstractSet[int] = frozenset()
 ) -> int:
-    """SIGKILL to them until none is seen. Blocks; returns how many are left after `timeout_ms`.
+    """SIGKILL strays until none is seen. Blocks; returns the number that is left after `timeout_ms`.
 
-    `user`: a uid of one job and of nobody else. `ending`: the directory of a launcher of which all is dead.
-    `homes`: the directories in which agents of this machine have those of their launchers. `children`: the
-    launchers that this agent has started itself. A module that one imports may overwrite its mark.
+    `user`: a uid that belongs to one job alone. `ending`: the directory of a launcher whose processes are all
+    dead. `homes`: the directories of launchers of all agents of this machine. `children`: the launchers that
+    this agent has started itself. A module that one imports may overwrite its mark.
     """
     ending = Path(os.path.realpath(ending.parent), ending.name)
     homes = homes | {str(ending.parent)}
@@ -135,10 +135,10 @@ def _descends(pid: int, known: set[int], table: dict[int, fence.Process]) -> boo
 
 
 def _has_launcher(pid: int, user: int, ending: Path, homes: frozenset[str]) -> bool:
-    """Whether its mark is of a launcher of its user that is there, of this agent or of another one.
+    """Whether its mark names an existing launcher of its user, of this agent or another one.
 
-    A program writes what it likes into its mark. So only a name in one of `homes` is looked at: a look at a
-    path of the program's choice can wait for a file server without end.
+    A program can choose its mark. So only a name in one of `homes` is looked up: a look at a path of the
+    program's choice could wait for a file server without end.
     """
     launcher_id, _, rest = fence.marker_of(pid).partition("#")
     directory = rest.rpartition("#")[0].partition("@")[2]

@@ -1,7 +1,7 @@
 """Starting and dying tasks come before training ones (decisions 0009, 0046), by the cgroup of each task.
 
-The kernel weighs containers against each other by their cgroups alone: the nice values of what is inside, and
-the weights of its sessions, count inside only.
+The kernel weighs containers against each other by their cgroups alone. Nice values and weights of sessions
+inside a container count only inside it.
 """
 
 from __future__ import annotations
@@ -16,31 +16,31 @@ from agent.inside import protocol
 SHARES = 1024
 WEIGHT = 100
 MOST = {"cpu.shares": 262_144, "cpu.weight": 10_000}
-"""The largest that the kernel takes."""
+"""The largest value that the kernel accepts."""
 _STEP = 1.25
 
 
 class Weights:
-    """Sets the weight of a container's cgroup, where this agent may; never that of one it is in itself."""
+    """Sets the weight of a container's cgroup, if this agent may; never that of the agent's own cgroup."""
 
     def __init__(self, proc: Path = PROC, root: Path = CGROUPS) -> None:
         self._proc, self._root = proc, root
         self._own = self._file("self")
 
     def weigh(self, pid: int, nice: int) -> None:
-        """The container of this process counts as if all of it had this nice value."""
+        """Weigh the container of this process as if all its processes had this nice value."""
         file = self._own_of(pid)
         if file is not None:
             _write(file, max(2, round(_full(file) / _STEP**nice)))
 
     def hasten(self, pid: int) -> None:
-        """The container of this process comes before all others beside it."""
+        """Give the container of this process precedence over all others beside it."""
         file = self._own_of(pid)
         if file is not None:
             _write(file, MOST[file.name])
 
     def lend(self, pid: int) -> tuple[int, protocol.Weight] | None:
-        """A descriptor by which a launcher hastens its own container; the caller closes it."""
+        """A descriptor by which a launcher gives its own container precedence; the caller closes it."""
         file = self._own_of(pid)
         if file is None:
             return None

@@ -1,7 +1,7 @@
 """`checkpoint.adopt`: before the program starts, a path of its own becomes the job's checkpoint directory.
 
-By a mount in a namespace of this attempt where the launcher may make one: no other task sees it, and nothing
-of it is left. Else by a symbolic link, which the agent removes at the job's end.
+It is a mount in a namespace of this attempt if the launcher may make one: no other task sees it, and it ends
+with the attempt. Otherwise it is a symbolic link, which the agent removes at the job's end.
 """
 
 from __future__ import annotations
@@ -13,10 +13,11 @@ import json
 import os
 
 RECORDS = ".adopted"
-"""Below the parent of the checkpoint directories: a file for each path, which says what was made for it."""
+"""The directory, below the parent of the checkpoint directories, with a file for each adopted path and the
+entries made for it."""
 
 NOT_ADOPTED = 73
-"""Exit code of an attempt whose program was never run, as its path could not be adopted."""
+"""Exit code of an attempt whose program was not run because its path could not be adopted."""
 
 _MARK = ".adopted-"
 _CLONE_NEWNS = 0x00020000
@@ -26,9 +27,11 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def adopt(path: str, checkpoint_dir: str, *, mounting: bool = True) -> str:
-    """Have `path` show `checkpoint_dir`. Call it in the working directory of the program, before it starts.
+    """Make `path` lead to `checkpoint_dir`.
 
-    Without `mounting` it is a link in any case. Returns what failed and what to do; empty when it is done.
+    Call it in the working directory of the program, before it starts.
+
+    Without `mounting` it is always a link. Returns the failure with its remedy; empty on success.
     """
     if not path or not checkpoint_dir:
         return ""
@@ -51,7 +54,7 @@ def _hint(error: OSError) -> str:
 
 
 def mark_name(parent: str) -> str:
-    """Of the file by which a job keeps others from removing the directory below its mount."""
+    """The name of the file by which a job keeps others from removing the directory below its mount."""
     return f"{_MARK}{os.path.basename(parent)}"
 
 
@@ -87,7 +90,7 @@ def _note(path: str, checkpoint_dir: str) -> None:
 
     Where this task may not write the note, as in a container, the path ends with the container.
 
-    `made`: the directories that are not there yet; `was`: mode and owner of an empty one, if it is there.
+    `made`: the directories that do not exist yet; `was`: mode and owner of an existing empty one.
     """
     missing, above, was = [], path, None
     if os.path.isdir(path) and not os.path.islink(path):
@@ -109,7 +112,7 @@ def _note(path: str, checkpoint_dir: str) -> None:
 
 
 def _mount(path: str, checkpoint_dir: str) -> bool:
-    """Whether it is mounted there now, in a namespace that begins here and shows later mounts of the node."""
+    """Mount it, in a new namespace that also shows later mounts of the node; returns whether that worked."""
     if os.geteuid() != 0 or _libc.unshare(_CLONE_NEWNS) != 0:
         return False
     if _libc.mount(b"none", b"/", None, ctypes.c_ulong(_MS_REC | _MS_SLAVE), None) != 0:

@@ -1,7 +1,7 @@
 """The launcher's memory in pages of 2 MiB, before it is forked.
 
-A fork copies an entry of the page table for each page that was written, some 55,000 for an interpreter with
-TensorFlow, and the end of the child gives each back.
+A fork copies an entry of the page table for each written page, some 55,000 for an interpreter with
+TensorFlow, and the end of the child frees each of them.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ _MOSTLY = 0.75
 
 
 def merge() -> int:
-    """Have what is in memory merged where it can be; how many bytes of addresses that was.
+    """Merge resident memory into large pages where possible; returns the bytes of addresses.
 
-    A page is filled up with zeroes, so only mappings that are mostly in memory are taken. It is a hint: a
-    kernel before 6.1, or one without such pages to spare, leaves all as it was.
+    A page is filled up with zeroes, so only mappings that are mostly in memory are merged. It is a hint: a
+    kernel before 6.1, or one without free pages of that size, changes nothing.
     """
     libc, merged = ctypes.CDLL(None), 0
     try:
@@ -37,7 +37,7 @@ def merge() -> int:
 
 
 def _resident() -> list[tuple[int, int]]:
-    """Private memory of no file, by mapping, that is mostly there."""
+    """The private anonymous mappings that are mostly in memory."""
     found: list[tuple[int, int]] = []
     low = high = 0
     with open("/proc/self/smaps", encoding="utf-8", errors="surrogateescape") as file:

@@ -13,7 +13,10 @@ Change = Callable[[types.ModuleType], None]
 
 
 def apply(changes: dict[str, Change]) -> None:
-    """Make each change to the module of its name, once. A change leaves alone what it does not recognise."""
+    """Make each change to the module of its name, once.
+
+    A change does nothing in a module that it does not recognise.
+    """
     missing = {}
     for name, change in changes.items():
         loaded = sys.modules.get(name)
@@ -26,7 +29,9 @@ def apply(changes: dict[str, Change]) -> None:
 
 
 class _Finder(importlib.abc.MetaPathFinder):
-    """Lets the other finders find these modules, and changes each when it has been run; then it is gone."""
+    """Delegates to the other finders, and changes each of these modules after its first run; then it removes
+    itself.
+    """
 
     def __init__(self, missing: dict[str, Change]) -> None:
         self._missing = missing
@@ -53,7 +58,7 @@ class _Loader(SourceFileLoader):
         self._change = change
 
     def exec_module(self, module: types.ModuleType) -> None:
-        """Run the module under the loader that it would have had, then change it."""
+        """Run the module under its own loader, then change it."""
         module.__loader__ = SourceFileLoader(self.name, self.path)
         if module.__spec__ is not None:
             module.__spec__.loader = module.__loader__

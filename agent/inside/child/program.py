@@ -25,7 +25,7 @@ _LATCHED = re.compile(r"PYTHON(?!UNBUFFERED$|DONTWRITEBYTECODE$).*|LD_PRELOAD|LD
 
 @dataclass(frozen=True)
 class Program:
-    """What to run warm: a script (`module` False) or a module, and its arguments.
+    """A program to run warm: a script (`module` False) or a module, and its arguments.
 
     `command` is the whole command line; `target` the script as written, or the module's name.
     """
@@ -39,16 +39,16 @@ class Program:
 
 
 def is_python(argv: tuple[str, ...]) -> bool:
-    """Whether the command runs some Python interpreter."""
+    """Whether the command runs a Python interpreter."""
     return bool(argv) and _PYTHON.fullmatch(os.path.basename(argv[0])) is not None
 
 
 def warm_program(argv: tuple[str, ...], cwd: str, env: dict[str, str]) -> Program | None:
-    """The program, if a fork of this interpreter can run `argv`; None where only exec is faithful.
+    """The program, if a fork of this interpreter can run `argv`; None if only exec behaves the same.
 
-    `env` holds the variables that differ from this interpreter's own. Odd cases (another interpreter, an
-    option that changes it, a script that is missing, a directory or an archive) are left to exec, so that
-    Python itself gives its own message.
+    `env` holds the variables that differ from this interpreter's own. Unusual cases (another interpreter, an
+    option that changes it, a missing script, a directory or an archive) are left to exec, so that Python
+    itself gives its own message.
     """
     if not is_python(argv) or not _is_this_interpreter(argv[0], env):
         return None
@@ -193,7 +193,7 @@ def _exit_code(request: SystemExit) -> int:
 
 
 def _report(error: BaseException) -> None:
-    """Print the traceback that Python would have printed: without the frames of this file."""
+    """Print the traceback as Python would, without the frames of this file."""
     trace = error.__traceback__
     while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
         trace = trace.tb_next
@@ -225,6 +225,6 @@ def _finish(code: int) -> None:
 
 
 def _private(module: types.ModuleType, name: str) -> Callable[..., object]:
-    """What the interpreter itself calls, and gives no public name."""
+    """A function that the interpreter calls itself, and that has no public name."""
     function: Callable[..., object] = module.__dict__[name]
     return function

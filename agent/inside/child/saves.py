@@ -1,7 +1,7 @@
-"""Where a warm program saves and restores: TensorFlow's and Keras' savers note each path in a small file.
+"""The saves and restores of a warm program: TensorFlow's and Keras' savers note each path in a small file.
 
 While a save is under way another file lies beside it. The agent looks for both in the attempt's directory.
-The program may write there whatever it likes, so what they say is a hint and proves nothing.
+The program may write anything there, so the files are a hint and prove nothing.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from .patches import Change
 
 FILE = "saves.json"
 SAVING = "saving"
-"""An empty file: it is there while a save is under way."""
+"""The name of an empty file that exists while a save is under way."""
 KEPT = ("CHECKPOINT_DIR", "TFSUP_OUTPUT_DIR")
-"""Variables that name the directories whose content is taken to the store."""
+"""Variables with the directories whose content is sent to the store."""
 
 MOST_PLACES = 16
 _LONGEST = 500
@@ -29,11 +29,11 @@ _LOCK_S = 0.3
 _TF1_POSITION = 2
 _PATH_ARGUMENTS = ("save_path", "file_prefix", "filepath")
 _EXPORTED = "/variables/variables"
-"""How the prefix in an exported SavedModel ends. An export is no checkpoint."""
+"""Suffix of the prefix in an exported SavedModel. An export is no checkpoint."""
 
 
 class _Journal:
-    """What this process has saved and restored so far, by directory."""
+    """The counts of this process's saves and restores, by directory."""
 
     def __init__(self, attempt_dir: str, env: dict[str, str]) -> None:
         self._attempt_dir = attempt_dir
@@ -44,7 +44,7 @@ class _Journal:
         self._under_way = 0
 
     def open(self) -> None:
-        """Say that saves are noted from now on."""
+        """Begin the file, which shows that saves are noted."""
         try:
             os.makedirs(self._attempt_dir, exist_ok=True)
             self._write()
@@ -52,7 +52,7 @@ class _Journal:
             pass  # a full disk stops no training
 
     def save_begins(self) -> None:
-        """A save is under way, until `save_ends`. Savers call each other, and threads save at once."""
+        """Note the beginning of a save. Savers call each other, and threads save at the same time."""
         if not self._lock.acquire(timeout=_LOCK_S):
             return
         try:
@@ -66,7 +66,7 @@ class _Journal:
             self._lock.release()
 
     def save_ends(self) -> None:
-        """The save is over, finished or failed."""
+        """Note the end of a save, finished or failed."""
         if not self._lock.acquire(timeout=_LOCK_S):
             return
         try:
@@ -79,7 +79,9 @@ class _Journal:
             self._lock.release()
 
     def note(self, kind: str, path: str) -> None:
-        """Count a save or a restore of `path`, and write the file unless that was done a moment ago."""
+        """Count a save or a restore of `path`, and write the file, but not more often than at its
+        interval.
+        """
         remote = "://" in path
         path = path if remote else os.path.abspath(path)
         directory, _, name = path.rpartition("/")
@@ -121,18 +123,18 @@ class _Journal:
 
 
 _journals: list[_Journal] = []
-"""That of this process, once its program begins."""
+"""The journal of this process, once its program begins."""
 
 
 def begin(attempt_dir: str, env: dict[str, str]) -> None:
-    """From now on note in `attempt_dir` what is saved and restored; `env` has the variables of KEPT."""
+    """Begin to note saves and restores in `attempt_dir`; `env` has the variables of KEPT."""
     journal = _Journal(attempt_dir, env)
     _journals[:] = [journal]
     journal.open()
 
 
 def changes() -> dict[str, Change]:
-    """What makes the savers note their paths, by module."""
+    """Module -> the change by which its savers note their paths."""
     in_keras = functools.partial(
         _change_functions,
         {
@@ -153,7 +155,7 @@ def changes() -> dict[str, Change]:
 
 
 def _change_saver(name: str, position: int, module: types.ModuleType) -> None:
-    """`position`: of the path among the arguments, `self` the first."""
+    """Change a saver. `position` is that of the path among the arguments, with `self` as the first."""
     saver = vars(module).get(name)
     if not isinstance(saver, type):
         return
@@ -210,7 +212,7 @@ def _text(path: object) -> str:
 
 
 def _is_below(directory: str, root: str) -> bool:
-    """Whether `directory` is `root` or lies in it, also through a link or another mount of it."""
+    """Whether `directory` is `root` or lies in it, even through a link or another mount of it."""
     try:
         wanted = os.stat(root)
     except OSError:

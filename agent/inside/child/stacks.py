@@ -1,4 +1,4 @@
-"""Where the threads of a warm program are when it may hang: Python's own dump, on a signal from the agent."""
+"""Dumps of the stacks of a warm program that may hang: Python's own dump, on a signal from the agent."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _HIGH_FD = 900
 
 
 def register(directory: str) -> None:
-    """From now on SIGNAL appends the Python stacks of all threads to FILE in `directory`.
+    """Make SIGNAL append the Python stacks of all threads to FILE in `directory`.
 
-    It works while the interpreter's lock is held for ever, and costs nothing until then. The descriptor is
-    a high one: a program that closes all that it did not open, and then opens its own files, reuses low ones.
+    It works even while the interpreter's lock is held for ever, and costs nothing before. The descriptor is a
+    high one: a program that closes all foreign descriptors, and then opens its own files, reuses low ones.
     """
     path = os.path.join(directory, FILE)
     try:

@@ -1,6 +1,6 @@
-"""Before the program: wait until its directory is there and the tasks that it needs (`after`) listen.
+"""The wait before the program: until its directory is mounted and the tasks of `after` listen.
 
-A port's holder binds without listening, so a refused connection means that the task is not up yet.
+The holder of a port binds without listening, so a refused connection means that the task is not up yet.
 """
 
 from __future__ import annotations
@@ -15,10 +15,11 @@ from typing import Optional
 from ..clock import now_ms
 
 NEVER_READY = 75
-"""Exit code of an attempt whose program was never run, as not all that it waits for was up in time."""
+"""Exit code of an attempt whose program was not run because a task of `after` was not up in time."""
 
 NO_DIRECTORY = 74
-"""The same, as its mounted checkpoint directory was not to be seen in time."""
+"""Exit code of an attempt whose program was not run because its checkpoint directory was not mounted in
+time."""
 
 _LOOK_AGAIN_S = 0.05
 _CONNECT_S = 1.0
@@ -28,7 +29,7 @@ _MOST_NAMED = 4
 def wait(targets: tuple[str, ...], wait_ms: Optional[int]) -> str:
     """Wait until every target (`ROLE:INDEX=HOST:PORT`) accepts a connection; None waits for ever.
 
-    Returns a sentence that names those that never did within `wait_ms`; empty when all are up.
+    Returns a sentence that names the targets that did not within `wait_ms`; empty if all are up.
     """
     began = now_ms()
     missing = _silent(list(targets))
@@ -43,10 +44,10 @@ def wait(targets: tuple[str, ...], wait_ms: Optional[int]) -> str:
 
 
 def wait_to_see(path: str, wait_ms: int) -> str:
-    """Wait until the file `path` can be seen; an empty path is not waited for.
+    """Wait until the file `path` exists; an empty path needs no wait.
 
-    It is the sign of a mount. Without that its directory looks empty, and a program that looks for its
-    checkpoint there begins from scratch. Returns what failed; empty when it is seen.
+    It is the sign of a mount. Without the mount its directory looks empty, and a program would begin from
+    scratch. Returns the failure; empty if the file exists.
     """
     began, told = now_ms(), False
     while path:
@@ -65,7 +66,10 @@ def wait_to_see(path: str, wait_ms: int) -> str:
 
 
 def _silent(targets: list[str]) -> list[str]:
-    """Those that accept no connection now. All are tried at once: one that swallows packets holds up none."""
+    """The targets that accept no connection now.
+
+    All are tried at the same time, so one that drops packets holds up no other.
+    """
     listening = set()
     with selectors.DefaultSelector() as selector:
         for target in targets:
@@ -86,7 +90,7 @@ def _silent(targets: list[str]) -> list[str]:
 
 
 def _connecting(target: str) -> list[socket.socket]:
-    """Sockets on their way to each address of a target; none when its name is not known."""
+    """Connecting sockets for each address of a target; none if its name is unknown."""
     host, _, port = target.rpartition("=")[2].rpartition(":")
     found = []
     try:

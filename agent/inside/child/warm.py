@@ -1,4 +1,6 @@
-"""Importing the job's heavy modules once, and undoing in each child what was only meant for the launcher."""
+"""The import of the job's heavy modules in the launcher, and the undoing of the launcher's own settings in
+each child.
+"""
 
 from __future__ import annotations
 
@@ -32,10 +34,10 @@ _THREAD_SETTERS = (
 
 @dataclass(frozen=True)
 class Preloaded:
-    """What `preload` did. `error` says which module failed, and how.
+    """The result of `preload`. `error` names the module that failed, with its error.
 
     `thread_setters` are functions of the loaded numerical libraries that take a number of threads; `threads`
-    is the number that they were told.
+    is the number that they were given.
     """
 
     error: str | None = None
@@ -44,7 +46,7 @@ class Preloaded:
 
 
 def preload(modules: tuple[str, ...], job_env: dict[str, str]) -> Preloaded:
-    """Import `modules`, and make what they left fit for being forked."""
+    """Import `modules`, and prepare the interpreter for forks."""
     patches.apply({tf1.MODULE: tf1.shorten_poll, **saves.changes()})
     for name in modules:
         try:
@@ -61,7 +63,7 @@ def preload(modules: tuple[str, ...], job_env: dict[str, str]) -> Preloaded:
 
 
 def tensorflow_version() -> str:
-    """Of the TensorFlow that was imported here; empty without one."""
+    """The version of the imported TensorFlow; empty without one."""
     version = getattr(sys.modules.get("tensorflow"), "__version__", "")
     return version[:_MOST_VERSION] if isinstance(version, str) and version.isprintable() else ""
 
@@ -72,7 +74,9 @@ def launcher_environment(job_env: dict[str, str]) -> dict[str, str]:
 
 
 def restore(job_env: dict[str, str], attempt_env: dict[str, str], preloaded: Preloaded) -> None:
-    """In the child: environment and numerical libraries as the program would have found them."""
+    """In the child: restore environment and numerical libraries to the state of a fresh start of the
+    program.
+    """
     if THREADS_VARIABLE not in job_env:
         os.environ.pop(THREADS_VARIABLE, None)
     os.environ.update(attempt_env)
@@ -84,10 +88,11 @@ def restore(job_env: dict[str, str], attempt_env: dict[str, str], preloaded: Pre
 
 
 def _take_memory_in_bulk() -> None:
-    """Let each of malloc's arenas take 8 MiB of addresses at a time; memory is still had as it is touched.
+    """Let each of malloc's arenas reserve 8 MiB of addresses at a time; memory is still allocated when it is
+    touched.
 
-    By itself the arena of a thread grows page by page, with a system call for each: TensorFlow's gRPC server
-    makes some 8000 of them when it starts. Nothing happens without glibc.
+    By default the arena of a thread grows page by page, with a system call for each: TensorFlow's gRPC server
+    makes some 8000 of them when it starts. Without glibc this does nothing.
     """
     libc = ctypes.CDLL(None)
     if hasattr(libc, "mallopt"):
@@ -96,17 +101,17 @@ def _take_memory_in_bulk() -> None:
 
 
 def _wanted_threads(environment: Mapping[str, str]) -> int:
-    """As OpenBLAS counts: one for each processor, and never more."""
+    """The number of threads, counted as by OpenBLAS: at most one for each processor."""
     wanted = environment.get("OPENBLAS_NUM_THREADS") or environment.get(THREADS_VARIABLE) or ""
     processors = len(os.sched_getaffinity(0))
     return min(int(wanted), processors) if wanted.isdigit() and int(wanted) else processors
 
 
 def _set_threads(setters: tuple[Callable[[int], object], ...], threads: int) -> None:
-    """Tell the libraries their number of threads, without having the threads yet.
+    """Set the libraries' number of threads, without starting the threads yet.
 
-    OpenBLAS starts them when it is told, and each spins for some hundredths of a second, while a starting
-    task has better things to do. It ends them at any fork, keeps the number, and starts them at first use.
+    OpenBLAS starts them at once, and each spins for some hundredths of a second, which a starting task needs
+    for itself. At a fork it ends them, keeps the number, and starts them at their first use.
     """
     for set_threads in setters:
         set_threads(threads)
@@ -118,7 +123,7 @@ def _set_threads(setters: tuple[Callable[[int], object], ...], threads: int) -> 
 
 
 def _thread_setters() -> tuple[Callable[[int], object], ...]:
-    """One function for each loaded library that latched the launcher's single thread at its import."""
+    """One function for each loaded library that took the launcher's single thread at its import."""
     with open("/proc/self/maps", encoding="utf-8", errors="surrogateescape") as file:
         paths = sorted(set(_THREAD_LIBRARY.findall(file.read())))
     found: list[Callable[[int], object]] = []

@@ -1,4 +1,4 @@
-"""One attempt as the launcher sees it: from fork to the proof that nothing of it is left."""
+"""One attempt in its launcher, from the fork to the proof that no process of it is left."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ _LONGEST_PAUSE_MS = 50
 
 
 class Attempt:
-    """The main process `pid` and whatever it has started. The launcher's loop drives `step`.
+    """The main process `pid` and all its descendants. The launcher's loop calls `step`.
 
-    `kill_reason` is empty until somebody other than the program ends it.
+    `kill_reason` is empty until the launcher kills it.
     """
 
     def __init__(
@@ -62,16 +62,16 @@ class Attempt:
 
     @property
     def ending(self) -> bool:
-        """The main process has ended, or is to end."""
+        """Whether the main process has ended, or is being killed."""
         return self._wait_status is not None or bool(self.kill_reason)
 
     @property
     def wake_ms(self) -> int | None:
-        """When `step` has something to do next."""
+        """The time of the next call of `step`; None if none is needed."""
         return self._next_sweep_ms if self.ending else None
 
     def running(self) -> protocol.RunningAttempt:
-        """For the hello."""
+        """Its entry in the Hello."""
         return protocol.RunningAttempt(
             self.start.attempt,
             self.pid,
@@ -83,7 +83,7 @@ class Attempt:
         )
 
     def kill(self, reason: str, now: int, detail: str = "") -> None:
-        """SIGKILL the main process at once; `step` sees to the rest."""
+        """SIGKILL the main process at once; `step` kills the rest."""
         if self.ending:
             return
         self.kill_reason = reason
@@ -97,14 +97,14 @@ class Attempt:
         priority.hasten(self.pid)
 
     def terminate(self) -> None:
-        """SIGTERM to the main process, once: what it then does, and its end, are its own."""
+        """Send SIGTERM to the main process, once. Its end after that counts as its own."""
         if not self.ending and not self.terminated:
             self.terminated = True
             with effect("launcher.terminate"):
                 os.kill(self.pid, signal.SIGTERM)  # not reaped, so the pid cannot be another's
 
     def suspend(self, marker: str) -> None:
-        """SIGSTOP to all that it started: it stays as it is until it is killed."""
+        """SIGSTOP all its processes: they stay stopped until they are killed."""
         if not self.ending:
             with effect("launcher.suspend"):
                 os.kill(self.pid, signal.SIGSTOP)  # not reaped, so the pid cannot be another's
@@ -112,7 +112,7 @@ class Attempt:
                 fence.kill(process, signal.SIGSTOP)
 
     def reap(self, now: int) -> bool:
-        """Collect dead children. True when none is left: a subreaper without children has no descendants."""
+        """Reap dead children. True if none is left: a subreaper without children has no descendants."""
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -127,7 +127,7 @@ class Attempt:
                 self._wait_status, self._ended_ms = status, now
 
     def step(self, marker: str, now: int) -> bool:
-        """Fence what is left of an ending attempt. True when it is confirmed dead."""
+        """Fence the rest of an ending attempt. True if it is confirmed dead."""
         if self.reap(now):
             self._survivors = 0
             return True
@@ -140,11 +140,14 @@ class Attempt:
         return False
 
     def overdue(self, now: int) -> bool:
-        """Whether it is time to tell the agent that the kill is not confirmed."""
+        """Whether the agent should be told now that the kill is not confirmed."""
         return self.ending and not self.reported and now - self._ending_since_ms >= REPORT_UNCONFIRMED_MS
 
     def exited(self, *, confirmed_dead: bool, now: int) -> protocol.Exited:
-        """The exit as the agent is told; before the main process is reaped, SIGKILL is what it will show."""
+        """The exit message for the agent.
+
+        Before the main process is reaped, its end is assumed to be by SIGKILL.
+        """
         status = signal.SIGKILL if self._wait_status is None else self._wait_status
         by_signal = os.WIFSIGNALED(status)
         failure = self._read_failure()
@@ -165,7 +168,7 @@ class Attempt:
         )
 
     def close(self) -> None:
-        """Give back the descriptors."""
+        """Close the descriptors."""
         self.output.close()
         os.close(self._status_fd)
         self._weight.restore()

@@ -1,9 +1,9 @@
-"""Whether the GPUs that a task was given can be used inside it, looked at from a process beside each attempt.
+"""The check, by a process beside each attempt, that a task's GPUs can be used inside its container.
 
-A container can lose its devices while the host's NVML finds them well (nvidia-docker #1730), and programs
-that have them open already notice late or hang. Only one that opens them anew sees it. As that may hang in
-the driver, it is done by `PYTHON -I -S agent/inside --devices PARENT EVERY_MS LIBRARY UUID...`, which the
-fencing of the attempt ends like all that the attempt started. It writes one line, when something is missing.
+A container can lose its devices while the host's NVML finds no fault (nvidia-docker #1730), and programs that
+have them open notice it late or hang. Only a process that opens them anew notices at once. As that may hang
+in the driver, it is done by `PYTHON -I -S agent/inside --devices PARENT EVERY_MS LIBRARY UUID...`, which the
+fencing of the attempt kills like its other processes. It writes one line when a device is missing.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _CONTROL_EVERY_S = 0.1
 
 
 class Watch:
-    """The launcher's side of it: `fd` is readable when it has something to say. Raises OSError."""
+    """The launcher's end of the check: `fd` is readable when there is a result. Raises OSError."""
 
     def __init__(self, start: protocol.Start) -> None:
         self.fd, said = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
@@ -55,20 +55,25 @@ class Watch:
             os.close(listens)
 
     def read(self) -> Optional[str]:
-        """What is missing; empty if the process has ended without a word, None if it has said nothing."""
+        """The missing devices; empty if the process has ended without a result, None if there is no result
+        yet.
+        """
         try:
             return os.read(self.fd, 4096).decode(errors="replace").strip()
         except BlockingIOError:
             return None
 
     def close(self) -> None:
-        """Let it end."""
+        """End the process."""
         os.close(self.fd)
         os.close(self._leash)
 
 
 class Guard:
-    """Keeps a watch beside an attempt that has GPUs; `lost` is told, once for each watch, what is missing."""
+    """Keeps a watch beside an attempt with GPUs.
+
+    `lost` is called with the missing devices, once for each watch.
+    """
 
     def __init__(self, selector: selectors.BaseSelector, lost: Callable[[str, int], None]) -> None:
         self._selector = selector
@@ -77,7 +82,7 @@ class Guard:
         self._due_ms = 0
 
     def tend(self, start: Optional[protocol.Start], now: int) -> None:
-        """See to it that there is one for the attempt that runs, of this order; None: none runs."""
+        """Keep exactly one watch, for the running attempt of this order; None: no attempt runs."""
         if start is None or not start.devices:
             self._due_ms = 0
             self._end()
@@ -105,7 +110,7 @@ class Guard:
 
 
 def main(arguments: list[str]) -> None:
-    """Look, until something is missing twice in a row or nobody listens any more."""
+    """Check until a device is missing twice in a row, or the launcher is gone."""
     spawn.die_with(int(arguments[0]))
     every_s, library, promised = int(arguments[1]) / 1000, arguments[2], arguments[3:]
     due_s = 0.0
@@ -125,7 +130,7 @@ def main(arguments: list[str]) -> None:
 
 
 def look(library: str, promised: list[str]) -> str:
-    """What is missing of the GPUs with these UUIDs; empty if nothing is, or nothing can be known of it."""
+    """The missing ones of the GPUs with these UUIDs; empty if none is missing, or if that is unknown."""
     denied = _control()
     if denied:
         return denied
@@ -148,7 +153,9 @@ def look(library: str, promised: list[str]) -> str:
 
 
 def _control() -> str:
-    """Denied when the container has lost its devices, before NVML gives that another name."""
+    """Check the control device: access to it is denied if the container has lost its devices, where NVML
+    gives a less clear error.
+    """
     try:
         os.close(os.open(_CONTROL, os.O_RDWR | os.O_CLOEXEC))
     except FileNotFoundError:
@@ -159,6 +166,6 @@ def _control() -> str:
 
 
 def _by_nodes(count: int) -> str:
-    """Where the image has no NVML, the device nodes must do."""
+    """Check the device nodes, for an image without NVML."""
     found = [name for name in os.listdir("/dev") if name[:6] == "nvidia" and name[6:].isdigit()]
     return "" if len(found) >= count else f"{len(found)} of {count} GPUs have a device node here"

@@ -1,4 +1,4 @@
-"""What an attempt was started with, and its name, on disk for operators and their commands beside it."""
+"""Files with an attempt's name, directory and environment, for operators' commands beside it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def keep(state_dir: str, attempt: str, cwd: str, env: dict[str, str]) -> None:
 
 
 def forget(state_dir: str) -> None:
-    """No attempt is there any more."""
+    """Remove the files: there is no attempt any more."""
     try:
         with effect("launcher.forget"):
             os.unlink(os.path.join(state_dir, NAME))
@@ -31,7 +31,7 @@ def forget(state_dir: str) -> None:
 
 
 def _replace(path: str, text: str) -> None:
-    """Mode 0600: environments hold secrets."""
+    """Replace a file with mode 0600: environments may hold secrets."""
     fd = os.open(f"{path}.new", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     with os.fdopen(fd, "w", encoding="utf-8") as file:
         file.write(text)

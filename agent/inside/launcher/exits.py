@@ -1,4 +1,6 @@
-"""Exit records that no agent has acknowledged yet: in memory for the hello, on disk for the time after."""
+"""Exit records that no agent has acknowledged yet: in memory for the Hello, on disk for an agent after the
+launcher's end.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,10 @@ DIRECTORY = "exits"
 
 
 class ExitRecords:
-    """`state_dir`/exits/ATTEMPT.json, one for each exit; an agent reads them when the launcher has left."""
+    """The files `state_dir`/exits/ATTEMPT.json, one for each exit.
+
+    An agent reads them when the launcher has left.
+    """
 
     def __init__(self, state_dir: str) -> None:
         self._directory = os.path.join(state_dir, DIRECTORY)
@@ -46,7 +51,7 @@ class ExitRecords:
         return exited is not None
 
     def forget(self, attempt: str) -> None:
-        """The agent has it."""
+        """Remove a record that the agent has acknowledged."""
         if self._records.pop(attempt, None) is not None:
             try:
                 with effect("launcher.exit_forget"):
@@ -56,5 +61,5 @@ class ExitRecords:
 
 
 def record_path(directory: str, attempt: str) -> str:
-    """Where the record of `attempt` is; attempt ids may hold '/' and ':'."""
+    """The path of the record of `attempt`; attempt ids may contain '/' and ':'."""
     return os.path.join(directory, re.sub(r"[^A-Za-z0-9@._-]", "_", attempt) + ".json")

@@ -1,4 +1,4 @@
-"""The connection to whichever agent serves the node's socket: never blocks, comes back by itself."""
+"""The connection to the agent that serves the node's socket. It never blocks, and reconnects by itself."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _ANCILLARY_BYTES = socket.CMSG_SPACE(4 * 4)
 
 
 class Link:
-    """A non-blocking client of the Unix socket at `path`. `sock` is None while no agent is there."""
+    """A non-blocking client of the Unix socket at `path`. `sock` is None while no agent is connected."""
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -29,16 +29,16 @@ class Link:
 
     @property
     def retry_ms(self) -> int | None:
-        """When to connect next; None while connected."""
+        """The time of the next connection; None while connected."""
         return self._retry_ms if self.sock is None else None
 
     @property
     def backlog(self) -> int:
-        """Bytes that the agent has not taken yet."""
+        """Bytes that the agent has not read yet."""
         return len(self._outgoing)
 
     def connect(self, now_ms: int) -> bool:
-        """Try once. On failure `retry_ms` says when to try again."""
+        """Try to connect once. After a failure `retry_ms` is the time of the next try."""
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
         try:
             _connect(sock, self._path)
@@ -53,17 +53,17 @@ class Link:
         return True
 
     def welcomed(self) -> None:
-        """The agent serves us: if it goes away, look for its successor at once."""
+        """Note that the agent serves us: if it disconnects, a successor is looked for at once."""
         self._pause_ms = _FIRST_PAUSE_MS
 
     def send(self, message: object) -> None:
-        """Queue a message and send what the socket takes; dropped while there is no agent."""
+        """Queue a message and send as much as the socket takes; it is dropped while there is no agent."""
         if self.sock is not None:
             self._outgoing += protocol.encode(message)
             self.flush()
 
     def flush(self) -> bool:
-        """Send what the socket takes. False when the connection is dead or the agent takes nothing."""
+        """Send as much as the socket takes. False if the connection is dead or the agent reads nothing."""
         try:
             while self.sock is not None and self._outgoing:
                 del self._outgoing[: self.sock.send(self._outgoing)]
@@ -74,7 +74,7 @@ class Link:
         return True
 
     def receive(self) -> list[object] | None:
-        """The messages that have come; None when the connection has ended or the peer talks nonsense."""
+        """The received messages; None if the connection has ended or the peer breaks the protocol."""
         assert self.sock is not None
         try:
             data, extra, _, _ = self.sock.recvmsg(1 << 16, _ANCILLARY_BYTES, socket.MSG_CMSG_CLOEXEC)
@@ -92,7 +92,7 @@ class Link:
         return [message for message in messages if message is not None]
 
     def take_descriptor(self) -> int:
-        """The newest descriptor that has come, the caller's from now on; -1 without one."""
+        """The newest received descriptor, which the caller owns then; -1 without one."""
         taken, self._descriptor = self._descriptor, -1
         return taken
 
@@ -110,7 +110,7 @@ class Link:
             os.close(fd)
 
     def close(self, now_ms: int) -> None:
-        """Drop the connection; the next attempt follows after a pause."""
+        """Close the connection; the next try follows after a pause."""
         if self.sock is not None:
             self.sock.close()
             self.sock = None

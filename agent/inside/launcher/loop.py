@@ -56,7 +56,7 @@ class Launcher:
         self._weight = priority.Weight()
 
     def run(self) -> None:
-        """Serve until told to leave or forgotten; raises ProgramStarts in forked children."""
+        """Serve until the agent ends it or its linger is over; raises ProgramStarts in forked children."""
         spawn.become_subreaper()
         self._connect(now_ms())
         self._preload()

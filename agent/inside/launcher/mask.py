@@ -10,7 +10,7 @@ LEAST_DIFFERENT = 4
 
 
 class Masker:
-    """Puts MASK in place of each of `values`, and of each of their lines that is not too short or uniform.
+    """Replaces each of `values`, and each of their lines that is not too short or uniform, by MASK.
 
     The end of a piece that may be the beginning of a value is held back until more comes.
     """
@@ -27,7 +27,7 @@ class Masker:
 
     @property
     def patterns(self) -> int:
-        """How many texts are looked for."""
+        """The number of masked texts."""
         return len(self._patterns)
 
     def feed(self, data: bytes) -> bytes:
@@ -57,7 +57,7 @@ class Masker:
         return b"" if covered else MASK
 
     def _spans(self, data: bytes, until: int) -> list[tuple[int, int]]:
-        """Where values are that begin before `until`; they may overlap."""
+        """The places of values that begin before `until`; they may overlap."""
         found = []
         for pattern in self._patterns:
             size, half = len(pattern), len(pattern) // 2
@@ -71,7 +71,7 @@ class Masker:
 
 
 def masked(text: str, values: Iterable[str]) -> str:
-    """A whole text without the values."""
+    """A whole text with the values masked."""
     masker = Masker(values)
     if not masker.patterns:
         return text
@@ -84,7 +84,9 @@ def _can_be_masked(text: bytes) -> bool:
 
 
 def _beginning(data: bytes, pattern: bytes) -> int:
-    """Where the longest end of `data` starts that `pattern` begins with, and goes on; else its length."""
+    """The start of the longest end of `data` that is a beginning of `pattern`; without one, the length of
+    `data`.
+    """
     head = pattern[:LEAST_BYTES]
     at = data.find(head, max(0, len(data) - len(pattern) + 1))
     while at >= 0:

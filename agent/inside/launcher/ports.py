@@ -18,11 +18,11 @@ from dataclasses import dataclass
 from typing import Optional
 
 _SPOILT = (errno.EACCES, errno.EPERM, errno.ELOOP, errno.EISDIR, errno.ENXIO)
-"""Errors that another user of the directory can cause at a name. They cost this name alone."""
+"""Errors that another user of the directory can cause at a name. Then only this name is skipped."""
 
 
 class PortUnavailable(Exception):
-    """No port of the range, or not the one asked for, can be claimed now."""
+    """No port of the range, or not the requested one, can be claimed now."""
 
 
 @dataclass
@@ -40,7 +40,9 @@ class Claim:
             self.holder = None
 
     def hold_again(self) -> None:
-        """Hold the port after the program's death, unless a stranger took it: the next start will say so."""
+        """Hold the port after the program's death, unless another program took it: then the next start
+        fails.
+        """
         if self.holder is None:
             try:
                 self.holder = _bind(self.port, socket.SO_REUSEPORT)
@@ -48,7 +50,7 @@ class Claim:
                 pass
 
     def close(self) -> None:
-        """Let go of this process's share of the claim."""
+        """Release this process's part of the claim."""
         # Never LOCK_UN: that would also take the lock from an attempt that still lives.
         self.make_room()
         os.close(self.lock_fd)

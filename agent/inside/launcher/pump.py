@@ -18,8 +18,8 @@ class Pump:
     """Reads `fd` (made non-blocking, closed by `close`) and appends to `directory`/output.log.
 
     When the file reaches `max_bytes` it becomes output.log.1, and so on: at most `files` of them exist.
-    Output is written as it came, but for what `masker` masks. When the disk refuses it, it is dropped and
-    counted: a full disk stops no training.
+    Output is written unchanged, except for the values that `masker` masks. If the disk refuses it, it is
+    dropped and counted, so that a full disk stops no training.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class Pump:
         return False
 
     def close(self) -> None:
-        """Stop; what is still in the pipe is lost."""
+        """Stop; bytes in the pipe are lost."""
         os.close(self.fd)
         self._append(memoryview(self._masker.end()))
         if self._log >= 0:

@@ -17,7 +17,7 @@ class Reservations:
         self._claims: Dict[str, ports.Claim] = {}
 
     def reserve(self, message: protocol.Reserve) -> Union[protocol.Reserved, protocol.ReserveFailed]:
-        """Claim a port, or find it claimed already; what the agent is to be told of it."""
+        """Claim a port, unless it is claimed already; returns the answer to the agent."""
         claim = self._claims.get(message.reservation)
         if claim is None and message.reuse is not None:
             # The port may be ours already, under the name that an earlier generation or agent gave it.
@@ -35,19 +35,19 @@ class Reservations:
         return protocol.Reserved(message.reservation, claim.port)
 
     def release(self, reservation: str) -> None:
-        """Let go of a port; one that is not held is no error."""
+        """Release a port; not an error if it is not held."""
         claim = self._claims.pop(reservation, None)
         if claim is not None:
             claim.close()
 
     def held(self) -> Tuple[protocol.HeldPort, ...]:
-        """For the hello."""
+        """The held ports, for the Hello."""
         return tuple(protocol.HeldPort(name, each.port) for name, each in self._claims.items())
 
     def put(self, reservation: str, claim: ports.Claim) -> None:
-        """Hold a port that was claimed already."""
+        """Add a port that was claimed before."""
         self._claims[reservation] = claim
 
     def of(self, reservation: Optional[str]) -> Optional[ports.Claim]:
-        """The claim of a start that names a reservation; None for one that needs no port, or lost it."""
+        """The claim of a reservation; None for a start without a port, or if the claim is lost."""
         return self._claims.get(reservation) if reservation is not None else None

@@ -33,7 +33,7 @@ def _inherited() -> dict[str, str]:
 
 
 def _marker(launcher_id: str) -> str:
-    """What our agent has given us, by which it finds us and all that we start."""
+    """The marker from our agent, by which it finds this process and its children."""
     marker = os.environ.get(fence.MARKER_VARIABLE, "")
     if not marker.startswith(f"{launcher_id}#"):
         raise SystemExit(f"{fence.MARKER_VARIABLE} does not name {launcher_id}: only agents start launchers")

@@ -3,10 +3,10 @@
 A process belongs to an attempt when it descends from one of the attempt's roots, or carries the launcher's
 marker in its environment. The launcher is a subreaper, so while it lives every orphan stays its descendant;
 when it is dead, the marker finds what double-forked or called setsid. The marker must be in the launcher's
-own environment at exec time: a child that was only forked shows its parent's environment in /proc.
-A process that is being torn down has no environment any more but still its ports and files, so `fence` also
-waits for those that are exiting under the same user when it begins, whosever they are. One whose main thread
-has ended by itself is not torn down: its other threads go on, and show its environment.
+own environment at exec time: a child that was only forked shows its parent's environment in /proc. A process
+that is being torn down no longer has an environment, but still its ports and files. So `fence` also waits for
+all processes of the same user that are exiting when it begins. A process whose main thread has ended by
+itself is not torn down: its other threads go on, and show its environment.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ..failpoints import effect
 from . import priority
 
 Root = Tuple[int, int]
-"""(pid, start_ticks): a pid alone may have become another's."""
+"""(pid, start_ticks): a pid alone may be reused by another process."""
 
 MARKER_VARIABLE = "TFSUP_MARKER"
 _FIRST_PAUSE_S = 0.001
@@ -40,7 +40,7 @@ def _nobody(_uid: int) -> bool:
 class Process:
     """A live process. `start_ticks` (field 22 of stat) makes the pid unambiguous within a boot.
 
-    `used_ticks`: processor time, with that of its children that have ended and were waited for.
+    `used_ticks`: processor time, with that of its reaped children.
     """
 
     pid: int
@@ -53,7 +53,9 @@ class Process:
 
 @dataclass(frozen=True)
 class FenceReport:
-    """`survivors` were still seen after the last SIGKILL: stuck in the kernel (D), or not ours to kill."""
+    """`survivors` were still seen after the last SIGKILL: they hang in the kernel (D), or may not be killed
+    by us.
+    """
 
     killed: int
     survivors: tuple[Process, ...]
@@ -61,7 +63,7 @@ class FenceReport:
 
     @property
     def confirmed_dead(self) -> bool:
-        """Nothing of the attempt is left: its memory, ports and files are free."""
+        """Whether no process of the attempt is left, so that its memory, ports and files are free."""
         return not self.survivors
 
 
@@ -113,7 +115,7 @@ def members(
 
 
 def pids() -> list[int]:
-    """Every process that there is."""
+    """The pids of all processes."""
     return [int(name) for name in os.listdir("/proc") if name.isdigit()]
 
 
@@ -131,28 +133,31 @@ def survivors(marker: str) -> tuple[Process, ...]:
 def has_marker(pid: int, marker: str) -> bool:
     """Whether the process was started with this launcher's marker; False when that cannot be read.
 
-    A marker is `LAUNCHER_ID#NONCE`; `LAUNCHER_ID#` alone matches any nonce, for who never met the launcher.
+    A marker is `LAUNCHER_ID#NONCE`; `LAUNCHER_ID#` alone matches any nonce, for callers that do not know it.
     """
     return bool(marker) and shows(pid, MARKER_VARIABLE, marker, begins=marker.endswith("#"))
 
 
 def shows(pid: int, variable: str, value: str, *, begins: bool = False) -> bool:
-    """Whether the process was exec'd with this variable (or one that `begins` so); False when unreadable."""
+    """Whether the process was exec'd with this variable (with `begins`: a value that begins so); False if
+    unreadable.
+    """
     environ = environment(pid)
     end = "" if begins else "\0"
     return f"\0{variable}={value}{end}".encode() in environ
 
 
 def marker_of(pid: int) -> str:
-    """The marker that the process was started with; empty without one, and when that cannot be read."""
+    """The marker that the process was started with; empty without one, or if it cannot be read."""
     begin = f"\0{MARKER_VARIABLE}=".encode()
     return os.fsdecode(environment(pid).partition(begin)[2].partition(b"\0")[0])
 
 
 def environment(pid: int) -> bytes:
-    """Each variable after a zero; empty when that cannot be read.
+    """The environment, each variable after a zero byte; empty if it cannot be read.
 
-    A main thread that has ended shows nothing, though the process lives.
+    A main thread that has ended shows no environment, even if the process is alive, so other threads are
+    read.
     """
     found = _read(f"/proc/{pid}/environ")
     process = read_process(pid) if not found else None
@@ -177,7 +182,7 @@ def _read(path: str) -> bytes:
 
 
 def is_torn_down(process: Process) -> bool:
-    """Whether all of its threads are exiting, or have to."""
+    """Whether all of its threads are exiting, or must exit."""
     return process.exiting and all(
         _ends(f"/proc/{process.pid}/task/{each}") for each in _threads(process.pid)
     )
@@ -193,7 +198,7 @@ def _ends(thread: str) -> bool:
 
 
 def user_of(pid: int) -> int:
-    """The real uid of a process, which programs with the set-user-ID bit keep; -1 when it is gone."""
+    """The real uid of a process, which programs with the set-user-ID bit keep; -1 if it is gone."""
     status = _read(f"/proc/{pid}/status")
     return int(status.partition(b"\nUid:\t")[2].split(None, 1)[0]) if status else -1
 
@@ -204,7 +209,7 @@ def sweep(
     spare: tuple[int, ...] = (),
     strange: Callable[[int], bool] = _nobody,
 ) -> tuple[Process, ...]:
-    """One pass: SIGKILL every member seen; returns them. An empty answer is the proof that none is left."""
+    """Make one pass: SIGKILL all members seen, and return them. An empty result proves that none is left."""
     seen = members(marker, roots, spare, strange)
     for process in seen:
         kill(process)
@@ -212,7 +217,7 @@ def sweep(
 
 
 def kill(process: Process, number: int = signal.SIGKILL) -> None:
-    """Send a signal to this very process, never to one that has got its pid since. What dies comes first."""
+    """Send a signal to this process, never to another one with its pid. A killed process gets precedence."""
     try:
         pidfd = os.pidfd_open(process.pid)
     except AttributeError:
@@ -247,9 +252,9 @@ def fence(
     user: int | None = None,
     strange: Callable[[int], bool] = _nobody,
 ) -> FenceReport:
-    """Kill until a pass finds nothing, or `timeout_ms` have passed. Blocks: call it from a worker thread.
+    """Kill until a pass finds no process, or `timeout_ms` have passed. Blocks: call it in a worker thread.
 
-    `user`: whose processes they are; None for our own. `strange`: as `members` has it.
+    `user`: the user of the processes; None for our own. `strange`: as for `members`.
     """
     began_ms = now_ms()
     whose = os.getuid() if user is None else user

@@ -18,9 +18,10 @@ def lower(pid: int, nice: int, *, contained: bool = False) -> None:
     """Lower the priority of the session that `pid` leads, all its threads; a hint, so failures are ignored.
 
     Linux may group sessions for scheduling (autogroup), and then weighs groups against each other by a nice
-    value of their own. Everybody may set that value back to 0; a thread's needs a right. Where a session
-    has such a weight and this process has no right, the threads keep their nice value, so that a kill
-    can take all of it back. `contained`: the session's container is weighed against others, not its threads.
+    value of their own. Any process may set that value back to 0; for a thread's value that needs a right.
+    Where a session has such a weight and this process has no right, the threads keep their nice value, so
+    that a kill can take all of it back. `contained`: the session's container is weighed against others, not
+    its threads.
     """
     if contained or may_raise() or not sessions_are_weighed():
         with suppress(OSError):
@@ -53,9 +54,10 @@ def sessions_are_weighed(proc: str = "/proc", cgroups: str = "/sys/fs/cgroup") -
 
 
 def shortfall(*, foreign: bool = False) -> str:
-    """The priority that a killed task lacks, for want of rights; empty if it runs before everything else.
+    """A text about the priority that a killed task lacks because of missing rights; empty if it runs before
+    all others.
 
-    `foreign`: its launcher has another user, with the limits of this process and none of its capabilities.
+    `foreign`: its launcher has another user, with the limits of this process but without its capabilities.
     """
     if _limit_allows(_FIRST) or (not foreign and _may_take(_FIRST)):
         return ""
@@ -65,12 +67,12 @@ def shortfall(*, foreign: bool = False) -> str:
 
 
 def hasten(pid: int) -> None:
-    """Let a process with a pending SIGKILL run before all others, as far as this process may.
+    """Let a process with a pending SIGKILL run before all others, as far as this process has the right.
 
     The weight is of a whole session: it changes when the session's leader is killed, as all of it dies then.
 
-    Call it after the kill, so that nothing of the program runs at that priority, and again while it lives:
-    the kernel may take the weight of a session only later. A hint, so failures are ignored.
+    Call it after the kill, so that no code of the program runs at that priority, and again while the process
+    lives: the kernel may accept the weight of a session only later. It is a hint, so failures are ignored.
     """
     try:
         threads = os.listdir(f"/proc/{pid}/task")
@@ -89,9 +91,9 @@ def hasten(pid: int) -> None:
 
 
 def weigh_session(pid: int, nice: int) -> bool:
-    """Set the session's weight against other sessions alone, which can be taken back without privilege.
+    """Set only the session's weight against other sessions, which can be undone without privilege.
 
-    False when the kernel asks to try again later: it takes one such wish in a tenth of a second.
+    False if the kernel asks for a later try: it accepts one such change in a tenth of a second.
     """
     try:
         _write_weight(pid, nice)
@@ -105,9 +107,9 @@ def weigh_session(pid: int, nice: int) -> bool:
 class Weight:
     """The weight of the launcher's own control group, by a descriptor that its agent has given it.
 
-    A container is weighed against others by its control group alone, which nothing in it can change. Its
-    agent may be gone when the launcher has to kill, so the launcher has the right to this one file. Without a
-    descriptor nothing is done.
+    A container is weighed against others by its control group alone, which its own processes cannot change.
+    The agent may be gone when the launcher has to kill, so the launcher gets the right to this one file.
+    Without a descriptor all methods do nothing.
     """
 
     def __init__(self) -> None:
@@ -116,25 +118,27 @@ class Weight:
         self._raised = False
 
     def given(self, fd: int, first: int, usual: int) -> None:
-        """Write to `fd` from now on: `first` for what dies, `usual` for what starts after it."""
+        """Use `fd` from now on: `first` is the value while processes are killed, `usual` the one after
+        that.
+        """
         self.close()
         self._fd, self._first, self._usual = fd, first, usual
         if self._raised:
             self._write(first)
 
     def raise_(self) -> None:
-        """All of the control group comes before its equals. Repeat it: others may set the weight, too."""
+        """Give the control group precedence. Repeat it, as other processes may set the weight too."""
         self._raised = True
         self._write(self._first)
 
     def restore(self) -> None:
-        """It is their equal again."""
+        """Set the usual weight again."""
         if self._raised:
             self._raised = False
             self._write(self._usual)
 
     def close(self) -> None:
-        """Give the right back."""
+        """Close the descriptor."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1

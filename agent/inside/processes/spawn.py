@@ -33,14 +33,15 @@ class ProgramStarts(BaseException):
 
 @dataclass(frozen=True)
 class Order:
-    """All that a child needs. `warm_program` None means exec `argv` with exactly `cold_env`.
+    """The order for a child. `warm_program` None means exec `argv` with exactly `cold_env`.
 
     `env` is added to the launcher's own environment in a warm child. `keep_fds` stay open; `lock_fd` (-1:
-    none) is also inherited through exec. A failure before the program runs is written to `status_fd`.
-    Before the program runs, the file `must_see` must be seen within `see_ms`, the path `adopt` is made to
-    show the checkpoint directory (`adopt`), and all of `wait_for` must listen within `wait_ms` (`waiting`).
-    A warm child's stacks are dumped to `attempt_dir` when the agent asks (`stacks`), and where it saves is
-    noted there (`saves`). `nice`: of its session; 0: the launcher's. `contained`: as `priority.lower` has it.
+    none) is also inherited through exec. A failure before the program runs is written to `status_fd`. Before
+    the program runs, the file `must_see` must appear within `see_ms`, the path `adopt` is made to lead to the
+    checkpoint directory (`adopt`), and all of `wait_for` must listen within `wait_ms` (`waiting`). A warm
+    child's stacks are dumped to `attempt_dir` on the agent's request (`stacks`), and its saves are noted
+    there (`saves`). `nice`: the nice value of its session; 0: the launcher's. `contained`: as for
+    `priority.lower`.
     """
 
     argv: tuple[str, ...]
@@ -66,19 +67,19 @@ class Order:
 
 
 def become_subreaper() -> None:
-    """Let every orphan among our descendants become our child, wherever it hides."""
+    """Make every orphan among our descendants our child."""
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
 def die_with(parent: int) -> None:
-    """In a child: SIGKILL when `parent`, whose child it is, is gone. Not inherited by a fork."""
+    """In a child: arrange a SIGKILL at the end of its parent `parent`. A fork does not inherit this."""
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(1)  # it died before it could be told to take us along
 
 
 def has_children() -> bool:
-    """Whether this process has a child that lives; those that have ended are reaped."""
+    """Whether this process has a living child; ended ones are reaped."""
     try:
         while True:
             if os.waitpid(-1, os.WNOHANG)[0] == 0:
