@@ -99,7 +99,7 @@ time.sleep(0.5)
 os.kill(os.getppid(), signal.SIGKILL)
 time.sleep(5)
 """,
-        ends=Failed("a launcher was lost 6 times in a row"),
+        ends=Failed("a launcher was lost 3 times in a row"),
         ends_in=IN_A_CONTAINER,
     ),
     Attack(
