@@ -222,6 +222,7 @@ class Effects:
                     state.life,
                     lambda: files.newest_step(instruction.saver, instruction.generation),
                     lambda: self._tensorflow.get((instruction.saver, instruction.generation), ""),
+                    partial(files.note_commit, instruction.saver, instruction.generation),
                 )
             case StopCommit():
                 checkpoints.stop_commit(instruction.job_uuid, instruction.generation)

@@ -201,6 +201,7 @@ class NodeCheckpoints:
         incarnation: str,
         newest_step: Callable[[], int],
         tensorflow: Callable[[], str] = lambda: "",
+        took: Callable[[int], None] = lambda _: None,
     ) -> None:
         """Commit in the background; again for the same generation does nothing."""
         key = (commit.job_uuid, commit.generation)
@@ -231,6 +232,7 @@ class NodeCheckpoints:
             mounted,
             self._disk.executor,
             tensorflow,
+            took,
         )
         self._given_up.pop(commit.job_uuid, None)
         self._own.add(commit.job_uuid)

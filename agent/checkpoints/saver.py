@@ -67,6 +67,7 @@ class SaverSite:
     mounted: MountedGeneration | None = None
     threads: Executor | None = None
     tensorflow: Callable[[], str] = lambda: ""
+    took: Callable[[int], None] = lambda _: None
 
 
 @dataclass(frozen=True, slots=True)
@@ -376,6 +377,7 @@ class Saver:
         site, ref = self._site, record.ref
         self._waiting_ms = self._offered_ms if self._committer.pending is not None else None
         site.sink.info("committed", job=self._job.job, checkpoint=str(ref), took_ms=took_ms)
+        site.took(took_ms)
         try:
             await site.copies.committed(self._job.job_uuid, ref, record.size)
         except TfSupervisorError as error:

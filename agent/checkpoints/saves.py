@@ -12,7 +12,8 @@ from pathlib import Path
 
 from agent.host.regular_files import read_start
 from agent.inside.child.saves import FILE, KEPT, MOST_PLACES, SAVING
-from supervisor.contract.observed import Saves
+from supervisor.contract.bounds import MAX_DURATION_MS
+from supervisor.contract.observed import Pace, Saves
 
 _MOST_BYTES = 32 * 1024
 _MOST_COUNT = 1 << 31
@@ -70,7 +71,24 @@ def parse(raw: bytes) -> Saves:
         elif below == "" and directory:
             outside += saved
             elsewhere.append(directory)
-    return Saves(inside, outside, tuple(elsewhere[:_MOST_ELSEWHERE]), watched=True)
+    kept = tuple(elsewhere[:_MOST_ELSEWHERE])
+    return Saves(inside, outside, kept, watched=True, pace=_pace(body.get("pace")))
+
+
+def _pace(told: object) -> Pace:
+    """Nothing, where it is not what a launcher of ours would tell."""
+    if not isinstance(told, dict):
+        return Pace()
+    every_ms, cost_ms, pays_ms, own_ms = (
+        told.get(f"{name}_ms", -1) for name in ("every", "cost", "pays", "own")
+    )
+    why = told.get("why", "")
+    for each in (every_ms, cost_ms, pays_ms, own_ms):
+        if type(each) is not int or not -1 <= each <= MAX_DURATION_MS:
+            return Pace()
+    if not isinstance(why, str) or not why.isprintable() or len(why) > _LONGEST:
+        why = ""
+    return Pace(every_ms=every_ms, cost_ms=cost_ms, pays_ms=pays_ms, own_ms=own_ms, why=why)
 
 
 def _plain(directory: object) -> str:

@@ -7,7 +7,7 @@ from types import MappingProxyType
 
 from agent.core.instructions import NOWHERE, Launch, OutputDirs
 from agent.inside import protocol
-from supervisor.contract.desired import Assignment, ClusterSpec
+from supervisor.contract.desired import Assignment, Cadence, ClusterSpec
 from supervisor.contract.job.placeholders import fill, fill_earlier
 from supervisor.contract.job.tf_config import placeholder_values, tf_config
 
@@ -53,6 +53,7 @@ def start_message(
         "TFSUP_PROTOCOL": assignment.protocol,
         "TFSUP_JOB": assignment.job,
         "TFSUP_TASK": str(task),
+        **_cadence_env(assignment.cadence),
         **device_env(assignment.gpus, shared=assignment.gpus_shared),
     }
     return protocol.Start(
@@ -90,6 +91,13 @@ def device_env(gpus: tuple[str, ...], *, shared: bool) -> dict[str, str]:
     """
     visible = {"CUDA_VISIBLE_DEVICES": ",".join(gpus) or NO_DEVICE}
     return {**visible, "TF_FORCE_GPU_ALLOW_GROWTH": "true"} if gpus and shared else visible
+
+
+def _cadence_env(told: Cadence | None) -> dict[str, str]:
+    if told is None:
+        return {}
+    words = (f"{told.failures:.6g}", told.over_ms, f"{told.max_overhead:.6g}", int(told.steers), told.cost_ms)
+    return {"TFSUP_CADENCE": " ".join(map(str, words))}
 
 
 def _queues(spec: ClusterSpec) -> int:

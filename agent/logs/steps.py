@@ -20,7 +20,7 @@ from agent.inside.processes import fence
 from agent.logs.patterns import Matcher
 from agent.logs.signs import Gauge, Novelty, Pulse
 from supervisor.contract.ids import AttemptId
-from supervisor.contract.observed import Saves, Sign, TaskBeat
+from supervisor.contract.observed import Pace, Saves, Sign, TaskBeat
 
 TURN_BYTES = 256 * 1024
 LINE_BYTES = 2048
@@ -50,6 +50,8 @@ FILES_PER_S = 256 * 1024
 SAVING_MS = 600_000
 """Milliseconds for which a save that TensorFlow has begun is a sign of life, even if no byte is seen to
 move."""
+UNKNOWN_PAUSE_MS = 600_000
+"""Between the saves that a program makes by itself, if it does not say: TensorFlow's default."""
 
 
 @dataclass(slots=True)
@@ -191,6 +193,7 @@ class Followed:
         if saves.inside + saves.outside != self._saves_seen:
             self._saves_seen = saves.inside + saves.outside
             self._show(self.save, now_ms)
+            self.save.pause_ms = max(self.save.pause_ms, _own_pause_ms(saves.pace))
         moved = self.reader.matcher.reports > self._reports_seen
         if self.reader.wrote:
             self.wrote_ms = now_ms
@@ -317,6 +320,15 @@ class Followed:
     def _is_stopped(self) -> bool:
         process = fence.read_process(self.pid) if self.pid else None
         return process is not None and process.start_ticks == self.start_ticks and process.state in "Tt"
+
+
+def _own_pause_ms(pace: Pace) -> int:
+    """How long a program pauses between saves by itself that is asked to save; -1: it is not asked.
+
+    It saves so often because we ask: for a hang it is held to what is usual for it alone.
+    """
+    asked = pace.own_ms >= 0 and 0 <= pace.pays_ms <= pace.every_ms
+    return (pace.own_ms or UNKNOWN_PAUSE_MS) if asked else -1
 
 
 def _plain(line: bytes) -> bytes:

@@ -14,6 +14,7 @@ from agent.core.instructions import Follow
 from agent.host.processes import usage_of
 from agent.host.regular_files import open_regular, read_start, replace
 from agent.inside import clock
+from agent.inside.child.cadence import COMMIT
 from agent.logs.dump import dump_stacks, read_dump
 from agent.logs.patterns import Budget, Matcher
 from agent.logs.steps import MEASURE_MS, OUTPUT, Followed, StepReader
@@ -128,6 +129,13 @@ class AttemptFiles:
             ),
             default=-1,
         )
+
+    def note_commit(self, task: TaskId, generation: int, took_ms: int) -> None:
+        """Tell the task's attempts how long the last commit took: they save no more often than that."""
+        for attempt, each in self._followed.items():
+            if attempt.task == task and attempt.generation == generation:
+                with suppress(OSError):  # a full disk, or a program that has put something else there
+                    replace(each.reader.directory / COMMIT, f"{took_ms}\n")
 
     def tail(self, attempt: AttemptId) -> str:
         """The last lines of its output."""

@@ -29,7 +29,7 @@ from supervisor.control.decide.assess.assess import assess
 from supervisor.control.decide.assess.hanging import suspected
 from supervisor.control.decide.assess.progress import slow_tasks
 from supervisor.control.decide.assess.verdicts import standing_of
-from supervisor.control.decide.checkpoints import saving
+from supervisor.control.decide.checkpoints import cadence, saving
 from supervisor.control.decide.checkpoints.advice import advice
 from supervisor.control.decide.checkpoints.notices import notices_of
 from supervisor.control.decide.facts.history import job_step, newest_commit
@@ -140,6 +140,7 @@ def job_view(snap: Snapshot, job: JobState) -> JobView:
         advice=(*(each.text for each in advice(snap, job)), *saving.unusable(saver)),
         owner=job.record.value.owner,
         group=job.record.value.group,
+        cadence=cadence.line(snap, job),
     )
 
 

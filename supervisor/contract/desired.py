@@ -97,6 +97,24 @@ class Plan:
 
 
 @dataclass(frozen=True, slots=True)
+class Cadence:
+    """What tells a program how often a save pays.
+
+    Attributes:
+        failures: that cost the job steps, in `over_ms`. The time that the program runs adds to that.
+        max_overhead: the share of the time that saves may take.
+        steers: its savers may be asked to save.
+        cost_ms: for how long a save held the program up before it failed; -1: not known.
+    """
+
+    failures: float
+    over_ms: int
+    max_overhead: float
+    steers: bool
+    cost_ms: int = -1
+
+
+@dataclass(frozen=True, slots=True)
 class Assignment:
     """One task of one plan on one node, with everything that the agent needs to prepare it.
 
@@ -114,6 +132,7 @@ class Assignment:
     when this attempt was decided on. `output_budget_bytes` bounds what of its output directory goes to the
     store, `keep_work_ms` how long its node keeps what it wrote elsewhere; 0 in records of earlier releases.
     `secrets`: variables whose values the agent asks for at each start: by variable, the secret's name.
+    `cadence`: of the saver, unless its job wants none.
     """
 
     job: str
@@ -157,6 +176,7 @@ class Assignment:
     output_budget_bytes: int = 0
     keep_work_ms: int = 0
     secrets: dict[str, str] = field(default_factory=dict, metadata=NEEDED)
+    cadence: Cadence | None = None
 
     @property
     def task(self) -> TaskId:

@@ -250,6 +250,26 @@ class Exit:
     rebooted: bool = False
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pace:
+    """How often an attempt saves, in milliseconds, as its own process measures; -1: not known.
+
+    Attributes:
+        every_ms: from one save to the next: as it is steered, else as it was seen.
+        cost_ms: for how long a save holds training up.
+        pays_ms: the interval that would pay.
+        own_ms: how often it would save by itself, where its launcher asks it to save; 0: not known; -1: it is
+            not asked.
+        why: why it is not asked, if there is a reason.
+    """
+
+    every_ms: int = -1
+    cost_ms: int = -1
+    pays_ms: int = -1
+    own_ms: int = -1
+    why: str = ""
+
+
 @dataclass(frozen=True, slots=True)
 class Saves:
     """The places of an attempt's saves, as its own process notes them: a hint that a program can forge.
@@ -259,12 +279,14 @@ class Saves:
         outside: number of saves in places that are not sent to the store.
         elsewhere: the first few directories (or URIs) of those.
         watched: its process notes its saves; False: they are unknown.
+        pace: how often it saves there.
     """
 
     inside: int = 0
     outside: int = 0
     elsewhere: tuple[str, ...] = ()
     watched: bool = False
+    pace: Pace = Pace()
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,8 @@ import pytest
 from agent.core.compose import start_message
 from agent.core.desired import recipe_of
 from agent.core.instructions import Launch
-from supervisor.contract.desired import Assignment, ClusterSpec, RoleAddresses
+from agent.inside.child.cadence import VARIABLE
+from supervisor.contract.desired import Assignment, Cadence, ClusterSpec, RoleAddresses
 
 SPEC = ClusterSpec(
     "job",
@@ -24,6 +25,13 @@ WANTED = Assignment("job", "u", "worker", 0, 1, "p", "n1", "i1", 1, ("python", "
 def launch(*after: str) -> Launch:
     wanted = replace(WANTED, after=after, startup_ms=5_000)
     return Launch("l1", wanted, SPEC, None, "p.worker.0", warm=True, address="h:3")
+
+
+def test_a_saver_is_told_how_often_the_job_fails() -> None:
+    assert VARIABLE not in start_message(launch(), "i1", "/a", "/c").env
+    told = replace(WANTED, cadence=Cadence(2.1, 8_640_000, 0.01, steers=True, cost_ms=40))
+    message = start_message(replace(launch(), assignment=told), "i1", "/a", "/c")
+    assert message.env[VARIABLE] == "2.1 8640000 0.01 1 40"
 
 
 def test_a_task_waits_for_every_task_of_the_roles_that_come_first() -> None:

@@ -12,7 +12,7 @@ import pytest
 from agent.checkpoints.saves import SavesReader, parse
 from agent.inside.child.saves import FILE
 from supervisor.contract import codec
-from supervisor.contract.observed import Saves, TaskBeat
+from supervisor.contract.observed import Pace, Saves, TaskBeat
 
 
 def place(directory: object, saved: object = 1, below: object = "") -> dict[str, object]:
@@ -55,6 +55,23 @@ def test_nothing_is_taken_from_what_no_launcher_of_ours_would_write(raw: bytes) 
     assert replace(parse(raw), watched=False) == Saves()
 
 
+PACE = {"every_ms": 9_000, "cost_ms": 36, "pays_ms": 9_000, "own_ms": 600_000, "why": ""}
+
+
+def test_a_pace_is_taken_whole_or_not_at_all() -> None:
+    def pace(**told: object) -> Pace:
+        return parse(json.dumps({"places": [], "pace": {**PACE, **told}}).encode()).pace
+
+    whole = Pace(every_ms=9_000, cost_ms=36, pays_ms=9_000, own_ms=600_000)
+    assert pace() == whole
+    assert pace(more=1) == whole, "a later launcher may tell more"
+    assert pace(why="x\x1b[2J") == pace(why="x" * 1_000) == pace(why=3) == whole
+    for wrong in (-2, 1 << 60, 0.5, True, "9", None):
+        assert pace(cost_ms=wrong) == Pace()
+    assert parse(b'{"places": [], "pace": []}').pace == Pace()
+    assert parse(b'{"places": []}').pace == Pace(), "an earlier launcher tells none"
+
+
 def test_a_flood_of_places_is_cut(tmp_path: Path) -> None:
     found = parse(said(*(place(f"/p{n}") for n in range(500))))
     assert found.outside == 16
@@ -77,8 +94,7 @@ def test_a_file_that_is_no_file_or_too_long_says_nothing(tmp_path: Path) -> None
 
 
 def test_a_beat_of_an_earlier_release_says_nothing_of_saves() -> None:
-    raw = codec.encode(TaskBeat("a", 3)).replace(
-        b',"saves":{"elsewhere":[],"inside":0,"outside":0,"watched":false}', b""
-    )
+    told = json.dumps({"saves": codec.to_plain(Saves())}, separators=(",", ":"), sort_keys=True)
+    raw = codec.encode(TaskBeat("a", 3)).replace(f",{told[1:-1]}".encode(), b"")
     assert b"saves" not in raw
     assert codec.decode(TaskBeat, raw) == TaskBeat("a", 3)

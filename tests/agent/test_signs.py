@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 import time
@@ -14,11 +15,11 @@ from agent.core.gpus import report
 from agent.core.gpus.health import GpuBook, GpuSight, KnownGpu
 from agent.core.state import AgentState
 from agent.host.processes import Usage, usage_of
-from agent.inside.child.saves import SAVING
+from agent.inside.child.saves import FILE, KEPT, SAVING
 from agent.inside.processes import fence
 from agent.logs.patterns import Matcher
 from agent.logs.signs import GAUGE_LEAST, Gauge, Novelty, Pulse
-from agent.logs.steps import FILES_PER_S, SAVING_MS, Followed, StepReader
+from agent.logs.steps import FILES_PER_S, SAVING_MS, UNKNOWN_PAUSE_MS, Followed, StepReader
 from supervisor.contract.ids import AttemptId, TaskId
 from supervisor.contract.job.spec import DEFAULT_STEP_PATTERNS
 from supervisor.contract.observed import Gpu, Sign
@@ -178,6 +179,23 @@ def test_a_save_that_is_under_way_is_a_sign_of_life_for_a_while(tmp_path: Path) 
     (tmp_path / SAVING).touch()
     followed.measure(SAVING_MS + 70_000, USED, None)
     assert files_age(followed, SAVING_MS + 70_000) == 0
+
+
+@pytest.mark.parametrize(
+    ("pays_ms", "own_ms", "pause_ms"),
+    [(9_000, 900_000, 900_000), (9_000, 0, UNKNOWN_PAUSE_MS), (9_000, -1, 9_000), (20_000, 9_000, 9_000)],
+)
+def test_a_program_that_is_asked_to_save_is_held_to_its_own_pauses(
+    tmp_path: Path, pays_ms: int, own_ms: int, pause_ms: int
+) -> None:
+    """A silent one would be held to pauses of some seconds, as it saves so often because we ask."""
+    followed = followed_in(tmp_path)
+    for saved in range(1, 5):
+        place = {"directory": "/c", "below": KEPT[0], "saved": saved}
+        pace = {"every_ms": 9_000, "cost_ms": 40, "pays_ms": pays_ms, "own_ms": own_ms}
+        (tmp_path / FILE).write_text(json.dumps({"places": [place], "pace": pace}))
+        followed.look(9_000 * saved)
+    assert Sign("save", 1_000, pause_ms) in followed.beat(ATTEMPT, 37_000).signs
 
 
 COPY = """

@@ -295,7 +295,7 @@ BAD = [
     ),
     (
         HEAD + ROLES + "checkpoint:\n  mode: native\n  keep: 1\n  verify: md5\n  keep_every: -1\n"
-        "  keep_for: 3\n  lag_bound: soon\n",
+        "  keep_for: 3\n  lag_bound: soon\n  cadence: often\n  max_overhead: 0\n",
         [
             "6: checkpoint.mode: 'native' needs a TensorFlow that speaks hdfs:// itself, and no current",
             "7: checkpoint.keep: must be at least 2",
@@ -303,6 +303,8 @@ BAD = [
             "9: checkpoint.keep_every: must be at least 0",
             "10: checkpoint.keep_for: 3 is not a duration; write a number and a unit",
             "11: checkpoint.lag_bound: 'soon' is not a duration",
+            "12: checkpoint.cadence: must be one of auto, off",
+            "13: checkpoint.max_overhead: must be at least 0.01",
         ],
     ),
     *(
@@ -478,7 +480,8 @@ def test_checkpoints_are_kept_and_verified_as_the_file_says(tmp_path: Path) -> N
     assert load_job_file(path, checkpoint_base=BASE).spec.checkpoint == CheckpointSpec(f"{BASE}/a")
     path.write_text(
         HEAD + ROLES + "checkpoint: {uri: 'hdfs://NameNode:08020//jobs/./digits/', verify: crc, keep: 3, "
-        "keep_every: 1000, keep_for: 2d, lag_bound: 10m, fallback_after: 1h, adopt: /tmp/./work/}\n"
+        "keep_every: 1000, keep_for: 2d, lag_bound: 10m, fallback_after: 1h, adopt: /tmp/./work/, "
+        "cadence: off, max_overhead: 0.5}\n"
     )
     assert load_job_file(path, checkpoint_base=BASE).spec.checkpoint == CheckpointSpec(
         "hdfs://namenode:8020/jobs/digits",
@@ -489,6 +492,8 @@ def test_checkpoints_are_kept_and_verified_as_the_file_says(tmp_path: Path) -> N
         keep_for_ms=2 * 86_400_000,
         lag_bound_ms=600_000,
         adopt="/tmp/work",
+        cadence="off",
+        max_overhead=0.5,
     )
     path.write_text(HEAD + ROLES + "checkpoint: {uri: /jobs/digits, lag_bound: 0}\n")
     plain = load_job_file(path, checkpoint_base=None).spec.checkpoint

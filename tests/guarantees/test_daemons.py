@@ -317,6 +317,9 @@ class NoFiles:
     def has_stepped(self, attempt: AttemptId) -> bool:
         return False
 
+    def note_commit(self, task: TaskId, generation: int, took_ms: int) -> None:
+        pass
+
     def newest_step(self, task: TaskId, generation: int) -> int:
         return -1
 

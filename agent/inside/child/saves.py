@@ -12,9 +12,10 @@ import os
 import threading
 import time
 import types
-from typing import Any, Callable, cast
+from typing import Any, Callable, Optional
 
-from .patches import Change
+from .cadence import VARIABLE, Cadence
+from .patches import Change, as_if
 
 FILE = "saves.json"
 SAVING = "saving"
@@ -42,6 +43,7 @@ class _Journal:
         self._lock = threading.Lock()
         self._next_s = 0.0
         self._under_way = 0
+        self.cadence = Cadence(env.get(VARIABLE, ""), attempt_dir, lambda: self._under_way > 0)
 
     def open(self) -> None:
         """Begin the file, which shows that saves are noted."""
@@ -78,7 +80,7 @@ class _Journal:
         finally:
             self._lock.release()
 
-    def note(self, kind: str, path: str) -> None:
+    def note(self, kind: str, path: str, began_s: float, ended_s: float) -> None:
         """Count a save or a restore of `path`, and write the file, but not more often than at its
         interval.
         """
@@ -106,6 +108,10 @@ class _Journal:
                 self._next_s = 0.0
             place[kind] += 1
             place["last"] = name
+            if kind == "saved" and place["below"] == KEPT[0]:
+                self.cadence.saved(began_s, ended_s)
+                # The first one comes right after a restore, and the next one only when it pays.
+                self._next_s = 0.0 if place[kind] == 1 else self._next_s
             now_s = time.monotonic()
             if now_s >= self._next_s:
                 self._next_s = now_s + _PAUSE_S
@@ -118,7 +124,7 @@ class _Journal:
         beside = f"{path}.{os.getpid()}"
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
         with os.fdopen(os.open(beside, flags, 0o640), "w", encoding="utf-8") as file:
-            json.dump({"places": list(self._places.values())}, file)
+            json.dump({"places": list(self._places.values()), "pace": self.cadence.pace()}, file)
         os.replace(beside, path)
 
 
@@ -131,6 +137,12 @@ def begin(attempt_dir: str, env: dict[str, str]) -> None:
     journal = _Journal(attempt_dir, env)
     _journals[:] = [journal]
     journal.open()
+    journal.cadence.open()
+
+
+def cadence() -> Optional[Cadence]:
+    """That of this process, once its program begins."""
+    return _journals[0].cadence if _journals else None
 
 
 def changes() -> dict[str, Change]:
@@ -174,9 +186,9 @@ def _change_functions(kinds: dict[str, str], module: types.ModuleType) -> None:
 
 
 def _noting(function: types.FunctionType, kind: str, position: int) -> Callable[..., object]:
-    @functools.wraps(function)
     def noting(*args: object, **kwargs: object) -> object:
         journal = _journals[0] if kind == "saved" and _journals else None
+        began_s = time.monotonic()
         if journal is not None:
             journal.save_begins()
         try:
@@ -184,6 +196,7 @@ def _noting(function: types.FunctionType, kind: str, position: int) -> Callable[
         finally:
             if journal is not None:
                 journal.save_ends()
+        ended_s = time.monotonic()
         try:
             given = args[position] if len(args) > position else None
             for name in _PATH_ARGUMENTS:
@@ -191,17 +204,12 @@ def _noting(function: types.FunctionType, kind: str, position: int) -> Callable[
             # TF1's `save` returns the path with the step in it, or None where it has saved nothing.
             path = _text(result if kind == "saved" and position == _TF1_POSITION else given)
             if path and _journals:
-                _journals[0].note(kind, path)
+                _journals[0].note(kind, path, began_s, ended_s)
         except Exception:
             pass  # a path that cannot be noted stops no training
         return result
 
-    # Keras and TensorFlow drop frames of their own files from a traceback: ours shall be dropped with them.
-    ours, theirs = cast(types.FunctionType, noting), function.__code__
-    ours.__code__ = ours.__code__.replace(
-        co_filename=theirs.co_filename, co_firstlineno=theirs.co_firstlineno
-    )
-    return noting
+    return as_if(noting, function)
 
 
 def _text(path: object) -> str:

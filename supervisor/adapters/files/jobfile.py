@@ -156,6 +156,8 @@ def _spec(model: JobModel, workdir: str, checkpoint_base: str) -> JobSpec:
             keep_for_ms=model.checkpoint.keep_for,
             lag_bound_ms=model.checkpoint.lag_bound,
             adopt=model.checkpoint.adopt or "",
+            cadence=model.checkpoint.cadence,
+            max_overhead=model.checkpoint.max_overhead,
         ),
         workdir=workdir,
         env=_texts(model.env),

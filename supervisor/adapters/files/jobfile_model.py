@@ -28,6 +28,7 @@ from supervisor.contract.errors import UserError
 from supervisor.contract.ids import check_name
 from supervisor.contract.job import container
 from supervisor.contract.job.adopted_path import check_adopted
+from supervisor.contract.job.bounds import CADENCES, OVERHEAD
 from supervisor.contract.job.file_pattern import compile_pattern
 from supervisor.contract.job.spec import (
     DEFAULT_STEP_PATTERNS,
@@ -120,6 +121,12 @@ def _mode(value: object) -> object:
         )
     if value not in ("staged", "mounted"):
         raise ValueError("must be staged or mounted")
+    return value
+
+
+def _cadence(value: object) -> object:
+    if value not in CADENCES:
+        raise ValueError(f"must be one of {', '.join(CADENCES)}")
     return value
 
 
@@ -249,6 +256,8 @@ class CheckpointModel(Strict):
     lag_bound: Annotated[DurationMs | None, AfterValidator(_or_never)] = 300_000
     fallback_after: DurationMs | None = None
     adopt: Annotated[Text, _by(check_adopted)] | None = None
+    cadence: Annotated[str, BeforeValidator(_cadence)] = "auto"
+    max_overhead: float = Field(default=1.0, ge=OVERHEAD[0], le=OVERHEAD[1], allow_inf_nan=False)
     pattern: Annotated[list[FilePattern], BeforeValidator(_listed)] = Field(
         default_factory=list, max_length=MAX_FILE_PATTERNS
     )

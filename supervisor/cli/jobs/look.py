@@ -204,6 +204,8 @@ def _commits(job: JobView) -> list[str]:
         newest = f"newest commit: {job.newest_commit}" if job.newest_commit else "no commit yet"
         ahead = f"{job.commit_lag_steps} steps, {render.seconds(job.commit_lag_ms)}"
         lines.append(f"{newest}; training is ahead of it by {ahead}")
+    if job.cadence:
+        lines.append(job.cadence)
     if job.commit_trouble:
         lines.append(f"trouble: {job.commit_trouble}")
     if job.saves_skipped:
@@ -229,6 +231,7 @@ def _show_explanation(document: Explanation) -> None:
         f"restarts by its own fault: {job.restarts_program}; by others: {job.restarts_infrastructure}",
         f"restart budget: {_budget(job)}",
         *((f"waiting for: {job.waiting_for}",) if job.waiting_for else ()),
+        *((job.cadence,) if job.cadence else ()),
         *job.notices,
         *((f"trouble: {job.commit_trouble}",) if job.commit_trouble else ()),
         *(f"to do: {each}" for each in job.advice),

@@ -26,6 +26,9 @@ from supervisor.contract.job.step_pattern import check_step_pattern
 from supervisor.contract.job.tf_config import placeholder_values
 
 MODES = ("staged", "mounted")
+CADENCES = ("auto", "off")
+OVERHEAD = (0.01, 50.0)
+"""Per cent of the time, at least and at most."""
 _SPARE_DIRECTORY = "d" * 256
 """Stands for a path that only the node knows."""
 
@@ -145,6 +148,11 @@ def _checkpoint(spec: JobSpec) -> Iterator[Objection]:
     yield from _texts((*where, "adopt"), (spec.checkpoint.adopt,), bounds.MAX_PATH_LENGTH)
     if spec.checkpoint.mode not in MODES:
         yield Objection((*where, "mode"), f"must be one of {', '.join(MODES)}")
+    if spec.checkpoint.cadence not in CADENCES:
+        yield Objection((*where, "cadence"), f"must be one of {', '.join(CADENCES)}")
+    if not OVERHEAD[0] <= spec.checkpoint.max_overhead <= OVERHEAD[1]:
+        text = f"must be from {OVERHEAD[0]:g} to {OVERHEAD[1]:g} per cent"
+        yield Objection((*where, "max_overhead"), text)
     given = spec.checkpoint.patterns
     yield from _count((*where, "pattern"), len(given), bounds.MAX_FILE_PATTERNS, "patterns")
     for pattern in given[: bounds.MAX_FILE_PATTERNS]:

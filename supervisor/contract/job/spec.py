@@ -172,6 +172,8 @@ class CheckpointSpec:
         lag_bound_ms: time of training without a commit after which an event reports it, if there was a save
             to commit; None: never.
         adopt: a path of the program's own that leads to `$CHECKPOINT_DIR`; empty: none.
+        cadence: savers that can be asked save as often as pays (`auto`), or by themselves alone (`off`).
+        max_overhead: share of the time that such saves may take, in per cent.
     """
 
     uri: str
@@ -184,6 +186,8 @@ class CheckpointSpec:
     keep_for_ms: int = 0
     lag_bound_ms: int | None = 300_000
     adopt: str = ""
+    cadence: str = "auto"
+    max_overhead: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)

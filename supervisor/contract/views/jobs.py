@@ -272,6 +272,7 @@ class JobView:
         commit_trouble: the reason why finished saves are not committed now, or a note that there were none
             for long; empty otherwise.
         saves_skipped: finished saves of this generation that were given up for newer ones.
+        cadence: how often it saves, and what a failure now would cost; empty if unknown.
         advice: the changes that a user must make so that the program's saves are kept.
         notices: notices of nodes about its files: work that is kept for a while, outputs that are not sent.
         owner: its submitter; empty if unknown. `group`: the group that the owner shares it with.
@@ -304,6 +305,7 @@ class JobView:
     notices: tuple[str, ...] = ()
     owner: str = ""
     group: str = ""
+    cadence: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ from supervisor.contract.ids import TaskId
 from supervisor.contract.job.spec import JobSpec, RoleSpec, Strategy
 from supervisor.contract.secret import environment_of, secrets_of
 from supervisor.control.decide.assess.need import Need
+from supervisor.control.decide.checkpoints.cadence import cadence_of
 from supervisor.control.decide.facts.claims import Asking, all_claims, by_gpu, by_node, claiming
 from supervisor.control.decide.facts.devices import known_faults, slots_of
 from supervisor.control.decide.jobs import incidents
@@ -146,8 +147,10 @@ def _assignments(snap: Snapshot, job: JobState, plan: Plan) -> list[Op]:
 def assignment_of(snap: Snapshot, job: JobState, plan: Plan, placement: Placement) -> Assignment:
     """The first assignment of a task of the plan."""
     record, ledger = job.record.value, job.switch.value.ledger
+    bare = bare_assignment(record.spec, record.uuid, plan, placement)
     return replace(
-        bare_assignment(record.spec, record.uuid, plan, placement),
+        bare,
+        cadence=cadence_of(snap, job, plan) if bare.saver or placement.member == job.saver.member else None,
         checkpoint_uri=record.store_uri,
         restart_count=ledger.program + ledger.infrastructure,
         avoid_ports=_ports_still_known(snap, job, placement.node),
