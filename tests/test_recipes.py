@@ -31,7 +31,7 @@ RECIPES = (
     Recipe("To add a field of the job file", r"\blag_bound"),
     Recipe("To add a verb of supervisorctl", r"\buncordon\b", ("supervisor/cli",)),
     Recipe("To add an RPC", r"\bUncordon(?:Request)?\b"),
-    Recipe("To add a key in etcd", r"\bkeys\.pardon\b|\bPardon\b|\"pardons/"),
+    Recipe("To add a key in etcd", r"\bkeys\.quarantine\b|\bGpuQuarantine\b|\"quarantines/"),
 )
 
 

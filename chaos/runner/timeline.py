@@ -67,7 +67,9 @@ def _told(line: EtcdLine, job: str) -> str:
     body = json.loads(line.value) if line.kind == PUT and line.value.startswith("{") else {}
     if family == "leader":
         return f"{body.get('supervisor')} leads" if body else "nobody leads"
-    if family in ("nodes", "lost", "cordons", "pardons"):
+    if family == "cordons" and body.get("in_force") is False:
+        return f"{line.key}: lifted"
+    if family in ("nodes", "lost", "cordons"):
         return f"{line.key}: {body.get('reason') or 'written' if body else 'removed'}"
     if not rest.startswith(f"{job}/") and rest != job:
         return ""

@@ -88,7 +88,8 @@ class Coverage:
             case "cordons":
                 cordon = codec.decode(Cordon, raw)
                 kind = "for a while" if cordon.cooldown_ms else "by an operator"
-                self._see(f"cordon {'by the leader' if cordon.incarnation else kind}")
+                kind = "by the leader" if cordon.incarnation else kind
+                self._see(f"cordon {kind if cordon.in_force else 'lifted'}")
             case other:
                 self._on_plain_put(other, new=before is None, raw=raw)
 
@@ -128,8 +129,6 @@ class Coverage:
                 self._see("mark withdrawn")
             case "nodes":
                 self._see("node's key gone")
-            case "cordons":
-                self._see("cordon lifted")
             case "plans":
                 self._see("plan abandoned")
             case _:

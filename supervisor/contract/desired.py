@@ -352,12 +352,18 @@ class JobSwitch:
 
 @dataclass(frozen=True, slots=True)
 class Cordon:
-    """No new task is placed on this node. The leader lifts it after `cooldown_ms`; 0: an operator does.
+    """No new task is placed on this node, as long as it is `in_force`.
+
+    The leader lifts it after `cooldown_ms`; 0: an operator does.
 
     One that the leader set (rule 10) names the disobedient `incarnation`, and is lifted when an agent
     registers there that adopted nothing from it: such a one has killed all that was left (rule 12).
     `drain`: what runs there moves away, too, as soon as there is room elsewhere. `place`: the line of code at
     which an error about the node was met, where the node is parked for that.
+
+    The record stays when the cordon is lifted. `lifted`: the revision of etcd that was known then. What began
+    on the node by that revision is not held against it again: a failure that waits for the node to be free
+    would cordon it at once. The next cordon keeps this.
     """
 
     node: str
@@ -366,6 +372,8 @@ class Cordon:
     cooldown_ms: int = 0
     drain: bool = False
     place: str = ""
+    lifted: int = 0
+    in_force: bool = True
 
     @property
     def by_operator(self) -> bool:
@@ -375,9 +383,10 @@ class Cordon:
 
 @dataclass(frozen=True, slots=True)
 class Pardon:
-    """A cordon was lifted. What began on the node before this was written is not held against it again.
+    """A leader of an earlier release has lifted a cordon.
 
-    Without it, a failure that waits for the node to be free would cordon it at once.
+    What began on the node before this was written is not held against it. A leader of this release turns it
+    into the `lifted` of a cordon.
     """
 
     node: str

@@ -38,7 +38,7 @@ class Removed(Enum):
     NEVER = "nobody; the next value takes its place"
     LEASE = "etcd, when the lease of its writer ends"
     MARK = "leader, when the mark is withdrawn, or nothing refers to that incarnation any more"
-    LIFTED = "leader, when its time is over, a new agent took nothing over, or an operator lifts it"
+    TAKEN_OVER = "leader, when it writes the node's cordon instead; only earlier releases write it"
     BOOT = "leader, when the machine has booted since and the fault is gone"
     JOB = "leader, when the job is deleted"
     NAME = "leader, after a day, or when a job of that name is submitted"
@@ -76,8 +76,8 @@ FAMILIES = (
     Family("nodes/", observed.Incarnation, Writer.AGENT, 8192, Removed.LEASE, "node"),
     Family("lost/", desired.LostMark, Writer.LEADER, 2048, Removed.MARK, "node/incarnation"),
     Family("appeals/", observed.Appeal, Writer.APPELLANT, 1024, Removed.MARK, "node/incarnation"),
-    Family("cordons/", desired.Cordon, Writer.LEADER, 16 * 1024, Removed.LIFTED, "node"),
-    Family("pardons/", desired.Pardon, Writer.LEADER, 16 * 1024, Removed.NEVER, "node"),
+    Family("cordons/", desired.Cordon, Writer.LEADER, 16 * 1024, Removed.NEVER, "node"),
+    Family("pardons/", desired.Pardon, Writer.LEADER, 16 * 1024, Removed.TAKEN_OVER, "node"),
     Family("gpus/", observed.GpuReport, Writer.AGENT, 64 * 1024, Removed.NEVER, "node"),
     Family("quarantines/", desired.GpuQuarantine, Writer.LEADER, 4096, Removed.BOOT, "node/gpu"),
     Family(CLAIMS, desired.Claims, Writer.LEADER, 1024, Removed.NEVER),
@@ -122,12 +122,12 @@ def appeal(node_id: str, incarnation: str) -> str:
 
 
 def cordon(node_id: str) -> str:
-    """A node that gets no new task."""
+    """The cordon of a node, or what is left of one that was lifted."""
     return f"cordons/{node_id}"
 
 
 def pardon(node_id: str) -> str:
-    """From when on failures count against a node again."""
+    """From when on failures count against a node again, as earlier releases write it."""
     return f"pardons/{node_id}"
 
 

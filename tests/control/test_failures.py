@@ -474,7 +474,7 @@ def test_a_node_whose_cordon_is_lifted_is_tried_again_and_what_was_counts_no_mor
     held = world.snapshot().nodes[node].cordon
     assert held is not None
     if by == "an operator":
-        world.run(cordons.lift(held, "let go"))
+        world.run(cordons.lift(world.snapshot(), held, "let go"))
     world.until(lambda: other in world.running(), limit_ms=2 * COOLDOWN_MS, step_ms=1_000)
     world.new_leader()
     quiet(settled(world))

@@ -726,17 +726,17 @@ ROWS = (
     Guarantee(
         10,
         "An operator's cordon outlives the restart of an agent that was given up.",
-        "supervisor/control/decide/nodes/node_loss.py",
-        "picture.cordon is None or not picture.cordon.value.by_operator",
-        "True",
+        "supervisor/control/decide/nodes/cordons.py",
+        "picture.cordon is not None and picture.cordon.value.by_operator",
+        "picture.cordon is not None and not picture.cordon.value.by_operator",
         "tests/control/test_lost_nodes.py::"
         "test_a_node_that_is_given_up_stays_cordoned_where_an_operator_had_done_so",
     ),
     Guarantee(
         2,
         "Who gives a node up compares the cordon that it writes over.",
-        "supervisor/control/decide/nodes/node_loss.py",
-        "            unchanged_or_absent(keys.cordon(node), picture.cordon),\n",
+        "supervisor/control/decide/nodes/cordons.py",
+        "        unchanged_or_absent(key, picture.cordon_record),\n",
         "",
         "tests/control/test_lost_nodes.py::"
         "test_a_cordon_that_is_set_meanwhile_is_not_written_over_by_who_gives_the_node_up",

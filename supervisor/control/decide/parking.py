@@ -22,12 +22,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from supervisor.contract import keys
-from supervisor.contract.boundaries import Absent, Op
+from supervisor.contract.boundaries import Op
 from supervisor.contract.containment import contained, described, frames_of, place_of, told
-from supervisor.contract.desired import Cordon, JobPhase, Parked
+from supervisor.contract.desired import JobPhase, Parked
 from supervisor.contract.incident import Event
 from supervisor.contract.job.spec import JobIntent, Wanted
+from supervisor.control.decide.nodes import cordons
 from supervisor.control.decide.plan import Action, put, short, unchanged
 from supervisor.control.decide.set_aside import Left, aside
 from supervisor.control.decide.snapshot import JobState, NodeState, Snapshot
@@ -212,20 +212,20 @@ def _places_of_parked(snap: Snapshot) -> set[str]:
     jobs = {
         job.switch.value.parked.place for job in snap.jobs.values() if job.switch.value.parked is not None
     }
-    cordons = {node.cordon.value.place for node in snap.nodes.values() if node.cordon is not None}
-    return jobs | (cordons - {""})
+    nodes = {node.cordon.value.place for node in snap.nodes.values() if node.cordon is not None}
+    return jobs | (nodes - {""})
 
 
 def _cordon(picture: NodeState, error: Exception) -> Action:
     """An operator's `uncordon` lifts it."""
     reason = f"an error of the supervisor's own was met while this node was dealt with ({told(error)})"
-    key = keys.cordon(picture.node)
+    compares, ops = cordons.for_error(picture, reason, place_of(error))
     return Action(
         NODE_PARKED,
         "",
         f"node {picture.node} gets no new task, and what it has stays: {reason}",
-        (Absent(key),),
-        (put(key, Cordon(picture.node, short(reason), place=place_of(error))),),
+        compares,
+        ops,
         {"node": picture.node, "why": short(told(error), MAX_REASON), "place": place_of(error)},
     )
 

@@ -103,6 +103,7 @@ class BeatSeen:
 class NodeState:
     """One node: its agent's present incarnation, and what was declared of this and earlier ones.
 
+    `cordon_record`: of its cordon, also of one that was lifted. `pardon`: of an earlier release.
     `heard_before_ms`: when an incarnation that it succeeded was heard last; None if this leader heard none.
     """
 
@@ -110,7 +111,7 @@ class NodeState:
     incarnation: Versioned[Incarnation] | None
     marks: Mapping[str, Versioned[LostMark]]
     appeals: Mapping[str, Versioned[Appeal]]
-    cordon: Versioned[Cordon] | None
+    cordon_record: Versioned[Cordon] | None
     beat: BeatSeen | None
     gpus: Versioned[GpuReport] | None = None
     pardon: Versioned[Pardon] | None = None
@@ -120,9 +121,21 @@ class NodeState:
         """Whether the agent registered now is that incarnation or adopted from it."""
         return self.incarnation is not None and self.incarnation.value.acts_for(incarnation)
 
+    @property
+    def cordon(self) -> Versioned[Cordon] | None:
+        """The cordon that keeps new tasks away; None where there is none, or it was lifted."""
+        held = self.cordon_record
+        return held if held is not None and held.value.in_force else None
+
+    @property
+    def lifted(self) -> int:
+        """The revision of etcd up to which nothing is held against the node; 0 where no cordon was lifted."""
+        lifted = self.cordon_record.value.lifted if self.cordon_record is not None else 0
+        return max(lifted, self.pardon.mod_revision - 1 if self.pardon is not None else 0)
+
     def pardons(self, revision: int) -> bool:
         """Whether what began then is not held against the node any more."""
-        return self.pardon is not None and revision < self.pardon.mod_revision
+        return revision <= self.lifted
 
     def appealed_ms(self) -> list[int]:
         """When appeals of the agent registered now, or of lives that it adopted from, were seen."""
@@ -499,8 +512,10 @@ class View:
 
     def _nodes(self) -> dict[str, NodeState]:
         names = set(self._unreadable_of("node"))
-        for prefix in ("nodes/", "lost/", "cordons/", "appeals/"):
+        for prefix in ("nodes/", "lost/", "appeals/"):
             names.update(keys.parse(key)[0] for key in self._held[prefix])
+        cordons = self._family("cordons/", Cordon)
+        names.update(keys.parse(held.key)[0] for held in cordons if held.value.in_force)
         marks = self._family("lost/", LostMark)
         appeals = self._family("appeals/", Appeal)
         pictures: dict[str, NodeState] = {}
@@ -510,7 +525,7 @@ class View:
                 incarnation=self.get(Incarnation, keys.node(name)),
                 marks={held.value.incarnation: held for held in marks if held.value.node == name},
                 appeals={held.value.incarnation: held for held in appeals if held.value.node == name},
-                cordon=self.get(Cordon, keys.cordon(name)),
+                cordon_record=self.get(Cordon, keys.cordon(name)),
                 beat=None,
                 gpus=self.get(GpuReport, keys.gpus(name)),
                 pardon=self.get(Pardon, keys.pardon(name)),

@@ -5,18 +5,16 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
-from supervisor.contract import keys
-from supervisor.contract.desired import Cordon, GpuQuarantine
+from supervisor.contract.desired import GpuQuarantine
 from supervisor.contract.errors import NotFound, UserError
 from supervisor.contract.ids import check_name
 from supervisor.contract.views.nodes import CordonRequest, NodeAnswer, UncordonRequest
 from supervisor.control.decide.facts.devices import find_gpu, quarantines_of
 from supervisor.control.decide.nodes import cordons
-from supervisor.control.decide.plan import Action, put, unchanged, unchanged_or_absent
+from supervisor.control.decide.plan import Action, put, unchanged
 from supervisor.control.decide.snapshot import NodeState, Snapshot, Versioned
 
 MAX_REASON = 1000
-BY_AN_OPERATOR = "an operator asked for it"
 
 
 class NodeService:
@@ -42,20 +40,13 @@ class NodeService:
             raise UserError(
                 f"the reason has {len(request.reason)} characters; at most {MAX_REASON} are allowed"
             )
-        held, node = picture.cordon, picture.node
-        before = held.value if held is not None else None
-        reason = request.reason or (before.reason if before is not None else BY_AN_OPERATOR)
-        wanted = Cordon(node, reason, drain=request.drain or (before is not None and before.drain))
-        word = "drained" if wanted.drain else "cordoned"
-        if before == wanted:
-            return NodeAnswer(node, f"it is {word} already: {reason}")
-        key = keys.cordon(node)
-        text = f"node {node} is {word}: {reason}"
-        compares = (unchanged_or_absent(key, held),)
-        fields = {"node": node, "reason": reason}
-        await self._run(Action(f"node_{word}", "", text, compares, (put(key, wanted),), fields))
+        wanted = cordons.for_operator(picture, request.reason, drain=request.drain)
+        if cordons.has(picture, wanted):
+            word = "drained" if wanted.drain else "cordoned"
+            return NodeAnswer(picture.node, f"it is {word} already: {wanted.reason}")
+        await self._run(cordons.impose(picture, wanted))
         tasks = "its tasks move away when there is room elsewhere" if wanted.drain else "its tasks stay"
-        return NodeAnswer(node, f"it gets no new task; {tasks}")
+        return NodeAnswer(picture.node, f"it gets no new task; {tasks}")
 
     async def uncordon(self, request: UncordonRequest) -> NodeAnswer:
         """Let tasks go to a node again, or to one of its GPUs. Raises NotFound."""
@@ -63,12 +54,13 @@ class NodeService:
         if request.gpu:
             return await self._release(picture, request.gpu)
         held, node = picture.cordon, picture.node
-        left = quarantines_of(self._leading(), node)
+        snap = self._leading()
+        left = quarantines_of(snap, node)
         rest = "".join(f"; its GPU {each.index} stays quarantined: {each.reason}" for each in left)
         if held is None:
             return NodeAnswer(node, f"it is not cordoned{rest}")
-        text = f"node {node} takes tasks again: {BY_AN_OPERATOR}"
-        await self._run(cordons.lift(held, text))
+        text = f"node {node} takes tasks again: {cordons.BY_AN_OPERATOR}"
+        await self._run(cordons.lift(snap, held, text))
         return NodeAnswer(node, f"it takes tasks again{rest}")
 
     async def _release(self, picture: NodeState, name: str) -> NodeAnswer:
@@ -76,7 +68,7 @@ class NodeService:
         value, node = held.value, picture.node
         gpu = find_gpu(picture, value.uuid)
         lifted = replace(value, lifted=True, fault=gpu.fault if gpu is not None else value.fault)
-        text = f"GPU {value.index} of {node} may be used again: {BY_AN_OPERATOR}"
+        text = f"GPU {value.index} of {node} may be used again: {cordons.BY_AN_OPERATOR}"
         fields = {"node": node, "gpu": value.uuid, "index": str(value.index), "reason": value.reason}
         await self._run(
             Action("gpu_released", "", text, (unchanged(held),), (put(held.key, lifted),), fields)

@@ -8,13 +8,13 @@ there is another for them.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 from supervisor.contract import keys
 from supervisor.contract.boundaries import Compare, Op
-from supervisor.contract.desired import Cordon, GpuQuarantine
+from supervisor.contract.desired import GpuQuarantine
 from supervisor.contract.observed import Gpu, GpuAction, GpuHealth, Incarnation
 from supervisor.control.decide.facts.devices import HARMFUL, reported, told_of
+from supervisor.control.decide.nodes import cordons
 from supervisor.control.decide.plan import Action, delete_all, put, short, unchanged, unchanged_or_absent
 from supervisor.control.decide.snapshot import NodeState, Snapshot, Versioned
 
@@ -74,11 +74,9 @@ def _quarantine(
     ops: list[Op] = [put(key, record)]
     text = f"GPU {gpu.index} of {node} is quarantined: {why} ({gpu.action.value})"
     if gpu.action is GpuAction.DRAIN_NODE:
-        cordon = picture.cordon
-        reason = f"GPU {gpu.index}: {why}"
-        drained = Cordon(node, reason) if cordon is None else replace(cordon.value, cooldown_ms=0)
-        compares.append(unchanged_or_absent(keys.cordon(node), cordon))
-        ops.append(put(keys.cordon(node), replace(drained, drain=True)))
+        cordon_compares, cordon_ops = cordons.for_gpu(picture, f"GPU {gpu.index}: {why}")
+        compares += cordon_compares
+        ops += cordon_ops
         text += "; its node is drained"
     return Action("gpu_quarantined", "", text, tuple(compares), tuple(ops), _fields(picture, gpu))
 

@@ -15,7 +15,7 @@ from dataclasses import replace
 
 from supervisor.contract import keys
 from supervisor.contract.boundaries import Absent, Compare, Op
-from supervisor.contract.desired import Cordon, JobPhase, LostMark, Placement
+from supervisor.contract.desired import JobPhase, LostMark, Placement
 from supervisor.contract.observed import AttemptReport, Incarnation
 from supervisor.contract.promise import Taking
 from supervisor.control.decide.facts import promises
@@ -67,7 +67,7 @@ def decide_nodes(snap: Snapshot) -> list[Action]:
         actions += _withdraw(picture)
         actions += _tell_return(snap, picture)
         actions += _forget_marks(snap, picture)
-        actions += _lift_cordon(snap, picture)
+        actions += cordons.lift_what_is_over(snap, picture)
     actions += _mark_vanished(snap)
     actions += _give_up_disobedient(snap)
     return actions
@@ -268,9 +268,7 @@ def _give_up(picture: NodeState, holder: Versioned[Incarnation], ignored: Versio
     reason = f"it did not end {attempt} when it should have"
     node, incarnation = picture.node, holder.value.incarnation
     mark = LostMark(node, incarnation, reason, final=True)
-    cordon = Cordon(node, reason, incarnation)
-    # An operator's stays, and outlives the restart of the agent.
-    ours = picture.cordon is None or not picture.cordon.value.by_operator
+    compares, ops = cordons.for_disobedience(picture, reason, incarnation)
     return Action(
         kind="node_cordoned",
         job="",
@@ -279,25 +277,11 @@ def _give_up(picture: NodeState, holder: Versioned[Incarnation], ignored: Versio
             unchanged(holder),
             unchanged(ignored),
             Absent(keys.lost(node, incarnation)),
-            unchanged_or_absent(keys.cordon(node), picture.cordon),
+            *compares,
         ),
-        ops=(put(keys.lost(node, incarnation), mark), *([put(keys.cordon(node), cordon)] if ours else [])),
+        ops=(put(keys.lost(node, incarnation), mark), *ops),
         fields={"node": node, "incarnation": incarnation, "attempt": attempt},
     )
-
-
-def _lift_cordon(snap: Snapshot, picture: NodeState) -> list[Action]:
-    cordon = picture.cordon
-    if cordon is not None and 0 < cordon.value.cooldown_ms <= snap.now_ms - cordon.seen_ms:
-        # From when this leader first saw it: one that takes over waits again.
-        text = f"node {picture.node} is tried again: {cordon.value.cooldown_ms} ms have passed"
-        return [cordons.lift(cordon, text)]
-    if cordon is None or not cordon.value.incarnation or picture.incarnation is None:
-        return []
-    if picture.acts_for(cordon.value.incarnation):
-        return []
-    text = f"node {picture.node} is back: its new agent has killed all that the old one left"
-    return [cordons.lift(cordon, text, unchanged(picture.incarnation))]
 
 
 def _placements(job: JobState) -> tuple[Placement, ...]:
