@@ -38,8 +38,8 @@ from agent.inside import protocol
 from agent.membership import Former, Membership
 from agent.settings import AgentSettings
 from agent.state_file_check import strange_lives
+from supervisor.adapters.etcd.identity import newest
 from supervisor.adapters.etcd.mirror import Mirror, MirrorUpdate
-from supervisor.adapters.etcd.timeline import newest
 from supervisor.contract import codec, keys
 from supervisor.contract.boundaries import KeyValue
 from supervisor.contract.containment import contained, told

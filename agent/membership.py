@@ -14,7 +14,7 @@ from typing import NoReturn
 from agent.boundaries import Outside, Post
 from agent.core.events import BeatSeen, Evicted, Joined, TermsSeen
 from agent.settings import AgentSettings
-from supervisor.adapters.etcd.timeline import still_holds
+from supervisor.adapters.etcd.identity import EtcdIdentity, Loss
 from supervisor.adapters.failpoints import effect
 from supervisor.contract import codec, keys
 from supervisor.contract.boundaries import Absent, Compare, Get, KeyValue, ModifiedAt, Op, Put, Seen, as_read
@@ -75,8 +75,7 @@ class Membership:
         self._post = post
         self._own = former.lives
         self._succeeds = former.lives if former.adopts else ()
-        self._cluster, self._seen = former.cluster, former.seen
-        self._revision, self._has_forked = 0, False
+        self._etcd = EtcdIdentity(former.cluster, seen=former.seen)
         self._life = life
         self._boot_id = boot_id
         self._me: Incarnation | None = None
@@ -94,7 +93,7 @@ class Membership:
 
     def forked(self) -> None:
         """Note that etcd lacks writes that it had, as a watch has shown. The next read ends this life."""
-        self._has_forked = True
+        self._etcd.forked()
 
     def cleared(self) -> None:
         """Note that no process of the lost lives is left, so that joining anew is safe."""
@@ -121,8 +120,7 @@ class Membership:
             self._life = self._new_id()
         self._me = None
         self._succeeds = ()
-        self._cluster, self._seen, self._terms = "", None, TermsSeen((), 0)
-        self._revision, self._has_forked = 0, False
+        self._etcd, self._terms = EtcdIdentity(), TermsSeen((), 0)
         self._marked_ms = -1
 
     # Joining.
@@ -156,16 +154,16 @@ class Membership:
         sent_ms = self._clock.now_ms()
         found = await self._coordination.txn((), [Get(keys.node(node)), Get(keys.CLUSTER), *marks])
         holder, cluster = _only(found.reads[0]), _only(found.reads[1])
-        if self._seen and self._is_known(cluster):
-            self._has_forked |= not await still_holds(self._coordination, self._seen)
-            self._seen = None
-        if not self._is_ours(cluster, found.revision):
-            return self._why_lost(cluster)
+        record = _record(cluster)
+        if self._etcd.knows(record):
+            await self._etcd.look_back(self._coordination)
+        if loss := self._etcd.loss(record, found.revision):
+            return self._why_lost(loss)
         for read in found.reads[2:]:
             if read:
                 return await self._contest(read[0])
-        d_ms = self._d_ms(cluster)
-        self._tell_terms(cluster)
+        d_ms = self._d_ms(record)
+        self._tell_terms(record)
         if holder is not None and codec.decode(Incarnation, holder.value).incarnation == self._life:
             # An answer of etcd was lost on the way: the key is ours already.
             me = codec.decode(Incarnation, holder.value)
@@ -210,51 +208,35 @@ class Membership:
         self._sink.warning("the node's key holds another incarnation", other=other.incarnation)
         await asyncio.sleep(self._settings.timing.beat_ms / 1000)
 
-    def _d_ms(self, cluster: KeyValue | None) -> int:
-        if cluster is None:
+    def _d_ms(self, record: ClusterRecord | None) -> int:
+        if record is None:
             return self._settings.timing.d_ms
-        record = codec.decode(ClusterRecord, cluster.value)
         replace(self._settings.timing, d_ms=record.d_ms).check()
         return record.d_ms
 
-    def _tell_terms(self, cluster: KeyValue | None) -> None:
+    def _tell_terms(self, record: ClusterRecord | None) -> None:
         """Post the terms of promises (rule 11) whenever the cluster's record has changed."""
-        if cluster is None:
+        if record is None:
             return
-        record = codec.decode(ClusterRecord, cluster.value)
-        self._cluster = record.uuid or self._cluster
-        terms = TermsSeen(record.supervisors, record.promise_ms, self._cluster)
+        terms = TermsSeen(record.supervisors, record.promise_ms, self._etcd.cluster)
         if terms != self._terms:
             self._terms = terms
             self._post(terms)
 
-    def _is_ours(self, cluster: KeyValue | None, revision: int) -> bool:
-        """Whether etcd belongs to the cluster whose tasks run here, without a loss of data.
-
-        Before any record was read no tasks run.
-        """
-        if not self._cluster:
-            return True
-        if not self._is_known(cluster) or self._has_forked or revision < self._revision:
-            return False
-        self._revision = revision
-        return True
-
-    def _is_known(self, cluster: KeyValue | None) -> bool:
-        return cluster is not None and codec.decode(ClusterRecord, cluster.value).uuid in {"", self._cluster}
-
-    def _why_lost(self, cluster: KeyValue | None) -> str | None:
+    def _why_lost(self, loss: Loss) -> str | None:
         """After a loss of data in etcd: the reason why this life is lost; None while the record is absent.
 
         A leader will write a missing record. Otherwise the tasks here belong to a cluster, or a time, that is
         gone.
         """
-        if cluster is None:
-            self._sink.warning("etcd has no record of this cluster: waiting for a leader to write one")
-            return None
-        if self._is_known(cluster):
-            return "etcd lacks what it had: a snapshot was restored"
-        return "etcd was begun anew: this is another cluster than the one whose tasks run here"
+        match loss:
+            case Loss.NO_RECORD:
+                self._sink.warning("etcd has no record of this cluster: waiting for a leader to write one")
+                return None
+            case Loss.WENT_BACK:
+                return "etcd lacks what it had: a snapshot was restored"
+            case Loss.BEGUN_ANEW:
+                return "etcd was begun anew: this is another cluster than the one whose tasks run here"
 
     def _incarnation(self, d_ms: int) -> Incarnation:
         settings = self._settings
@@ -297,9 +279,10 @@ class Membership:
         wanted = [Get(key), Get(keys.CLUSTER), *map(Get, self._marks())]
         found = await self._coordination.txn((), wanted)
         holder, cluster = _only(found.reads[0]), _only(found.reads[1])
-        if not self._is_ours(cluster, found.revision):
-            return self._why_lost(cluster)
-        self._tell_terms(cluster)
+        record = _record(cluster)
+        if loss := self._etcd.loss(record, found.revision):
+            return self._why_lost(loss)
+        self._tell_terms(record)
         for read in found.reads[2:]:
             if read:
                 return await self._contest(read[0])
@@ -381,6 +364,10 @@ def _passes(error: TfSupervisorError) -> bool:
     An unreadable record confirms nothing, like an etcd that does not answer.
     """
     return error.retryable or isinstance(error, IncompatibleRecord)
+
+
+def _record(found: KeyValue | None) -> ClusterRecord | None:
+    return codec.decode(ClusterRecord, found.value) if found is not None else None
 
 
 def _only(entries: tuple[KeyValue, ...]) -> KeyValue | None:

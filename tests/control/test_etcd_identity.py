@@ -15,13 +15,15 @@ from supervisor.adapters.clock import BootClock
 from supervisor.adapters.etcd.memory import MemoryCoordination, MemoryStore
 from supervisor.adapters.etcd.mirror import Mirror, MirrorUpdate
 from supervisor.contract.boundaries import Delete, Put
+from supervisor.contract.desired import ClusterRecord
 from supervisor.contract.errors import Refused, UserError
-from supervisor.control.loop.etcd_identity import HighWater, Mark
+from supervisor.control.loop.etcd_identity import EtcdGuard, Mark
 from supervisor.control.loop.state_files import ETCD, StateDirMarkFile
 from tests.support.sinks import ListSink
 
 VALUES = (b"%d" % number for number in count())
 AT_40 = MirrorUpdate(40, (), relisted=True)
+C1, C2 = (ClusterRecord("c", "fast", 4_000, uuid=uuid) for uuid in ("c1", "c2"))
 
 
 class Life:
@@ -32,19 +34,19 @@ class Life:
         self.sink = ListSink()
         self.mirror = Mirror(self.etcd, "", lambda _update: None, BootClock(), self.sink)
         self.file = file
-        self.water = HighWater(file, self.mirror, self.sink)
-        self.water.open()
+        self.guard = EtcdGuard(file, self.mirror, self.sink)
+        self.guard.open()
 
     async def see(self) -> None:
         """All that there is now is seen, and on disk."""
         await self.mirror._relist()
         revision = self.mirror.revision
         assert revision is not None
-        self.water.rise("c1", MirrorUpdate(revision, (), relisted=True))
-        await self.until(lambda: self.file.read() is not None and self.water._saved == self.water._mark)
+        self.guard.take(C1, MirrorUpdate(revision, (), relisted=True))
+        await self.until(lambda: (self.file.read() or Mark("", 0)).revision == revision)
 
     async def until(self, condition: Callable[[], bool]) -> None:
-        keeping = asyncio.create_task(self.water.keep())
+        keeping = asyncio.create_task(self.guard.keep())
         deadline = time.monotonic() + 20
         while not condition():
             assert time.monotonic() < deadline
@@ -74,8 +76,9 @@ async def test_a_later_life_finds_that_a_snapshot_was_restored(file: StateDirMar
     store.restore(backup)
     write(store, *("a", "z") * more)
     heir = Life(store, file)
+    heir.guard.take(C1, AT_40)
     with pytest.raises(UserError, match="A snapshot was restored"):
-        await heir.water.check("c1", heir.etcd)
+        await heir.guard.check(heir.etcd)
 
 
 @pytest.mark.parametrize("later", [(), ("a", "b", "c"), ("a", "a")])
@@ -87,11 +90,11 @@ async def test_what_has_only_come_further_is_gone_on_from(
     await Life(store, file).see()
     write(store, *later)
     assert store.commit([], [Delete("b")], []).succeeded
-    heir = Life(store, file)
-    await heir.water.check("c1", heir.etcd)
-    store.compact(store.revision)
-    heir = Life(store, file)
-    await heir.water.check("c1", heir.etcd)
+    for _ in range(2):
+        heir = Life(store, file)
+        heir.guard.take(C1, AT_40)
+        await heir.guard.check(heir.etcd)
+        store.compact(store.revision)
 
 
 async def test_another_cluster_counts_from_the_start(file: StateDirMarkFile) -> None:
@@ -100,10 +103,10 @@ async def test_another_cluster_counts_from_the_start(file: StateDirMarkFile) -> 
     await Life(store, file).see()
     store.lose()
     heir = Life(store, file)
-    await heir.water.check("c2", heir.etcd)
-    heir.water.rise("c2", replace(AT_40, revision=2, forked=True))
-    with pytest.raises(UserError):
-        heir.water.rise("c2", replace(AT_40, revision=1))
+    heir.guard.take(C2, replace(AT_40, revision=2, forked=True))
+    await heir.guard.check(heir.etcd)
+    with pytest.raises(UserError, match="it is at revision 1, was at 2"):
+        heir.guard.take(C2, replace(AT_40, revision=1))
 
 
 async def test_what_an_earlier_life_saw_is_kept_until_it_was_compared(file: StateDirMarkFile) -> None:
@@ -111,11 +114,11 @@ async def test_what_an_earlier_life_saw_is_kept_until_it_was_compared(file: Stat
     write(store, "a")
     await Life(store, file).see()
     before, heir = file.read(), Life(store, file)
-    heir.water.rise("c1", AT_40)
-    keeping = asyncio.create_task(heir.water.keep())
+    heir.guard.take(C1, AT_40)
+    keeping = asyncio.create_task(heir.guard.keep())
     await asyncio.wait({keeping}, timeout=0.7)
     assert file.read() == before
-    await heir.water.check("c1", heir.etcd)
+    await heir.guard.check(heir.etcd)
     await heir.until(lambda: file.read() != before)
     keeping.cancel()
 
@@ -141,6 +144,6 @@ class FullDisk(StateDirMarkFile):
 
 async def test_a_full_disk_is_told_once_and_tried_again(tmp_path: Path) -> None:
     life = Life(MemoryStore(), FullDisk(tmp_path))
-    life.water.rise("c1", AT_40)
+    life.guard.take(C1, AT_40)
     await life.until(lambda: life.file.read() == Mark("c1", 40))
     assert [event for _, event, _ in life.sink.lines] == ["how far etcd has come is not on disk"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from tests.guarantees.guarantee import DAEMONS, DESK, MEMBER, Guarantee
 
 MEMBERSHIP = "agent/membership.py"
+ETCD_IDENTITY = "supervisor/adapters/etcd/identity.py"
 CONTROL_DAEMON = "supervisor/control/loop/daemon.py"
 DESK_FILE = "supervisor/control/services/jobs.py"
 ENTRY_FILE = "supervisor/control/decide/jobs/admission.py"
@@ -163,17 +164,17 @@ ROWS = (
     Guarantee(
         12,
         "What ran in a cluster whose etcd has lost its data is not adopted into the next one.",
-        MEMBERSHIP,
-        'cluster is not None and codec.decode(ClusterRecord, cluster.value).uuid in {"", self._cluster}\n',
-        "cluster is not None\n",
+        ETCD_IDENTITY,
+        'return record is not None and record.uuid in {"", self.cluster}\n',
+        "return record is not None\n",
         MEMBER + "test_what_ran_in_a_cluster_that_is_lost_is_not_adopted_into_the_next",
     ),
     Guarantee(
         12,
         "What was started when etcd had come further than now, as before a snapshot, is not adopted.",
-        MEMBERSHIP,
-        "self._has_forked |= not await still_holds(self._coordination, self._seen)",
-        "self._has_forked |= not self._seen",
+        ETCD_IDENTITY,
+        "        self._lacks |= not holds\n",
+        "",
         MEMBER + "test_what_ran_when_etcd_had_come_further_is_not_adopted",
     ),
     Guarantee(
@@ -187,25 +188,25 @@ ROWS = (
     Guarantee(
         1,
         "Nothing is decided on an etcd of which an old snapshot was restored.",
-        "supervisor/control/loop/etcd_identity.py",
-        "if same and (update.forked or update.revision < before):",
-        "if same and update.revision < 0:",
+        ETCD_IDENTITY,
+        "elif self._lacks or revision < self.revision:",
+        "elif self._lacks and revision < 0:",
         DAEMONS + "test_a_supervisor_decides_nothing_on_an_etcd_that_went_back",
     ),
     Guarantee(
         3,
         "An etcd that has no record of the cluster vouches for no node of it.",
-        MEMBERSHIP,
-        "return cluster is not None and codec.decode(ClusterRecord, cluster.value).uuid",
-        "return cluster is None or codec.decode(ClusterRecord, cluster.value).uuid",
+        ETCD_IDENTITY,
+        "            return Loss.NO_RECORD\n",
+        "            return None\n",
         MEMBER + "test_without_a_record_of_the_cluster_nothing_vouches_for_an_agent",
     ),
     Guarantee(
         1,
         "A supervisor whose etcd was begun anew does not go on with what it remembers.",
-        CONTROL_DAEMON,
-        'if self._cluster and (held is None or uuid not in {"", self._cluster}):',
-        'if self._cluster and uuid not in {"", self._cluster}:',
+        "supervisor/control/loop/etcd_identity.py",
+        "            case None:\n",
+        "            case None | Loss.NO_RECORD:\n",
         DAEMONS + "test_a_supervisor_of_a_cluster_that_is_lost_stops",
     ),
     Guarantee(

@@ -118,11 +118,9 @@ def cluster_record(uuid: str, revision: int) -> KeyValue:
 async def test_a_supervisor_of_a_cluster_that_is_lost_stops(anew: KeyValue | KeyDeleted) -> None:
     daemon = Supervisor().daemon()
     for known in (cluster_record("", 2), cluster_record("c1", 2)):
-        daemon._view.apply((known,), 2, 0)
-        daemon._know_cluster(MirrorUpdate(2, (known,), relisted=True))
-    daemon._view.apply((anew,), 3, 0)
+        daemon._fold([MirrorUpdate(2, (known,), relisted=True)])
     with pytest.raises(Fenced, match="begun anew"):
-        daemon._know_cluster(MirrorUpdate(3, (anew,), relisted=True))
+        daemon._fold([MirrorUpdate(3, (anew,), relisted=True)])
 
 
 @pytest.mark.parametrize(("revision", "forked"), [(8, False), (10, True)])
@@ -137,7 +135,7 @@ async def test_a_supervisor_decides_nothing_on_an_etcd_that_went_back(revision: 
 async def fixed(before: ClusterRecord | None, known: str = "") -> ClusterRecord:
     """The cluster's record once a leader, which has served a cluster before, has seen to it."""
     daemon = Supervisor().daemon()
-    daemon._cluster = known
+    daemon._etcd.identity.cluster = known
     etcd = daemon._coordination
     if before is not None:
         await etcd.txn([], [put(keys.CLUSTER, before)])

@@ -17,8 +17,8 @@ from agent.effects import Effects
 from agent.membership import Former, Membership
 from agent.settings import AgentSettings
 from supervisor.adapters.clock import BootClock
+from supervisor.adapters.etcd.identity import newest
 from supervisor.adapters.etcd.memory import MemoryCoordination, MemoryStore
-from supervisor.adapters.etcd.timeline import newest
 from supervisor.contract import codec, keys
 from supervisor.contract.boundaries import Clock, Delete, Op, Seen
 from supervisor.contract.desired import Assignment, ClusterRecord, LostMark
@@ -280,7 +280,7 @@ async def test_without_a_record_of_the_cluster_nothing_vouches_for_an_agent(plac
     assert place.holder() == ""
     place.known = ""
     agent = await place.joined()
-    agent._cluster = "c1"
+    agent._etcd.cluster = "c1"
     place.write(Delete(NODE))
     assert await agent._look(1) is None
     assert place.holder() == ""

@@ -101,7 +101,11 @@ MUTANTS = (
         ("nothing is taken over from a lost cluster",),
         (
             known("What ran in a cluster whose etcd has lost its data is not adopted into the next one."),
-            Edit("agent/membership.py", " or self._has_forked or revision < self._revision:", ":"),
+            Edit(
+                "supervisor/adapters/etcd/identity.py",
+                "        elif self._lacks or revision < self.revision:\n            return Loss.WENT_BACK\n",
+                "",
+            ),
         ),
         Simulated((Fault(2.5, "etcd_lost", 0, 0.2),)),
     ),

@@ -195,8 +195,8 @@ MUTANTS = (
             known("Nothing is decided on an etcd of which an old snapshot was restored."),
             Edit(
                 "supervisor/control/loop/etcd_identity.py",
-                "before.seen if before is not None and before.cluster == cluster else None",
-                "before.seen if before is not None and before.cluster != cluster else None",
+                "earlier.cluster == record.uuid:",
+                "earlier.cluster != record.uuid:",
             ),
         ),
         Simulated(ROLLED_BACK),

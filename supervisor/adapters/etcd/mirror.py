@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import NoReturn
 
 from supervisor.adapters.backoff import Backoff
-from supervisor.adapters.etcd.timeline import newest, still_holds
+from supervisor.adapters.etcd.identity import newest, still_holds
 from supervisor.contract.boundaries import (
     Clock,
     Coordination,

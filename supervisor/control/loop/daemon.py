@@ -38,7 +38,7 @@ from supervisor.control.decide.reconcile import reconcile
 from supervisor.control.decide.set_aside import Left
 from supervisor.control.decide.snapshot import MAX_BEATS, MAX_KEY, BeatSeen, Snapshot, View
 from supervisor.control.loop.apply import Applied, Applier
-from supervisor.control.loop.etcd_identity import HighWater, MarkFile
+from supervisor.control.loop.etcd_identity import EtcdGuard, MarkFile
 from supervisor.control.loop.promise_log import Promiser, Surroundings, Terms, WordFile
 from supervisor.control.loop.sweep import Sweeper
 from supervisor.control.services.jobs import JobService
@@ -121,7 +121,6 @@ class ControlDaemon:
         self._clock = clock
         self._sink = sink
         self._new_id = new_id
-        self._cluster = ""
         self._inbox: asyncio.Queue[Message] = asyncio.Queue()
         self._beats: dict[tuple[str, str], Beat] = {}
         """Those that wait to be taken in, by node and life."""
@@ -144,7 +143,7 @@ class ControlDaemon:
             coordination, keys.LEADER, codec.encode(record), settings.timing.leader_lease_s, clock, sink
         )
         self._mirror = Mirror(coordination, "", self._inbox.put_nowait, clock, sink)
-        self._high_water = HighWater(files.mark, self._mirror, sink)
+        self._etcd = EtcdGuard(files.mark, self._mirror, sink)
         self._looked_back = False
         self._left: dict[tuple[str, str], tuple[int, Left]] = {}
         """Jobs and nodes that were not parked: until when this supervisor leaves each alone, and why."""
@@ -166,10 +165,10 @@ class ControlDaemon:
     async def run(self) -> None:
         """Watch, campaign and decide until cancelled. Raises the error of our tree that ended one of them."""
         self._promiser.open()
-        self._high_water.open()
+        self._etcd.open()
         try:
             async with asyncio.TaskGroup() as group:
-                group.create_task(self._high_water.keep())
+                group.create_task(self._etcd.keep())
                 group.create_task(self._mirror.run())
                 group.create_task(self._campaign())
                 group.create_task(self._decide_for_ever())
@@ -299,9 +298,9 @@ class ControlDaemon:
 
     async def _has_looked_back(self) -> bool:
         """Whether etcd holds what an earlier life of this supervisor saw: nothing is decided before."""
-        if not self._looked_back and self._cluster:
+        if not self._looked_back and self._etcd.identity.cluster:
             try:
-                await self._high_water.check(self._cluster, self._coordination)
+                await self._etcd.check(self._coordination)
             except Unreachable:
                 await asyncio.sleep(self._settings.timing.tick_ms / 1000)
                 return False
@@ -359,7 +358,8 @@ class ControlDaemon:
                 case MirrorUpdate():
                     self._view.apply(message.changes, message.revision, now_ms)
                     self._tell_unreadable()
-                    self._know_cluster(message)
+                    held = self._view.get(ClusterRecord, keys.CLUSTER)
+                    self._etcd.take(held.value if held is not None else None, message)
                 case BeatArrived():
                     beat = self._beats.pop((message.node, message.incarnation))
                     tasks = {task.attempt: task for task in beat.tasks}
@@ -499,7 +499,7 @@ class ControlDaemon:
         self._check_cluster()
         held = self._view.get(ClusterRecord, keys.CLUSTER)
         known = held.value.uuid if held is not None else ""
-        own = self._own_cluster(known or self._cluster or self._new_id())
+        own = self._own_cluster(known or self._etcd.identity.cluster or self._new_id())
         text = f"cluster {own.cluster} runs with D = {own.d_ms} ms (profile {own.profile})"
         if own.promise_ms:
             text += f"; without etcd for up to {own.promise_ms} ms, as {', '.join(own.supervisors)} promise"
@@ -518,22 +518,6 @@ class ControlDaemon:
         return ClusterRecord(
             settings.cluster, timing.profile, timing.d_ms, terms.promise_ms, supervisors, uuid
         )
-
-    def _know_cluster(self, update: MirrorUpdate) -> None:
-        """What this process holds may be of a cluster that is gone, or etcd may be behind what was decided.
-
-        Raises Fenced when etcd was begun anew; UserError when an old snapshot of it was restored.
-        """
-        held = self._view.get(ClusterRecord, keys.CLUSTER)
-        uuid = held.value.uuid if held is not None else ""
-        if self._cluster and (held is None or uuid not in {"", self._cluster}):
-            raise Fenced(
-                "etcd holds no record of the cluster that this supervisor has served, or another's: it was "
-                "begun anew. Started again, this supervisor goes on from what etcd holds now"
-            )
-        self._cluster = uuid or self._cluster
-        if self._cluster:
-            self._high_water.rise(self._cluster, update)
 
     def _check_cluster(self) -> None:
         held = self._view.get(ClusterRecord, keys.CLUSTER)

@@ -1,7 +1,8 @@
-"""How far etcd has come, kept on this machine: one that was restored from a snapshot is behind that.
+"""What a supervisor does about the identity of etcd: it ends where etcd is another one, or went back.
 
-It knows nothing of what was decided and committed since. Who went on from there would begin generations again
-that have been, and take the store's checkpoints of the time since for leftovers.
+An etcd that was restored from a snapshot knows nothing of what was decided and committed since. A leader that
+went on from there would begin generations again that have been, and take the store's checkpoints of the time
+since for leftovers. How far etcd has come is kept on this machine: the next life of the supervisor compares.
 """
 
 from __future__ import annotations
@@ -10,10 +11,11 @@ import asyncio
 from dataclasses import dataclass, replace
 from typing import NoReturn, Protocol
 
+from supervisor.adapters.etcd.identity import EtcdIdentity, Loss, newest
 from supervisor.adapters.etcd.mirror import Mirror, MirrorUpdate
-from supervisor.adapters.etcd.timeline import newest, still_holds
 from supervisor.contract.boundaries import Coordination, Logger, Seen
-from supervisor.contract.errors import Refused, UserError
+from supervisor.contract.desired import ClusterRecord
+from supervisor.contract.errors import Fenced, Refused, UserError
 
 KEEP_S = 0.5
 
@@ -37,8 +39,8 @@ class MarkFile(Protocol):
         """Replace it; durable when this returns. Raises Refused."""
 
 
-class HighWater:
-    """The mark of one supervisor. Without a file it knows what it has seen itself.
+class EtcdGuard:
+    """Guards one supervisor. Without a file it knows what it has seen itself.
 
     `mirror`: of all of etcd.
     """
@@ -48,31 +50,45 @@ class HighWater:
         self._mirror = mirror
         self._sink = sink
         self._earlier: Mark | None = None
-        self._mark = self._saved = Mark("", 0)
+        self._saved = Mark("", 0)
+        self.identity = EtcdIdentity()
 
     def open(self) -> None:
         """Take up what an earlier life has left. Raises Refused, UserError."""
         if self._file is not None:
             self._earlier = self._file.read()
-            self._mark = self._saved = self._earlier or self._mark
+            self._saved = self._earlier or self._saved
 
-    async def check(self, cluster: str, coordination: Coordination) -> None:
+    def take(self, record: ClusterRecord | None, update: MirrorUpdate) -> None:
+        """Etcd shows this now. Raises Fenced when it was begun anew, UserError when it went back."""
+        earlier, first = self._earlier, not self.identity.cluster
+        # A supervisor begins with whatever cluster there is: no task depends on its earlier life.
+        if first and record is not None and earlier is not None and earlier.cluster == record.uuid:
+            self.identity = EtcdIdentity(earlier.cluster, earlier.revision, earlier.seen)
+        if update.forked and self.identity.cluster:
+            self.identity.forked()
+        before = self.identity.revision
+        match self.identity.loss(record, update.revision):
+            case None:
+                pass
+            case Loss.WENT_BACK:
+                self._refuse(
+                    f"it is at revision {update.revision}, was at {before}, and lacks what it had then"
+                )
+            case Loss.NO_RECORD | Loss.BEGUN_ANEW:
+                raise Fenced(
+                    "etcd holds no record of the cluster that this supervisor has served, or another's: it "
+                    "was begun anew. Started again, this supervisor goes on from what etcd holds now"
+                )
+
+    async def check(self, coordination: Coordination) -> None:
         """Compare what an earlier life has left; until then that is not replaced.
 
         Raises UserError when etcd lacks it, CoordinationUnreachable.
         """
-        before = self._earlier
-        known = before.seen if before is not None and before.cluster == cluster else None
-        if not await still_holds(coordination, known):
+        if not await self.identity.look_back(coordination):
             self._refuse("it lacks what it had when this supervisor saw it last")
         self._earlier = None
-
-    def rise(self, cluster: str, update: MirrorUpdate) -> None:
-        """So far it has come now. Raises UserError when it lacks what it had."""
-        same, before = cluster == self._mark.cluster, self._mark.revision
-        if same and (update.forked or update.revision < before):
-            self._refuse(f"it is at revision {update.revision}, was at {before}, and lacks what it had then")
-        self._mark = Mark(cluster, update.revision)
 
     def _refuse(self, why: str) -> NoReturn:
         raise UserError(
@@ -82,13 +98,13 @@ class HighWater:
         )
 
     async def keep(self) -> NoReturn:
-        """Write it down, now and then."""
+        """Write down, now and then, how far etcd has come."""
         refused = ""
         while True:
             await asyncio.sleep(KEEP_S)
-            if self._file is None or self._earlier is not None or self._mark == self._saved:
+            mark = Mark(self.identity.cluster, self.identity.revision)
+            if self._file is None or self._earlier is not None or not mark.cluster or mark == self._saved:
                 continue
-            mark = self._mark
             with_write = replace(mark, seen=newest(self._mirror.entries.values()))
             try:
                 await self._file.save(with_write)
