@@ -20,6 +20,7 @@ from supervisor.adapters import service
 from supervisor.adapters.audit import open_audit
 from supervisor.adapters.certificates.watch import CertificateWatch, own_certificates
 from supervisor.adapters.clock import BootClock
+from supervisor.adapters.fence_devices import FenceDevices
 from supervisor.adapters.files.config import SupervisorConfig, load_supervisor
 from supervisor.adapters.secret_sources import SecretSources
 from supervisor.api.certificates import CertificateEvents
@@ -58,17 +59,19 @@ async def _serve(config: SupervisorConfig, load: Callable[[], SupervisorConfig],
     settings = ControlSettings(
         config.id, config.cluster, config.address, os.getpid(), timing, terms, allowed, secrets
     )
+    devices = FenceDevices()
+    _load_devices(devices, config)
     directory = Path(config.state_dir)
     files = StateFiles(StateDirWordFile(directory), StateDirMarkFile(directory))
     daemon = ControlDaemon(
-        settings, coordination, stores.open, BootClock(), sink, lambda: uuid.uuid4().hex, files
+        settings, coordination, stores.open, BootClock(), sink, lambda: uuid.uuid4().hex, files, devices
     )
     audit = open_audit(config.audit, sink)
     events = CertificateEvents(daemon.desk, sink)
     watch = CertificateWatch(own_certificates(config, f"supervisor:{config.id}"), sink)
     policy = policy_of(config)
     api = await serve_api(daemon.desk, daemon.on_beat, config, daemon, audit, events, policy, secrets)
-    reload = service.reloading(config, load, partial(_take, policy, secrets), sink)
+    reload = service.reloading(config, load, partial(_take, policy, secrets, devices), sink)
     watching = asyncio.create_task(watch.run(events.tell))
     sink.info("supervisor is up", listen=config.listen, profile=timing.profile, d_ms=timing.d_ms)
     try:
@@ -84,10 +87,16 @@ async def _serve(config: SupervisorConfig, load: Callable[[], SupervisorConfig],
         await coordination.close()
 
 
-def _take(policy: Policy, secrets: SecretSources, config: SupervisorConfig) -> None:
+def _take(policy: Policy, secrets: SecretSources, devices: FenceDevices, config: SupervisorConfig) -> None:
     newest = policy_of(config)
     policy.users, policy.denied = newest.users, newest.denied
     secrets.sources = sources_of(config)
+    _load_devices(devices, config)
+
+
+def _load_devices(devices: FenceDevices, config: SupervisorConfig) -> None:
+    found = [each.device for each in config.fence.devices]
+    devices.load(found, config.fence_after_ms, config.fence.timeout)
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 
 from chaos.sim.cluster.loop import MOST_STEPS
+from chaos.sim.cluster.power import Device
 from chaos.sim.cluster.world import Layout
 from chaos.sim.trouble.schedule import FAMILIES, KINDS
 from supervisor.contract.timing import DEFAULT, FAST, Timing
@@ -26,6 +27,8 @@ PROMISED, PROMISE_S = 0.15, (2.0, 6.0, 15.0)
 """Of the seeds: supervisors promise tasks to live on without etcd (rule 11), for one of these times."""
 SLOW_DISKS, DISK_S = 0.3, (0.002, 0.02, 0.15)
 """Of the seeds: what daemons give to threads, as all work on a disk is, takes up to one of these times."""
+FENCED, DEVICES = 0.3, (Device.WORKS, Device.WORKS, Device.LATE, Device.BROKEN)
+"""Of the seeds: supervisors have fence devices, which behave as one of these."""
 
 
 SHARES = (0.0, 0.2, 0.5)
@@ -72,6 +75,7 @@ class Shape:
         docker: tasks are in containers.
         promise_s: for so long supervisors promise tasks to live on without etcd; 0: not at all.
         disk_s: so long at most takes what daemons give to threads; 0: no time.
+        device: how the fence devices behave.
     """
 
     supervisors: int
@@ -88,6 +92,7 @@ class Shape:
     docker: bool = False
     promise_s: float = 0.0
     disk_s: float = 0.0
+    device: Device = Device.NONE
 
     @property
     def layout(self) -> Layout:
@@ -101,6 +106,7 @@ class Shape:
             SCARCE_CPUS if self.crowded else PLENTY_CPUS,
             self.docker,
             self.disk_s,
+            self.device,
         )
 
     @property
@@ -147,7 +153,10 @@ def swarm(seed: int, length: Length = Length.FULL) -> Shape:
         disk_s=disks.choice(DISK_S) if disks.random() < SLOW_DISKS else 0.0,
     )
     booked = shape.second and not gpus and random.Random(f"booked {seed}").random() < BOOKED
-    return replace(shape, booked=booked)
+    power = random.Random(f"power {seed}")
+    return replace(
+        shape, booked=booked, device=power.choice(DEVICES) if power.random() < FENCED else Device.NONE
+    )
 
 
 def _nodes(seed: int) -> int:

@@ -4,7 +4,7 @@ pass the same contract suite; the simulator runs the daemons over the in-memory 
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -39,6 +39,23 @@ class Logger(Protocol):
 
     def error(self, event: str, **fields: object) -> object:
         """Log an event that an operator must act on."""
+
+
+class PowerSwitch(Protocol):
+    """What can switch a node's machine off: fence devices."""
+
+    after_ms: int
+    """A node is switched off when its lost mark is so old."""
+    loaded_wall_ms: int
+    """When the present configuration of the devices was loaded."""
+
+    def device(self, node: str, labels: Mapping[str, str]) -> str:
+        """The device of a node, for people; empty for none."""
+
+    async def switch_off(self, node: str, labels: Mapping[str, str]) -> None:
+        """Returns when the device has confirmed that the machine is off. Raises Refused with the reason if it
+        has not.
+        """
 
 
 @dataclass(frozen=True, slots=True)

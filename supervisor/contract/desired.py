@@ -55,7 +55,8 @@ class ClusterRecord:
 class LostMark:
     """The leader's word that an incarnation is lost (rule 3). A `final` one takes no appeal (rule 10).
 
-    `boot_id`: of the machine when that life was last seen registered; empty if it no longer was.
+    `boot_id`: of the machine when that life was last seen registered; empty if it no longer was. `off`: since
+    then a fence device has confirmed that the machine is off.
     """
 
     node: str
@@ -63,6 +64,7 @@ class LostMark:
     reason: str
     final: bool = False
     boot_id: str = ""
+    off: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -227,3 +227,39 @@ def test_an_authority_of_users_is_taken_beside_that_of_machines(tmp_path: Path) 
     assert (files.ca, files.user_ca) == (tmp_path / "ca.pem", tmp_path / "users.pem")
     with pytest.raises(UserError, match="user_ca: needs `tls:"):
         load_supervisor(write(tmp_path, SUPERVISOR | {"user_ca": "users.pem"}))
+
+
+FENCE = {"command": ["true"], "options": {"plug": "1"}, "nodes": ["n0"]}
+
+
+def test_fence_devices_have_defaults_and_paths_relative_to_the_file(tmp_path: Path) -> None:
+    (tmp_path / "ipmi").touch(mode=0o600)
+    body = SUPERVISOR | {"profile": "fast", "fence": {"devices": [FENCE | {"options_file": "ipmi"}]}}
+    config = load_supervisor(write(tmp_path, body))
+    assert config.fence_after_ms == config.timing.suspect_ms // 2
+    (each,) = config.fence.devices
+    assert each.device.options_file == str(tmp_path / "ipmi")
+    assert each.device.serves("n0", {})
+    assert load_supervisor(write(tmp_path, SUPERVISOR | {"fence": {"after": "0s"}})).fence_after_ms == 0
+
+
+@pytest.mark.parametrize(
+    ("devices", "why"),
+    [
+        ([FENCE | {"labels": {"rack": "a"}}], r"fence\.devices\[0\].*one of the two"),
+        ([FENCE | {"command": ["fence_none"]}], "fence_none is not on this machine"),
+        ([FENCE | {"command": ["/etc/passwd"]}], "/etc/passwd is not executable"),
+        ([FENCE | {"options": {"action": "off"}}], "is no option of a device"),
+        ([FENCE | {"options_file": "/none/ipmi"}], "/none/ipmi: No such file"),
+        ([FENCE | {"options_file": "/etc/passwd"}], "others on this machine can read /etc/passwd"),
+        ([FENCE | {"nodes": ["n0", "n1"]}], "the same machine for every node; write {node}"),
+        ([{"command": ["true"], "labels": {"rack": "a"}}], "the same machine for every node; write {node}"),
+        ([FENCE, FENCE | {"options": {"plug": "2"}}], "n0 has a device already: number 1"),
+        ([FENCE, FENCE | {"nodes": ["n1"]}], "would switch off the same machine for n0 and for n1"),
+    ],
+)
+def test_a_fence_device_that_could_hit_another_machine_is_refused(
+    tmp_path: Path, devices: list[object], why: str
+) -> None:
+    with pytest.raises(UserError, match=why):
+        load_supervisor(write(tmp_path, SUPERVISOR | {"fence": {"devices": devices}}))

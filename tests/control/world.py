@@ -43,7 +43,7 @@ from supervisor.contract.observed import (
 from supervisor.contract.timing import FAST
 from supervisor.control.decide import invariants
 from supervisor.control.decide.facts.cluster_time import ages
-from supervisor.control.decide.plan import Action, DeleteFiles, put
+from supervisor.control.decide.plan import Action, DeleteFiles, PowerOff, put
 from supervisor.control.decide.reconcile import reconcile
 from supervisor.control.decide.snapshot import BeatSeen, JobState, Snapshot, View
 from tests.support.builders import job_spec
@@ -108,6 +108,7 @@ class World:
         self.done: list[str] = []
         self.wall_ms = 0
         self.deleted: list[DeleteFiles] = []
+        self.to_switch_off: list[PowerOff] = []
         self.steps: dict[str, int] = {}
         self.ports = 20_000
         self.tells_warmth = True
@@ -199,6 +200,9 @@ class World:
             if isinstance(decision, DeleteFiles):
                 self.deleted.append(decision)
                 self.write(Delete(decision.key))
+                continue
+            if isinstance(decision, PowerOff):
+                self.to_switch_off.append(decision)
                 continue
             assert self.parks or "parked" not in decision.kind, decision.text
             if effects < most and self.run(decision):

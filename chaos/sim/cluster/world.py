@@ -32,6 +32,7 @@ from chaos.sim.cluster.node import (
     SimRuntime,
     SimTaskFiles,
 )
+from chaos.sim.cluster.power import Device, SimPower
 from chaos.sim.cluster.programs import Program, Temper, Training
 from chaos.sim.cluster.seat import Seat, SimSink, Weather, unforeseen
 from chaos.sim.cluster.state_file import SimStateFile
@@ -50,6 +51,7 @@ from supervisor.control.loop.promise_log import Terms
 T = TypeVar("T")
 
 KEEPER_S = (0.1, 0.9)
+SWITCHED_ON_S = 5.0
 SILENCE_SHARE = 3
 GPU_SHARE = 2
 NETWORK = "training"
@@ -70,6 +72,7 @@ class Layout:
         cpus: of each node.
         docker: tasks are in containers.
         disk_s: so long at most takes what a daemon gives to a thread; 0: no time.
+        device: how the fence devices behave.
     """
 
     supervisors: int = 2
@@ -80,6 +83,7 @@ class Layout:
     cpus: float = 8.0
     docker: bool = False
     disk_s: float = 0.0
+    device: Device = Device.NONE
 
 
 class World:
@@ -95,6 +99,7 @@ class World:
         """Where operators have checkpoints that they bring in."""
         self.rng = random.Random(seed)
         self.timing = layout.timing
+        self._device = layout.device
         self.pace = self.timing.d_ms / FAST.d_ms
         self.loop = VirtualLoop()
         self.loop.threads = _threads(random.Random(f"threads {seed}"), layout.disk_s)
@@ -362,10 +367,20 @@ class World:
         # Marks are saved all the time: what is drawn for that changes nothing else.
         own = random.Random(f"marks {self.seed} {seat.process.name}")
         files = StateFiles(SimWordFile(disk, self.rng), SimMarkFile(disk, own))
+        rng = random.Random(f"power {self.seed} {seat.process.name}")
+        power = SimPower(self._device, self.timing.suspect_ms // 2, self.pace, rng, self._switch_off)
         seat.control = ControlDaemon(
-            settings, seat.etcd, self.open_store, seat.clock, sink, self.new_id, files
+            settings, seat.etcd, self.open_store, seat.clock, sink, self.new_id, files, power
         )
         return seat.control.run()
+
+    def _switch_off(self, node: str) -> None:
+        """A fence device takes a machine's power away. An operator switches it on again, by and by."""
+        seat = self.nodes.get(node)
+        if seat is None or seat.machine is None or not seat.machine.up:
+            return
+        self.power_off(seat)
+        self.loop.post(None, self.pace * SWITCHED_ON_S, lambda: self.power_on(seat))
 
     def _agent(self, seat: Seat) -> Coroutine[object, object, None]:
         machine = seat.machine

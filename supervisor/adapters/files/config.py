@@ -21,6 +21,7 @@ from supervisor.adapters.certificates.tls import (
     is_unspecified,
     split_host_port,
 )
+from supervisor.adapters.fence_devices import NODE, FenceDevice, executable
 from supervisor.adapters.files.config_docker import DockerConfig, User, holder_of, range_of, subordinate_of
 from supervisor.adapters.files.hadoop import HadoopSettings, Kerberos, read_conf
 from supervisor.adapters.files.quantities import DurationMs, SizeBytes, Text
@@ -233,6 +234,31 @@ class SecretConfig(Strict):
         return Source(frozenset(self.allow), self.file or "", tuple(self.command))
 
 
+class FenceDeviceConfig(Strict):
+    """A device that can switch machines off (docs/fencing.md)."""
+
+    command: list[Text] = Field(min_length=1, description="add `command: [fence_ipmilan]`")
+    options: dict[str, Text] = Field(default_factory=dict)
+    options_file: Text | None = None
+    nodes: list[Name] = Field(default_factory=list)
+    labels: dict[str, Text] = Field(default_factory=dict)
+
+    @property
+    def device(self) -> FenceDevice:
+        """The same as the supervisor wants it."""
+        return FenceDevice(
+            tuple(self.command), self.options, self.options_file or "", frozenset(self.nodes), self.labels
+        )
+
+
+class FenceConfig(Strict):
+    """Devices that switch off the machines of suspected nodes, and when."""
+
+    after: DurationMs | None = Field(default=None, ge=0)
+    timeout: DurationMs = Field(default=30_000, gt=0)
+    devices: list[FenceDeviceConfig] = Field(default_factory=list)
+
+
 class SupervisorConfig(DaemonConfig):
     """`tfsup-supervisord --config FILE`."""
 
@@ -243,6 +269,12 @@ class SupervisorConfig(DaemonConfig):
     users: dict[UserName, UserConfig] = Field(default_factory=dict)
     secrets: dict[Name, SecretConfig] = Field(default_factory=dict)
     user_ca: Text | None = None
+    fence: FenceConfig = FenceConfig()
+
+    @property
+    def fence_after_ms(self) -> int:
+        """How old a node's lost mark is when its machine is switched off. A living agent appeals before."""
+        return self.timing.suspect_ms // 2 if self.fence.after is None else self.fence.after
 
     def tls_files(self) -> TlsFiles | None:
         """Certificates of the supervisor's own address, and the authority of users."""
@@ -362,6 +394,7 @@ def _load(model: type[C], path: Path) -> C:
     if isinstance(config, SupervisorConfig):
         _check_promises(document, config)
         _check_secrets(document, config)
+        _check_fence(document, config.fence)
         if config.user_ca is not None and config.tls is None:
             document.problem(
                 ("user_ca",), "needs `tls: {ca, cert, key}`: without it nobody shows a certificate"
@@ -402,6 +435,11 @@ def _absolute_paths(document: Document, base: Path) -> None:
     for each in secrets.values() if isinstance(secrets, dict) else ():
         if isinstance(each, dict) and isinstance(each.get("file"), str):
             each["file"] = str(base / Path(each["file"]).expanduser())
+    fence = document.value.get("fence") if isinstance(document.value, dict) else None
+    devices = fence.get("devices") if isinstance(fence, dict) else None
+    for each in devices if isinstance(devices, list) else ():
+        if isinstance(each, dict) and isinstance(each.get("options_file"), str):
+            each["options_file"] = str(base / Path(each["options_file"]).expanduser())
 
 
 def _check_daemon(document: Document, config: DaemonConfig) -> None:
@@ -550,6 +588,53 @@ def _check_secrets(document: Document, config: SupervisorConfig) -> None:
             ("secrets",),
             "whoever reaches `listen` would get them; configure TLS or `token_file`, or listen on unix:/PATH",
         )
+
+
+def _check_fence(document: Document, fence: FenceConfig) -> None:
+    """A device that switches another machine off than is meant is worse than none."""
+    served: dict[str, int] = {}
+    plugs: dict[tuple[object, ...], str] = {}
+    for index, each in enumerate(fence.devices):
+        where: Where = ("fence", "devices", index)
+        if bool(each.nodes) == bool(each.labels):
+            document.problem(where, "needs `nodes: [NODE, ...]` or `labels: {NAME: VALUE}`, one of the two")
+        try:
+            executable(each.command[0])
+        except Refused as error:
+            document.problem((*where, "command"), str(error))
+        for name, value in each.options.items():
+            if name == "action" or "=" in name or "\n" in name + value:
+                document.problem(
+                    (*where, "options", name), "is no option of a device: NAME=VALUE, on one line"
+                )
+        many = bool(each.labels) or len(each.nodes) > 1
+        if many and not any(NODE in value for value in each.options.values()):
+            document.problem(
+                (*where, "options"),
+                f"would switch off the same machine for every node; write {NODE} into the option that names "
+                "the machine, or give each node a device of its own",
+            )
+        if each.options_file is not None:
+            _check_private(document, (*where, "options_file"), each.options_file)
+        device = each.device
+        for node in each.nodes:
+            if node in served:
+                document.problem((*where, "nodes"), f"{node} has a device already: number {served[node] + 1}")
+            served[node] = index
+            plug = (*device.command, device.options_file, *sorted(device.options_of(node).items()))
+            other = plugs.setdefault(plug, node)
+            if other != node:
+                document.problem(where, f"would switch off the same machine for {other} and for {node}")
+
+
+def _check_private(document: Document, where: Where, file: str) -> None:
+    try:
+        mode = Path(file).stat().st_mode
+    except OSError as error:
+        document.problem(where, f"{file}: {error.strerror}")
+        return
+    if mode & 0o077:
+        document.problem(where, f"others on this machine can read {file}; run: chmod 600 {file}")
 
 
 def _check_reachable(document: Document, config: SupervisorConfig | AgentConfig) -> None:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
 from supervisor.contract import codec, keys
 from supervisor.contract.boundaries import Absent, Compare, CreatedAt, Delete, ModifiedAt, Op, Put
 from supervisor.contract.checkpoint import CommitRecord
-from supervisor.contract.desired import Plan
+from supervisor.contract.desired import LostMark, Plan
 from supervisor.contract.errors import InvariantBroken
 from supervisor.contract.promise import Taking
 from supervisor.control.decide.snapshot import Versioned
@@ -60,7 +60,29 @@ class DeleteFiles:
     uri: str
 
 
-Decision = Action | DeleteFiles
+@dataclass(frozen=True, slots=True)
+class PowerOff:
+    """A suspected node on which tasks may run: switch its machine off, if a fence device can (rule 3).
+
+    Attributes:
+        mark: the lost mark that says so, as it was seen.
+        unappealed: what must still hold when the machine is off: no other appeal has come.
+        labels: of the node; none when its key is gone.
+        suspected_ms: for how long this leader has seen the mark.
+    """
+
+    mark: Versioned[LostMark]
+    unappealed: Compare
+    labels: Mapping[str, str]
+    suspected_ms: int
+
+    @property
+    def node(self) -> str:
+        """Its name."""
+        return self.mark.value.node
+
+
+Decision = Action | DeleteFiles | PowerOff
 
 
 def put(key: str, record: object) -> Put:

@@ -28,7 +28,7 @@ from supervisor.control.decide.jobs import (
     spares,
 )
 from supervisor.control.decide.jobs.prepare import find_places
-from supervisor.control.decide.nodes import cordons, gpu_faults
+from supervisor.control.decide.nodes import cordons, gpu_faults, power
 from supervisor.control.decide.nodes.node_loss import decide_nodes
 from supervisor.control.decide.plan import Action, Decision
 from supervisor.control.decide.snapshot import JobState, Snapshot
@@ -64,6 +64,7 @@ def _look(snap: Snapshot, assessments: Assessments) -> list[Decision]:
     invariants.check(snap)
     decisions: list[Decision] = [
         *decide_nodes(snap),
+        *power.decide(snap),
         *gpu_faults.decide(snap),
         *code_gc.tidy(snap),
         *incidents.forget_events(snap),

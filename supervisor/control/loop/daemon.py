@@ -15,7 +15,16 @@ from supervisor.adapters.etcd.election import Election
 from supervisor.adapters.etcd.mirror import Mirror, MirrorUpdate
 from supervisor.adapters.secret_sources import SecretSources
 from supervisor.contract import codec, keys
-from supervisor.contract.boundaries import Absent, CheckpointStore, Clock, Coordination, Get, Logger, Op
+from supervisor.contract.boundaries import (
+    Absent,
+    CheckpointStore,
+    Clock,
+    Coordination,
+    Get,
+    Logger,
+    Op,
+    PowerSwitch,
+)
 from supervisor.contract.containment import told
 from supervisor.contract.desired import ClusterRecord, LeaderRecord, LeaderToken, LostMark
 from supervisor.contract.errors import (
@@ -33,12 +42,14 @@ from supervisor.control.decide import parking
 from supervisor.control.decide.assess.assess import Assessments
 from supervisor.control.decide.assess.stacks import to_dump
 from supervisor.control.decide.facts.cluster_time import ages
-from supervisor.control.decide.plan import Action, DeleteFiles, put, unchanged
+from supervisor.control.decide.nodes import power
+from supervisor.control.decide.plan import Action, DeleteFiles, PowerOff, put, unchanged
 from supervisor.control.decide.reconcile import reconcile
 from supervisor.control.decide.set_aside import Left
 from supervisor.control.decide.snapshot import MAX_BEATS, MAX_KEY, BeatSeen, Snapshot, View
 from supervisor.control.loop.apply import Applied, Applier
 from supervisor.control.loop.etcd_identity import EtcdGuard, MarkFile
+from supervisor.control.loop.fencing import Fencing
 from supervisor.control.loop.promise_log import Promiser, Surroundings, Terms, WordFile
 from supervisor.control.loop.sweep import Sweeper
 from supervisor.control.services.jobs import JobService
@@ -114,6 +125,7 @@ class ControlDaemon:
         sink: Logger,
         new_id: Callable[[], str],
         files: StateFiles = StateFiles(),
+        devices: PowerSwitch | None = None,
     ) -> None:
         self._settings = settings
         self._coordination = coordination
@@ -137,6 +149,7 @@ class ControlDaemon:
         self._promiser = Promiser(
             settings.supervisor, settings.terms, settings.timing.d_ms, files.word, clock, sink
         )
+        self._fencing = Fencing(devices, sink) if devices is not None else None
         self._sweeper = Sweeper(coordination, open_store, clock, sink)
         record = LeaderRecord(settings.supervisor, settings.address, settings.pid)
         self._election = Election(
@@ -434,6 +447,8 @@ class ControlDaemon:
         for decision in decisions:
             if isinstance(decision, DeleteFiles):
                 self._delete(applier, decision)
+            elif isinstance(decision, PowerOff):
+                self._switch_off(applier, picture, decision)
         for job in picture.jobs.values():
             if job.switch.value.parked is None and self._sweeper.due(job):
                 uri, uuid = job.record.value.store_uri, job.switch.value.job_uuid
@@ -539,6 +554,11 @@ class ControlDaemon:
     def _delete(self, applier: Applier, decision: DeleteFiles) -> None:
         if not applier.is_deleting(decision.key):
             self._begin(applier.delete_files(decision))
+
+    def _switch_off(self, applier: Applier, picture: Snapshot, wanted: PowerOff) -> None:
+        fencing = self._fencing
+        if fencing is not None and fencing.is_due(wanted, power.disproved_ms(picture, wanted.node)):
+            self._begin(fencing.switch_off(applier, wanted))
 
     def _begin(self, work: Coroutine[None, None, None]) -> None:
         self._deletions.add(asyncio.create_task(work))

@@ -1,7 +1,7 @@
 """The standing of the nodes that tasks were placed on: alive, suspected or lost (rule 3). Pure.
 
-A node is lost for good once D has passed on this leader's clock since it saw the node's lost mark, as long
-as no appeal is there and no promise of rule 11 is in force.
+A node is lost for good once D has passed on this leader's clock since it saw the node's lost mark, or its
+machine is known to be off, as long as no appeal is there and no promise of rule 11 is in force.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ class Standing(Enum):
 
 
 def standing(snap: Snapshot, placement: Placement) -> Standing:
-    """Whether the placement's agent is alive, suspected, or lost: D has passed since its mark was seen.
+    """Whether the placement's agent is alive, suspected, or lost: D has passed since its mark was seen, or a
+    fence device has confirmed that its machine is off.
 
     One that etcd does not answer is suspected before it is marked: it is about to end its tasks and cannot
     report that, so that what ends elsewhere meanwhile may have followed from it.
@@ -41,15 +42,20 @@ def standing(snap: Snapshot, placement: Placement) -> Standing:
         return Standing.ALIVE if acts and not snap.unread_ms(picture) else Standing.SUSPECTED
     if appeal_of(picture, mark) is not None:
         return Standing.SUSPECTED
-    lost = snap.now_ms - mark.created_ms >= wait_ms(snap, picture)
+    lost = snap.now_ms >= _lost_from_ms(snap, picture, mark)
     return Standing.LOST if lost and not promises.held_ms(snap, placement.node) else Standing.SUSPECTED
 
 
 def lost_since_ms(snap: Snapshot, placement: Placement) -> int:
-    """When a lost placement's D was over, on this leader's clock; 0 for one that is not marked."""
+    """When a lost placement's wait was over, on this leader's clock; 0 for one that is not marked."""
     picture = snap.nodes.get(placement.node)
     mark = picture.mark_of(placement.incarnation) if picture is not None else None
-    return mark.created_ms + wait_ms(snap, picture) if picture is not None and mark is not None else 0
+    return _lost_from_ms(snap, picture, mark) if picture is not None and mark is not None else 0
+
+
+def _lost_from_ms(snap: Snapshot, picture: NodeState, mark: Versioned[LostMark]) -> int:
+    waited_ms = mark.created_ms + wait_ms(snap, picture)
+    return min(waited_ms, mark.seen_ms) if mark.value.off else waited_ms
 
 
 def suspected_placements(snap: Snapshot, job: JobState) -> tuple[Placement, ...]:

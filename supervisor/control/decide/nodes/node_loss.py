@@ -20,12 +20,17 @@ from supervisor.contract.observed import AttemptReport, Incarnation
 from supervisor.contract.promise import Taking
 from supervisor.control.decide.facts import promises
 from supervisor.control.decide.facts.standing import appeal_of
-from supervisor.control.decide.nodes import cordons
+from supervisor.control.decide.nodes import cordons, power
 from supervisor.control.decide.plan import Action, delete_all, put, unchanged, unchanged_or_absent
 from supervisor.control.decide.snapshot import JobState, NodeState, Snapshot, Versioned
 
 MARKS_KEPT_MS = 3_600_000
 DISOBEDIENT_AFTER = 2
+_RETURNS = frozenset({"node_back", power.DISPROVED})
+_WRONG_DEVICE = (
+    "but its fence device had said that the machine is off. Correct `fence` in the supervisors' files: until "
+    "they are loaded again, no supervisor uses a device for this node"
+)
 
 
 def by_marks(
@@ -157,11 +162,14 @@ def _withdraw(picture: NodeState) -> list[Action]:
         if appeal is None:
             continue
         who = "its successor" if appeal.value.successor else "it"
+        text = f"node {picture.node} is not lost: {who} appealed; nothing was restarted"
+        # A successor may be of another boot.
+        wrong = mark.value.off and not appeal.value.successor
         actions.append(
             Action(
-                kind="node_cleared",
+                kind=power.DISPROVED if wrong else "node_cleared",
                 job="",
-                text=f"node {picture.node} is not lost: {who} appealed; nothing was restarted",
+                text=f"{text}; {_WRONG_DEVICE}" if wrong else text,
                 # Not the appeal: whoever has made it makes it again until it is heard.
                 compares=(unchanged(mark),),
                 ops=delete_all((mark,)),
@@ -177,7 +185,7 @@ def _tell_return(snap: Snapshot, picture: NodeState) -> list[Action]:
     lost = [mark for mark in picture.marks.values() if mark.value.final and mark.value.boot_id]
     if held is None or not lost:
         return []
-    told = {event.value.fields.get("incarnation") for event in snap.events if event.value.kind == "node_back"}
+    told = {event.value.fields.get("incarnation") for event in snap.events if event.value.kind in _RETURNS}
     actions = []
     for mark in lost:
         incarnation = mark.value.incarnation
@@ -192,7 +200,10 @@ def _tell_return(snap: Snapshot, picture: NodeState) -> list[Action]:
         )
         text = f"node {picture.node} is back: {why}"
         fields = {"node": picture.node, "incarnation": incarnation, "lost": what}
-        actions.append(Action("node_back", "", text, (unchanged(mark), unchanged(held)), (), fields))
+        kind = "node_back"
+        if same and mark.value.off:
+            kind, text = power.DISPROVED, f"{text}; {_WRONG_DEVICE}"
+        actions.append(Action(kind, "", text, (unchanged(mark), unchanged(held)), (), fields))
     return actions
 
 

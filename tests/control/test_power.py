@@ -1,0 +1,210 @@
+"""Machines of suspected nodes that a fence device switches off, so that D need not be waited for (rule 3)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+
+import pytest
+
+from recovery.stores.memory import MemoryCheckpointStore
+from supervisor.adapters.clock import BootClock
+from supervisor.adapters.etcd.memory import MemoryCoordination
+from supervisor.contract import codec, keys
+from supervisor.contract.boundaries import Delete, Put
+from supervisor.contract.desired import LeaderToken, LostMark
+from supervisor.contract.errors import Refused
+from supervisor.contract.incident import Event
+from supervisor.contract.timing import FAST
+from supervisor.control.decide.nodes.power import DISPROVED, disproved_ms
+from supervisor.control.decide.plan import Action, PowerOff
+from supervisor.control.decide.reconcile import reconcile
+from supervisor.control.loop.apply import Applier
+from supervisor.control.loop.fencing import Fencing
+from tests.control.world import World
+from tests.support.sinks import ListSink
+
+
+class Plug:
+    """A device that confirms, or refuses. `meanwhile` happens while it works."""
+
+    def __init__(self, world: World, refuses: str = "", after_ms: int = 0) -> None:
+        self.after_ms = after_ms
+        self.loaded_wall_ms = 10
+        self.switched_off: list[str] = []
+        self.meanwhile: list[Put | Delete] = []
+        self._world = world
+        self._refuses = refuses
+
+    def device(self, node: str, labels: Mapping[str, str]) -> str:
+        return "" if node == "unknown" else "plug"
+
+    async def switch_off(self, node: str, labels: Mapping[str, str]) -> None:
+        self.switched_off.append(node)
+        self._world.write(*self.meanwhile)
+        if self._refuses:
+            raise Refused(self._refuses)
+
+
+def suspected() -> tuple[World, str]:
+    """A world in which a node with tasks is marked, and its name."""
+    world = World().start()
+    node = world.node_of("worker.0")
+    world.switch_off(node)
+    world.until(lambda: bool(world.snapshot().nodes[node].marks))
+    return world, node
+
+
+def mark_of(world: World, node: str) -> LostMark:
+    (mark,) = world.snapshot().nodes[node].marks.values()
+    return mark.value
+
+
+def wanted(world: World) -> list[PowerOff]:
+    return [each for each in reconcile(world.snapshot()) if isinstance(each, PowerOff)]
+
+
+def run(world: World, plug: Plug, off: PowerOff, token: LeaderToken | None = None) -> None:
+    coordination = MemoryCoordination(world.store)
+    applier = Applier(
+        token or world.token, coordination, lambda _: MemoryCheckpointStore(), BootClock(), ListSink(), 100
+    )
+    asyncio.run(Fencing(plug, ListSink()).switch_off(applier, off))
+
+
+def events(world: World) -> list[str]:
+    return [codec.decode(Event, each.value).kind for each in world.store.select("events/")]
+
+
+def test_a_machine_that_is_off_is_replaced_at_once() -> None:
+    world, node = suspected()
+    began_ms = world.now_ms
+    (off,) = wanted(world)
+    plug = Plug(world)
+    run(world, plug, off)
+    assert plug.switched_off == [node]
+    assert mark_of(world, node).off
+    world.until(lambda: world.switch().generation == 2)
+    assert world.now_ms - began_ms < FAST.d_ms // 4
+    assert mark_of(world, node).final
+    assert events(world) == ["power_off_begun", "power_off_confirmed"]
+
+
+def test_a_new_leader_need_not_wait_for_a_machine_that_is_off() -> None:
+    world, _node = suspected()
+    run(world, Plug(world), wanted(world)[0])
+    world.new_leader()
+    took_ms = world.until(lambda: world.switch().generation == 2)
+    assert took_ms < FAST.d_ms // 4
+
+
+def test_when_the_device_fails_d_is_waited_for() -> None:
+    world, node = suspected()
+    run(world, Plug(world, refuses="it is away"), wanted(world)[0])
+    assert not mark_of(world, node).off
+    assert events(world) == ["power_off_begun", "power_off_failed"]
+    took_ms = world.until(lambda: world.switch().generation == 2)
+    assert took_ms >= FAST.d_ms - 100
+
+
+def test_a_deposed_leader_switches_nothing_off() -> None:
+    world, _node = suspected()
+    plug, (off,) = Plug(world), wanted(world)
+    earlier = world.token
+    world.new_leader()
+    run(world, plug, off, earlier)
+    assert not plug.switched_off
+
+
+def test_a_leader_that_is_deposed_meanwhile_writes_nothing() -> None:
+    world, node = suspected()
+    plug, (off,) = Plug(world), wanted(world)
+    plug.meanwhile = [Delete(keys.LEADER)]
+    run(world, plug, off)
+    assert plug.switched_off
+    assert not mark_of(world, node).off
+
+
+def test_a_mark_that_is_withdrawn_meanwhile_is_not_written_again() -> None:
+    world, node = suspected()
+    plug, (off,) = Plug(world), wanted(world)
+    plug.meanwhile = [Delete(off.mark.key)]
+    run(world, plug, off)
+    assert not world.snapshot().nodes[node].marks
+
+
+def test_an_appeal_that_comes_meanwhile_is_heard() -> None:
+    """It was made before the machine lost its power: the device has not lied."""
+    world, node = suspected()
+    plug, (off,) = Plug(world), wanted(world)
+    world.appeal(node, off.mark.value.incarnation)
+    run(world, plug, off)
+    assert not mark_of(world, node).off
+    world.tick()
+    assert not world.snapshot().nodes[node].marks
+    assert "node_cleared" in world.done
+
+
+def test_an_agent_that_appeals_after_it_was_switched_off_disproves_its_device() -> None:
+    world, node = suspected()
+    run(world, Plug(world), wanted(world)[0])
+    world.appeal(node, mark_of(world, node).incarnation)
+    (cleared,) = [
+        each for each in reconcile(world.snapshot()) if isinstance(each, Action) and each.kind == DISPROVED
+    ]
+    assert world.run(cleared)
+    world.write(Put(keys.event(500), codec.encode(Event(77, DISPROVED, "", "", cleared.fields))))
+    assert disproved_ms(world.snapshot(), node) == 77
+    assert disproved_ms(world.snapshot(), "n9") == 0
+
+
+@pytest.mark.parametrize(("boot", "kind"), [("boot", DISPROVED), ("another", "node_back")])
+def test_a_node_that_comes_back_under_the_same_boot_disproves_its_device(boot: str, kind: str) -> None:
+    world, node = suspected()
+    run(world, Plug(world), wanted(world)[0])
+    world.until(lambda: world.switch().generation == 2)
+    world.write(Delete(keys.node(node)))
+    world.register(node, "new", boot_id=boot)
+    world.tick(leader=False)
+    told = [each.kind for each in reconcile(world.snapshot()) if isinstance(each, Action) and each.text]
+    assert kind in told
+
+
+def test_a_disproved_device_is_not_used_until_the_configuration_is_loaded_again() -> None:
+    world, _node = suspected()
+    plug, (off,) = Plug(world), wanted(world)
+    assert Fencing(plug, ListSink()).is_due(off, 10)
+    assert not Fencing(plug, ListSink()).is_due(off, 11)
+
+
+def test_a_device_is_asked_once_for_each_mark_when_it_is_old_enough() -> None:
+    world, _node = suspected()
+    plug = Plug(world, after_ms=400)
+    fencing = Fencing(plug, ListSink())
+    assert not fencing.is_due(wanted(world)[0], 0)
+    world.now_ms += 400
+    (off,) = wanted(world)
+    assert fencing.is_due(off, 0)
+    applier = Applier(
+        world.token,
+        MemoryCoordination(world.store),
+        lambda _: MemoryCheckpointStore(),
+        BootClock(),
+        ListSink(),
+        100,
+    )
+    asyncio.run(fencing.switch_off(applier, off))
+    assert not fencing.is_due(off, 0)
+
+
+def test_nothing_is_switched_off_on_which_no_task_can_run() -> None:
+    world, node = suspected()
+    assert [each.node for each in wanted(world)] == [node]
+    world.until(lambda: world.switch().generation == 2)
+    assert not wanted(world)
+
+
+def test_a_machine_that_a_new_agent_has_taken_over_is_not_switched_off() -> None:
+    world, node = suspected()
+    world.register(node, "new")
+    assert not wanted(world)
