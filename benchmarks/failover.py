@@ -2,8 +2,9 @@
 
 leader: the leading supervisor and a worker are killed at the same instant; timed to the next leader's first
 effective action, the transaction in etcd that restarts the worker. machine: an agent, its launchers and its
-tasks are killed together. agent: the agent alone, for good; its tasks must end by themselves before D.
-frozen: the agent is stopped past D, then thawed. JSON on standard output, progress on standard error.
+tasks are killed together, in turn with a fence device for it and without. agent: the agent alone, for good;
+its tasks must end by themselves before D. frozen: the agent is stopped past D, then thawed. JSON on standard
+output, progress on standard error.
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ from supervisor.contract.timing import PROFILES, Timing
 from supervisor.contract.views.jobs import SubmitRequest
 
 STATE = Path("var/bench/failover")
+FENCE = Path(__file__).resolve().parent / "fence_local.py"
 ENDLESS = 100_000_000
 SAVE_STEPS = 100
 STATUS_EVERY_S = 0.2
@@ -58,6 +60,7 @@ class Flags:
     leader_kills: int
     default_kills: int
     node_kills: int
+    default_node_kills: int
     agent_kills: int
     freezes: int
     step_delay_ms: float
@@ -144,8 +147,11 @@ class Rounds:
         )
 
     async def machine(self) -> None:
-        """Kill an agent, its launchers and its tasks."""
-        await self._lose_node("machine", all_of_it=True)
+        """Kill an agent, its launchers and its tasks; with a fence device, and without."""
+        await self._fence(with_devices=True)
+        await self._lose_node(f"machine with a fence device, {self._timing.profile}", all_of_it=True)
+        await self._fence(with_devices=False)
+        await self._lose_node(f"machine, {self._timing.profile}", all_of_it=True)
 
     async def agent(self) -> None:
         """Kill an agent alone, for good."""
@@ -180,6 +186,26 @@ class Rounds:
                 "harmless on thaw": harmless,
             },
         )
+
+    async def _fence(self, *, with_devices: bool) -> None:
+        """Write the supervisors' files anew, and have them read again."""
+        await self._healthy()
+        layout = self._cluster.layout
+        devices = [
+            {
+                "command": [sys.executable, str(FENCE)],
+                "options": {"directory": str(layout.state / node.replace("node-", "agent-"))},
+                "nodes": [node],
+            }
+            for node in sorted(self._watch.nodes)
+        ]
+        assert self._watch.status is not None
+        for each in self._watch.status.supervisors:
+            path = layout.config(each.supervisor)
+            about, _, body = path.read_text().partition("\n")
+            config = json.loads(body) | {"fence": {"devices": devices if with_devices else []}}
+            path.write_text(f"{about}\n{json.dumps(config, indent=2)}\n")
+            os.kill(each.pid, signal.SIGHUP)
 
     async def _lose_node(self, name: str, *, all_of_it: bool) -> None:
         await self._healthy()
@@ -336,7 +362,8 @@ def _plans(flags: Flags) -> tuple[tuple[str, Plan], ...]:
         ("agent", flags.agent_kills),
         ("frozen", flags.freezes),
     )
-    return ("fast", fast), ("default", (("leader", flags.default_kills),))
+    default = (("leader", flags.default_kills), ("machine", flags.default_node_kills))
+    return ("fast", fast), ("default", default)
 
 
 def _flags() -> Flags:
@@ -345,7 +372,15 @@ def _flags() -> Flags:
     )
     parser.add_argument("--leader-kills", type=int, default=20, help="with the fast profile (%(default)s)")
     parser.add_argument("--default-kills", type=int, default=6, help="with the default profile (%(default)s)")
-    parser.add_argument("--node-kills", type=int, default=10, help="of a machine (%(default)s)")
+    parser.add_argument(
+        "--node-kills",
+        type=int,
+        default=10,
+        help="of a machine, each with and without a device (%(default)s)",
+    )
+    parser.add_argument(
+        "--default-node-kills", type=int, default=4, help="the same with the default profile (%(default)s)"
+    )
     parser.add_argument("--agent-kills", type=int, default=10, help="of an agent, for good (%(default)s)")
     parser.add_argument("--freezes", type=int, default=5, help="of an agent (%(default)s)")
     parser.add_argument("--quick", action="store_true", help="3 of each")
@@ -365,6 +400,7 @@ def _flags() -> Flags:
         leader_kills=min(most, given.leader_kills),
         default_kills=min(most, given.default_kills),
         node_kills=min(most, given.node_kills),
+        default_node_kills=min(most, given.default_node_kills),
         agent_kills=min(most, given.agent_kills),
         freezes=min(most, given.freezes),
         step_delay_ms=given.step_delay_ms,
@@ -407,11 +443,17 @@ async def _rounds(
 def _report(info: dict[str, object], flags: Flags, results: Results) -> tuple[dict[str, object], bool]:
     table: dict[str, Figures | None] = {name: figures(times) for name, times in results.times.items()}
     acted, node_ms = table.get("leader, fast: first effective action"), 800 + PROFILES["fast"].d_ms + 800
+    fenced = "machine with a fence device"
     goals = [
         Goal("leader, fast: first effective action p99, ms", 2500, acted.p99 if acted else None),
         *(
-            Goal(f"{name}: first new step p50, ms", node_ms, found.p50 if found else None)
-            for name in ("machine", "agent")
+            Goal(f"{name}: first new step p50, ms", most_ms, found.p50 if found else None)
+            for name, most_ms in (
+                ("machine, fast", node_ms),
+                ("agent", node_ms),
+                (f"{fenced}, fast", 2500),
+                (f"{fenced}, default", 6000),
+            )
             for found in (table.get(f"{name}: first new step"),)
         ),
     ]

@@ -62,6 +62,7 @@ def hunter_of(hunter: Hunter) -> str:
                 "outage": ", etcd gone",
                 "flawed": ", a bug",
                 "deleted": ", deletions",
+                "powered": ", fence devices",
             }.get(hunter.story, "")
             return f"simulator, {how}{where}"
         case CrashPoints():

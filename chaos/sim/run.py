@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from chaos.sim.cluster.loop import Deadlock, TooManySteps
+from chaos.sim.cluster.power import Device
 from chaos.sim.cluster.world import World
 from chaos.sim.coverage import Coverage
 from chaos.sim.jobs import FIRST, SECOND
@@ -110,6 +111,13 @@ def run_deleted(seed: int, script: Sequence[Fault] = ()) -> Result:
     """Run a seed with two jobs that operators delete amid its faults, or amid the given ones."""
     shape = replace(swarm(seed), second=True, crowded=False)
     return _run(seed, shape, tuple(script) or None, deletions=MOST_DELETIONS)
+
+
+def run_powered(seed: int, script: Sequence[Fault] = ()) -> Result:
+    """Run a seed whose fence devices are late, or do not work, under its faults or the given ones."""
+    device = random.Random(f"device {seed}").choice((Device.LATE, Device.BROKEN))
+    shape = plain(seed) if script else swarm(seed)
+    return _run(seed, replace(shape, device=device), tuple(script) or None)
 
 
 def run_swarm(

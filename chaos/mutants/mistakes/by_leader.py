@@ -108,6 +108,26 @@ MUTANTS = (
         Simulated((CUT_OFF, Fault(1.6, "task_kill", 0, 0.1), Fault(1.8, "task_kill", 1, 0.1))),
     ),
     Mutant(
+        "a fence device that fails counts as one that confirms",
+        3,
+        (DEAD,),
+        (known("A fence device that does not confirm changes nothing: D is waited for."),),
+        Simulated((CUT_OFF,), "powered"),
+    ),
+    Mutant(
+        "a fence device is not waited for",
+        3,
+        (DEAD,),
+        (
+            Edit(
+                "supervisor/control/loop/fencing.py",
+                "            await self._devices.switch_off(node, wanted.labels)\n",
+                "            asyncio.ensure_future(self._devices.switch_off(node, wanted.labels))\n",
+            ),
+        ),
+        Simulated((CUT_OFF,), "powered"),
+    ),
+    Mutant(
         "flip without the mark's revision",
         3,
         (COMPARED,),
