@@ -60,6 +60,12 @@ EXEMPT = (
     Exempt("recovery/mount/backends/local.py", _POINT_OUTSIDE),
     Exempt("recovery/stores/hdfs_client.py", _POINT_OUTSIDE),
     Exempt("recovery/stores/local_side.py", _POINT_OUTSIDE),
+    Exempt("recovery/stores/user_process.py", _POINT_OUTSIDE),
+    Exempt(
+        "recovery/stores/user_stores.py",
+        "a process for one user's stores: it ends when its daemon closes the socket, or dies",
+        ("asyncio.create_subprocess_exec", "child.kill"),
+    ),
     Exempt("agent/host/ownership.py", _POINT_OUTSIDE),
     Exempt("agent/code/unpack.py", _POINT_OUTSIDE),
     Exempt("agent/code/store.py", _POINT_OUTSIDE, ("remove_tree",)),
