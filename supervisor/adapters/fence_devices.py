@@ -133,7 +133,7 @@ async def _run(device: FenceDevice, node: str, action: str) -> int:
         return process.returncode if process.returncode is not None else -1
     finally:
         if process.returncode is None:
-            with suppress(ProcessLookupError):
+            with suppress(ProcessLookupError), effect("fence.kill"):
                 os.killpg(process.pid, signal.SIGKILL)
 
 

@@ -10,6 +10,7 @@ from supervisor.contract import keys
 from supervisor.contract.boundaries import Delete
 from supervisor.contract.desired import DeletedJob, JobPhase
 from supervisor.contract.errors import Conflict, NotFound
+from supervisor.contract.incident import Outcome
 from supervisor.contract.job.spec import Wanted
 from supervisor.contract.timing import FAST
 from supervisor.contract.views.jobs import SubmitMode, SubmitRequest
@@ -73,6 +74,19 @@ def test_nothing_goes_before_each_attempt_is_confirmed_dead() -> None:
         world.tick()
     assert not is_gone(world)
     assert "ps:0" in waiting_for(world.snapshot(), world.job())
+
+
+def test_an_open_incident_ends_while_the_deletion_waits() -> None:
+    world = World().start()
+    world.agents[world.node_of("ps.0")].obedient = False
+    held = next(iter(world.job().incidents.values()))
+    world.write(put(held.key, replace(held.value, outcome=Outcome.OPEN)))
+    world.write(put(keys.switch("digits"), replace(world.switch(), phase=JobPhase.STOPPED)))
+    asked(world)
+    for _ in range(5):
+        world.tick()
+    assert not is_gone(world)
+    assert world.job().incidents[held.value.id].value.outcome is Outcome.ENDED
 
 
 def test_a_node_that_is_lost_counts_as_dead_once_its_mark_is_final() -> None:

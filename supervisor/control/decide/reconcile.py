@@ -74,7 +74,8 @@ def _look(snap: Snapshot, assessments: Assessments) -> list[Decision]:
     # What was submitted first is placed first, whoever leads.
     for job in sorted(snap.jobs.values(), key=lambda job: job.record.create_revision):
         if deletion.due(job):
-            decisions += deletion.decide(snap, job)
+            # In this order: a job whose rules raise can still be deleted.
+            decisions += deletion.decide(snap, job) or incidents.follow_up(snap, job)
             continue
         if job.switch.value.parked is not None:
             continue

@@ -46,7 +46,7 @@ def check_kept(snap: Snapshot, name: str) -> None:
 
 
 def due(job: JobState) -> bool:
-    """Whether the job has ended, and is to be deleted: no other rule looks at it."""
+    """Whether the job has ended, and is to be deleted. Besides, its open incidents are closed."""
     return job.intent.value.delete and job.switch.value.phase.ended
 
 
