@@ -116,14 +116,15 @@ def _answer(snap: Snapshot, job: JobState, found: Assessment, need: Need | None)
         if plan is not None:
             return [generation.abandon(job, plan, "what it was for has passed")]
         return _move(snap, job, found) or incidents.lapse(snap, job)
-    judged = quarantine.act_on(job, need.bad_base) if need.bad_base is not None else []
-    if need.bad_node is not None:
-        judged += cordons.act_on(snap, job, need.bad_node)
+    judgement = need.judgement
+    judged = quarantine.act_on(job, judgement.bad_base) if judgement.bad_base is not None else []
+    if judgement.bad_node is not None:
+        judged += cordons.act_on(snap, job, judgement.bad_node)
     if judged:
         return judged[:1]
-    if not need.verdict.allowed:
-        failed = failing.fail(snap, job, need, need.verdict.reason)
-        return [quarantine.with_acquittal(job, failed, need.bad_base)]
+    if not judgement.verdict.allowed:
+        failed = failing.fail(snap, job, need, judgement.verdict.reason)
+        return [quarantine.with_acquittal(job, failed, judgement.bad_base)]
     if need.scope is Scope.TASK and job.switch.value.closing is None:
         steps = restart.in_place(snap, job, need)
     else:

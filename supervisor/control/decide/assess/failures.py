@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from recovery.policy.blame import NOTICE_LAG_MS, Failure, root_failures
-from recovery.policy.budget import Verdict, charge
+from recovery.policy.budget import charge
 from recovery.policy.causes import describe
 from recovery.policy.history import ASKED
 from recovery.policy.scope import scope_of
@@ -18,8 +18,8 @@ from supervisor.contract.job.spec import Scope
 from supervisor.contract.observed import AttemptReport, Exit
 from supervisor.control.decide.assess.escalation import FailedTask, scope_of_failure
 from supervisor.control.decide.assess.members import Member, MemberState
-from supervisor.control.decide.assess.need import Need
-from supervisor.control.decide.assess.verdicts import Suspect, judge
+from supervisor.control.decide.assess.need import Evidence, Need
+from supervisor.control.decide.assess.verdicts import Judgement, Suspect, judge
 from supervisor.control.decide.facts.history import incident_id, newest_commit
 from supervisor.control.decide.facts.standing import Standing, standing
 from supervisor.control.decide.snapshot import JobState, Snapshot, Versioned
@@ -90,9 +90,10 @@ def _need_of_followers(snap: Snapshot, job: JobState, failed: list[Member]) -> N
     need = _task_need(snap, job, follower)
     if explained is None:
         return need
-    paid = replace(need.verdict, ledger=job.switch.value.ledger)
+    verdict = replace(need.judgement.verdict, ledger=job.switch.value.ledger)
+    paid = replace(need.judgement, verdict=verdict)
     detail = f"{need.detail}; it followed from {explained.detail}"
-    return replace(need, incident=explained.id, cause=explained.cause, verdict=paid, detail=detail)
+    return replace(need, incident=explained.id, cause=explained.cause, judgement=paid, detail=detail)
 
 
 def _explaining(job: JobState, ended: Versioned[AttemptReport]) -> Incident | None:
@@ -159,7 +160,7 @@ def _task_need(snap: Snapshot, job: JobState, member: Member) -> Need:
         tail=exit_.tail,
     )
     detected_ms = max(exit_.age_ms, _unseen_ms(snap, held))
-    return replace(need, detected_ms=detected_ms, stack=exit_.stack)
+    return replace(need, detected_ms=detected_ms, evidence=replace(need.evidence, stack=exit_.stack))
 
 
 def _unseen_ms(snap: Snapshot, held: Versioned[AttemptReport]) -> int:
@@ -207,28 +208,20 @@ def need_of(
         cause=found.cause,
         scope=scope,
         rule=rule,
-        verdict=found.verdict,
-        firm=True,
-        detected_ms=0,
+        judgement=found,
         known_ms=known_ms,
+        detail="; ".join(filter(None, (detail, found.cause_why))),
         member=member.task.member,
         node=report.node,
-        attempt=report.number,
-        detail="; ".join(filter(None, (detail, found.cause_why))),
-        tail=tail,
         avoid_nodes=(report.node,) if found.away else (),
-        last_step=last_step,
-        stepped=stepped,
-        began=began,
-        bad_node=found.bad_node,
-        bad_base=found.bad_base,
-        cold=found.cold,
+        evidence=Evidence(last_step=last_step, stepped=stepped, tail=tail, began=began),
     )
 
 
-def _charged(job: JobState, cause: Cause) -> Verdict:
-    spec = job.record.value.spec
-    return charge(job.switch.value.ledger, cause, newest_commit(job), spec.restart)
+def _charged(job: JobState, cause: Cause) -> Judgement:
+    """Of what an operator asks for."""
+    policy = job.record.value.spec.restart
+    return Judgement(cause, charge(job.switch.value.ledger, cause, newest_commit(job), policy))
 
 
 def _node_need(snap: Snapshot, job: JobState, member: Member, *, firm: bool) -> Need:
@@ -252,7 +245,7 @@ def _node_need(snap: Snapshot, job: JobState, member: Member, *, firm: bool) -> 
         cause=Cause.NODE_LOST,
         scope=Scope.ALL,
         rule="node.all",
-        verdict=judge(snap, job, accused).verdict,
+        judgement=judge(snap, job, accused),
         firm=firm,
         detected_ms=max(0, known_ms - heard_ms) if heard_ms is not None else 0,
         known_ms=known_ms,
@@ -275,9 +268,7 @@ def _operators_need(job: JobState) -> Need:
         cause=Cause.OPERATOR,
         scope=scope,
         rule=rule,
-        verdict=_charged(job, Cause.OPERATOR),
-        firm=True,
-        detected_ms=0,
+        judgement=_charged(job, Cause.OPERATOR),
         known_ms=job.intent.seen_ms,
         member=intent.restart_member,
         detail="an operator asked for a restart",
@@ -293,9 +284,7 @@ def _first_need(job: JobState) -> Need:
         cause=Cause.SUBMITTED,
         scope=Scope.ALL,
         rule="start.all" if started else "submit.all",
-        verdict=_charged(job, Cause.SUBMITTED),
-        firm=True,
-        detected_ms=0,
+        judgement=_charged(job, Cause.SUBMITTED),
         known_ms=job.intent.seen_ms if started else job.record.seen_ms,
         detail="an operator started the job" if started else "the job was submitted",
     )

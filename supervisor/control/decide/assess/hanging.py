@@ -50,12 +50,13 @@ def _need_of_hang(snap: Snapshot, job: JobState, there: tuple[Member, ...], hang
     root = next((each for each in there if each.task == hang.root), None)
     # Known since its time was up: the back-off runs from there.
     need = need_for(snap, job, root, Cause.HANG, snap.now_ms - hang.late_ms, _story(snap, job, root, hang))
-    return replace(need, detected_ms=hang.stalled_ms - hang.late_ms, flat=hang.flat)
+    evidence = replace(need.evidence, flat=hang.flat)
+    return replace(need, detected_ms=hang.stalled_ms - hang.late_ms, evidence=evidence)
 
 
 def spared(job: JobState, need: Need | None) -> Need | None:
     """A hang found by our own measure never fails the job: a healthy program may look like one."""
-    if need is None or need.cause is not Cause.HANG or need.verdict.allowed:
+    if need is None or need.cause is not Cause.HANG or need.judgement.verdict.allowed:
         return need
     return need if _is_users_wish(job) else None
 
@@ -118,7 +119,7 @@ def _why_left(snap: Snapshot, job: JobState, there: tuple[Member, ...], hang: Ha
     if before and hang.writes:
         return "it was restarted for that before, and goes on writing output"
     need = _need_of_hang(snap, job, there, hang)
-    return "" if need.verdict.allowed else need.verdict.reason
+    return "" if need.judgement.verdict.allowed else need.judgement.verdict.reason
 
 
 def _story(snap: Snapshot, job: JobState, root: Member | None, hang: Hang) -> str:
@@ -247,15 +248,12 @@ def need_for(
     name = cause.value.replace("_", "-")
     incident = incident_id(job, f"g{job.switch.value.generation}-{name}")
     accused = verdicts.Suspect(incident, cause, Scope.ALL, "", "", False, known_ms)
-    judged = verdicts.judge(snap, job, accused)
     return Need(
         incident=incident,
         cause=cause,
         scope=Scope.ALL,
         rule=f"{name}.all",
-        verdict=judged.verdict,
-        firm=True,
-        detected_ms=0,
+        judgement=verdicts.judge(snap, job, accused),
         known_ms=known_ms,
         detail=detail,
     )

@@ -63,10 +63,9 @@ def _of_drain(snap: Snapshot, job: JobState, member: Member, reason: str, known_
         cause=Cause.DRAINED,
         scope=Scope.ALL,
         rule="node.drain",
-        verdict=judge(snap, job, accused).verdict,
+        judgement=judge(snap, job, accused),
         # Until it is closed for, an operator may think better of it.
         firm=False,
-        detected_ms=0,
         known_ms=known_ms,
         member=member.placement.member,
         node=node,

@@ -28,6 +28,7 @@ from supervisor.control.decide.assess.hanging import (
 )
 from supervisor.control.decide.assess.members import GONE, Member, MemberState
 from supervisor.control.decide.assess.need import Need
+from supervisor.control.decide.assess.verdicts import Judgement
 from supervisor.control.decide.facts import delays, missed_base
 from supervisor.control.decide.facts.history import has_stepped, steps_are_read
 from supervisor.control.decide.plan import Action, put, unchanged
@@ -47,14 +48,13 @@ def wall_time(snap: Snapshot, job: JobState) -> Need | None:
         return None
     ledger = job.switch.value.ledger
     reason = f"limits.wall_time allows {limit_ms / 1000:g} s"
+    over = Verdict(ledger, allowed=False, backoff_ms=0, reason=reason)
     return Need(
         incident=f"wall-time-g{job.switch.value.generation}",
         cause=Cause.WALL_TIME,
         scope=Scope.ALL,
         rule="limits.wall_time",
-        verdict=Verdict(ledger, allowed=False, backoff_ms=0, reason=reason),
-        firm=True,
-        detected_ms=0,
+        judgement=Judgement(Cause.WALL_TIME, over),
         known_ms=snap.now_ms,
         detail=f"{job.name} has run for {ran_ms(snap, job) // 1000} s",
     )
@@ -195,8 +195,9 @@ def _begun(snap: Snapshot, job: JobState, found: tuple[Member, ...]) -> Need | N
     incident = held.value
     accused = next((each for each in found if each.task.member == incident.member), None)
     need = need_for(snap, job, accused, incident.cause, held.created_ms, incident.detail)
-    bad_base = missed_base.spoilt(job) if incident.cause is Cause.BASE_MISSED else need.bad_base
-    return replace(need, incident=incident.id, scope=Scope.ALL, rule=incident.rule, bad_base=bad_base)
+    bad_base = missed_base.spoilt(job) if incident.cause is Cause.BASE_MISSED else need.judgement.bad_base
+    judgement = replace(need.judgement, bad_base=bad_base)
+    return replace(need, incident=incident.id, scope=Scope.ALL, rule=incident.rule, judgement=judgement)
 
 
 # Losses and deadlines.
@@ -209,7 +210,8 @@ def _from_scratch(snap: Snapshot, job: JobState, found: tuple[Member, ...]) -> N
         return None
     detail = f"{saver.task} on {saver.placement.node} began from scratch: {told}"
     need = need_for(snap, job, saver, Cause.BASE_MISSED, snap.now_ms, detail)
-    return replace(need, scope=Scope.ALL, rule="base-missed.all", bad_base=missed_base.spoilt(job))
+    judgement = replace(need.judgement, bad_base=missed_base.spoilt(job))
+    return replace(need, scope=Scope.ALL, rule="base-missed.all", judgement=judgement)
 
 
 def _nan(snap: Snapshot, job: JobState, found: tuple[Member, ...]) -> Need | None:

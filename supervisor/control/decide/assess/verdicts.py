@@ -48,14 +48,18 @@ class Suspect:
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """The outcome. `away`: the task is to go to another node, for the reason `away_why` (may be empty).
+    """The outcome.
 
-    `cause` is that of the accused; USER_ERROR where the program fails of its own code, as `cause_why` says.
-    `cold`: the program raised an error of its code, which the next start is to repeat without a warm start.
+    Attributes:
+        cause: that of the accused; USER_ERROR where the program fails of its own code, as `cause_why` says.
+        verdict: the budget's word; its ledger is what the restart writes.
+        away: the task is to go to another node, for the reason `away_why` (may be empty).
+        bad_node: the node that the cause has returned on.
+        bad_base: what the failures say of the checkpoint that the generation in force started from.
+        cold: the program raised an error of its code, which the next start is to repeat without a warm start.
     """
 
     cause: Cause
-    rule: Rule
     verdict: Verdict
     away: bool = False
     away_why: str = ""
@@ -72,7 +76,7 @@ def judge(snap: Snapshot, job: JobState, accused: Suspect) -> Judgement:
     task = job.task(accused.member) if accused.member else None
     if task is None:
         rule = rule_of(job.record.value.spec, accused.cause)
-        return Judgement(accused.cause, rule, _verdict(job, life, present, rule, None))
+        return Judgement(accused.cause, _verdict(job, life, present, rule, None))
     elsewhere = any(name != accused.node and snap.usable(node) for name, node in snap.nodes.items())
     error = _error(snap, job, accused, present)
     seen_on = (
@@ -106,7 +110,6 @@ def judge(snap: Snapshot, job: JobState, accused: Suspect) -> Judgement:
         cause=present.cause,
         cause_why=cause_why,
         cold=error is not None,
-        rule=Rule.ELSEWHERE if away and rule is not Rule.FAIL else rule,
         verdict=_verdict(job, life, present, rule, bad_base),
         away=away,
         away_why=f": {bad_node.reason}" if bad_node is not None else "",

@@ -35,7 +35,7 @@ def fail(snap: Snapshot, job: JobState, need: Need, reason: str) -> Action:
         # The wish that led here is answered; only a later one starts the job again (rule 8).
         restart_serial=job.intent.value.restart_serial,
         held=tuple(report.attempt.task.member for report in kept),
-        ledger=need.verdict.ledger,
+        ledger=need.judgement.verdict.ledger,
     )
     return Action(
         kind="job_failed",

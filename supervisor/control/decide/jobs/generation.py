@@ -106,7 +106,7 @@ def waiting_for(snap: Snapshot, job: JobState, plan: Plan, need: Need) -> str:
     silent = sorted({p.node for p in suspected_placements(snap, job)})
     if silent:
         return _held_back(snap, silent)
-    left_ms = need.known_ms + need.verdict.backoff_ms - snap.now_ms
+    left_ms = need.due_ms - snap.now_ms
     if left_ms > 0:
         return f"a back-off of {left_ms} ms"
     return _degraded(snap, job, plan, need)
@@ -183,7 +183,8 @@ def _give_up(
         return [abandon(job, plan, why)] if over else []
     verdict = charge(job.switch.value.ledger, Cause.START_FAILED, newest_commit(job), policy)
     if not verdict.allowed:
-        return [fail(snap, job, replace(need, verdict=verdict), f"{why}; {verdict.reason}")]
+        judgement = replace(need.judgement, verdict=verdict)
+        return [fail(snap, job, replace(need, judgement=judgement), f"{why}; {verdict.reason}")]
     pause_ms = max(verdict.backoff_ms, policy.backoff_ms)
     if snap.now_ms < refused.seen_ms + pause_ms:
         return []
@@ -286,7 +287,7 @@ def _flip(snap: Snapshot, job: JobState, plan: Versioned[Plan], need: Need, clos
         ledger=ledger,
         restart_serial=job.intent.value.restart_serial,
         reason="",
-        cold=need.cold,
+        cold=need.judgement.cold,
         blameless=not (need.cause.program_fault or (told is not None and told.value.cause.program_fault)),
     )
     return Action(
@@ -322,10 +323,10 @@ def _charged(job: JobState, plan: Plan, need: Need) -> Ledger:
     held = job.incidents.get(plan.incident)
     paid = plan.incident in (need.incident, job.switch.value.incident)
     if held is None or paid or need.cause in ASKED:
-        return need.verdict.ledger
+        return need.judgement.verdict.ledger
     policy = job.record.value.spec.restart
     verdict = charge(job.switch.value.ledger, held.value.cause, newest_commit(job), policy)
-    return verdict.ledger if verdict.allowed else need.verdict.ledger
+    return verdict.ledger if verdict.allowed else need.judgement.verdict.ledger
 
 
 def _still_registered(snap: Snapshot, plan: Plan) -> Iterable[CreatedAt]:

@@ -86,14 +86,14 @@ def _describe(snap: Snapshot, job: JobState, need: Need) -> Incident:
         member=need.member,
         from_step=job_step(snap, job),
         # What a killed task happened to print last says nothing of why it was killed.
-        tail=need.tail if need.cause.program_fault or need.cause in REPORTED else "",
-        stack=need.stack if need.cause in STANDING_STILL else "",
+        tail=need.evidence.tail if need.cause.program_fault or need.cause in REPORTED else "",
+        stack=need.evidence.stack if need.cause in STANDING_STILL else "",
         from_generation=job.switch.value.generation,
         base=job.switch.value.base,
-        last_step=need.last_step,
-        stepped=has_stepped(snap, job) if need.scope is Scope.ALL else need.stepped,
-        flat=need.flat,
-        began=need.began,
+        last_step=need.evidence.last_step,
+        stepped=has_stepped(snap, job) if need.scope is Scope.ALL else need.evidence.stepped,
+        flat=need.evidence.flat,
+        began=need.evidence.began,
     )
 
 
@@ -182,7 +182,7 @@ def failed(snap: Snapshot, job: JobState, need: Need, reason: str) -> tuple[Op, 
         outcome=Outcome.FAILED,
         detail=short(reason, 3 * MAX_TEXT),
         phases_ms=phases_ms,
-        tail=need.tail,
+        tail=need.evidence.tail,
     )
     return (*_supersede(job, ended.id), put(keys.incident_record(job.name, ended.id), ended))
 

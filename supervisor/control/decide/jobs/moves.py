@@ -42,7 +42,7 @@ def move(snap: Snapshot, job: JobState, need: Need) -> list[Action]:
         return []
     report = job.report(placement, plan.value)
     dead = report is not None and report.value.confirmed_dead
-    if where is Standing.ALIVE and not (dead and snap.now_ms >= need.known_ms + need.verdict.backoff_ms):
+    if where is Standing.ALIVE and not (dead and snap.now_ms >= need.due_ms):
         return []
     found = find_place(snap, job, need.member, need.avoid_nodes)
     if found.waiting_for:
@@ -52,7 +52,7 @@ def move(snap: Snapshot, job: JobState, need: Need) -> list[Action]:
     assert target is not None
     gpus = found.gpus[need.member]
     placed = Placement(placement.role, placement.index, offer.node, offer.incarnation, gpus)
-    task, ledger = job.task(need.member), need.verdict.ledger
+    task, ledger = job.task(need.member), need.judgement.verdict.ledger
     number = 1 + max(
         (each.number for each in job.attempts if (each.task, each.generation) == (task, switch.generation)),
         default=0,

@@ -42,9 +42,9 @@ def in_place(snap: Snapshot, job: JobState, need: Need) -> list[Action]:
     runs = report is not None and report.value.exit is None and need.cause in {*WATCHED, *OF_GPUS}
     if not dead and not runs and need.cause is not Cause.OPERATOR:
         return []
-    if snap.now_ms < need.known_ms + need.verdict.backoff_ms:
+    if snap.now_ms < need.due_ms:
         return []
-    ledger = need.verdict.ledger
+    ledger = need.judgement.verdict.ledger
     following = replace(
         held.value,
         attempt=held.value.attempt + 1,
@@ -61,7 +61,7 @@ def in_place(snap: Snapshot, job: JobState, need: Need) -> list[Action]:
             job=job.name,
             text=(
                 f"{need.detail}; {job.task(need.member)} is restarted in place on {placement.node} "
-                f"as attempt {following.attempt} (rule {need.rule}; {need.verdict.reason})"
+                f"as attempt {following.attempt} (rule {need.rule}; {need.judgement.verdict.reason})"
             ),
             compares=(unchanged(job.switch), unchanged(held)),
             ops=(
