@@ -194,6 +194,16 @@ def test_records_with_secrets_are_unreadable_to_a_release_that_knows_none() -> N
             assert decode(type(record), json.dumps(body).encode()) == record
 
 
+def test_a_job_with_an_hdfs_user_is_unreadable_to_a_release_that_would_reach_its_store_as_itself() -> None:
+    record = JobRecord(job_spec(), "u", 0, hdfs_user="ann")
+    body = json.loads(encode(record))
+    assert body["record"] == "JobRecord+hdfs_user"
+    # As the release before wrote it.
+    body["record"] = "JobRecord"
+    assert decode(JobRecord, json.dumps(body).encode()) == record
+    assert json.loads(encode(replace(record, hdfs_user="")))["record"] == "JobRecord"
+
+
 def test_no_record_has_a_field_of_the_envelope() -> None:
     @dataclass(frozen=True)
     class Odd:

@@ -338,7 +338,7 @@ class JobRecord:
     submitted_ms: int = 0
     owner: str = ""
     group: str = ""
-    hdfs_user: str = ""
+    hdfs_user: str = field(default="", metadata=NEEDED)
 
     @property
     def store_uri(self) -> str:
