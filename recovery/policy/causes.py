@@ -107,7 +107,7 @@ def describe(report: AttemptReport) -> str:
     if report.exit is None:
         return f"{subject} runs with pid {report.pid}"
     detail = f": {report.exit.detail}" if report.exit.detail else ""
-    return f"{subject} {_ending(report.exit)}{detail}"
+    return f"{subject} {_ending(report.exit, ran=report.pid > 0)}{detail}"
 
 
 def signal_name(number: int) -> str:
@@ -118,7 +118,7 @@ def signal_name(number: int) -> str:
         return f"signal {number}"
 
 
-def _ending(end: Exit) -> str:
+def _ending(end: Exit, *, ran: bool) -> str:
     how = f"exited with code {end.code}" if end.signal is None else f"was ended by {signal_name(end.signal)}"
     match end.reason:
         case ExitReason.EXIT:
@@ -130,6 +130,6 @@ def _ending(end: Exit) -> str:
         case ExitReason.START_FAILED:
             return "was ended" if end.detail.startswith(CANNOT_GO_ON) else "could not be started"
         case ExitReason.LAUNCHER_LOST:
-            return "was killed, as its launcher was gone or silent"
+            return "was killed, as its launcher was gone or silent" if ran else "did not start"
         case ExitReason.DEVICES_LOST:
             return "was stopped, as GPUs that it was given could not be used any more"

@@ -44,6 +44,7 @@ class Present:
         base: the base checkpoint of the generation in force.
         newest: the newest commit that can be restored.
         at_ms, wall_ms: the time at which this leader learnt of it, on its own clock and by the wall clock.
+        ran: the failed attempt had run. The program cannot have ended the launcher of another.
     """
 
     cause: Cause
@@ -55,6 +56,7 @@ class Present:
     newest: CheckpointRef | None
     at_ms: int
     wall_ms: int
+    ran: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +67,9 @@ class Tally:
         task: program faults of this task in a row without a step of its own.
         window: program faults of the job within the window.
         machines: all other failures in a row without a step.
-        launchers: losses of a launcher in a row, each within STEADY_MS of the one before, without a newer
-            checkpoint between; with steps or without.
+        launchers: losses of a launcher by an attempt that ran, in a row, each within STEADY_MS of the one
+            before, without a newer checkpoint between; with steps or without. They are losses of this task,
+            or of tasks for which the whole job was restarted.
     """
 
     task: int = 0
@@ -99,7 +102,7 @@ def goes_on(incident: Incident) -> bool:
 
 def tally(life: tuple[Past, ...], present: Present, window_ms: int) -> Tally:
     """Count the present failure among those of its life."""
-    fault, lost = present.cause.program_fault, present.cause is Cause.LAUNCHER_LOST
+    fault, lost = present.cause.program_fault, present.cause is Cause.LAUNCHER_LOST and present.ran
     window = sum(past.incident.cause.program_fault and _age_ms(past, present) < window_ms for past in life)
     return Tally(
         task=_in_a_row(life, present, _FAULTS) if fault else 0,
@@ -130,7 +133,8 @@ def _in_a_row(
             if incident.scope is Scope.ALL or incident.member == present.member:
                 break
             continue
-        if present.scope is Scope.TASK and incident.scope is Scope.TASK and incident.member != present.member:
+        of_others = incident.scope is Scope.TASK and incident.member != present.member
+        if of_others and (present.scope is Scope.TASK or not by_steps):
             continue
         lived_ms = max(later_ms - past.seen_ms, later_wall_ms - incident.wall_ms)
         saved = _saved_since(incident, present.newest)
@@ -140,7 +144,7 @@ def _in_a_row(
             worked = True
         if worked:
             break
-        count += incident.cause in causes
+        count += incident.cause in causes and (by_steps or incident.began > 0)
         worked = by_steps and failed_after_a_step(incident)
         later_ms, later_wall_ms = past.seen_ms, incident.wall_ms
     return count

@@ -102,7 +102,8 @@ class Incident:
         stepped: the failed task had made a step, of any number; for a failure of the whole job, its
             generation had.
         flat: for a hang, the signs of life that were missing.
-        began: etcd's revision at the start of the failed attempt; 0: no attempt has failed, or unknown.
+        began: etcd's revision at the start of the failed attempt; 0: no attempt has failed, the one that lost
+            its launcher had not run yet, or unknown.
     """
 
     id: str

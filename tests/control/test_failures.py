@@ -623,11 +623,12 @@ def test_a_checkpoint_that_is_being_collected_is_not_cleared() -> None:
     assert with_acquittal(world.job(), failing, verdict) == failing, "its files may be gone already (rule 9)"
 
 
-def lose_launcher(world: World, member: str) -> None:
-    """Its launcher dies while the task makes steps; returns when the job has answered that."""
-    attempt = world.running()[member].attempt
+def lose_launcher(world: World, member: str, *, ran: bool = True) -> None:
+    """Its launcher dies while the task makes steps, or before; returns when the job has answered that."""
+    report = world.running()[member]
+    attempt = report.attempt
     gone = Exit(ExitReason.LAUNCHER_LOST, None, None, 10, True, detail="its launcher died")
-    world._exited(world.running()[member], gone)
+    world._exited(report if ran else replace(report, pid=0), gone)
     world.until(
         lambda: (
             world.switch().phase.ended
@@ -658,6 +659,26 @@ def test_a_newer_checkpoint_or_a_minute_ends_a_row_of_lost_launchers(*, saves: b
         else:
             world.until(lambda began=world.now_ms: world.now_ms > began + 60_000, 90_000, step_ms=1_000)
     assert world.switch().phase is JobPhase.RUNNING
+
+
+def test_lost_launchers_of_different_tasks_are_no_row() -> None:
+    world = World(job_spec((role("chief"), role("ps"), role("worker", 5)))).start()
+    for index in range(5):
+        lose_launcher(world, f"worker.{index}")
+    lose_launcher(world, "ps.0")
+    causes = [(each.cause, each.scope) for each in failures(world)]
+    assert causes == [(Cause.LAUNCHER_LOST, Scope.TASK)] * 5 + [(Cause.LAUNCHER_LOST, Scope.ALL)]
+    assert world.switch().phase is JobPhase.RUNNING
+
+
+def test_attempts_that_never_ran_are_no_launchers_that_the_program_ended() -> None:
+    world = World().start()
+    for _ in range(8):
+        lose_launcher(world, "worker.0", ran=False)
+    lose_launcher(world, "worker.0")
+    assert world.switch().phase is JobPhase.RUNNING
+    assert {each.cause for each in failures(world)} == {Cause.LAUNCHER_LOST}
+    assert "did not start: its launcher died" in failures(world)[0].detail
 
 
 # What is not the program's fault.

@@ -194,7 +194,8 @@ def need_of(
     stepped = report.has_stepped or (beat is not None and beat.has_stepped)
     failed = FailedTask(snap, job, member.task, member.placement, member.report, cause)
     scope, rule = scope_of_failure(failed)
-    began = member.report.create_revision
+    ran = report.pid > 0 or cause is not Cause.LAUNCHER_LOST
+    began = member.report.create_revision if ran else 0
     accused = Suspect(
         incident, cause, scope, member.task.member, report.node, stepped, known_ms, began, tail, report.warm
     )

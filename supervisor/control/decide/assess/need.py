@@ -18,7 +18,8 @@ class Evidence:
         tail: the end of its output.
         stack: where its threads were.
         flat: the signs of life that are missing, of a hang.
-        began: the revision of etcd when it began, 0 if no attempt has failed.
+        began: the revision of etcd when it began; 0 if no attempt has failed, or if it lost its launcher
+            before it ran.
     """
 
     last_step: int = -1

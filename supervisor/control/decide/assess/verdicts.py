@@ -30,8 +30,8 @@ class Suspect:
     """The failure to judge. `scope` is how much it restarts if nobody is suspected.
 
     `member` is empty for a lost node. `stepped`: the failed attempt has made a step; `known_ms` as in `Need`.
-    `began`: the revision of etcd when the attempt began; None where no attempt has failed. `tail`: the end of
-    its output. `warm`: it was started warm, or may have been.
+    `began`: the revision of etcd when the attempt began; None where no attempt has failed, 0 where one lost
+    its launcher before it ran. `tail`: the end of its output. `warm`: it was started warm, or may have been.
     """
 
     incident: str
@@ -92,7 +92,7 @@ def judge(snap: Snapshot, job: JobState, accused: Suspect) -> Judgement:
     plan = job.plan_in_force
     homes = [p.node for p in plan.value.placements] if plan is not None else []
     read = steps_are_read(snap, job)
-    bad_node = _bad_node(snap, life, present, homes, accused.began) if elsewhere else None
+    bad_node = _bad_node(snap, life, present, homes, accused.began or None) if elsewhere else None
     tried = try_elsewhere(life, present, steps_are_read=read)
     # The first time only where it costs the other tasks nothing.
     new = error is not None and not everywhere
@@ -175,6 +175,7 @@ def _present(snap: Snapshot, job: JobState, accused: Suspect) -> Present:
         newest=newest_commit(job),
         at_ms=accused.known_ms,
         wall_ms=snap.wall_ms - (snap.now_ms - accused.known_ms),
+        ran=accused.began != 0,
     )
 
 
