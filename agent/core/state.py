@@ -272,11 +272,12 @@ class SecretStanding:
 @dataclass(frozen=True, slots=True)
 class Delay:
     """What the leader was told last, by a Prepared record, of why a task waits; empty: nothing any more.
+    None: that is unknown, as the write has failed.
 
     `telling`: that is being written, and no other word about the same task may be.
     """
 
-    reason: str
+    reason: str | None
     telling: bool = True
 
 

@@ -61,7 +61,7 @@ from agent.core.events import (
 )
 from agent.core.gpus import report
 from agent.core.instructions import Cleared, Instruction, Unfollow
-from agent.core.state import ROOM_AGAIN_MS, AgentState, Full, ReportLevel
+from agent.core.state import ROOM_AGAIN_MS, AgentState, Delay, Full, ReportLevel
 from agent.core.step_context import Work
 from agent.inside import protocol
 from supervisor.contract.containment import contained, place_of, told
@@ -328,10 +328,8 @@ def _on_written(work: Work, event: Written) -> None:
     if kind == "prepared" and hold is not None:
         work.put_hold(replace(hold, answering=False, answered=over))
     elif kind == "delayed" and name in state.delays:
-        if over:
-            state.delays[name] = replace(state.delays[name], telling=False)
-        else:
-            del state.delays[name]
+        known = state.delays[name]
+        state.delays[name] = Delay(known.reason if over else None, telling=False)
     elif kind == "staged" and staging is not None:
         if over:
             work.state.staging[name] = replace(staging, answered=True)

@@ -275,6 +275,11 @@ def test_what_was_waited_for_in_place_is_told_to_be_over() -> None:
     agent.give(Tick(), AGAIN_MS)
     agent.prepare()
     assert agent.delays == ["no docker", ""]
+    agent.give(Written("delayed/p1.worker.0", ok=False))
+    assert agent.delays == ["no docker", "", ""], "the leader still has the delay"
+    agent.give(Written("delayed/p1.worker.0", ok=True))
+    agent.give(Tick(), AGAIN_MS)
+    assert agent.delays == ["no docker", "", ""]
     assert not ends(agent)
 
 

@@ -22,7 +22,7 @@ from supervisor.control.decide.assess.need import Need
 from supervisor.control.decide.assess.stacks import to_dump
 from supervisor.control.decide.plan import Action, put
 from supervisor.control.decide.snapshot import Snapshot
-from tests.control.world import World, waiting_for
+from tests.control.world import Agent, World, waiting_for
 from tests.support.builders import job_spec
 
 
@@ -313,7 +313,8 @@ def test_a_generation_without_a_step_is_late_only_where_steps_were_read_before()
     assert late.detail == "no task of digits has made a step within 20 s (limits.startup)"
 
 
-def test_a_task_whose_secret_was_taken_away_waits_and_says_why_until_it_is_back() -> None:
+def waiting() -> tuple[World, Agent, str, Prepared]:
+    """A task has waited for its secret for longer than `limits.startup`, with the record that says so."""
     world = World(with_limits(Limits(startup_ms=20_000))).start()
     plan_id, run = world.switch().plan_id, world.running()["worker.1"]
     agent, why = world.agents[run.node], "it waits for its secrets: jobs of user:bob may not use 'hf'"
@@ -326,11 +327,37 @@ def test_a_task_whose_secret_was_taken_away_waits_and_says_why_until_it_is_back(
         world.tick(500)
     assert "worker.1" not in world.running()
     assert (world.switch().generation, world.switch().ledger.program) == (1, 0)
-    assert why in waiting_for(world.snapshot(), world.job())
+    return world, agent, key, told
+
+
+def test_a_task_whose_secret_was_taken_away_waits_and_says_why_until_it_is_back() -> None:
+    world, agent, key, told = waiting()
+    assert told.delay in waiting_for(world.snapshot(), world.job())
     assert "delayed" in world.done
-    agent.starts = True
     world.write(put(key, replace(told, delay="")))
+    for _ in range(30):
+        world.tick(500)
+    assert world.switch().generation == 1, "it has the whole limit from when the secret is back"
+    agent.starts = True
     world.until(lambda: "worker.1" in world.running())
+    assert world.switch().ledger.program == 0
+
+
+def test_a_task_that_starts_in_no_time_is_late_after_its_delay_too() -> None:
+    world, agent, key, told = waiting()
+    world.write(put(key, replace(told, delay="")))
+    world.until(lambda: "g1-never-ready" in world.incidents(), 25_000, step_ms=500)
+    assert agent.node in world.incidents()["g1-never-ready"].detail
+
+
+def test_a_delay_that_a_former_life_told_does_not_excuse_a_start_for_ever() -> None:
+    world, agent, _, _ = waiting()
+    world.register(agent.node, "next", succeeds=(agent.incarnation,))
+    world.agents[agent.node].starts = False
+    for _ in range(30):
+        world.tick(500)
+    assert world.switch().generation == 1, "the new life has time to tell its own"
+    world.until(lambda: "g1-never-ready" in world.incidents(), 15_000, step_ms=500)
 
 
 def test_a_worker_that_never_steps_while_its_peer_does_is_late() -> None:

@@ -231,10 +231,10 @@ def _nan(snap: Snapshot, job: JobState, found: tuple[Member, ...]) -> Need | Non
 def _late(snap: Snapshot, job: JobState, found: tuple[Member, ...]) -> Need | None:
     """The start-up deadline, from when a task was last told to start, or was reported to run.
 
-    Past it, a task that does not run yet is late, unless its agent says what it waits for. So is the whole
-    job when none of it has made a step, though this job's steps have been read before; and so is a training
-    task when another of its role steps. A job that never prints steps is not held to it once its tasks run. A
-    new leader counts afresh.
+    Past it, a task that does not run yet is late. While its agent says what it waits for it is not, and its
+    time begins anew when that is over. The whole job is late when none of it has made a step, though this
+    job's steps have been read before; and so is a training task when another of its role steps. A job that
+    never prints steps is not held to it once its tasks run. A new leader counts afresh.
     """
     spec = job.record.value.spec
     limit_ms = spec.limits.startup_ms
@@ -242,8 +242,8 @@ def _late(snap: Snapshot, job: JobState, found: tuple[Member, ...]) -> Need | No
         return None
     within = f"within {limit_ms / 1000:g} s (limits.startup)"
     starting = [each for each in found if each.state is MemberState.STARTING]
-    unexplained = [each for each in starting if not delays.of(job, each.task.member)]
-    if unexplained and snap.now_ms - job.switch.seen_ms >= limit_ms:
+    unexplained = [each for each in starting if delays.free_ms(snap, job, each.task.member) >= limit_ms]
+    if unexplained:
         names = ", ".join(str(each.task) for each in unexplained[:4])
         where = ", ".join(sorted({each.placement.node for each in unexplained}))
         detail = f"{names} on {where} did not start {within}"

@@ -15,10 +15,22 @@ def explain(job: JobState, plan: Plan) -> str:
     return "; ".join(_text(each) for each in _delayed(job, plan))
 
 
-def of(job: JobState, member: str) -> str:
-    """What a task of the plan in force waits for, as its agent says; empty when for nothing."""
+def free_ms(snap: Snapshot, job: JobState, member: str) -> int:
+    """For how long a task of the plan in force has waited for nothing, as far as is told; 0 while it waits.
+
+    A delay counts only from the life that is registered now. A new life tells its own, and gets time for it.
+    """
+    since_ms = job.switch.seen_ms
     told = job.prepared.get((job.switch.value.plan_id, member))
-    return told.value.delay if told is not None else ""
+    if told is not None:
+        since_ms = max(since_ms, told.seen_ms)
+        if told.value.delay:
+            node = snap.nodes.get(told.value.node)
+            life = node.incarnation if node is not None else None
+            if life is None or life.value.incarnation == told.value.incarnation:
+                return 0
+            since_ms = max(since_ms, life.seen_ms)
+    return snap.now_ms - since_ms
 
 
 def in_force(job: JobState) -> str:
