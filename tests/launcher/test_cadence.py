@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import math
 import subprocess
@@ -9,6 +10,7 @@ import sys
 import types
 from pathlib import Path
 from types import SimpleNamespace
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given
@@ -16,9 +18,13 @@ from hypothesis import strategies as st
 
 from agent.inside import protocol, trainer_hook
 from agent.inside.child import cadence as cadence_module
-from agent.inside.child import steering
+from agent.inside.child import saves, steering
 from agent.inside.child.cadence import COMMIT, PROBE_S, TOGETHER, Cadence
 from agent.inside.child.interval import COMMITS_APART, LEAST_MS, MOST_MS, interval_ms
+from supervisor.contract.bounds import MAX_DURATION_MS
+
+if TYPE_CHECKING:
+    from _typeshed import TraceFunction
 
 DAY_MS = 86_400_000.0
 OFTEN = "0.1 8640000 0.01 1 -1"
@@ -78,7 +84,9 @@ class Process:
 
 @pytest.fixture
 def process(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Process:
-    return Process(monkeypatch, tmp_path)
+    found = Process(monkeypatch, tmp_path)
+    monkeypatch.setattr(steering, "time", SimpleNamespace(monotonic=lambda: found.now_s))
+    return found
 
 
 def test_a_save_is_due_after_the_interval_and_asked_for_once(process: Process) -> None:
@@ -216,7 +224,7 @@ import os, sys, time
 os.environ.update(TF_CPP_MIN_LOG_LEVEL="3", CUDA_VISIBLE_DEVICES="", TF_USE_LEGACY_KERAS="1")
 from agent.inside.child import cadence, interval, patches, saves, steering
 interval.LEAST_MS, cadence.PROBE_S = 200, 0.3
-patches.apply({**saves.changes(), **steering.changes(saves.cadence)})
+patches.apply({**saves.changes(), **steering.changes(saves.cadence, saves.is_kept)})
 os.environ["CHECKPOINT_DIR"] = where = sys.argv[1]
 told = {"TFSUP_CADENCE": sys.argv[2], "CHECKPOINT_DIR": where}
 import numpy as np
@@ -311,6 +319,11 @@ def test_savers_of_tensorflow_save_as_often_as_pays(tmp_path: Path) -> None:
     }
 
 
+HOOKS = "tensorflow.python.training.basic_session_run_hooks"
+MANAGERS = "tensorflow.python.checkpoint.checkpoint_management"
+BACKUPS = "tf_keras.src.callbacks"
+
+
 class Strange:
     """A hook of another TensorFlow."""
 
@@ -334,20 +347,47 @@ class Known:
         def last_triggered_step(self) -> int | None:
             return self.last
 
-    def __init__(self) -> None:
+    kept = 5
+
+    def __init__(self, path: str = "/checkpoints/model.ckpt") -> None:
         self._timer = self.Timer()
+        self._save_path = path
+
+    def _save(self) -> str:
+        return "saved"
+
+    def _get_saver(self) -> object:
+        return SimpleNamespace(saver_def=SimpleNamespace(max_to_keep=self.kept))
+
+
+class Endless(Known):
+    """One that keeps every checkpoint."""
+
+    kept = 0
+
+    def __init__(self) -> None:
+        super().__init__()
 
     def _save(self) -> str:
         return "saved"
 
 
+def below(directory: str) -> bool:
+    return directory.startswith("/checkpoints")
+
+
+def changed(cadence: Cadence, module: str, name: str, kind: type) -> None:
+    """The class as the one of this name in the module, which is changed."""
+    found = types.ModuleType("changed")
+    vars(found)[name] = kind
+    steering.changes(lambda: cadence, below)[module](found)
+
+
 def made(kind: type, cadence: Cadence, *args: str) -> object:
     """An instance of this class, as the CheckpointSaverHook of a module that is steered."""
-    module = types.ModuleType("hooks")
-    hook = type(kind.__name__, (kind,), {"__init__": vars(kind)["__init__"]})
-    vars(module)["CheckpointSaverHook"] = hook
-    changes = steering.changes(lambda: cadence)
-    changes["tensorflow.python.training.basic_session_run_hooks"](module)
+    own = {name: vars(kind)[name] for name in ("__init__", "_save") if name in vars(kind)}
+    hook = type(kind.__name__, (kind,), own)
+    changed(cadence, HOOKS, "CheckpointSaverHook", hook)
     return hook(*args)
 
 
@@ -361,11 +401,11 @@ def test_a_hook_that_is_not_known_is_left_alone_and_that_is_told(process: Proces
 def test_a_timer_triggers_when_a_save_is_due_but_never_twice_at_one_step(process: Process) -> None:
     hook = made(Known, process.cadence)
     timer = vars(hook)["_timer"]
-    assert process.cadence.pace()["own_ms"] == 0
     assert timer.should_trigger_for_step(1)
     timer.update_last_triggered_step(1)
     process.save()
     assert not timer.should_trigger_for_step(2)
+    assert process.cadence.pace()["own_ms"] == 0
     process.now_s += 1_000
     assert timer.should_trigger_for_step(1_000_002), "the hook asks first with a step that surely is another"
     assert not timer.should_trigger_for_step(1), "the workers have made no step since"
@@ -376,9 +416,224 @@ def test_a_timer_triggers_when_a_save_is_due_but_never_twice_at_one_step(process
 
 
 def test_modules_that_lack_what_is_changed_are_left_alone(process: Process) -> None:
-    for change in steering.changes(lambda: process.cadence).values():
+    for change in steering.changes(lambda: process.cadence, below).values():
         module = types.ModuleType("other")
         vars(module).update(CheckpointSaverHook=None, CheckpointManager=type("CheckpointManager", (), {}))
         before = dict(vars(module))
         change(module)
         assert vars(module) == before
+
+
+def asked_steps(
+    process: Process, hook: object, steps: int, step_s: float = 1.0, noted: bool = True
+) -> list[int]:
+    """The steps at which a hook saves, as TensorFlow's hook asks its timer."""
+    timer, found = vars(hook)["_timer"], []
+    for step in range(steps):
+        process.now_s += step_s
+        if timer.should_trigger_for_step(step + 1_000_000) and timer.should_trigger_for_step(step):
+            timer.update_last_triggered_step(step)
+            found.append(step)
+            if noted:
+                process.save()
+    return found
+
+
+def test_a_hook_that_saves_elsewhere_is_left_alone_and_the_other_is_asked(process: Process) -> None:
+    elsewhere = made(Known, process.cadence, "/tmp/model.ckpt")
+    assert asked_steps(process, elsewhere, 3_000, noted=False) == [0]
+    assert process.cadence.pace()["why"] == steering.OUTSIDE
+    assert process.cadence.pace()["own_ms"] == -1
+    assert len(asked_steps(process, made(Known, process.cadence), 3_000)) > 10
+
+
+def test_a_saver_that_keeps_every_checkpoint_is_left_alone(process: Process) -> None:
+    assert asked_steps(process, made(Endless, process.cadence), 3_000) == [0]
+    assert process.cadence.pace()["why"] == steering.KEEPS_ALL
+
+
+def test_a_saver_whose_saves_are_not_seen_is_asked_once(process: Process) -> None:
+    hook = made(Known, process.cadence)
+    process.save()
+    process.save()
+    assert len(asked_steps(process, hook, 3_000, noted=False)) == 2, "its own one, and one that was asked for"
+    assert process.cadence.pace()["why"] == steering.UNSEEN
+    assert process.cadence.pace()["own_ms"] == -1
+
+
+class Counting(Known):
+    """One that counts steps, with TensorFlow's rules."""
+
+    class Timer(Known.Timer):
+        _every_steps = 500
+
+        def should_trigger_for_step(self, step: int) -> bool:
+            return self.last is None or step >= self.last + self._every_steps
+
+    def __init__(self) -> None:
+        super().__init__()
+
+    def _save(self) -> str:
+        return "saved"
+
+
+def test_a_timer_that_counts_steps_triggers_at_its_own_steps_too(process: Process) -> None:
+    hook = made(Counting, process.cadence)
+    found = asked_steps(process, hook, 2_100)
+    assert {0, 500, 1_000, 1_500, 2_000} <= set(found)
+    assert len(found) > 10
+    timer = vars(hook)["_timer"]
+    assert timer.last_triggered_step() == found[-1], "the hook saves no step twice"
+    assert timer.last == 2_000
+    assert process.cadence.pace()["own_ms"] == pytest.approx(500_000, rel=0.1)
+
+
+def test_a_copy_of_a_hook_has_a_timer_of_its_own(process: Process) -> None:
+    hook = made(Known, process.cadence)
+    timer = copy.deepcopy(vars(hook)["_timer"])
+    assert type(timer) is Known.Timer
+    with pytest.raises(AttributeError):
+        _ = steering._Timer.__new__(steering._Timer).last
+
+
+def test_an_error_in_what_is_added_stops_no_training(
+    process: Process, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*args: object) -> bool:
+        raise OverflowError
+
+    hook = made(Known, process.cadence)
+    process.cadence.open()
+    monkeypatch.setattr(Cadence, "due", fails)
+    monkeypatch.setattr(Cadence, "widen", fails)
+    assert asked_steps(process, hook, 100, noted=False) == [0]
+    assert vars(Known)["_save"](hook) == type(hook).__dict__["_save"](hook) == "saved"
+    assert not trainer_hook.should_save()
+    monkeypatch.setattr(Cadence, "steer", fails)
+    made(Known, process.cadence)
+
+
+@pytest.mark.parametrize(
+    ("told", "own_ms"), [(math.inf, 0), (math.nan, 0), (-5, 0), (1e12, cadence_module.MOST_OWN_MS), (7.4, 7)]
+)
+def test_what_a_saver_does_by_itself_is_told_within_bounds(
+    process: Process, told: float, own_ms: int
+) -> None:
+    process.cadence.steer(told)
+    assert process.cadence.pace()["own_ms"] == own_ms <= MAX_DURATION_MS
+
+
+def test_nothing_is_due_while_another_thread_notes_a_save(process: Process) -> None:
+    """At each line of it: the first, slow save gives way to the second one."""
+    process.save()
+    process.now_s += PROBE_S + 1
+    found: list[bool] = []
+
+    def at_line(frame: types.FrameType, event: str, arg: object) -> TraceFunction:
+        if frame.f_code is Cadence.saved.__code__:
+            found.append(not process.cadence._saves)
+        return at_line
+
+    before = sys.gettrace()
+    sys.settrace(at_line)
+    try:
+        process.save()
+    finally:
+        sys.settrace(before)
+    assert found
+    assert not any(found), "no save was known for a moment"
+
+
+class Manager:
+    """A CheckpointManager with TensorFlow's rules."""
+
+    def __init__(self, directory: str, kept: int | None) -> None:
+        self._checkpoint_prefix = f"{directory}/ckpt"
+        self._max_to_keep = kept
+        self._checkpoint_interval = 500
+        self._last_checkpoint_step: int | None = None
+        self.step = 0
+
+    def save(self, number: int | None = None, check_interval: bool = True) -> str | None:
+        last = self._last_checkpoint_step
+        first = 0 if last is None else last + (self._checkpoint_interval if check_interval else 1)
+        if self.step < first:
+            return None
+        self._last_checkpoint_step = self.step
+        return f"{self._checkpoint_prefix}-{self.step}"
+
+
+def managed(process: Process, directory: str, kept: int | None) -> list[int]:
+    """The steps at which it saves. It is asked twice at each step, and waits for data at step 700."""
+    kind = type("Manager", (Manager,), {"save": Manager.save})
+    changed(process.cadence, MANAGERS, "CheckpointManager", kind)
+    manager, found = kind(directory, kept), []
+    for manager.step in [*range(700), *[700] * 1_000, *range(701, 2_100)]:
+        process.now_s += 1
+        for _ in range(2):
+            if manager.save() is not None:
+                found.append(manager.step)
+                process.save()
+    return found
+
+
+def test_a_manager_saves_at_its_own_steps_too_and_no_step_twice(process: Process) -> None:
+    found = managed(process, "/checkpoints", 3)
+    assert {0, 500, 1_000, 1_500, 2_000} <= set(found)
+    assert len(found) == len(set(found)) > 10
+    assert found[-1] > 2_000, "asked to the end, though it had nothing to save for a while"
+
+
+def test_a_manager_that_saves_elsewhere_is_left_alone(process: Process) -> None:
+    assert managed(process, "/tmp", 3) == [0, 500, 1_000, 1_500, 2_000]
+    assert process.cadence.pace()["why"] == steering.OUTSIDE
+
+
+def test_a_manager_that_keeps_all_is_left_alone(process: Process) -> None:
+    assert managed(process, "/checkpoints", None) == [0, 500, 1_000, 1_500, 2_000]
+    assert process.cadence.pace()["why"] == steering.KEEPS_ALL
+
+
+class Backup:
+    """A BackupAndRestore with tf_keras' rules."""
+
+    def __init__(self, directory: str) -> None:
+        self.backup_dir = directory
+        self.save_freq, self._batches_count = 500, 0
+        self.made: list[int] = []
+
+    def on_train_batch_end(self, batch: int) -> None:
+        self._batches_count += 1
+        if self._batches_count >= self.save_freq:
+            self._batches_count = 0
+            self.made.append(batch)
+
+
+@pytest.mark.parametrize(("directory", "asked"), [("/checkpoints/k", True), ("/tmp/k", False)])
+def test_a_backup_saves_after_its_own_batches_too(process: Process, directory: str, asked: bool) -> None:
+    kind = type("Backup", (Backup,), {"on_train_batch_end": Backup.on_train_batch_end})
+    changed(process.cadence, BACKUPS, "BackupAndRestore", kind)
+    backup = kind(directory)
+    for batch in range(1, 2_100):
+        process.now_s += 1
+        before = len(backup.made)
+        backup.on_train_batch_end(batch)
+        if len(backup.made) > before:
+            process.save()
+    assert {500, 1_000, 1_500, 2_000} <= set(backup.made)
+    assert (len(backup.made) > 10) is asked
+    assert process.cadence.pace()["why"] == ("" if asked else steering.OUTSIDE)
+
+
+def test_what_lies_below_the_checkpoint_directory_is_kept(tmp_path: Path) -> None:
+    (tmp_path / "kept").mkdir()
+    (tmp_path / "link").symlink_to("kept")
+    saves.begin(str(tmp_path / "attempt"), {saves.KEPT[0]: str(tmp_path / "kept")})
+    try:
+        assert saves.is_kept(str(tmp_path / "kept"))
+        assert saves.is_kept(str(tmp_path / "link" / "not" / "yet"))
+        assert not saves.is_kept(str(tmp_path / "other"))
+        assert not saves.is_kept("gs://bucket/kept")
+    finally:
+        saves._journals.clear()
+    assert not saves.is_kept(str(tmp_path / "kept"))

@@ -10,8 +10,7 @@ import math
 import os
 import sys
 import time
-from collections import deque
-from typing import Any, Callable, Deque, Dict, NamedTuple, Optional, Tuple
+from typing import Any, Callable, Dict, NamedTuple, Optional, Tuple
 
 from . import interval
 
@@ -30,6 +29,16 @@ SOON = 20
 TOGETHER = "all of its tasks must save at the same step"
 _KEPT = 8
 _MOST_COMMIT_BYTES = 16
+MOST_OWN_MS = 366 * 86_400_000
+"""The agent believes no longer interval (`MAX_DURATION_MS`)."""
+
+
+def harmless(ask: Callable[[], object]) -> bool:
+    """Whether the answer is yes. An error in what tf-supervisor adds to a program stops no training."""
+    try:
+        return bool(ask())
+    except Exception:
+        return False
 
 
 class _Told(NamedTuple):
@@ -62,7 +71,8 @@ class Cadence:
         self._commit_file = os.path.join(attempt_dir, COMMIT)
         self._busy = busy
         self._began_s = time.monotonic()
-        self._saves: Deque[Tuple[float, float]] = deque(maxlen=_KEPT)
+        # Replaced as a whole: one thread notes a save while another asks whether one is due.
+        self._saves: Tuple[Tuple[float, float], ...] = ()
         self._is_new = True
         self._look_s = 0.0
         self._asked_s = 0.0
@@ -79,7 +89,7 @@ class Cadence:
         except OSError:
             pass  # a full disk stops no training
         if self._steers:
-            setattr(sys, ASKED, self.should_save)
+            setattr(sys, ASKED, lambda: harmless(self.should_save))
 
     @property
     def steers(self) -> bool:
@@ -94,40 +104,52 @@ class Cadence:
     def steer(self, own_ms: float) -> None:
         """A saver is asked from now on that saves every `own_ms` by itself; 0: that is not known."""
         if self._steers:
-            self._own_ms = max(0, round(own_ms))
+            self._own_ms = max(0, round(min(own_ms, MOST_OWN_MS))) if math.isfinite(own_ms) else 0
 
     def leave(self, why: str) -> None:
         """A saver cannot be asked."""
         self._why = self._why or why
 
+    def stop(self, why: str) -> None:
+        """The saver that was asked is asked no more. Another one says so with its next ask (`steer`)."""
+        self._own_ms = -1
+        self.leave(why)
+
     def saved(self, began_s: float, ended_s: float) -> None:
         """A checkpoint was saved. The first save of a process is slow: it counts until there is another."""
         if self.widen(began_s, ended_s):
             return
-        if self._saves and self._is_new:
-            self._saves.clear()
-            self._is_new = False
-        self._saves.append((began_s, ended_s))
+        before = self._saves
+        if before and self._is_new:
+            before, self._is_new = (), False
+        self._saves = (*before, (began_s, ended_s))[-_KEPT:]
         self._look_s = 0.0
 
     def widen(self, began_s: float, ended_s: float) -> bool:
         """Whether the last save was a part of what took so long: then all of it is its cost."""
-        if not self._saves or began_s > self._saves[-1][1]:
+        saves = self._saves
+        if not saves or began_s > saves[-1][1]:
             return False
-        self._saves[-1] = (min(began_s, self._saves[-1][0]), ended_s)
+        self._saves = (*saves[:-1], (min(began_s, saves[-1][0]), ended_s))
         return True
+
+    def saved_since(self, asked_s: float) -> bool:
+        """Whether a save that was noted began at this time or later."""
+        saves = self._saves
+        return bool(saves) and saves[-1][0] >= asked_s
 
     def due(self) -> bool:
         """Whether to save now; said once an interval. It may be asked at each step."""
         now_s = time.monotonic()
         if not self._steers or now_s < self._look_s or self._busy():
             return False
-        if not self._saves:
+        saves = self._saves
+        if not saves:
             # Once, so that it is known what a save costs: one that goes elsewhere tells nothing.
             self._look_s = self._began_s + PROBE_S if now_s < self._began_s + PROBE_S else math.inf
             return self._look_s == math.inf
         interval_s = self._interval_ms(now_s) / 1000
-        due_s = self._saves[-1][0] + interval_s
+        due_s = saves[-1][0] + interval_s
         # A save that fails, or goes elsewhere, is not asked for again at each step.
         self._look_s = due_s if now_s < due_s else now_s + interval_s
         return now_s >= due_s
@@ -136,7 +158,7 @@ class Cadence:
         """`due` for a loop that asks, and saves in its own way: that takes until it asks again."""
         now_s, asked_s = time.monotonic(), self._asked_s
         self._asked_s = 0.0
-        if asked_s and not (self._saves and self._saves[-1][0] >= asked_s):
+        if asked_s and not self.saved_since(asked_s):
             self.saved(asked_s, now_s)
         if not self.is_steered:
             self.steer(0)
@@ -146,7 +168,7 @@ class Cadence:
 
     def pace(self) -> Dict[str, Any]:
         """What the agent is told; -1: not known."""
-        saves = tuple(self._saves)
+        saves = self._saves
         pays_ms = self._interval_ms(time.monotonic()) if saves and self._told is not None else -1
         seen_ms = round(1000 * (saves[-1][0] - saves[0][0]) / (len(saves) - 1)) if len(saves) > 1 else -1
         every_ms = seen_ms
@@ -163,7 +185,7 @@ class Cadence:
     def _cost_ms(self) -> float:
         if self._is_new and self._told is not None and self._told.cost_ms >= 0:
             return self._told.cost_ms
-        held_s = [ended_s - began_s for began_s, ended_s in tuple(self._saves)]
+        held_s = [ended_s - began_s for began_s, ended_s in self._saves]
         return 1000 * sum(held_s) / max(1, len(held_s))
 
     def _interval_ms(self, now_s: float) -> int:

@@ -53,6 +53,11 @@ class _Journal:
         except OSError:
             pass  # a full disk stops no training
 
+    def is_kept(self, directory: str) -> bool:
+        """Whether a save in `directory` counts for `cadence`."""
+        root = self._kept.get(KEPT[0], "")
+        return bool(root) and "://" not in directory and _is_below(os.path.abspath(directory), root)
+
     def save_begins(self) -> None:
         """Note the beginning of a save. Savers call each other, and threads save at the same time."""
         if not self._lock.acquire(timeout=_LOCK_S):
@@ -143,6 +148,11 @@ def begin(attempt_dir: str, env: dict[str, str]) -> None:
 def cadence() -> Optional[Cadence]:
     """That of this process, once its program begins."""
     return _journals[0].cadence if _journals else None
+
+
+def is_kept(directory: str) -> bool:
+    """Whether a checkpoint in `directory` is one of the job's: it lies below `$CHECKPOINT_DIR`."""
+    return bool(_journals) and _journals[0].is_kept(directory)
 
 
 def changes() -> dict[str, Change]:

@@ -47,7 +47,9 @@ class Preloaded:
 
 def preload(modules: tuple[str, ...], job_env: dict[str, str]) -> Preloaded:
     """Import `modules`, and prepare the interpreter for forks."""
-    patches.apply({tf1.MODULE: tf1.shorten_poll, **saves.changes(), **steering.changes(saves.cadence)})
+    patches.apply(
+        {tf1.MODULE: tf1.shorten_poll, **saves.changes(), **steering.changes(saves.cadence, saves.is_kept)}
+    )
     for name in modules:
         try:
             importlib.import_module(name)
