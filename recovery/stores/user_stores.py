@@ -185,7 +185,7 @@ class _UserProcess:
                 self._idle()
 
     def end(self) -> None:
-        """Hang up; the process ends by that."""
+        """Hang up, once it has started; the process ends by that."""
         self.over = True
         if self._listening is not None:
             self._listening.cancel()
@@ -221,7 +221,12 @@ class _UserProcess:
             ) from error
         reader, writer = await asyncio.open_connection(sock=here)
         send(writer, hadoop)
-        self._listening = self._loop.create_task(self._listen(reader, writer, child))
+        listening = self._loop.create_task(self._listen(reader, writer, child))
+        # A task that is cancelled before it has begun would neither hang up nor wait for the child.
+        await asyncio.sleep(0)
+        self._listening = listening
+        if self.over:
+            listening.cancel()
         return writer
 
     async def _listen(

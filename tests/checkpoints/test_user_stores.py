@@ -145,6 +145,23 @@ async def test_users_beyond_the_bound_wait_for_a_process_without_work(
     assert [each.cmdline()[-2] for each in children()] == ["bob"]
 
 
+async def test_a_process_that_loses_its_place_while_it_starts_ends_all_the_same(
+    users: UserStores, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(user_stores, "MOST_USERS", 1)
+    anns = asyncio.create_task(store(users, tmp_path / "ann").prepare())
+    found = children()
+    for _ in range(100):
+        if not found:
+            await asyncio.sleep(0)
+            found = children()
+    anns.cancel()
+    await asyncio.wait({anns})
+    await store(users, tmp_path / "bob", "bob").prepare()
+    await asyncio.to_thread(found[0].wait, 10)
+    assert [each.cmdline()[-2] for each in children()] == ["bob"]
+
+
 async def test_a_process_without_work_ends(
     users: UserStores, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

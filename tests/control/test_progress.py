@@ -343,7 +343,7 @@ def test_a_task_whose_secret_was_taken_away_waits_and_says_why_until_it_is_back(
     assert world.switch().ledger.program == 0
 
 
-def test_a_task_that_starts_in_no_time_is_late_after_its_delay_too() -> None:
+def test_a_task_that_does_not_start_after_its_delay_is_late() -> None:
     world, agent, key, told = waiting()
     world.write(put(key, replace(told, delay="")))
     world.until(lambda: "g1-never-ready" in world.incidents(), 25_000, step_ms=500)
