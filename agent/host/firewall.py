@@ -12,6 +12,7 @@ import shutil
 import socket
 import subprocess
 from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from ipaddress import ip_address
 
@@ -22,6 +23,8 @@ from supervisor.adapters.failpoints import effect
 from supervisor.contract.errors import Refused, UserError
 
 NFT_S = 10.0
+LOOKUPS = 64
+"""Names that are looked up at a time."""
 LOOPBACK = ("127.0.0.1", "::1")
 _PORTS = range(1, 1 << 16)
 _NO_TABLES = ("not supported", "cache initialization failed: Invalid argument", "No such file or directory")
@@ -96,8 +99,11 @@ class NftFirewall:
     def _resolve(self, openings: tuple[Opening, ...]) -> dict[str, frozenset[str]]:
         """The addresses of all hosts: those of now, else those that a host had."""
         before = self._known or {}
-        hosts = dict.fromkeys(host for opening in openings for host, _ in _tasks(opening))
-        return {host: _addresses_of(host) or before.get(host, frozenset()) for host in hosts}
+        hosts = {host for opening in openings for host, _ in _tasks(opening)}
+        # All at once: a resolver that does not answer takes 10 s for each, and new openings wait for that.
+        with ThreadPoolExecutor(LOOKUPS) as pool:
+            found = dict(zip(hosts, pool.map(_addresses_of, hosts), strict=True))
+        return {host: addresses or before.get(host, frozenset()) for host, addresses in found.items()}
 
     def _rule(self, opening: Opening, known: Mapping[str, frozenset[str]]) -> Rule:
         """The rule of a plan whose hosts have these addresses. Raises what `TaskUsers.of` raises."""

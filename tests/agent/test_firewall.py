@@ -8,6 +8,7 @@ import os
 import shutil
 import subprocess
 import tempfile
+import threading
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import ExitStack
@@ -211,6 +212,21 @@ async def test_a_name_that_cannot_be_resolved_keeps_its_addresses(
     assert f"{LOW + 1} . {THERE} . 21001" in names.set[-1]
     assert f"{THERE} . 21001" in names.set[-1].partition("set peers4")[2]
     assert f"{LOW + 2} . {ELSEWHERE} . 21002" in names.set[-1]
+
+
+async def test_names_are_looked_up_at_the_same_time(
+    firewall: NftFirewall, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A resolver that does not answer holds new openings up once, not once for each name."""
+    Names(monkeypatch)
+    both = threading.Barrier(2, timeout=4)
+
+    def look_up(_: str) -> frozenset[str]:
+        both.wait()
+        return frozenset({HERE})
+
+    monkeypatch.setattr(host_firewall, "_addresses_of", look_up)
+    assert await firewall.set((A,)) == FirewallSet((A,))
 
 
 async def test_a_plan_with_an_unknown_name_takes_nothing_from_others(
