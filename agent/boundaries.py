@@ -27,7 +27,7 @@ from agent.core.instructions import (
 from agent.core.saved.record import AgentRecord, Saved
 from agent.inside import protocol
 from agent.retry_log import Tell, raise_it
-from agent.secrets import TaskSecrets
+from agent.secret_masks import TaskSecrets
 from supervisor.contract.boundaries import CheckpointStore, Clock, Coordination, Logger, ModifiedAt
 from supervisor.contract.ids import AttemptId, TaskId
 from supervisor.contract.job.spec import CodeRef, ContainerSpec

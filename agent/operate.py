@@ -23,7 +23,7 @@ from agent.inside.launcher import environ
 from agent.inside.launcher.mask import Masker
 from agent.inside.processes import fence
 from agent.logs.task_logs import AttemptFiles
-from agent.secrets import TaskSecrets
+from agent.secret_masks import TaskSecrets
 from supervisor.adapters.failpoints import effect
 from supervisor.contract.boundaries import Clock, Logger
 from supervisor.contract.errors import NotFound, Refused, UserError

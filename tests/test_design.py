@@ -159,3 +159,13 @@ def test_comments_cite_this_page_and_no_other_design() -> None:
         if old.search(path.read_text())
     ]
     assert places == []
+
+
+def test_what_is_decided_is_decided_where_the_page_says() -> None:
+    _, _, rest = (ROOT / "docs" / "architecture.md").read_text().partition("## Where it is decided\n")
+    table = rows(rest.partition("\n## ")[0].strip())
+    named = [pair for _, where in table for pair in re.findall(r"`([\w/]+\.py)` `(\w+)`", where)]
+    assert len(named) >= len(table)
+    for path, name in named:
+        code = (ROOT / path).read_text()
+        assert re.search(rf"^\s*(async def |def |class ){name}\b|^{name}: ", code, re.MULTILINE), (path, name)

@@ -58,7 +58,7 @@ def on_promised(work: Work, event: Promised) -> None:
         return
     until_ms = max(event.sent_ms + event.for_ms, book.given.get(event.supervisor, 0))
     book = replace(book, given={**book.given, event.supervisor: until_ms})
-    if state.may_start(work.now_ms) and all(name in book.given for name in book.supervisors):
+    if state.may_run(work.now_ms) and all(name in book.given for name in book.supervisors):
         drift_ms = state.settings.timing.drift_ms * book.for_ms // state.d_ms
         all_ms = min(book.given[name] for name in book.supervisors) - drift_ms
         if all_ms > max(book.until_ms, state.deadline_ms or 0):
@@ -85,7 +85,7 @@ def tend(work: Work) -> None:
     if not book.supervisors or not book.for_ms or state.deadline_ms is None:
         return
     unread_ms = work.now_ms - (state.deadline_ms - state.d_ms)
-    if unread_ms <= timing.beat_ms + timing.rpc_deadline_ms or not state.may_start(work.now_ms):
+    if unread_ms <= timing.beat_ms + timing.rpc_deadline_ms or not state.may_run(work.now_ms):
         return
     left_ms = max(0, book.until_ms - work.now_ms)
     pause_ms = max(timing.rpc_deadline_ms, left_ms // PATIENCE_SHARE)

@@ -386,7 +386,7 @@ class AgentState:
             return f"its firewall cannot be set: {self.firewall.failure}"
         return self.too_slow
 
-    def may_start(self, now_ms: int) -> bool:
+    def may_run(self, now_ms: int) -> bool:
         """Whether rule 3 lets a task run at all, with the time that killing it would take kept back."""
         until_ms = self.runs_until_ms
         return until_ms is not None and now_ms < until_ms - self.reserve_ms

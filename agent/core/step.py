@@ -358,7 +358,7 @@ def _wants(work: Work) -> Wants:
 
 def _reconcile(work: Work) -> None:
     promised.tend(work)
-    expired = not work.state.may_start(work.now_ms)
+    expired = not work.state.may_run(work.now_ms)
     if expired:
         tasks.stop_all(work, "etcd has not vouched for this node in time")
     set_aside.tend(work)

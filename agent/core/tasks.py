@@ -238,7 +238,7 @@ def _release(work: Work, wants: Wants) -> None:
 
 def _start(work: Work, wants: Wants, assignment: Assignment) -> None:
     state = work.state
-    if not state.may_start(work.now_ms) or not _predecessors_dead(work, assignment):
+    if not state.may_run(work.now_ms) or not _predecessors_dead(work, assignment):
         return
     if not _gpus_free(work, assignment):
         return
@@ -366,7 +366,7 @@ def _launch(work: Work, wants: Wants, assignment: Assignment, attempt: Attempt) 
     hold = work.state.holds.get(name_of(assignment))
     if launcher is None or not launcher.welcomed or launcher.doomed or spec is None or hold is None:
         return
-    if hold.state is not HoldState.HELD or not work.state.may_start(work.now_ms):
+    if hold.state is not HoldState.HELD or not work.state.may_run(work.now_ms):
         return
     asked = secrets.standing(work, assignment)
     if not asked.done or not firewall.admits(work, attempt, spec):

@@ -86,7 +86,7 @@ def _charge_program(
 
 def _refusal(after: Ledger, policy: RestartPolicy, recent: Tally) -> str:
     """The reason to refuse a restart after a fault of the program; empty if there is none."""
-    allows = f"restart.max_restarts allows {policy.max_restarts} restarts"
+    allows = f"restart.max allows {policy.max_restarts} restarts"
     if after.streak > policy.max_restarts:
         since = f"a checkpoint newer than step {after.progress.step}" if after.progress else "any checkpoint"
         return f"{after.streak} program faults in a row without {since}; {allows}"
@@ -105,7 +105,7 @@ def _of_launchers(row: int, policy: RestartPolicy) -> str:
     most = policy.max_restarts + FREE_RESTARTS
     return (
         f"a launcher was lost {row} times in a row, each within a minute of the one before, as where a "
-        f"program ends it; {most} restarts are allowed, {FREE_RESTARTS} more than restart.max_restarts"
+        f"program ends it; {most} restarts are allowed, {FREE_RESTARTS} more than restart.max"
     )
 
 

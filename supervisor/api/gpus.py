@@ -6,7 +6,7 @@ from supervisor.contract.errors import NotFound
 from supervisor.contract.observed import Gpu
 from supervisor.contract.views.nodes import GpuList, GpuNodeView, GpuView
 from supervisor.control.decide.facts.claims import all_claims, by_gpu
-from supervisor.control.decide.facts.devices import QUARANTINED, quarantined, reported
+from supervisor.control.decide.facts.gpus import QUARANTINED, quarantined, reported
 from supervisor.control.decide.set_aside import Claim
 from supervisor.control.decide.snapshot import NodeState, Snapshot
 

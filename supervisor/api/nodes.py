@@ -19,7 +19,7 @@ from supervisor.contract.views.nodes import (
 )
 from supervisor.control.decide.facts import promises
 from supervisor.control.decide.facts.claims import all_claims, may_live
-from supervisor.control.decide.facts.devices import quarantines_of, reported
+from supervisor.control.decide.facts.gpus import quarantines_of, reported
 from supervisor.control.decide.snapshot import NodeState, Snapshot, Versioned
 from supervisor.wire import rpc
 

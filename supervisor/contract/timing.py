@@ -1,4 +1,4 @@
-"""The durations that make the safety argument (docs/design.md, "Time"), derived and checked in one place."""
+"""The durations that make the safety argument (docs/design.md, "Time"), held and checked in one place."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ from agent.inside.launcher import environ
 from agent.inside.processes import fence
 from agent.logs.task_logs import AttemptFiles
 from agent.operate import Operator
-from agent.secrets import TaskSecrets
+from agent.secret_masks import TaskSecrets
 from supervisor.adapters.clock import BootClock
 from supervisor.contract import codec
 from supervisor.contract.errors import NotFound, Refused

@@ -20,7 +20,7 @@ from supervisor.control.decide.nodes.power import DISPROVED, disproved_ms
 from supervisor.control.decide.plan import Action, PowerOff
 from supervisor.control.decide.reconcile import reconcile
 from supervisor.control.loop.apply import Applier
-from supervisor.control.loop.fencing import Fencing
+from supervisor.control.loop.power_off import PowerOffs
 from tests.control.world import World
 from tests.support.sinks import ListSink
 
@@ -69,7 +69,7 @@ def run(world: World, plug: Plug, off: PowerOff, token: LeaderToken | None = Non
     applier = Applier(
         token or world.token, coordination, lambda _: MemoryCheckpointStore(), BootClock(), ListSink(), 100
     )
-    asyncio.run(Fencing(plug, ListSink()).switch_off(applier, off))
+    asyncio.run(PowerOffs(plug, ListSink()).switch_off(applier, off))
 
 
 def events(world: World) -> list[str]:
@@ -173,18 +173,18 @@ def test_a_node_that_comes_back_under_the_same_boot_disproves_its_device(boot: s
 def test_a_disproved_device_is_not_used_until_the_configuration_is_loaded_again() -> None:
     world, _node = suspected()
     plug, (off,) = Plug(world), wanted(world)
-    assert Fencing(plug, ListSink()).is_due(off, 10)
-    assert not Fencing(plug, ListSink()).is_due(off, 11)
+    assert PowerOffs(plug, ListSink()).is_due(off, 10)
+    assert not PowerOffs(plug, ListSink()).is_due(off, 11)
 
 
 def test_a_device_is_asked_once_for_each_mark_when_it_is_old_enough() -> None:
     world, _node = suspected()
     plug = Plug(world, after_ms=400)
-    fencing = Fencing(plug, ListSink())
-    assert not fencing.is_due(wanted(world)[0], 0)
+    power_offs = PowerOffs(plug, ListSink())
+    assert not power_offs.is_due(wanted(world)[0], 0)
     world.now_ms += 400
     (off,) = wanted(world)
-    assert fencing.is_due(off, 0)
+    assert power_offs.is_due(off, 0)
     applier = Applier(
         world.token,
         MemoryCoordination(world.store),
@@ -193,8 +193,8 @@ def test_a_device_is_asked_once_for_each_mark_when_it_is_old_enough() -> None:
         ListSink(),
         100,
     )
-    asyncio.run(fencing.switch_off(applier, off))
-    assert not fencing.is_due(off, 0)
+    asyncio.run(power_offs.switch_off(applier, off))
+    assert not power_offs.is_due(off, 0)
 
 
 def test_nothing_is_switched_off_on_which_no_task_can_run() -> None:

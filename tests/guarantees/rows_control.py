@@ -31,7 +31,7 @@ ROWS = (
     Guarantee(
         3,
         "A fence device that does not confirm changes nothing: D is waited for.",
-        "supervisor/control/loop/fencing.py",
+        "supervisor/control/loop/power_off.py",
         '            await self._tell(applier, wanted, "power_off_failed", text)\n            return\n',
         '            await self._tell(applier, wanted, "power_off_failed", text)\n',
         POWER + "test_when_the_device_fails_d_is_waited_for",
@@ -39,7 +39,7 @@ ROWS = (
     Guarantee(
         3,
         "A deposed leader switches no machine off.",
-        "supervisor/control/loop/fencing.py",
+        "supervisor/control/loop/power_off.py",
         'told = await self._tell(applier, wanted, "power_off_begun", text)',
         "told = Applied.DONE",
         POWER + "test_a_deposed_leader_switches_nothing_off",
@@ -47,7 +47,7 @@ ROWS = (
     Guarantee(
         3,
         "What a fence device confirms counts for the lost mark for which it was asked, and for no later one.",
-        "supervisor/control/loop/fencing.py",
+        "supervisor/control/loop/power_off.py",
         "            compares=(unchanged(mark), wanted.unappealed),\n",
         "            compares=(),\n",
         POWER + "test_a_mark_that_is_withdrawn_meanwhile_is_not_written_again",
@@ -63,7 +63,7 @@ ROWS = (
     Guarantee(
         3,
         "A fence device whose node turned out to be alive is not used until it is configured anew.",
-        "supervisor/control/loop/fencing.py",
+        "supervisor/control/loop/power_off.py",
         "            and disproved_wall_ms <= devices.loaded_wall_ms\n",
         "",
         POWER + "test_a_disproved_device_is_not_used_until_the_configuration_is_loaded_again",
@@ -731,7 +731,7 @@ ROWS = (
     ),
     Guarantee(
         13,
-        "Nobody hangs before its agent could have told of steps; one that has just restarted could not yet.",
+        "A task counts as hung only once its agent has been up for long enough to tell of steps.",
         "supervisor/control/decide/assess/hanging.py",
         "    return snap.now_ms - max(report.created_ms, joined_ms)\n",
         "    return snap.now_ms - report.created_ms\n",

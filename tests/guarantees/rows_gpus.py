@@ -69,7 +69,7 @@ ROWS = (
     Guarantee(
         10,
         "A GPU that NVML does not tell of gets no new task, and keeps those that it has.",
-        "supervisor/control/decide/facts/devices.py",
+        "supervisor/control/decide/facts/gpus.py",
         "    if gpu.health is GpuHealth.UNKNOWN:\n",
         "    if not gpu.uuid:\n",
         GPUS + "test_what_is_unknown_gets_no_new_task_and_keeps_those_that_it_has",

@@ -31,7 +31,7 @@ ROWS = (
         11,
         "Promises extend a deadline that has not passed; they revive nothing.",
         PROMISED,
-        "    if state.may_start(work.now_ms) and all(",
+        "    if state.may_run(work.now_ms) and all(",
         "    if all(",
         BOOK + "test_promises_revive_nothing",
     ),

@@ -25,7 +25,7 @@ from supervisor.contract.observed import (
     Prepared,
     TaskBeat,
 )
-from supervisor.control.decide.facts.devices import GpuSlot
+from supervisor.control.decide.facts.gpus import GpuSlot
 from supervisor.control.decide.nodes.placement import NodeOffer
 
 GIB = 1 << 30

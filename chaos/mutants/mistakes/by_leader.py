@@ -120,7 +120,7 @@ MUTANTS = (
         (DEAD,),
         (
             Edit(
-                "supervisor/control/loop/fencing.py",
+                "supervisor/control/loop/power_off.py",
                 "            await self._devices.switch_off(node, wanted.labels)\n",
                 "            asyncio.ensure_future(self._devices.switch_off(node, wanted.labels))\n",
             ),

@@ -1,7 +1,8 @@
 """The job file: YAML in, `JobSpec` out, or one UserError that lists all errors.
 
-`docs/job-file.md` documents every field. Field errors come from the models of `jobfile_model`, errors that
-concern several fields from `_cross_checks`, which reads the raw values so that both are reported in one go.
+`docs/job-file.md` documents every field. `yaml_file.Strict` refuses an unknown field. Errors of one field
+come from the models of `jobfile_model`, errors that concern several fields from `_cross_checks`, which reads
+the raw values so that both are reported in one go.
 """
 
 from __future__ import annotations

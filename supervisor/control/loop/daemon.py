@@ -49,7 +49,7 @@ from supervisor.control.decide.set_aside import Left
 from supervisor.control.decide.snapshot import MAX_BEATS, MAX_KEY, BeatSeen, Snapshot, View
 from supervisor.control.loop.apply import Applied, Applier
 from supervisor.control.loop.etcd_identity import EtcdGuard, MarkFile
-from supervisor.control.loop.fencing import Fencing
+from supervisor.control.loop.power_off import PowerOffs
 from supervisor.control.loop.promise_log import Promiser, Surroundings, Terms, WordFile
 from supervisor.control.loop.sweep import Sweeper
 from supervisor.control.services.jobs import JobService
@@ -149,7 +149,7 @@ class ControlDaemon:
         self._promiser = Promiser(
             settings.supervisor, settings.terms, settings.timing.d_ms, files.word, clock, sink
         )
-        self._fencing = Fencing(devices, sink) if devices is not None else None
+        self._power_offs = PowerOffs(devices, sink) if devices is not None else None
         self._sweeper = Sweeper(coordination, open_store, clock, sink)
         record = LeaderRecord(settings.supervisor, settings.address, settings.pid)
         self._election = Election(
@@ -556,7 +556,7 @@ class ControlDaemon:
             self._begin(applier.delete_files(decision))
 
     def _switch_off(self, applier: Applier, picture: Snapshot, wanted: PowerOff) -> None:
-        fencing = self._fencing
+        fencing = self._power_offs
         if fencing is not None and fencing.is_due(wanted, power.disproved_ms(picture, wanted.node)):
             self._begin(fencing.switch_off(applier, wanted))
 

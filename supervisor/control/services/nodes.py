@@ -9,7 +9,7 @@ from supervisor.contract.desired import GpuQuarantine
 from supervisor.contract.errors import NotFound, UserError
 from supervisor.contract.ids import check_name
 from supervisor.contract.views.nodes import CordonRequest, NodeAnswer, UncordonRequest
-from supervisor.control.decide.facts.devices import find_gpu, quarantines_of
+from supervisor.control.decide.facts.gpus import find_gpu, quarantines_of
 from supervisor.control.decide.nodes import cordons
 from supervisor.control.decide.plan import Action, put, unchanged
 from supervisor.control.decide.snapshot import NodeState, Snapshot, Versioned

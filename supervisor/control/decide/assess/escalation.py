@@ -11,7 +11,7 @@ from supervisor.contract.ids import TaskId
 from supervisor.contract.incident import Cause
 from supervisor.contract.job.spec import RoleSpec, Scope
 from supervisor.contract.observed import AttemptReport, Exit
-from supervisor.control.decide.facts.devices import befallen
+from supervisor.control.decide.facts.gpus import befallen
 from supervisor.control.decide.facts.standing import Standing, standing
 from supervisor.control.decide.snapshot import JobState, Snapshot, Versioned
 

@@ -12,7 +12,7 @@ from supervisor.control.decide.assess.failures import need_of
 from supervisor.control.decide.assess.members import Member, MemberState
 from supervisor.control.decide.assess.need import Need
 from supervisor.control.decide.assess.verdicts import Suspect, judge
-from supervisor.control.decide.facts.devices import GpuHarm, befallen
+from supervisor.control.decide.facts.gpus import GpuHarm, befallen
 from supervisor.control.decide.facts.history import incident_id
 from supervisor.control.decide.snapshot import JobState, Snapshot
 

@@ -12,7 +12,7 @@ from supervisor.contract.ids import TaskId
 from supervisor.contract.incident import Cause
 from supervisor.contract.job.spec import Rule
 from supervisor.contract.observed import AttemptReport, AttemptState, ExitReason
-from supervisor.control.decide.facts.devices import befallen
+from supervisor.control.decide.facts.gpus import befallen
 from supervisor.control.decide.facts.history import has_trained
 from supervisor.control.decide.facts.standing import Standing, standing
 from supervisor.control.decide.snapshot import JobState, Snapshot, Versioned

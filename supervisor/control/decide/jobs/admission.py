@@ -17,7 +17,7 @@ from supervisor.contract.job.adopted_path import check_adopted
 from supervisor.contract.job.bounds import objections
 from supervisor.contract.job.spec import JobIntent, JobRecord, JobSpec
 from supervisor.contract.views.jobs import SubmitMode, SubmitRequest
-from supervisor.control.decide.facts.devices import all_slots, reported
+from supervisor.control.decide.facts.gpus import all_slots, reported
 from supervisor.control.decide.facts.history import records_are_lost
 from supervisor.control.decide.facts.promises import held_ms
 from supervisor.control.decide.facts.standing import ENDED_AFTER, not_dead

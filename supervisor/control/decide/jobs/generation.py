@@ -27,7 +27,7 @@ from supervisor.contract.observed import AttemptReport, ExitReason, Prepared
 from supervisor.control.decide.assess.need import Need
 from supervisor.control.decide.checkpoints.commit_list import head_unchanged
 from supervisor.control.decide.facts import delays, promises
-from supervisor.control.decide.facts.devices import FAULTY, QUARANTINED, find_gpu, unfit
+from supervisor.control.decide.facts.gpus import FAULTY, QUARANTINED, find_gpu, unfit
 from supervisor.control.decide.facts.history import asked_base, newest_commit
 from supervisor.control.decide.facts.standing import (
     Standing,

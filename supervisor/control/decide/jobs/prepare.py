@@ -14,7 +14,7 @@ from supervisor.contract.secret import environment_of, secrets_of
 from supervisor.control.decide.assess.need import Need
 from supervisor.control.decide.checkpoints.cadence import cadence_of
 from supervisor.control.decide.facts.claims import Asking, all_claims, by_gpu, by_node, claiming
-from supervisor.control.decide.facts.devices import known_faults, slots_of
+from supervisor.control.decide.facts.gpus import known_faults, slots_of
 from supervisor.control.decide.jobs import incidents
 from supervisor.control.decide.nodes.placement import Before, NodeOffer, PlacementResult, place
 from supervisor.control.decide.plan import Action, fitting, put, unchanged

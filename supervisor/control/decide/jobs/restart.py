@@ -8,7 +8,7 @@ from supervisor.contract.incident import Cause
 from supervisor.contract.job.spec import Scope
 from supervisor.control.decide.assess.need import Need
 from supervisor.control.decide.assess.progress import WATCHED
-from supervisor.control.decide.facts.devices import known_faults
+from supervisor.control.decide.facts.gpus import known_faults
 from supervisor.control.decide.facts.standing import Standing, standing
 from supervisor.control.decide.jobs import incidents
 from supervisor.control.decide.jobs.moves import move

@@ -13,7 +13,7 @@ from supervisor.contract import keys
 from supervisor.contract.boundaries import Compare, Op
 from supervisor.contract.desired import GpuQuarantine
 from supervisor.contract.observed import Gpu, GpuAction, GpuHealth, Incarnation
-from supervisor.control.decide.facts.devices import HARMFUL, reported, told_of
+from supervisor.control.decide.facts.gpus import HARMFUL, reported, told_of
 from supervisor.control.decide.nodes import cordons
 from supervisor.control.decide.plan import Action, delete_all, put, short, unchanged, unchanged_or_absent
 from supervisor.control.decide.snapshot import NodeState, Snapshot, Versioned

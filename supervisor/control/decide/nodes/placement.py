@@ -9,7 +9,7 @@ from supervisor.contract.ids import TaskId
 from supervisor.contract.job.spec import JobSpec, Packing, Resources
 from supervisor.contract.observed import NodeResources
 from supervisor.contract.secret import uses
-from supervisor.control.decide.facts.devices import Devices, GpuSlot, asked_for
+from supervisor.control.decide.facts.gpus import Devices, GpuSlot, asked_for
 
 DOCKER = "docker"
 """The runtime of nodes that run containers, in `NodeResources.runtime`."""

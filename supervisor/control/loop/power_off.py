@@ -14,7 +14,7 @@ TRIES = 60
 TRY_AGAIN_S = 0.2
 
 
-class Fencing:
+class PowerOffs:
     """One leader's use of the fence devices. It tries each lost mark once: if that fails, D is waited for."""
 
     def __init__(self, devices: PowerSwitch, sink: Logger) -> None:
