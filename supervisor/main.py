@@ -20,12 +20,13 @@ from supervisor.adapters import service
 from supervisor.adapters.audit import open_audit
 from supervisor.adapters.certificates.watch import CertificateWatch, own_certificates
 from supervisor.adapters.clock import BootClock
-from supervisor.adapters.fence_devices import FenceDevices
+from supervisor.adapters.fence_devices import FenceDevices, executable
 from supervisor.adapters.files.config import SupervisorConfig, load_supervisor
 from supervisor.adapters.secret_sources import SecretSources
 from supervisor.api.certificates import CertificateEvents
 from supervisor.api.server import policy_of, serve_api, sources_of
 from supervisor.contract.boundaries import Logger
+from supervisor.contract.errors import Refused, UserError
 from supervisor.control.loop.daemon import ControlDaemon, ControlSettings, StateFiles
 from supervisor.control.loop.promise_log import Terms
 from supervisor.control.loop.state_files import StateDirMarkFile, StateDirWordFile
@@ -43,8 +44,19 @@ def main(config_path: Path) -> None:
 
 
 def _prepare(path: Path) -> tuple[SupervisorConfig, dict[str, str], service.Serve]:
+    config = load(path)
+    return config, {"supervisor": config.id}, partial(_serve, config, partial(load, path))
+
+
+def load(path: Path) -> SupervisorConfig:
+    """The configuration of a supervisor that runs here, with its programs. Raises UserError, NotFound."""
     config = load_supervisor(path)
-    return config, {"supervisor": config.id}, partial(_serve, config, partial(load_supervisor, path))
+    for index, each in enumerate(config.fence.devices):
+        try:
+            executable(each.command[0])
+        except Refused as error:
+            raise UserError(f"{path}: fence.devices[{index}].command: {error}") from error
+    return config
 
 
 async def _serve(config: SupervisorConfig, load: Callable[[], SupervisorConfig], sink: Logger) -> None:
@@ -96,7 +108,7 @@ def _take(policy: Policy, secrets: SecretSources, devices: FenceDevices, config:
 
 def _load_devices(devices: FenceDevices, config: SupervisorConfig) -> None:
     found = [each.device for each in config.fence.devices]
-    devices.load(found, config.fence_after_ms, config.fence.timeout)
+    devices.load(found, config.fence_after_ms)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ import asyncio
 import os
 import shutil
 import signal
-import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -21,7 +20,8 @@ from supervisor.contract.boundaries import PowerSwitch
 from supervisor.contract.errors import Refused
 
 STATUS_ON, STATUS_OFF = 0, 2
-MOST_AT_ONCE = 8
+SYSTEM_PATH = "/usr/sbin:/sbin"
+"""Where `fence-agents` are, and what users' PATH leaves out."""
 NODE = "{node}"
 """In an option's value, replaced by the node's name."""
 
@@ -58,16 +58,13 @@ class FenceDevice:
 class FenceDevices(PowerSwitch):
     """All fence devices of a configuration. The first one that serves a node is its device."""
 
-    def __init__(self, devices: Sequence[FenceDevice] = (), after_ms: int = 0, timeout_ms: int = 0) -> None:
-        self._room = asyncio.Semaphore(MOST_AT_ONCE)
-        self.load(devices, after_ms, timeout_ms)
+    def __init__(self, devices: Sequence[FenceDevice] = (), after_ms: int = 0) -> None:
+        self.load(devices, after_ms)
 
-    def load(self, devices: Sequence[FenceDevice], after_ms: int, timeout_ms: int) -> None:
+    def load(self, devices: Sequence[FenceDevice], after_ms: int) -> None:
         """Use these from now on. What is under way goes on as it began."""
         self._devices = tuple(devices)
-        self._timeout_s = timeout_ms / 1000
         self.after_ms = after_ms
-        self.loaded_wall_ms = time.time_ns() // 1_000_000
 
     def device(self, node: str, labels: Mapping[str, str]) -> str:
         """The name of the device's program; empty for none."""
@@ -79,16 +76,10 @@ class FenceDevices(PowerSwitch):
         device = self._find(node, labels)
         if device is None:
             raise Refused("no fence device is configured for this node any more")
-        timeout_s = self._timeout_s
-        async with self._room:
-            try:
-                async with asyncio.timeout(timeout_s):
-                    code = await _run(device, node, "off")
-                    if code != 0:
-                        raise Refused(f"`action=off` has ended with code {code}; {_BY_HAND}")
-                    code = await _run(device, node, "status")
-            except TimeoutError:
-                raise Refused(f"it has not ended within {timeout_s:g} s") from None
+        code = await _run(device, node, "off")
+        if code != 0:
+            raise Refused(f"`action=off` has ended with code {code}; {_BY_HAND}")
+        code = await _run(device, node, "status")
         if code == STATUS_ON:
             raise Refused(
                 "`action=off` has ended with code 0, but `action=status` says that the machine is on"
@@ -105,7 +96,7 @@ _BY_HAND = "run it by hand to see why"
 
 def executable(command: str) -> str:
     """The path of a program. Raises Refused when there is none that may be executed."""
-    found = shutil.which(command)
+    found = shutil.which(command, path=f"{os.environ.get('PATH', '')}:{SYSTEM_PATH}")
     if found is None:
         what = "is not executable" if Path(command).exists() else "is not on this machine"
         raise Refused(f"{command} {what}; `apt install fence-agents` has the common devices")
@@ -117,9 +108,10 @@ async def _run(device: FenceDevice, node: str, action: str) -> int:
     try:
         # On standard input: the arguments of a process can be read by everybody on this machine.
         secret = await asyncio.to_thread(_text_of, device.options_file)
-        with effect("fence.run"):
+        with effect("device.run"):
             process = await asyncio.create_subprocess_exec(
-                *device.command,
+                executable(device.command[0]),
+                *device.command[1:],
                 stdin=asyncio.subprocess.PIPE,
                 # Both may hold a password, and would be in the journal.
                 stdout=asyncio.subprocess.DEVNULL,
@@ -133,7 +125,8 @@ async def _run(device: FenceDevice, node: str, action: str) -> int:
         return process.returncode if process.returncode is not None else -1
     finally:
         if process.returncode is None:
-            with suppress(ProcessLookupError), effect("fence.kill"):
+            # It may run as another user, or be gone.
+            with suppress(OSError), effect("device.kill"):
                 os.killpg(process.pid, signal.SIGKILL)
 
 

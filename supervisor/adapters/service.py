@@ -68,7 +68,7 @@ def connect(config: DaemonConfig) -> EtcdCoordination:
     )
 
 
-RELOADED = frozenset({"users", "denied", "secrets"})
+RELOADED = frozenset({"users", "denied", "secrets", "fence"})
 """Fields of the configurations that SIGHUP applies."""
 
 

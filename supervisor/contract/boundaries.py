@@ -46,8 +46,6 @@ class PowerSwitch(Protocol):
 
     after_ms: int
     """A node is switched off when its lost mark is so old."""
-    loaded_wall_ms: int
-    """When the present configuration of the devices was loaded."""
 
     def device(self, node: str, labels: Mapping[str, str]) -> str:
         """The device of a node, for people; empty for none."""

@@ -59,10 +59,14 @@ def described(error: BaseException) -> str:
 
 
 def place_of(error: BaseException) -> str:
-    """The innermost line of ours that an error was raised at: `agent/core/tasks.py:120 in start`."""
+    """The innermost line of ours that an error was raised at: `agent/core/tasks.py:120 in start`.
+
+    A function that raises for what its caller did hides itself by a local `__tracebackhide__`, as for pytest.
+    """
     place, trace = "", error.__traceback__
     while trace is not None:
-        place = _of_ours(trace.tb_frame, trace.tb_lineno) or place
+        if "__tracebackhide__" not in trace.tb_frame.f_locals:
+            place = _of_ours(trace.tb_frame, trace.tb_lineno) or place
         trace = trace.tb_next
     return place or "an unknown place"
 

@@ -29,10 +29,10 @@ def program(directory: Path, ends: str) -> Path:
     return path
 
 
-def devices(path: Path, *, timeout_ms: int = 20_000, options_file: str = "") -> FenceDevices:
+def devices(path: Path, *, options_file: str = "") -> FenceDevices:
     options = {"ip": "{node}.ipmi", "lanplus": "1"}
     device = FenceDevice((str(path),), options, options_file, frozenset({"n0", "n1"}), {})
-    return FenceDevices([device], 0, timeout_ms)
+    return FenceDevices([device])
 
 
 async def test_a_device_is_told_the_options_the_node_and_the_action_on_its_standard_input(
@@ -61,10 +61,11 @@ async def test_a_machine_is_off_only_if_the_device_says_so_twice(tmp_path: Path,
         await devices(program(tmp_path, ends)).switch_off("n0", {})
 
 
-async def test_a_device_that_hangs_is_killed_with_what_it_started(tmp_path: Path) -> None:
+async def test_a_device_that_is_given_up_is_killed_with_what_it_started(tmp_path: Path) -> None:
     path = program(tmp_path, f"echo $$ >{tmp_path}/pid\nsleep 100\n")
-    with pytest.raises(Refused, match=r"has not ended within 0\.5 s"):
-        await devices(path, timeout_ms=500).switch_off("n0", {})
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.5):
+            await devices(path).switch_off("n0", {})
     pid = int((tmp_path / "pid").read_text())
     for _ in range(500):
         try:
@@ -76,7 +77,7 @@ async def test_a_device_that_hangs_is_killed_with_what_it_started(tmp_path: Path
 
 
 async def test_a_device_that_cannot_be_run_is_no_error_of_the_supervisor(tmp_path: Path) -> None:
-    with pytest.raises(Refused, match="cannot be run"):
+    with pytest.raises(Refused, match="is not on this machine"):
         await devices(tmp_path / "none").switch_off("n0", {})
     with pytest.raises(Refused, match="cannot be run"):
         await devices(program(tmp_path, WORKS), options_file=str(tmp_path / "none")).switch_off("n0", {})

@@ -78,6 +78,7 @@ async def test_a_configuration_is_read_again_at_sighup(tmp_path: Path) -> None:
     running = asyncio.create_task(service.until_told(work(), reload=reload_and_tell))
     await serving.wait()
     changed = {"users": {"bob": {"role": "viewer"}}, "denied": ["user:eve"], "profile": "fast"}
+    changed["fence"] = {"after": "1s"}
     file.write_text(json.dumps(SUPERVISOR | changed))
     await hang_up()
     file.write_text(json.dumps(SUPERVISOR | {"denied": ["eve"]}))
@@ -86,9 +87,9 @@ async def test_a_configuration_is_read_again_at_sighup(tmp_path: Path) -> None:
     await hang_up()
     os.kill(os.getpid(), signal.SIGTERM)
     await running
-    assert [(each.denied, list(each.users), each.profile) for each in taken] == [
-        (["user:eve"], ["bob"], "default"),
-        ([], [], "default"),
+    assert [(each.denied, list(each.users), each.fence.after, each.profile) for each in taken] == [
+        (["user:eve"], ["bob"], 1000, "default"),
+        ([], [], None, "default"),
     ]
     assert [(level, event) for level, event, _ in sink.lines] == [
         ("info", "configuration read again"),
@@ -96,7 +97,7 @@ async def test_a_configuration_is_read_again_at_sighup(tmp_path: Path) -> None:
         ("info", "configuration read again"),
     ]
     told = [fields for _, event, fields in sink.lines if event == "configuration read again"]
-    assert told == [{"taken": ["denied", "users"], "restart_needed_for": ["profile"]}] * 2
+    assert told == [{"taken": ["denied", "fence", "users"], "restart_needed_for": ["profile"]}] * 2
 
 
 async def test_work_that_ends_by_itself_is_not_followed_by_anything() -> None:

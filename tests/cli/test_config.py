@@ -12,6 +12,7 @@ from supervisor.adapters.files.config import load_agent, load_client, load_super
 from supervisor.contract.access import Role, Standing
 from supervisor.contract.errors import UserError
 from supervisor.contract.secret import Source
+from supervisor.main import load
 
 SUPERVISOR: dict[str, object] = {
     "id": "s0",
@@ -236,7 +237,7 @@ def test_fence_devices_have_defaults_and_paths_relative_to_the_file(tmp_path: Pa
     (tmp_path / "ipmi").touch(mode=0o600)
     body = SUPERVISOR | {"profile": "fast", "fence": {"devices": [FENCE | {"options_file": "ipmi"}]}}
     config = load_supervisor(write(tmp_path, body))
-    assert config.fence_after_ms == config.timing.suspect_ms // 2
+    assert config.fence_after_ms + config.timing.suspect_ms == config.timing.unread_ms
     (each,) = config.fence.devices
     assert each.device.options_file == str(tmp_path / "ipmi")
     assert each.device.serves("n0", {})
@@ -247,8 +248,6 @@ def test_fence_devices_have_defaults_and_paths_relative_to_the_file(tmp_path: Pa
     ("devices", "why"),
     [
         ([FENCE | {"labels": {"rack": "a"}}], r"fence\.devices\[0\].*one of the two"),
-        ([FENCE | {"command": ["fence_none"]}], "fence_none is not on this machine"),
-        ([FENCE | {"command": ["/etc/passwd"]}], "/etc/passwd is not executable"),
         ([FENCE | {"options": {"action": "off"}}], "is no option of a device"),
         ([FENCE | {"options_file": "/none/ipmi"}], "/none/ipmi: No such file"),
         ([FENCE | {"options_file": "/etc/passwd"}], "others on this machine can read /etc/passwd"),
@@ -263,3 +262,13 @@ def test_a_fence_device_that_could_hit_another_machine_is_refused(
 ) -> None:
     with pytest.raises(UserError, match=why):
         load_supervisor(write(tmp_path, SUPERVISOR | {"fence": {"devices": devices}}))
+
+
+@pytest.mark.parametrize(
+    ("program", "why"), [("fence_none", "is not on this machine"), ("/etc/passwd", "is not executable")]
+)
+def test_a_supervisor_needs_the_programs_of_its_fence_devices(tmp_path: Path, program: str, why: str) -> None:
+    path = write(tmp_path, SUPERVISOR | {"fence": {"devices": [FENCE | {"command": [program]}]}})
+    with pytest.raises(UserError, match=rf"fence\.devices\[0\]\.command: {program} {why}"):
+        load(path)
+    load_supervisor(path)  # as commands do on other machines

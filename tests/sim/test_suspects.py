@@ -5,7 +5,7 @@ import pytest
 from chaos.sim.run import Result, run_seed
 from chaos.sim.trouble.schedule import Fault
 
-EVALUATED = (12, 20)
+EVALUATED = (20, 31)
 """Seeds with an evaluator, which reads a checkpoint well that no trainer can restore."""
 
 
@@ -15,7 +15,7 @@ def played(seed: int, kind: str, pick: int, for_s: float) -> Result:
     return result
 
 
-@pytest.mark.parametrize("seed", [2, *EVALUATED])
+@pytest.mark.parametrize("seed", [8, *EVALUATED])
 @pytest.mark.parametrize("pick", [0, 1])
 def test_a_checkpoint_that_no_program_restores_is_set_aside_and_training_goes_on(
     seed: int, pick: int

@@ -52,6 +52,8 @@ T = TypeVar("T")
 
 KEEPER_S = (0.1, 0.9)
 SWITCHED_ON_S = 5.0
+AFTER_MS = (0, 400, 1_750, 5_500)
+"""How old a lost mark is when a fence device is asked: the defaults, and less than they."""
 SILENCE_SHARE = 3
 GPU_SHARE = 2
 NETWORK = "training"
@@ -368,7 +370,7 @@ class World:
         own = random.Random(f"marks {self.seed} {seat.process.name}")
         files = StateFiles(SimWordFile(disk, self.rng), SimMarkFile(disk, own))
         rng = random.Random(f"power {self.seed} {seat.process.name}")
-        power = SimPower(self._device, self.timing.suspect_ms // 2, self.pace, rng, self._switch_off)
+        power = SimPower(self._device, rng.choice(AFTER_MS), self.pace, rng, self._switch_off)
         seat.control = ControlDaemon(
             settings, seat.etcd, self.open_store, seat.clock, sink, self.new_id, files, power
         )

@@ -21,7 +21,7 @@ from supervisor.adapters.certificates.tls import (
     is_unspecified,
     split_host_port,
 )
-from supervisor.adapters.fence_devices import NODE, FenceDevice, executable
+from supervisor.adapters.fence_devices import NODE, FenceDevice
 from supervisor.adapters.files.config_docker import DockerConfig, User, holder_of, range_of, subordinate_of
 from supervisor.adapters.files.hadoop import HadoopSettings, Kerberos, read_conf
 from supervisor.adapters.files.quantities import DurationMs, SizeBytes, Text
@@ -255,7 +255,6 @@ class FenceConfig(Strict):
     """Devices that switch off the machines of suspected nodes, and when."""
 
     after: DurationMs | None = Field(default=None, ge=0)
-    timeout: DurationMs = Field(default=30_000, gt=0)
     devices: list[FenceDeviceConfig] = Field(default_factory=list)
 
 
@@ -273,8 +272,12 @@ class SupervisorConfig(DaemonConfig):
 
     @property
     def fence_after_ms(self) -> int:
-        """How old a node's lost mark is when its machine is switched off. A living agent appeals before."""
-        return self.timing.suspect_ms // 2 if self.fence.after is None else self.fence.after
+        """How old a node's lost mark is when its machine is switched off.
+
+        By default an agent that restarts, or waits for etcd to change its leader, appeals before.
+        """
+        timing = self.timing
+        return timing.unread_ms - timing.suspect_ms if self.fence.after is None else self.fence.after
 
     def tls_files(self) -> TlsFiles | None:
         """Certificates of the supervisor's own address, and the authority of users."""
@@ -598,10 +601,6 @@ def _check_fence(document: Document, fence: FenceConfig) -> None:
         where: Where = ("fence", "devices", index)
         if bool(each.nodes) == bool(each.labels):
             document.problem(where, "needs `nodes: [NODE, ...]` or `labels: {NAME: VALUE}`, one of the two")
-        try:
-            executable(each.command[0])
-        except Refused as error:
-            document.problem((*where, "command"), str(error))
         for name, value in each.options.items():
             if name == "action" or "=" in name or "\n" in name + value:
                 document.problem(
@@ -633,7 +632,9 @@ def _check_private(document: Document, where: Where, file: str) -> None:
     except OSError as error:
         document.problem(where, f"{file}: {error.strerror}")
         return
-    if mode & 0o077:
+    if not os.access(file, os.R_OK):
+        document.problem(where, f"{file} cannot be read by this user; run: chown tfsup {file}")
+    elif mode & 0o077:
         document.problem(where, f"others on this machine can read {file}; run: chmod 600 {file}")
 
 

@@ -66,15 +66,19 @@ class PowerOff:
 
     Attributes:
         mark: the lost mark that says so, as it was seen.
-        unappealed: what must still hold when the machine is off: no other appeal has come.
+        begins: what holds when the device is asked: the mark, no other appeal, the same holder of the key.
+        counts: what holds when the machine is off: the mark, and no other appeal.
         labels: of the node; none when its key is gone.
         suspected_ms: for how long this leader has seen the mark.
+        left_ms: until D is over, and the device has nothing to give any more.
     """
 
     mark: Versioned[LostMark]
-    unappealed: Compare
+    begins: tuple[Compare, ...]
+    counts: tuple[Compare, ...]
     labels: Mapping[str, str]
     suspected_ms: int
+    left_ms: int
 
     @property
     def node(self) -> str:

@@ -292,6 +292,7 @@ class Changes(TypedDict, total=False):
 
 def turn(present: Versioned[JobSwitch], transition: Transition, **changes: Unpack[Changes]) -> Put:
     """The write of the switch as a transition leaves it; raises InvalidTransition for an illegal one."""
+    __tracebackhide__ = True  # the place of an illegal transition is the decision that asks for it
     before, row = present.value, transition.value
     after = replace(before, **changes)
     if why := _no_move(before, row, after) or _no_change(before, row, after):

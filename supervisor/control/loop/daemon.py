@@ -42,7 +42,6 @@ from supervisor.control.decide import parking
 from supervisor.control.decide.assess.assess import Assessments
 from supervisor.control.decide.assess.stacks import to_dump
 from supervisor.control.decide.facts.cluster_time import ages
-from supervisor.control.decide.nodes import power
 from supervisor.control.decide.plan import Action, DeleteFiles, PowerOff, put, unchanged
 from supervisor.control.decide.reconcile import reconcile
 from supervisor.control.decide.set_aside import Left
@@ -444,11 +443,11 @@ class ControlDaemon:
             return
         if Applied.UNKNOWN in outcomes:
             await asyncio.sleep(self._settings.timing.tick_ms / 1000)
+        if self._power_offs is not None:
+            self._power_offs.look(applier, [each for each in decisions if isinstance(each, PowerOff)])
         for decision in decisions:
             if isinstance(decision, DeleteFiles):
                 self._delete(applier, decision)
-            elif isinstance(decision, PowerOff):
-                self._switch_off(applier, picture, decision)
         for job in picture.jobs.values():
             if job.switch.value.parked is None and self._sweeper.due(job):
                 uri, uuid = job.record.value.store_uri, job.switch.value.job_uuid
@@ -554,11 +553,6 @@ class ControlDaemon:
     def _delete(self, applier: Applier, decision: DeleteFiles) -> None:
         if not applier.is_deleting(decision.key):
             self._begin(applier.delete_files(decision))
-
-    def _switch_off(self, applier: Applier, picture: Snapshot, wanted: PowerOff) -> None:
-        fencing = self._power_offs
-        if fencing is not None and fencing.is_due(wanted, power.disproved_ms(picture, wanted.node)):
-            self._begin(fencing.switch_off(applier, wanted))
 
     def _begin(self, work: Coroutine[None, None, None]) -> None:
         self._deletions.add(asyncio.create_task(work))

@@ -3,84 +3,108 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import replace
 
-from supervisor.contract.boundaries import Logger, PowerSwitch
+from supervisor.contract.boundaries import Compare, Logger, PowerSwitch
 from supervisor.contract.errors import Fenced, Refused
-from supervisor.control.decide.plan import Action, PowerOff, put, unchanged
+from supervisor.control.decide.plan import Action, PowerOff, put
 from supervisor.control.loop.apply import Applied, Applier
 
+MOST_AT_ONCE = 8
 TRIES = 60
 TRY_AGAIN_S = 0.2
 
+Mark = tuple[str, int]
+"""A lost mark: its key, and the revision that created it."""
+
 
 class PowerOffs:
-    """One leader's use of the fence devices. It tries each lost mark once: if that fails, D is waited for."""
+    """A leader's use of the fence devices. Each lost mark gets one try. If it fails, D is waited for."""
 
     def __init__(self, devices: PowerSwitch, sink: Logger) -> None:
         self._devices = devices
         self._sink = sink
-        self._tried: set[tuple[str, int]] = set()
+        self._asked: set[Mark] = set()
+        self._running: dict[Mark, asyncio.Task[None]] = {}
 
-    def is_due(self, wanted: PowerOff, disproved_wall_ms: int) -> bool:
-        """Whether a device is to be asked now.
+    def look(self, applier: Applier, wanted: Sequence[PowerOff]) -> None:
+        """Ask the devices of what is wanted now, and break off what is wanted no more.
 
-        `disproved_wall_ms`: when the node last turned out to be alive after its device had switched it off.
+        Raises an unexpected error that one of them has met.
         """
-        devices = self._devices
-        return (
-            wanted.suspected_ms >= devices.after_ms
-            and _mark_of(wanted) not in self._tried
-            and disproved_wall_ms <= devices.loaded_wall_ms
-            and bool(devices.device(wanted.node, wanted.labels))
-        )
+        now = {_mark_of(each) for each in wanted}
+        for mark, task in list(self._running.items()):
+            if task.done():
+                del self._running[mark]
+                if not task.cancelled():
+                    task.result()
+            elif mark not in now:
+                task.cancel()
+        for each in wanted:
+            mark = _mark_of(each)
+            if len(self._running) < MOST_AT_ONCE and mark not in self._asked and self._is_due(each):
+                self._asked.add(mark)
+                self._running[mark] = asyncio.create_task(self._switch_off(applier, each))
 
-    async def switch_off(self, applier: Applier, wanted: PowerOff) -> None:
-        """Switch the machine off. The end of this supervisor's leadership is no error."""
-        self._tried.add(_mark_of(wanted))
-        try:
-            await self._switch_off(applier, wanted)
-        except Fenced as error:
-            self._sink.warning(
-                "a node was switched off; the next leader decides", node=wanted.node, why=str(error)
-            )
+    def _is_due(self, wanted: PowerOff) -> bool:
+        devices = self._devices
+        old_enough = wanted.suspected_ms >= devices.after_ms and wanted.left_ms > 0
+        return old_enough and bool(devices.device(wanted.node, wanted.labels))
 
     async def _switch_off(self, applier: Applier, wanted: PowerOff) -> None:
+        """The end of this supervisor's leadership is no error."""
         node, device = wanted.node, self._devices.device(wanted.node, wanted.labels)
-        # In etcd first, under the leader token and by the mark: a deposed leader switches nothing off.
-        text = f"node {node} is switched off by {device}: it is suspected ({wanted.mark.value.reason})"
-        told = await self._tell(applier, wanted, "power_off_begun", text)
-        if told is not Applied.DONE:
-            if told is not Applied.BROKEN:
-                self._tried.discard(_mark_of(wanted))
-            return
+        fields = {"node": node, "incarnation": wanted.mark.value.incarnation, "device": device}
+
+        async def tell(kind: str, text: str, *compares: Compare) -> Applied:
+            return await applier.run(Action(kind, "", text, compares, (), fields))
+
         try:
-            await self._devices.switch_off(node, wanted.labels)
-        except Refused as error:
-            text = f"node {node} could not be switched off by {device}: {error}; D is waited for"
-            await self._tell(applier, wanted, "power_off_failed", text)
-            return
+            # In etcd first, under the leader token and by the mark: a deposed leader switches nothing off.
+            reason = wanted.mark.value.reason
+            text = f"node {node} is switched off by {device}: it is suspected ({reason})"
+            begun = await tell("power_off_begun", text, *wanted.begins)
+            if begun is not Applied.DONE:
+                if begun is not Applied.BROKEN:
+                    self._asked.discard(_mark_of(wanted))
+                return
+            try:
+                async with asyncio.timeout(wanted.left_ms / 1000):
+                    await self._devices.switch_off(node, wanted.labels)
+            except (Refused, TimeoutError) as error:
+                why = str(error) or "D was over before it ended"
+                text = f"node {node} could not be switched off by {device}: {why}; D is waited for"
+                await tell("power_off_failed", text)
+                return
+            if await self._confirm(applier, wanted, fields) is Applied.STALE:
+                text = f"node {node} was switched off by {device}, but its lost mark had changed meanwhile"
+                await tell("power_off_late", text)
+        except Fenced as error:
+            text = "another supervisor leads; it decides about a node that was to be switched off"
+            self._sink.warning(text, node=node, device=device, why=str(error))
+        except asyncio.CancelledError:
+            self._sink.warning("the device of a node is asked no more", node=node, device=device)
+            raise
+
+    async def _confirm(self, applier: Applier, wanted: PowerOff, fields: dict[str, str]) -> Applied:
         mark = wanted.mark
         off = Action(
             kind="power_off_confirmed",
             job="",
-            text=f"node {node} is off, as {device} confirms; its tasks are replaced now",
+            text=f"node {wanted.node} is off, as {fields['device']} confirms; its tasks are replaced now",
             # An agent that appealed just before it lost its power has not shown that its device lies.
-            compares=(unchanged(mark), wanted.unappealed),
+            compares=wanted.counts,
             ops=(put(mark.key, replace(mark.value, off=True)),),
-            fields={"node": node, "incarnation": mark.value.incarnation, "device": device},
+            fields=fields,
         )
         for _ in range(TRIES):
-            if await applier.run(off) is not Applied.UNKNOWN:
-                return
+            applied = await applier.run(off)
+            if applied is not Applied.UNKNOWN:
+                return applied
             await asyncio.sleep(TRY_AGAIN_S)
-
-    async def _tell(self, applier: Applier, wanted: PowerOff, kind: str, text: str) -> Applied:
-        """An event, if the mark is still what it was."""
-        life = wanted.mark.value.incarnation
-        fields = {"node": wanted.node, "incarnation": life}
-        return await applier.run(Action(kind, "", text, (unchanged(wanted.mark),), (), fields))
+        return Applied.UNKNOWN
 
 
-def _mark_of(wanted: PowerOff) -> tuple[str, int]:
+def _mark_of(wanted: PowerOff) -> Mark:
     return wanted.mark.key, wanted.mark.create_revision

@@ -1,8 +1,9 @@
 """Cordons: all that sets, changes and lifts them.
 
 A node that has a cordon gets no new task. An operator sets one, or the leader: for a failure that keeps
-returning, an agent that does not obey, a GPU that asks for it, or an error that is about the node. The record
-of a cordon stays when it is lifted: it says up to which revision of etcd no failure is held against the node.
+returning, an agent that does not obey, a GPU that asks for it, a fence device that was wrong, or an error
+that is about the node. The record of a cordon stays when it is lifted: it says up to which revision of etcd
+no failure is held against the node.
 """
 
 from __future__ import annotations
@@ -60,6 +61,13 @@ def for_gpu(picture: NodeState, reason: str) -> Write:
     held = picture.cordon
     before = Cordon(picture.node, reason) if held is None else replace(held.value, cooldown_ms=0)
     return _written(picture, replace(before, drain=True))
+
+
+def for_wrong_device(picture: NodeState, reason: str) -> Write:
+    """Until an operator lifts it. A cordon that is there already keeps the device from being used, too."""
+    if picture.cordon is not None:
+        return (unchanged(picture.cordon),), ()
+    return _written(picture, Cordon(picture.node, reason))
 
 
 def for_error(picture: NodeState, reason: str, place: str) -> Write:

@@ -27,10 +27,6 @@ from supervisor.control.decide.snapshot import JobState, NodeState, Snapshot, Ve
 MARKS_KEPT_MS = 3_600_000
 DISOBEDIENT_AFTER = 2
 _RETURNS = frozenset({"node_back", power.DISPROVED})
-_WRONG_DEVICE = (
-    "but its fence device had said that the machine is off. Correct `fence` in the supervisors' files: until "
-    "they are loaded again, no supervisor uses a device for this node"
-)
 
 
 def by_marks(
@@ -163,20 +159,26 @@ def _withdraw(picture: NodeState) -> list[Action]:
             continue
         who = "its successor" if appeal.value.successor else "it"
         text = f"node {picture.node} is not lost: {who} appealed; nothing was restarted"
-        # A successor may be of another boot.
-        wrong = mark.value.off and not appeal.value.successor
-        actions.append(
-            Action(
-                kind=power.DISPROVED if wrong else "node_cleared",
-                job="",
-                text=f"{text}; {_WRONG_DEVICE}" if wrong else text,
-                # Not the appeal: whoever has made it makes it again until it is heard.
-                compares=(unchanged(mark),),
-                ops=delete_all((mark,)),
-                fields={"node": picture.node, "incarnation": incarnation},
-            )
-        )
+        fields = {"node": picture.node, "incarnation": incarnation}
+        # Not the appeal: whoever has made it makes it again until it is heard.
+        cleared = Action("node_cleared", "", text, (unchanged(mark),), delete_all((mark,)), fields)
+        # A successor may be of another boot, after which nothing is left to take over.
+        disproves = mark.value.off and not appeal.value.successor
+        actions.append(_disproved(picture, cleared) if disproves else cleared)
     return actions
+
+
+def _disproved(picture: NodeState, action: Action) -> Action:
+    """The same, for a node that lives although its fence device has said that it is off."""
+    reason = "its fence device said that its machine is off, but it ran"
+    compares, ops = cordons.for_wrong_device(picture, reason)
+    return replace(
+        action,
+        kind=power.DISPROVED,
+        text=f"{action.text}; {reason}: it gets no new task. Correct `fence`, then uncordon it",
+        compares=(*action.compares, *compares),
+        ops=(*action.ops, *ops),
+    )
 
 
 def _tell_return(snap: Snapshot, picture: NodeState) -> list[Action]:
@@ -200,10 +202,8 @@ def _tell_return(snap: Snapshot, picture: NodeState) -> list[Action]:
         )
         text = f"node {picture.node} is back: {why}"
         fields = {"node": picture.node, "incarnation": incarnation, "lost": what}
-        kind = "node_back"
-        if same and mark.value.off:
-            kind, text = power.DISPROVED, f"{text}; {_WRONG_DEVICE}"
-        actions.append(Action(kind, "", text, (unchanged(mark), unchanged(held)), (), fields))
+        back = Action("node_back", "", text, (unchanged(mark), unchanged(held)), (), fields)
+        actions.append(_disproved(picture, back) if same and mark.value.off else back)
     return actions
 
 

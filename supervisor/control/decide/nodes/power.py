@@ -1,15 +1,15 @@
 """Nodes whose machines a fence device is to switch off, so that their tasks need not be waited for (rule 3).
 
-A lost mark comes first. An agent that is alive and reaches etcd appeals against it, long before its machine
-is switched off.
+A lost mark comes first. An agent that is alive and reaches etcd appeals against it, before its machine is
+switched off. A node that has a cordon is in somebody's hands: its machine is left alone.
 """
 
 from __future__ import annotations
 
 from supervisor.contract import keys
 from supervisor.control.decide.facts import promises
-from supervisor.control.decide.facts.standing import appeal_of, not_dead
-from supervisor.control.decide.plan import PowerOff, unchanged_or_absent
+from supervisor.control.decide.facts.standing import appeal_of, not_dead, wait_ms
+from supervisor.control.decide.plan import PowerOff, unchanged, unchanged_or_absent
 from supervisor.control.decide.snapshot import NodeState, Snapshot
 
 DISPROVED = "power_off_disproved"
@@ -19,47 +19,36 @@ DISPROVED = "power_off_disproved"
 def decide(snap: Snapshot) -> list[PowerOff]:
     """One for each mark of a node that tasks may still run on. A leader repeats it until the mark changes."""
     waited_for = {
-        (placement.node, placement.incarnation)
+        mark.key
         for job in snap.jobs.values()
         if not job.switch.value.phase.ended
         for placement in not_dead(job)
+        if (picture := snap.nodes.get(placement.node)) is not None
+        and (mark := picture.mark_of(placement.incarnation)) is not None
     }
     return [
         off
         for picture in snap.nodes.values()
-        if picture.node not in snap.nodes_aside and not promises.held_ms(snap, picture.node)
+        if picture.node not in snap.nodes_aside
+        and picture.cordon is None
+        and not promises.held_ms(snap, picture.node)
         for off in _of_node(snap, picture)
-        if (picture.node, off.mark.value.incarnation) in waited_for
+        if off.mark.key in waited_for
     ]
 
 
 def _of_node(snap: Snapshot, picture: NodeState) -> list[PowerOff]:
-    holder = picture.incarnation
+    holder, wait = picture.incarnation, wait_ms(snap, picture)
     labels = holder.value.resources.labels if holder is not None else {}
-    return [
-        PowerOff(
-            mark,
-            unchanged_or_absent(keys.appeal(picture.node, life), picture.appeals.get(life)),
-            labels,
-            snap.now_ms - mark.created_ms,
-        )
-        for life, mark in picture.marks.items()
-        if not (mark.value.final or mark.value.off or appeal_of(picture, mark))
+    found = []
+    for life, mark in picture.marks.items():
         # Another life holds the key: the machine is in use again, and its agent has ended what was left.
-        and (holder is None or holder.value.incarnation == life)
-    ]
-
-
-def disproved_ms(snap: Snapshot, node: str) -> int:
-    """When this node last turned out to be alive after its device had switched it off; 0: never.
-
-    Wall clock, in milliseconds since the epoch, from the events that are kept.
-    """
-    return max(
-        (
-            event.value.wall_ms
-            for event in snap.events
-            if event.value.kind == DISPROVED and event.value.fields.get("node") == node
-        ),
-        default=0,
-    )
+        taken_over = holder is not None and holder.value.incarnation != life
+        if taken_over or mark.value.final or mark.value.off or appeal_of(picture, mark) is not None:
+            continue
+        unappealed = unchanged_or_absent(keys.appeal(picture.node, life), picture.appeals.get(life))
+        counts = (unchanged(mark), unappealed)
+        begins = (*counts, unchanged_or_absent(keys.node(picture.node), holder))
+        suspected_ms = snap.now_ms - mark.created_ms
+        found.append(PowerOff(mark, begins, counts, labels, suspected_ms, wait - suspected_ms))
+    return found
