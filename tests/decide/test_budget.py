@@ -144,13 +144,13 @@ def test_too_many_faults_within_the_window_end_the_job_though_it_progresses() ->
             Cause.PROGRAM_EXIT,
             (
                 "4 program faults in a row without a checkpoint newer than step 40; "
-                "restart.max_restarts allows 3 restarts"
+                "restart.max allows 3 restarts"
             ),
         ),
         (
             Ledger(streak=3),
             Cause.START_FAILED,
-            "4 program faults in a row without any checkpoint; restart.max_restarts allows 3 restarts",
+            "4 program faults in a row without any checkpoint; restart.max allows 3 restarts",
         ),
         (
             Ledger(streak=2),
