@@ -226,6 +226,10 @@ class Rounds:
         first_ms = await self._first_new_step(killed_ns, before)
         await self._healthy()
         await asyncio.to_thread(self._cluster.start_member, member)
+        # The machine has not really been off: its boot is the same one, which disproves its fence device.
+        await self._until(lambda: self._state(node) in ("ready", "cordoned"), f"{node} again")
+        if self._state(node) == "cordoned":
+            await self._watch.client.uncordon(node)
         await self._until(lambda: self._ready(node), f"{node} ready again")
         self._results.add(
             name,
@@ -287,8 +291,11 @@ class Rounds:
         return node, {name: ref for name, ref in found.items() if ref is not None}
 
     def _ready(self, node: str) -> bool:
+        return self._state(node) == "ready"
+
+    def _state(self, node: str) -> str:
         view = self._watch.nodes.get(node)
-        return view is not None and view.state == "ready"
+        return view.state if view is not None else ""
 
     async def _ended(self, tasks: dict[str, ProcessRef], since_ns: int) -> float:
         """When the last of them was gone, by /proc, in ms."""
