@@ -19,7 +19,7 @@ from itertools import pairwise
 from pathlib import Path
 from statistics import median
 
-from benchmarks.figures import figures
+from benchmarks.support.figures import figures
 from benchmarks.transfers import Ours
 from recovery.commit.outbox import TakenCheckpoint, generation_directory
 from recovery.stores.open import Stores

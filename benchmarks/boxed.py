@@ -19,9 +19,9 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from agent.runtimes.docker_node import HOME
-from benchmarks.figures import Figures, Goal, figures, machine, medians
-from benchmarks.quiet import Quiet
-from benchmarks.subjects import Plain, Sample, Supervised, measure
+from benchmarks.support.figures import Figures, Goal, figures, machine, medians
+from benchmarks.support.quiet import Quiet
+from benchmarks.support.subjects import Plain, Sample, Supervised, measure
 from chaos.container_image import IMAGE, USER_ID, site_packages
 from examples.demo.boxes import Boxes
 from examples.demo.job import PROGRAM, Training, digits_job

@@ -21,8 +21,8 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from benchmarks.figures import Goal, figures, machine
-from benchmarks.subjects import Supervised, until
+from benchmarks.support.figures import Goal, figures, machine
+from benchmarks.support.subjects import Supervised, until
 from examples.demo.job import PROGRAM, Training, digits_job
 from examples.demo.steplog import StepLog
 from examples.demo.watch import TRAINERS, Watch, beside

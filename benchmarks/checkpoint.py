@@ -24,7 +24,7 @@ from statistics import median
 from hdfs_native import Client
 
 from benchmarks.blocking import Blocking, measure_blocking
-from benchmarks.figures import Goal, machine
+from benchmarks.support.figures import Goal, machine
 from benchmarks.transfers import Cost, Files, Library, Mount, Ours, Shell, timed
 from chaos.hdfs import HdfsCluster
 from recovery.commit.outbox import TakenCheckpoint

@@ -22,9 +22,9 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from benchmarks.figures import Figures, Goal, figures, machine
-from benchmarks.quiet import Quiet
-from benchmarks.subjects import until
+from benchmarks.support.figures import Figures, Goal, figures, machine
+from benchmarks.support.quiet import Quiet
+from benchmarks.support.subjects import until
 from examples.demo import kernel
 from examples.demo.job import Training, digits_job
 from examples.demo.kernel import ProcessRef
@@ -40,7 +40,7 @@ from supervisor.contract.timing import PROFILES, Timing
 from supervisor.contract.views.jobs import SubmitRequest
 
 STATE = Path("var/bench/failover")
-FENCE = Path(__file__).resolve().parent / "fence_local.py"
+FENCE = Path(__file__).resolve().parent / "support" / "fence_local.py"
 ENDLESS = 100_000_000
 SAVE_STEPS = 100
 STATUS_EVERY_S = 0.2

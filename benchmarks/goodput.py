@@ -22,8 +22,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from benchmarks.figures import Goal, machine
-from benchmarks.subjects import ShellLoop, Subject, Supervised, until
+from benchmarks.support.figures import Goal, machine
+from benchmarks.support.subjects import ShellLoop, Subject, Supervised, until
 from examples.demo.job import Training, digits_job
 from examples.demo.steplog import StepLog
 from examples.demo.watch import TRAINERS, Watch, beside

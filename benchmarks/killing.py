@@ -48,7 +48,7 @@ from agent.runtimes.docker_node import Allowed, DockerNode
 from agent.runtimes.local import write_config
 from agent.runtimes.marks import Marks, owner
 from agent.runtimes.process import ProcessRuntime
-from benchmarks.figures import Goal, figures, machine
+from benchmarks.support.figures import Goal, figures, machine
 from chaos.container_image import IMAGE, USER_ID, site_packages
 from chaos.dockerd import Dockerd
 from supervisor.contract.job.spec import ContainerSpec

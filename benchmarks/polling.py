@@ -25,9 +25,9 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
-from benchmarks.figures import figures, machine, medians
-from benchmarks.quiet import Quiet
-from benchmarks.subjects import Sample, Supervised, measure
+from benchmarks.support.figures import figures, machine, medians
+from benchmarks.support.quiet import Quiet
+from benchmarks.support.subjects import Sample, Supervised, measure
 from examples.demo.job import PROGRAM, Training, digits_job
 from examples.demo.steplog import StepLog
 from examples.demo.watch import Watch, beside

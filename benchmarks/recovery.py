@@ -19,9 +19,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from benchmarks import boxed, stores, styles
-from benchmarks.figures import Figures, Goal, figures, machine, medians
-from benchmarks.quiet import Quiet
-from benchmarks.subjects import RestartAll, Sample, ShellLoop, Supervised, measure
+from benchmarks.support.figures import Figures, Goal, figures, machine, medians
+from benchmarks.support.quiet import Quiet
+from benchmarks.support.subjects import RestartAll, Sample, ShellLoop, Supervised, measure
 from examples.demo.job import Training, digits_job
 from examples.demo.steplog import StepLog
 from examples.demo.watch import Watch, beside

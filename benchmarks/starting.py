@@ -26,7 +26,7 @@ import time
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
-from benchmarks.figures import figures, machine
+from benchmarks.support.figures import figures, machine
 from supervisor.contract import codec, keys
 from supervisor.contract.boundaries import Op, Put
 from supervisor.contract.observed import AttemptReport

@@ -18,9 +18,9 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
-from benchmarks.figures import Figures, Goal, figures, machine, medians
-from benchmarks.quiet import Quiet
-from benchmarks.subjects import Sample, Supervised, measure, until
+from benchmarks.support.figures import Figures, Goal, figures, machine, medians
+from benchmarks.support.quiet import Quiet
+from benchmarks.support.subjects import Sample, Supervised, measure, until
 from chaos.hdfs import HdfsCluster
 from examples.demo.job import Training, digits_job
 from examples.demo.steplog import StepLog

@@ -21,10 +21,10 @@ from dataclasses import asdict, dataclass, field, replace
 from operator import attrgetter
 from pathlib import Path
 
-from benchmarks.figures import figures, machine, medians
 from benchmarks.outputs import POLL_S, Kill, Sample, longest_pause_ms, sample, stepping
-from benchmarks.quiet import Quiet
-from benchmarks.style_subjects import STYLES, ShellLoops, Style, Subject, Supervised
+from benchmarks.support.figures import figures, machine, medians
+from benchmarks.support.quiet import Quiet
+from benchmarks.support.style_subjects import STYLES, ShellLoops, Style, Subject, Supervised
 from examples.demo.watch import PromiseBroken
 from supervisor.api.client import ControlClient
 from supervisor.cli.local.cluster import LocalCluster

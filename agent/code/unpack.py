@@ -29,7 +29,7 @@ _HEADER_BYTES = 4096
 _SLICE = 16 * 1024
 _PYCACHE = "__pycache__"
 _MAX_NAME_BYTES = 255
-"""What a file system takes as one name."""
+"""The bytes that a file system takes as one name."""
 
 _LINKS_S = 10.0
 """So much of a processor may it take to follow all links: links through links can take hours."""

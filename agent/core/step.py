@@ -74,7 +74,9 @@ _TOLD = {None: None, Unstaged.BAD: StageFailure.BAD, Unstaged.UNREADABLE: StageF
 def step(
     state: AgentState, events: Sequence[Event], now_ms: int
 ) -> tuple[AgentState, tuple[Instruction, ...]]:
-    """What follows from `events` at `now_ms` (CLOCK_BOOTTIME). The given state is left as it was.
+    """Return the state and the instructions that follow from `events` at `now_ms` (CLOCK_BOOTTIME).
+
+    The given state is left as it was.
 
     Where an unexpected error is met, each event is a step of its own. What the error is about is set aside,
     and that step is made again without it. Raises an error that is about nothing of the kind or, at one

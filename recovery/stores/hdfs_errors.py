@@ -20,7 +20,7 @@ _GSS = re.compile(r'GSSAPIError\(.*, \d+, "(.*)"\)', re.DOTALL)
 _SERVICE = re.compile(
     r"User: ([^\s/@]+)\S* is not allowed to impersonate|Unauthorized connection for super-user: ([^\s/@]+)"
 )
-"""Who may not be a user: at all, or from this machine."""
+"""Refusals of a NameNode to let a service be a user: at all, or from this machine."""
 
 _MAX_TEXT = 300
 
@@ -136,7 +136,7 @@ def read_answer(java_class: str, text: str) -> Failure:
 
 
 def not_as_user(uri: str, user: str, text: str) -> str:
-    """What a NameNode said that does not let a service be a user, and what to set."""
+    """The sentence of a NameNode that does not let a service be a user, and the property to set."""
     said = f"cannot reach {uri} as {user}: {_one_line(text)}"
     service = _SERVICE.search(text)
     if service is None:

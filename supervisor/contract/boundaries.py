@@ -42,7 +42,7 @@ class Logger(Protocol):
 
 
 class PowerSwitch(Protocol):
-    """What can switch a node's machine off: fence devices."""
+    """The fence devices, which switch machines of nodes off."""
 
     after_ms: int
     """A node is switched off when its lost mark is so old."""

@@ -100,7 +100,7 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Cadence:
-    """What tells a program how often a save pays.
+    """Numbers that tell a program how often a save pays.
 
     Attributes:
         failures: that cost the job steps, in `over_ms`. The time that the program runs adds to that.

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from benchmarks.figures import machine
+from benchmarks.support.figures import machine
 from chaos.cluster.program import REPOSITORY
 from supervisor.contract import codec
 from tests.attacks.attack import Attack, Where

@@ -69,16 +69,16 @@ def wanted(world: World) -> list[PowerOff]:
     return [each for each in reconcile(world.snapshot()) if isinstance(each, PowerOff)]
 
 
+def applier_of(world: World, token: LeaderToken | None = None) -> Applier:
+    coordination = MemoryCoordination(world.store)
+    return Applier(
+        token or world.token, coordination, lambda _: MemoryCheckpointStore(), BootClock(), ListSink(), 100
+    )
+
+
 def run(world: World, plug: Plug, *offs: PowerOff, token: LeaderToken | None = None) -> None:
     """What becomes of it when the leader looks once."""
-    applier = Applier(
-        token or world.token,
-        MemoryCoordination(world.store),
-        lambda _: MemoryCheckpointStore(),
-        BootClock(),
-        ListSink(),
-        100,
-    )
+    applier = applier_of(world, token)
 
     async def looks() -> None:
         power_offs = PowerOffs(plug, ListSink())
@@ -243,14 +243,7 @@ def test_a_device_that_has_not_ended_when_d_is_over_has_failed() -> None:
 def test_a_device_is_broken_off_when_its_node_is_suspected_no_more() -> None:
     world, _node = suspected()
     plug = Plug(world, takes_s=5.0)
-    applier = Applier(
-        world.token,
-        MemoryCoordination(world.store),
-        lambda _: MemoryCheckpointStore(),
-        BootClock(),
-        ListSink(),
-        100,
-    )
+    applier = applier_of(world)
 
     async def looks() -> None:
         power_offs = PowerOffs(plug, ListSink())
@@ -276,14 +269,7 @@ def test_only_so_many_devices_are_asked_at_once() -> None:
     run_once = PowerOffs(plug, ListSink())
 
     async def look() -> None:
-        applier = Applier(
-            world.token,
-            MemoryCoordination(world.store),
-            lambda _: MemoryCheckpointStore(),
-            BootClock(),
-            ListSink(),
-            100,
-        )
+        applier = applier_of(world)
         run_once.look(applier, many)
         assert len(run_once._running) == MOST_AT_ONCE
         await asyncio.wait(run_once._running.values())

@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from benchmarks.figures import Goal, figures, medians
+from benchmarks.support.figures import Goal, figures, medians
 from examples.demo import kernel
 from examples.demo.job import Training, digits_job
 from examples.demo.screen import curve

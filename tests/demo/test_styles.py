@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from benchmarks.outputs import IN_FLIGHT_NS, Kill, Outputs, Sample, Seen, longest_pause_ms, sample, stepping
-from benchmarks.quiet import Quiet
-from benchmarks.style_subjects import STYLES, ShellLoops
 from benchmarks.styles import LOOP, WARM, Flags, Kills, Results, kills_of_block, report, times_faster
+from benchmarks.support.quiet import Quiet
+from benchmarks.support.style_subjects import STYLES, ShellLoops
 
 MS = 1_000_000
 AT = 1000 * MS

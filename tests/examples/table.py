@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from benchmarks.figures import machine
+from benchmarks.support.figures import machine
 from supervisor.adapters.files.jobfile import load_job_file
 from supervisor.contract import codec
 from supervisor.contract.errors import TfSupervisorError

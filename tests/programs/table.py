@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from benchmarks.figures import machine
+from benchmarks.support.figures import machine
 from supervisor.contract import codec
 from supervisor.contract.errors import TfSupervisorError
 from tests.examples.harness import ROOT, Cluster, Job, read_job

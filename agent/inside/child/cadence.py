@@ -42,7 +42,7 @@ def harmless(ask: Callable[[], object]) -> bool:
 
 
 class _Told(NamedTuple):
-    """What `VARIABLE` says."""
+    """The content of `VARIABLE`."""
 
     failures: float
     over_ms: float
@@ -63,7 +63,7 @@ class _Told(NamedTuple):
 
 
 class Cadence:
-    """What one process has measured of its saves. `busy`: whether one is under way. Times are monotonic."""
+    """The measured saves of one process. `busy`: whether one is under way. Times are monotonic."""
 
     def __init__(self, told: str, attempt_dir: str, busy: Callable[[], bool]) -> None:
         self._told = _Told.read(told)
@@ -167,7 +167,7 @@ class Cadence:
         return self._asked_s > 0
 
     def pace(self) -> Dict[str, Any]:
-        """What the agent is told; -1: not known."""
+        """The numbers that the agent gets; -1: not known."""
         saves = self._saves
         pays_ms = self._interval_ms(time.monotonic()) if saves and self._told is not None else -1
         seen_ms = round(1000 * (saves[-1][0] - saves[0][0]) / (len(saves) - 1)) if len(saves) > 1 else -1

@@ -28,7 +28,7 @@ _UNKNOWN_HOOK = "the CheckpointSaverHook of this TensorFlow is not known"
 
 
 class _Own(Protocol):
-    """What a hook asks of its timer."""
+    """The part of a timer that a hook uses."""
 
     def should_trigger_for_step(self, step: int) -> bool: ...
 
@@ -41,7 +41,7 @@ _ASKED_FOR = ("should_trigger_for_step", "update_last_triggered_step", "last_tri
 
 
 def changes(current: Current, is_kept: IsKept) -> Dict[str, Change]:
-    """What makes the savers ask, by module."""
+    """The changes that make savers ask, by module."""
     return {
         "tensorflow.python.training.basic_session_run_hooks": functools.partial(
             _change_hook, current, is_kept

@@ -18,7 +18,7 @@ from supervisor.contract.errors import Compacted
 
 
 class Loss(Enum):
-    """What is wrong with an etcd: it has no record of the cluster, another one's, or lacks what it had."""
+    """A fault of an etcd: it has no record of the cluster, another one's, or lacks what it had."""
 
     NO_RECORD = auto()
     BEGUN_ANEW = auto()
@@ -59,7 +59,7 @@ class EtcdIdentity:
         return holds
 
     def loss(self, record: ClusterRecord | None, revision: int) -> Loss | None:
-        """What is wrong with an etcd that shows this record at this revision; None for nothing."""
+        """The fault of an etcd that shows this record at this revision; None for nothing."""
         if not self.cluster:
             self.cluster = record.uuid if record is not None else ""
         elif record is None:

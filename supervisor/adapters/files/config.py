@@ -21,10 +21,11 @@ from supervisor.adapters.certificates.tls import (
     is_unspecified,
     split_host_port,
 )
-from supervisor.adapters.fence_devices import NODE, FenceDevice
 from supervisor.adapters.files.config_docker import DockerConfig, User, holder_of, range_of, subordinate_of
+from supervisor.adapters.files.config_fence import FenceConfig, check_fence
 from supervisor.adapters.files.hadoop import HadoopSettings, Kerberos, read_conf
-from supervisor.adapters.files.quantities import DurationMs, SizeBytes, Text
+from supervisor.adapters.files.private import check_private
+from supervisor.adapters.files.quantities import DurationMs, Name, SizeBytes, Text
 from supervisor.adapters.files.yaml_file import Document, Strict, Where, build, read
 from supervisor.contract.access import Role, Standing, identify, valid_user
 from supervisor.contract.errors import Refused, UserError
@@ -37,13 +38,6 @@ LEAST_PROMISE_D = 3
 """Least `promise_for` as a multiple of D (rule 11)."""
 MAX_UNIX_PATH = 100
 """Most bytes in the path of a Unix socket. The kernel takes 107, and temporary names need a few."""
-
-
-def _name(value: str) -> str:
-    try:
-        return check_name("the name", value)
-    except UserError as error:
-        raise ValueError(str(error)) from error
 
 
 def _address(value: str) -> str:
@@ -91,7 +85,6 @@ def _beneficiary(value: str) -> str:
     return value
 
 
-Name = Annotated[Text, AfterValidator(_name)]
 Beneficiary = Annotated[Text, AfterValidator(_beneficiary)]
 UserName = Annotated[Text, AfterValidator(_user_name)]
 Identity = Annotated[Text, AfterValidator(_identity)]
@@ -234,30 +227,6 @@ class SecretConfig(Strict):
         return Source(frozenset(self.allow), self.file or "", tuple(self.command))
 
 
-class FenceDeviceConfig(Strict):
-    """A device that can switch machines off (docs/fencing.md)."""
-
-    command: list[Text] = Field(min_length=1, description="add `command: [fence_ipmilan]`")
-    options: dict[str, Text] = Field(default_factory=dict)
-    options_file: Text | None = None
-    nodes: list[Name] = Field(default_factory=list)
-    labels: dict[str, Text] = Field(default_factory=dict)
-
-    @property
-    def device(self) -> FenceDevice:
-        """The same as the supervisor wants it."""
-        return FenceDevice(
-            tuple(self.command), self.options, self.options_file or "", frozenset(self.nodes), self.labels
-        )
-
-
-class FenceConfig(Strict):
-    """Devices that switch off the machines of suspected nodes, and when."""
-
-    after: DurationMs | None = Field(default=None, ge=0)
-    devices: list[FenceDeviceConfig] = Field(default_factory=list)
-
-
 class SupervisorConfig(DaemonConfig):
     """`tfsup-supervisord --config FILE`."""
 
@@ -397,7 +366,7 @@ def _load(model: type[C], path: Path) -> C:
     if isinstance(config, SupervisorConfig):
         _check_promises(document, config)
         _check_secrets(document, config)
-        _check_fence(document, config.fence)
+        check_fence(document, config.fence)
         if config.user_ca is not None and config.tls is None:
             document.problem(
                 ("user_ca",), "needs `tls: {ca, cert, key}`: without it nobody shows a certificate"
@@ -488,18 +457,7 @@ def _check_hadoop(document: Document, hadoop: HadoopConfig) -> None:
     keytab = hadoop.kerberos.keytab
     if keytab is None:
         return
-    try:
-        mode = Path(keytab).stat().st_mode
-    except OSError as error:
-        document.problem(("hadoop", "kerberos", "keytab"), f"{keytab}: {error.strerror}")
-        return
-    if not os.access(keytab, os.R_OK):
-        document.problem(("hadoop", "kerberos", "keytab"), f"{keytab} cannot be read by this user")
-    elif mode & 0o077:
-        document.problem(
-            ("hadoop", "kerberos", "keytab"),
-            f"others on this machine can take the keys in {keytab}; run: chmod 600 {keytab}",
-        )
+    check_private(document, ("hadoop", "kerberos", "keytab"), keytab)
 
 
 def _check_agent(document: Document, config: AgentConfig) -> None:
@@ -591,51 +549,6 @@ def _check_secrets(document: Document, config: SupervisorConfig) -> None:
             ("secrets",),
             "whoever reaches `listen` would get them; configure TLS or `token_file`, or listen on unix:/PATH",
         )
-
-
-def _check_fence(document: Document, fence: FenceConfig) -> None:
-    """A device that switches another machine off than is meant is worse than none."""
-    served: dict[str, int] = {}
-    plugs: dict[tuple[object, ...], str] = {}
-    for index, each in enumerate(fence.devices):
-        where: Where = ("fence", "devices", index)
-        if bool(each.nodes) == bool(each.labels):
-            document.problem(where, "needs `nodes: [NODE, ...]` or `labels: {NAME: VALUE}`, one of the two")
-        for name, value in each.options.items():
-            if name == "action" or "=" in name or "\n" in name + value:
-                document.problem(
-                    (*where, "options", name), "is no option of a device: NAME=VALUE, on one line"
-                )
-        many = bool(each.labels) or len(each.nodes) > 1
-        if many and not any(NODE in value for value in each.options.values()):
-            document.problem(
-                (*where, "options"),
-                f"would switch off the same machine for every node; write {NODE} into the option that names "
-                "the machine, or give each node a device of its own",
-            )
-        if each.options_file is not None:
-            _check_private(document, (*where, "options_file"), each.options_file)
-        device = each.device
-        for node in each.nodes:
-            if node in served:
-                document.problem((*where, "nodes"), f"{node} has a device already: number {served[node] + 1}")
-            served[node] = index
-            plug = (*device.command, device.options_file, *sorted(device.options_of(node).items()))
-            other = plugs.setdefault(plug, node)
-            if other != node:
-                document.problem(where, f"would switch off the same machine for {other} and for {node}")
-
-
-def _check_private(document: Document, where: Where, file: str) -> None:
-    try:
-        mode = Path(file).stat().st_mode
-    except OSError as error:
-        document.problem(where, f"{file}: {error.strerror}")
-        return
-    if not os.access(file, os.R_OK):
-        document.problem(where, f"{file} cannot be read by this user; run: chown tfsup {file}")
-    elif mode & 0o077:
-        document.problem(where, f"others on this machine can read {file}; run: chmod 600 {file}")
 
 
 def _check_reachable(document: Document, config: SupervisorConfig | AgentConfig) -> None:

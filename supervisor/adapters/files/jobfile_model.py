@@ -14,7 +14,7 @@ from typing import Annotated, Literal, TypeVar
 from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag
 
 from supervisor.adapters.files.not_for_jobs import NOT_FOR_JOBS
-from supervisor.adapters.files.quantities import DurationMs, SizeBytes, Text
+from supervisor.adapters.files.quantities import DurationMs, Name, SizeBytes, Text
 from supervisor.adapters.files.store_uri import parse_uri
 from supervisor.adapters.files.yaml_file import Strict
 from supervisor.contract.bounds import (
@@ -25,7 +25,6 @@ from supervisor.contract.bounds import (
 )
 from supervisor.contract.checkpoint import Verify
 from supervisor.contract.errors import UserError
-from supervisor.contract.ids import check_name
 from supervisor.contract.job import container
 from supervisor.contract.job.adopted_path import check_adopted
 from supervisor.contract.job.bounds import CADENCES, OVERHEAD
@@ -178,18 +177,8 @@ def _protocol(value: str) -> str:
     return value
 
 
-def _name(value: str) -> str:
-    try:
-        return check_name("the name", value)
-    except UserError as error:
-        raise ValueError(str(error)) from error
-
-
 def _kind_of_value(value: object) -> str:
     return "from-secret" if isinstance(value, dict) else "as-text"
-
-
-Name = Annotated[Text, AfterValidator(_name)]
 
 
 class SecretModel(Strict):

@@ -1,14 +1,16 @@
-"""Durations, sizes and texts in our YAML files, each with one spelling and an error that shows it."""
+"""Durations, sizes, texts and names in our YAML files, each with one spelling and an error that shows it."""
 
 from __future__ import annotations
 
 import re
 from typing import Annotated
 
-from pydantic import BeforeValidator
+from pydantic import AfterValidator, BeforeValidator
 
 from supervisor.adapters.files.yaml_file import WrittenFloat, WrittenInt
 from supervisor.contract.bounds import MAX_DURATION_MS, MAX_SIZE_BYTES, text_objection
+from supervisor.contract.errors import UserError
+from supervisor.contract.ids import check_name
 
 _DURATION = re.compile(r"(\d{1,12}(?:\.\d{1,6})?)\s*(ms|s|m|min|h|d)")
 _DURATION_MS = {"ms": 1, "s": 1000, "m": 60_000, "min": 60_000, "h": 3_600_000, "d": 86_400_000}
@@ -73,6 +75,14 @@ def _shown(value: object) -> str:
     )
 
 
+def _name(value: str) -> str:
+    try:
+        return check_name("the name", value)
+    except UserError as error:
+        raise ValueError(str(error)) from error
+
+
 DurationMs = Annotated[int, BeforeValidator(duration_ms)]
 SizeBytes = Annotated[int, BeforeValidator(size_bytes)]
 Text = Annotated[str, BeforeValidator(text)]
+Name = Annotated[Text, AfterValidator(_name)]

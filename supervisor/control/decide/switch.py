@@ -28,7 +28,7 @@ MAX_VALUE = 100
 
 
 class SwitchState(Enum):
-    """What a switch says of its job: the phase, and what divides it.
+    """The state of a job by its switch: the phase, and what divides it.
 
     A closed switch takes no commit while the base of the next generation is staged. A job that has failed
     holds tasks that are kept, stopped, for inspection. MIXED: the fields of several states at once. No

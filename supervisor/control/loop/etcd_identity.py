@@ -1,4 +1,4 @@
-"""What a supervisor does about the identity of etcd: it ends where etcd is another one, or went back.
+"""The reaction of a supervisor to the identity of etcd: it ends where etcd is another one, or went back.
 
 An etcd that was restored from a snapshot knows nothing of what was decided and committed since. A leader that
 went on from there would begin generations again that have been, and take the store's checkpoints of the time

@@ -1,4 +1,4 @@
-"""What is found of a job in one snapshot, once, for all that decide on it or show it."""
+"""The assessment of a job in one snapshot, made once for all that decide on it or show it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from supervisor.control.decide.assess.need import Need
 
 @dataclass(frozen=True, slots=True)
 class Liveness:
-    """What the signs of life of a running job's tasks tell.
+    """The liveness of a running job's tasks, by their signs of life.
 
     `slow`: those of the suspected that have not come to their first step, as `slow_starts` says.
     """

@@ -142,7 +142,7 @@ def _only(job: JobState) -> TaskId | None:
 
 
 def liveness_of(snap: Snapshot, job: JobState, there: tuple[Member, ...]) -> Liveness:
-    """What the signs of life of a running job's tasks tell."""
+    """The liveness of a running job's tasks, by their signs of life."""
     tasks = _tasks(snap, job, there)
     spec = job.record.value.spec
     if not spec.progress.watch_hangs:

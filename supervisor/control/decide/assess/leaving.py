@@ -17,7 +17,7 @@ from supervisor.control.decide.facts.history import incident_id
 from supervisor.control.decide.snapshot import JobState, Snapshot
 
 SETTLED_MS = 2_000
-"""What is told of a GPU so soon after an attempt's start may still be what its predecessor did."""
+"""A report on a GPU so soon after an attempt's start may still be what its predecessor did."""
 
 
 def gpu_need(snap: Snapshot, job: JobState, there: tuple[Member, ...]) -> Need | None:

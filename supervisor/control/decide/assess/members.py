@@ -63,7 +63,7 @@ def _member(snap: Snapshot, job: JobState, plan: Plan, placement: Placement) -> 
         cause = judged.cause if judged is not None else None
         harmed = befallen(snap, job, plan, placement)
         if cause is not None and cause.program_fault and harmed is not None and not harmed.blames_program:
-            # What it says of itself is what its GPU did to it.
+            # Its own words describe the harm by its GPU.
             cause = Cause.GPU
         if cause is None and not _succeeded(report.value):
             # Ended by its agent, say because the launcher was silent, while the leader still wants it.

@@ -11,7 +11,7 @@ from supervisor.control.decide.assess.verdicts import Judgement
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
-    """What is known of an attempt that has failed, for the record of its incident.
+    """The facts about an attempt that has failed, for the record of its incident.
 
     Attributes:
         last_step: its newest step, -1 if none is known; `stepped`: it made one.

@@ -22,7 +22,7 @@ OFF = "off"
 DAY_MS = 24 * 3600 * 1000
 WEEK_MS = 7 * DAY_MS
 PRIOR_WEIGHT = 0.1
-"""What is believed beforehand counts as much as a tenth of a failure that was seen."""
+"""The rate that is assumed beforehand counts as much as a tenth of a failure that was seen."""
 PRIOR_MS, PRIOR_NODE_MS = DAY_MS, 30 * DAY_MS
 """Beforehand: a job fails once a day, and more often where it has so many nodes that one of them does."""
 APART = 1.5
@@ -31,7 +31,7 @@ _OF_NODES = frozenset({Cause.NODE_LOST, Cause.GPU})
 
 
 def cadence_of(snap: Snapshot, job: JobState, plan: Plan) -> Cadence | None:
-    """What the saver of a plan is told; None where the job wants no part of it.
+    """The cadence for the saver of a plan; None where the job wants no part of it.
 
     Only failures that restart ALL count: what they cost is what was made since a save. Each of them begins a
     generation, so this is told anew whenever it changes; while nothing fails, the program counts the time.

@@ -293,7 +293,7 @@ def _take_up(spec: JobSpec, traces: Traces) -> Begin:
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """Whose a job is, as `JobRecord` has it."""
+    """The owner and group of a job, and its user of HDFS, as `JobRecord` has them."""
 
     owner: str = ""
     group: str = ""

@@ -34,7 +34,7 @@ lifts that one at its first look."""
 BY_AN_OPERATOR = "an operator asked for it"
 
 Write = tuple[tuple[Compare, ...], tuple[Op, ...]]
-"""What a transaction compares and writes."""
+"""The compares and the writes of a transaction."""
 
 
 def act_on(snap: Snapshot, job: JobState, verdict: NodeVerdict) -> list[Action]:

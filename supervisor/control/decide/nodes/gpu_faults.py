@@ -1,4 +1,4 @@
-"""What a GPU's fault leads to: a quarantine, a drained node, or a line of history.
+"""The consequences of a GPU's fault: a quarantine, a drained node, or a line of history.
 
 A quarantine is about the GPU. Its node is drained only where the fault asks for it. The tasks that have the
 GPU are restarted (`assess.leaving`): they leave a quarantined one by a new generation, and run on it until

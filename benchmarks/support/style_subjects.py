@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Protocol
 
 from benchmarks.outputs import Outputs
-from benchmarks.subjects import free_addresses
+from benchmarks.support.subjects import free_addresses
 from examples.demo import kernel
 from examples.demo.watch import PromiseBroken
 from recovery.policy.scope import scope_of
@@ -30,7 +30,7 @@ from supervisor.contract.job.spec import JobSpec, Scope
 from supervisor.contract.job.tf_config import placeholder_values, tf_config
 from supervisor.contract.views.jobs import IncidentView, JobView, SubmitRequest
 
-EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 ENDLESS = "100000000"
 SHORT_PAUSE = ("--steps", ENDLESS, "--pause-ms", "10")
 STOPPED_S = 60.0

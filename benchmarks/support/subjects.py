@@ -24,7 +24,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Protocol, Self
 
-from benchmarks.quiet import Quiet
+from benchmarks.support.quiet import Quiet
 from examples.demo import kernel
 from examples.demo.job import PROGRAM, Training
 from examples.demo.steplog import StepLog

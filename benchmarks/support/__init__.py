@@ -1,0 +1,1 @@
+"""Shared by benchmarks: systems under test, figures, waiting for a quiet machine."""
