@@ -80,8 +80,8 @@ class Hello:
     """First message on every connection: the launcher's identity, its ports, its attempt and its exit
     records.
 
-    `adopts`, `keeps_secrets`: it supports `Start.adopt` and `Start.secrets`, which launchers of earlier
-    releases ignore.
+    `adopts`, `keeps_secrets`, `joins`: it supports `Start.adopt`, `Start.secrets` and `Start.joins`, which
+    launchers of earlier releases ignore.
     """
 
     protocol: int
@@ -97,6 +97,7 @@ class Hello:
     marker: str = ""
     adopts: bool = False
     keeps_secrets: bool = False
+    joins: bool = False
 
 
 @dataclass(frozen=True)
@@ -153,6 +154,14 @@ class Output:
     attempt: str
     total_bytes: int
     at_ms: int
+
+
+@dataclass(frozen=True)
+class PeersFailed:
+    """The program could not take the addresses of a `Peers`; it goes on with those that it had."""
+
+    attempt: str
+    reason: str
 
 
 @dataclass(frozen=True)
@@ -234,7 +243,8 @@ class Start:
     port meanwhile. `yields`: it starts at half the nice value of training tasks, as it can only wait for
     others that start. `devices` are the UUIDs of its GPUs: every `devices_ms` they are checked in its
     container by the library `nvml`. `secrets`: variables for the program alone. They are in no file, and are
-    masked in the output.
+    masked in the output. `joins`: it is of a task that moved inside its generation. Its program joins a
+    cluster whose other tasks run, and know it at an earlier address.
     """
 
     attempt: str
@@ -258,6 +268,7 @@ class Start:
     adopt: str = ""
     nvml: str = "libnvidia-ml.so.1"
     secrets: dict[str, str] = field(default_factory=dict, repr=False)
+    joins: bool = False
 
 
 @dataclass(frozen=True)
@@ -280,6 +291,18 @@ class Suspend:
     """Stop all processes of the attempt by SIGSTOP, for inspection. A kill ends them as usual."""
 
     attempt: str
+
+
+@dataclass(frozen=True)
+class Peers:
+    """All addresses of the cluster by role, for the running chief of style `coordinator`: a worker has moved.
+
+    It is sent once the former address of that worker is fenced, and again after each reconnect. Addresses
+    that the program has already change nothing. Launchers of earlier releases ignore it.
+    """
+
+    attempt: str
+    cluster: dict[str, list[str]]
 
 
 @dataclass(frozen=True)
@@ -334,9 +357,12 @@ class LauncherConfig:
     log: str = ""
 
 
-_FROM_LAUNCHER = (Hello, Warm, Reserved, ReserveFailed, Started, StartFailed, Exited, Output, Pull)
+_FROM_LAUNCHER = (
+    *(Hello, Warm, Reserved, ReserveFailed, Started, StartFailed, Exited, Output, PeersFailed, Pull),
+)
 _FROM_AGENT = (
-    *(Welcome, Refuse, Grant, Reserve, Release, Start, Kill, Terminate, Suspend, AckExit, Weight, Shutdown),
+    *(Welcome, Refuse, Grant, Reserve, Release, Start, Kill, Terminate, Suspend, Peers, AckExit, Weight),
+    Shutdown,
 )
 
 
@@ -426,6 +452,10 @@ def _plain(value: object) -> object:
     return to_plain(value) if is_dataclass(value) else value
 
 
+def _is_texts(value: object) -> bool:
+    return isinstance(value, list) and all(isinstance(item, str) for item in value)
+
+
 def _read(hint: str, value: object, where: str) -> object:
     # The annotations stay strings: evaluating `int | None` needs a newer Python than jobs may have.
     if hint.endswith(" | None"):
@@ -438,6 +468,10 @@ def _read(hint: str, value: object, where: str) -> object:
     if hint == "dict[str, str]":
         if not isinstance(value, dict) or not all(isinstance(item, str) for item in value.values()):
             raise ProtocolError(f"{where}: not an object of strings")
+        return value
+    if hint == "dict[str, list[str]]":
+        if not isinstance(value, dict) or not all(map(_is_texts, value.values())):
+            raise ProtocolError(f"{where}: not an object of lists of strings")
         return value
     if hint in _NESTED:
         return from_plain(_NESTED[hint], value)

@@ -18,6 +18,7 @@ _BY_HINT = {
     "str": _TEXT,
     "bool": st.booleans(),
     "dict[str, str]": st.dictionaries(_TEXT, _TEXT, max_size=3),
+    "dict[str, list[str]]": st.dictionaries(_TEXT, st.lists(_TEXT, max_size=3), max_size=3),
     "tuple[str, ...]": st.lists(_TEXT, max_size=3).map(tuple),
     "tuple[int, ...]": st.lists(st.integers(0, 65535), max_size=3).map(tuple),
 }
@@ -62,6 +63,10 @@ def test_unknown_types_and_fields_are_skipped() -> None:
         (
             b'{"type": "reserve", "reservation": "r", "low": 1, "high": 2, "lock_dir": "", "avoid": ["x"]}',
             "avoid",
+        ),
+        (
+            b'{"type": "peers", "attempt": "a", "cluster": {"ps": "h:1"}}',
+            "Peers.cluster: not an object of lists",
         ),
     ],
 )

@@ -184,6 +184,7 @@ class Launcher:
                 marker=self._marker,
                 adopts=True,
                 keeps_secrets=True,
+                joins=False,
             )
         )
 
@@ -223,6 +224,8 @@ class Launcher:
             self._on_terminate(message)
         elif isinstance(message, protocol.Suspend):
             self._on_suspend(message)
+        elif isinstance(message, protocol.Peers):
+            self._on_peers(message)
         elif isinstance(message, protocol.AckExit):
             self._exits.forget(message.attempt)
 
@@ -260,6 +263,8 @@ class Launcher:
             reason = f"attempt {current.start.attempt} is not confirmed dead"
         elif self._leaving:
             reason = "the launcher is leaving"
+        elif message.joins:
+            reason = "this launcher has no program join a running cluster"
         elif message.incarnation != self._incarnation:
             reason = f"incarnation {message.incarnation} is not the one that serves this launcher"
         elif message.reservation is not None and self._reservations.of(message.reservation) is None:
@@ -414,6 +419,10 @@ class Launcher:
     def _on_suspend(self, message: protocol.Suspend) -> None:
         if self._attempt is not None and self._attempt.start.attempt == message.attempt:
             self._attempt.suspend(self._marker)
+
+    def _on_peers(self, message: protocol.Peers) -> None:
+        if self._attempt is not None and self._attempt.start.attempt == message.attempt:
+            self._link.send(protocol.PeersFailed(message.attempt, "the launcher cannot tell its program"))
 
     def _shut_down(self, now: int, reason: str = "killed", detail: str = "") -> None:
         self._leaving = True
