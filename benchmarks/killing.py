@@ -17,14 +17,12 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import io
 import json
 import os
 import shutil
 import signal
 import subprocess
 import sys
-import tarfile
 import tempfile
 import time
 from collections.abc import AsyncIterator, Iterator
@@ -49,6 +47,7 @@ from agent.runtimes.local import write_config
 from agent.runtimes.marks import Marks, owner
 from agent.runtimes.process import ProcessRuntime
 from benchmarks.support.figures import Goal, figures, machine
+from benchmarks.support.revision import export
 from chaos.container_image import IMAGE, USER_ID, site_packages
 from chaos.dockerd import Dockerd
 from supervisor.contract.job.spec import ContainerSpec
@@ -317,16 +316,6 @@ def _trainers(dockerd: Dockerd | None, threads: int, loops: int) -> Iterator[Non
         yield
 
 
-def _export(revision: str, to: Path) -> Path:
-    """That revision's part which runs inside tasks."""
-    raw = subprocess.run(
-        ["git", "archive", revision, "agent/inside"], cwd=ROOT, check=True, capture_output=True
-    ).stdout
-    with tarfile.open(fileobj=io.BytesIO(raw)) as archive:
-        archive.extractall(to, filter="data")
-    return to / "agent" / "inside"
-
-
 async def _until(condition: object, what: str) -> None:
     assert callable(condition)
     deadline = time.monotonic() + DEADLINE_S
@@ -396,7 +385,8 @@ def main() -> int:
         shutil.copytree(process.INSIDE, root / "now", ignore=shutil.ignore_patterns("__pycache__"))
         variants = {"now": root / "now"}
         if flags.before:
-            variants = {"before": _export(flags.before, root / "before"), **variants}
+            before = export(flags.before, root / "before", ("agent/inside",))
+            variants = {"before": before / "agent" / "inside", **variants}
         for kind in flags.only or RUNTIMES:
             samples, loads = asyncio.run(
                 _measure(root, kind, variants, flags.kills, flags.threads, flags.loops)

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import io
 import itertools
 import json
 import os
@@ -20,13 +19,13 @@ import shutil
 import signal
 import subprocess
 import sys
-import tarfile
 import tempfile
 import time
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from benchmarks.support.figures import figures, machine
+from benchmarks.support.revision import export
 from supervisor.contract import codec, keys
 from supervisor.contract.boundaries import Op, Put
 from supervisor.contract.observed import AttemptReport
@@ -222,17 +221,6 @@ async def _measure(tree: Path, flags: argparse.Namespace, results: Results) -> N
             shutil.rmtree(node.root, ignore_errors=True)
 
 
-def _export(revision: str, to: Path) -> Path:
-    """That revision's packages that an agent is made of."""
-    packages = ("agent", "recovery", "supervisor")
-    raw = subprocess.run(
-        ["git", "archive", revision, *packages], cwd=ROOT, check=True, capture_output=True
-    ).stdout
-    with tarfile.open(fileobj=io.BytesIO(raw)) as archive:
-        archive.extractall(to, filter="data")
-    return to
-
-
 def _figures(samples: list[float] | list[int]) -> dict[str, object] | None:
     found = figures([round(each, 1) for each in samples])
     return None if found is None else asdict(found)
@@ -254,7 +242,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="starting-") as directory:
         trees = {"now": ROOT}
         if flags.before:
-            trees = {"before": _export(flags.before, Path(directory)), **trees}
+            trees = {"before": export(flags.before, Path(directory)), **trees}
         for block in range(flags.blocks):
             # In turn, and each turn in the other order: what else this machine does hits both.
             for name in list(trees)[:: 1 if block % 2 else -1]:
