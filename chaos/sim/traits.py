@@ -145,6 +145,17 @@ def _another_saves(rng: random.Random, draft: Draft, shape: Shape) -> Draft:
     return replace(draft, temper=replace(draft.temper, another_saves=True))
 
 
+def _elastic(rng: random.Random, draft: Draft, shape: Shape) -> Draft:
+    """It has as many workers as there is room for."""
+    if draft.temper.another_saves:
+        return draft
+    roles = tuple(
+        replace(role, count=role.count + 1, least=1, most=role.count + 1) if role.name == "worker" else role
+        for role in draft.spec.roles
+    )
+    return _with(draft, replace(draft.spec, roles=roles))
+
+
 TRAITS: dict[str, Trait] = {
     "two parameter servers": _servers,
     "ordered starts": _ordered,
@@ -163,6 +174,7 @@ TRAITS: dict[str, Trait] = {
     "one name for all saves": _one_name,
     "an epoch and a step": _in_epochs,
     "another task saves": _another_saves,
+    "elastic workers": _elastic,
 }
 
 

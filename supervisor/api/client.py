@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from types import TracebackType
 from typing import Self, TypeVar
 
@@ -40,6 +40,7 @@ from supervisor.contract.views.jobs import (
     JobRequest,
     PinRequest,
     RestartRequest,
+    ScaleRequest,
     SignalRequest,
     StopRequest,
     SubmitRequest,
@@ -164,6 +165,10 @@ class ControlClient:
     async def restart(self, job: str, member: str = "", from_ref: CheckpointRef | None = None) -> Accepted:
         """Restart a job, or the task `ROLE.INDEX` of it, or the job from an older checkpoint."""
         return await self._call("Restart", RestartRequest(job, member, from_ref), Accepted, write=True)
+
+    async def scale(self, job: str, sizes: Mapping[str, int]) -> Accepted:
+        """Change the counts of a job's roles."""
+        return await self._call("Scale", ScaleRequest(job, dict(sizes)), Accepted, write=True)
 
     async def pin(self, job: str, ref: CheckpointRef, *, pinned: bool) -> Accepted:
         """Keep a checkpoint from being collected, or let it go."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
@@ -42,6 +42,7 @@ from supervisor.contract.views.jobs import (
     JobRequest,
     PinRequest,
     RestartRequest,
+    ScaleRequest,
     SignalRequest,
     StopRequest,
     SubmitRequest,
@@ -107,6 +108,9 @@ class Desk(Protocol):
 
     async def restart(self, job: str, member: str = "", from_ref: CheckpointRef | None = None) -> Accepted:
         """Ask for a restart."""
+
+    async def scale(self, job: str, sizes: Mapping[str, int]) -> Accepted:
+        """Change the counts of roles."""
 
     async def pin(self, job: str, ref: CheckpointRef, *, pinned: bool) -> Accepted:
         """Keep a checkpoint, or let it go."""
@@ -220,6 +224,7 @@ class ControlService:
             "Release": rpc.unary(JobRequest, self.release),
             "Delete": rpc.unary(JobRequest, self.delete),
             "Restart": rpc.unary(RestartRequest, self.restart),
+            "Scale": rpc.unary(ScaleRequest, self.scale),
             "Pin": rpc.unary(PinRequest, self.pin),
             "Signal": rpc.unary(SignalRequest, self.signal),
             "Exec": rpc.stream(ExecRequest, self.exec),
@@ -285,6 +290,11 @@ class ControlService:
         """Restart a job or a task."""
         self._snapshot()
         return await self._desk.restart(request.job, request.member, request.from_ref)
+
+    async def scale(self, request: ScaleRequest) -> Accepted:
+        """Change the counts of a job's roles."""
+        self._snapshot()
+        return await self._desk.scale(request.job, request.sizes)
 
     async def pin(self, request: PinRequest) -> Accepted:
         """Keep a checkpoint, or let it go."""

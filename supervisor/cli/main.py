@@ -31,6 +31,7 @@ VERBS = {
     "release": ("supervisor.cli.jobs.control", "Let a parked job go on."),
     "delete": ("supervisor.cli.jobs.delete", "Stop a job, and have the cluster forget it."),
     "restart": ("supervisor.cli.jobs.control", "Restart a job, or one task of it."),
+    "scale": ("supervisor.cli.jobs.control", "Change how many tasks a role of a job has."),
     "status": ("supervisor.cli.jobs.look", "Show jobs and their tasks."),
     "explain": (
         "supervisor.cli.jobs.look",

@@ -28,6 +28,7 @@ from supervisor.contract.views.jobs import (
     JobRequest,
     PinRequest,
     RestartRequest,
+    ScaleRequest,
     SignalRequest,
     StopRequest,
     SubmitRequest,
@@ -135,6 +136,7 @@ TABLE: dict[str, Right] = {
     "Control.Release": Right.JOB,
     "Control.Delete": Right.JOB,
     "Control.Restart": Right.JOB,
+    "Control.Scale": Right.JOB,
     "Control.Pin": Right.JOB,
     "Control.FindCheckpoint": Right.VIEW,
     "Control.CollectCheckpoints": Right.JOB,
@@ -246,7 +248,7 @@ def target_of(request: object) -> Target:
             return Target(request.spec.name)
         case SignalRequest() | ExecRequest():
             return Target(TaskId.parse(request.task).job)
-        case JobRequest() | StopRequest() | RestartRequest() | PinRequest() | FindRequest():
+        case JobRequest() | StopRequest() | RestartRequest() | ScaleRequest() | PinRequest() | FindRequest():
             return Target(request.job)
         case CollectRequest() | ImportRequest() | VerifyRequest() | AdoptRequest():
             return Target(request.job)

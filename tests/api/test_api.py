@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -123,6 +123,9 @@ class FakeDesk:
     async def restart(self, job: str, member: str = "", from_ref: CheckpointRef | None = None) -> Accepted:
         return await self._take((job, member, from_ref), job)
 
+    async def scale(self, job: str, sizes: Mapping[str, int]) -> Accepted:
+        return await self._take((job, sizes), job)
+
     async def pin(self, job: str, ref: CheckpointRef, *, pinned: bool) -> Accepted:
         return await self._take((job, ref, pinned), job)
 
@@ -194,6 +197,7 @@ async def test_every_question_has_its_answer(place: Place) -> None:
     assert await client.start("digits") == Accepted("digits", "done")
     assert await client.restart("digits", "worker.0") == Accepted("digits", "done")
     await client.restart("digits", from_ref=CheckpointRef(0, 7))
+    await client.scale("digits", {"worker": 4})
     await client.pin("digits", CheckpointRef(1, 7), pinned=True)
     await client.stop("digits", save=True)
     request = SubmitRequest(job_spec())
@@ -204,6 +208,7 @@ async def test_every_question_has_its_answer(place: Place) -> None:
         "digits",
         ("digits", "worker.0", None),
         ("digits", "", CheckpointRef(0, 7)),
+        ("digits", {"worker": 4}),
         ("digits", CheckpointRef(1, 7), True),
         ("digits", True),
         request,

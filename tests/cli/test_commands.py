@@ -59,6 +59,12 @@ def test_help_and_version(tmp_path: Path) -> None:
         (("wait", "a", "--for", "x", "--state", "s"), 3, "no cluster here"),
         (("tail", "a"), 2, "error: 'a' is not a task: write JOB/ROLE:INDEX, for example digits/worker:0"),
         (("restart", "a/b"), 2, "error: 'a/b' is not a task"),
+        (
+            ("scale", "a", "worker"),
+            2,
+            "error: 'worker' is not a role and its count",
+        ),
+        (("scale", "a", "w=1", "w=2"), 2, "error: a role is named twice; give each one count"),
         (("status", "--state", "s", "--config", "c"), 2, "--state and --config name two clusters"),
         (("status", "--config", "c"), 3, "error: c: no such file"),
         (("status", "--config", "bad.yaml"), 2, "bad.yaml:1: nam: unknown key"),

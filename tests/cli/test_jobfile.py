@@ -69,6 +69,13 @@ def test_the_worker_of_a_coordinator_serves_unless_it_says_otherwise(tmp_path: P
     assert load(tmp_path, trains).role("worker").serves is False
 
 
+def test_an_elastic_role_begins_with_the_most(tmp_path: Path) -> None:
+    worker = load(tmp_path, GOOD.replace("worker: {count: 2", "worker: {min: 1, max: 4")).role("worker")
+    assert (worker.count, worker.least, worker.most) == (4, 1, 4)
+    fixed = load(tmp_path, GOOD).role("worker")
+    assert (fixed.count, fixed.least, fixed.most) == (2, 0, 0)
+
+
 def test_a_new_job_has_placeholders_in_its_environment(tmp_path: Path) -> None:
     spec = load(tmp_path, GOOD.replace("env: {A: x}", "env: {A: '{ps_hosts} {{x}}'}"))
     assert spec.templated
@@ -211,6 +218,19 @@ BAD = [
     ),
     (HEAD + ROLES + "protocol: http\n", ["5: protocol: 'http' is not a TensorFlow server protocol"]),
     (HEAD + "roles: {worker: {}}\n", ["4: roles.worker.count: missing; add `count: 1`"]),
+    (
+        HEAD + "roles: {worker: {count: 1, min: 1, max: 2}}\n",
+        ["4: roles.worker.count: a role has a count, or `min` and `max`; remove one of them"],
+    ),
+    (
+        HEAD + "roles: {worker: {min: 1}}\n",
+        ["4: roles.worker: has no max; add it, or write `count`"],
+    ),
+    (HEAD + "roles: {worker: {min: 3, max: 2}}\n", ["4: roles.worker.min: is more than max, 2"]),
+    (
+        HEAD + "roles: {chief: {min: 1, max: 1}}\n",
+        ["4: roles.chief.min: a job has one chief; its count cannot change; write `count`"],
+    ),
     (HEAD + "roles: {worker: {count: 0}}\n", ["4: roles.worker.count: must be at least 1"]),
     (
         HEAD + "roles: {worker: {count: two}}\n",

@@ -7,7 +7,6 @@ import base64
 import hashlib
 import random
 from collections.abc import Callable, Coroutine
-from dataclasses import replace
 
 from chaos.sim.cluster.world import World
 from chaos.sim.promises.checkers import Promises
@@ -15,8 +14,8 @@ from chaos.sim.trouble.fault import Fault
 from chaos.sim.trouble.flaws import Flawed
 from chaos.sim.trouble.imports import STEPS, ended, put_into_store
 from supervisor.contract.code import CodePart
-from supervisor.contract.errors import NotFound, TfSupervisorError
-from supervisor.contract.job.spec import CodeRef, JobSpec
+from supervisor.contract.errors import Conflict, NotFound, TfSupervisorError
+from supervisor.contract.job.spec import CodeRef, JobSpec, resized
 from supervisor.contract.views.checkpoints import (
     AdoptRequest,
     CollectRequest,
@@ -24,7 +23,7 @@ from supervisor.contract.views.checkpoints import (
     ImportRequest,
     VerifyRequest,
 )
-from supervisor.contract.views.jobs import JobRequest, SubmitMode, SubmitRequest
+from supervisor.contract.views.jobs import Accepted, JobRequest, SubmitMode, SubmitRequest
 from supervisor.contract.views.nodes import CordonRequest, UncordonRequest
 from supervisor.control.decide.facts.history import records_are_lost
 from supervisor.control.decide.snapshot import Snapshot
@@ -118,7 +117,7 @@ class Operator:
         kind, spec = fault.kind, self.jobs[job]
         # Workers first: they are the ones that can come back alone.
         members = sorted((task.member for task in spec.tasks()), key=_is_no_worker)
-        reshaped = _reshaped(spec, 1 + fault.pick % MOST_WORKERS)
+        workers = 1 + fault.pick % MOST_WORKERS
         fixed: dict[str, Request] = {
             "operator_restart": lambda desk: desk.restart(job),
             "operator_restart_task": lambda desk: desk.restart(job, members[fault.pick % len(members)]),
@@ -133,7 +132,7 @@ class Operator:
             "operator_uncordon": lambda desk: desk.nodes.uncordon(UncordonRequest(node)),
             "operator_verify": lambda desk: _verify(desk, job),
             "operator_collect": lambda desk: desk.checkpoints.collect(CollectRequest(job)),
-            "operator_reshape": lambda desk: desk.submit(SubmitRequest(reshaped, SubmitMode.RESUME)),
+            "operator_reshape": lambda desk: _reshape(desk, spec, workers),
         }
         if kind in fixed:
             return fixed[kind]
@@ -276,6 +275,10 @@ async def _rebuild(desk: JobService, job: str) -> str:
     return end
 
 
-def _reshaped(spec: JobSpec, workers: int) -> JobSpec:
-    roles = (replace(role, count=workers) if role.name == "worker" else role for role in spec.roles)
-    return replace(spec, roles=tuple(roles))
+async def _reshape(desk: JobService, spec: JobSpec, workers: int) -> Accepted:
+    """Give a job another count of workers: one that has ended by another submission."""
+    sizes = {role.name: workers for role in spec.roles if role.name == "worker"}
+    try:
+        return await desk.submit(SubmitRequest(resized(spec, sizes), SubmitMode.RESUME))
+    except Conflict:
+        return await desk.scale(spec.name, sizes)

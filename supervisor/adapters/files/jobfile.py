@@ -229,7 +229,9 @@ def _role(name: str, role: RoleModel, model: JobModel) -> RoleSpec:
     joined = model.strategy is Strategy.COORDINATOR and name == "worker"
     return RoleSpec(
         name=name,
-        count=role.count,
+        count=role.count or role.max or 1,
+        least=role.min or 0,
+        most=role.max or 0,
         command=tuple(role.command or model.command or []),
         env=_texts(role.env),
         secrets=_secrets(role.env),
@@ -323,6 +325,7 @@ def _check_roles(
             check_name("role", name)
         except UserError as error:
             document.problem(where, str(error))
+        _check_size(document, name, _mapping(role))
         if not top.get("command") and _mapping(role).get("command") is None:
             document.problem(
                 where, "has no command; add `command: [python, train.py]` to this role or to the job"
@@ -334,6 +337,22 @@ def _check_roles(
         document.problem(
             ("roles",), "every role follows, so nobody trains; set follow: false for one of them"
         )
+
+
+def _check_size(document: Document, name: str, role: Mapping[str, object]) -> None:
+    """A role has a count, or is elastic: between `min` and `max`."""
+    where: Where = ("roles", name)
+    least, most = role.get("min"), role.get("max")
+    if role.get("count") is None and least is None and most is None:
+        document.problem(
+            (*where, "count"), "missing; add `count: 1`, the number of tasks of this role, or `min` and `max`"
+        )
+    elif role.get("count") is not None and not least is most is None:
+        document.problem((*where, "count"), "a role has a count, or `min` and `max`; remove one of them")
+    elif role.get("count") is None and (least is None or most is None):
+        document.problem(where, f"has no {'min' if least is None else 'max'}; add it, or write `count`")
+    elif isinstance(least, int) and isinstance(most, int) and least > most:
+        document.problem((*where, "min"), f"is more than max, {most}")
 
 
 def _check_strategy(document: Document, strategy: str, counts: Mapping[str, int]) -> None:
@@ -390,5 +409,5 @@ def _mapping(value: object) -> Mapping[str, object]:
 
 
 def _count(role: object) -> int:
-    count = _mapping(role).get("count")
+    count = _mapping(role).get("count", _mapping(role).get("max"))
     return count if isinstance(count, int) and not isinstance(count, bool) else 1

@@ -223,7 +223,9 @@ class ResourcesModel(JobPart):
 class RoleModel(JobPart):
     """One role."""
 
-    count: int = Field(ge=1, le=MAX_TASKS, description="add `count: 1`, the number of tasks of this role")
+    count: int | None = Field(default=None, ge=1, le=MAX_TASKS)
+    min: int | None = Field(default=None, ge=1, le=MAX_TASKS)
+    max: int | None = Field(default=None, ge=1, le=MAX_TASKS)
     command: Command | None = None
     env: Env = Field(default_factory=dict)
     resources: ResourcesModel = ResourcesModel()

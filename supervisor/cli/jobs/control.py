@@ -1,4 +1,4 @@
-"""Verbs that change an existing job: stop, start, release, restart, pin, unpin, signal."""
+"""Verbs that change an existing job: stop, start, release, restart, scale, pin, unpin, signal."""
 
 from __future__ import annotations
 
@@ -67,6 +67,22 @@ def restart(given: Globals, job: str, checkpoint: str | None) -> None:
 
 @click.command()
 @click.argument("job")
+@click.argument("sizes", metavar="ROLE=COUNT...", nargs=-1, required=True)
+@global_options
+def scale(given: Globals, job: str, sizes: tuple[str, ...]) -> None:
+    """Change how many tasks a role of JOB has: worker=4.
+
+    A job that runs restarts with them from a checkpoint, right after it has saved one.
+    """
+    check_name("job", job)
+    wanted = dict(map(parse_size, sizes))
+    if len(wanted) < len(sizes):
+        raise UserError("a role is named twice; give each one count")
+    print_accepted(given, ask(given, lambda client: client.scale(job, wanted)))
+
+
+@click.command()
+@click.argument("job")
 @click.argument("checkpoint", metavar="STEP")
 @global_options
 def pin(given: Globals, job: str, checkpoint: str) -> None:
@@ -99,6 +115,14 @@ def parse_checkpoint(text: str) -> CheckpointRef:
     if match is None:
         raise UserError(f"{text!r} is not a checkpoint: write its step, 400, or g3-s400 from `checkpoints`")
     return CheckpointRef(int(match[1] or 0), int(match[2]))
+
+
+def parse_size(text: str) -> tuple[str, int]:
+    """Read `worker=4`; raises UserError."""
+    role, equals, count = text.partition("=")
+    if not (role and equals and count.isascii() and count.isdigit() and len(count) < 7):
+        raise UserError(f"{text!r} is not a role and its count; write for example worker=4")
+    return role, int(count)
 
 
 def parse_signal(text: str) -> int:

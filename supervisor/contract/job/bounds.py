@@ -21,7 +21,7 @@ from supervisor.contract.job import container
 from supervisor.contract.job.container import Objection, Where
 from supervisor.contract.job.file_pattern import compile_pattern
 from supervisor.contract.job.placeholders import fill, fill_earlier
-from supervisor.contract.job.spec import JobSpec, RoleSpec
+from supervisor.contract.job.spec import CHIEF_ROLES, JobSpec, RoleSpec, Strategy
 from supervisor.contract.job.step_pattern import check_step_pattern
 from supervisor.contract.job.tf_config import placeholder_values
 
@@ -33,6 +33,7 @@ _SPARE_DIRECTORY = "d" * 256
 """Stands for a path that only the node knows."""
 
 _KERNELS = ("/dev", "/proc", "/sys")
+_SHARDED = (Strategy.ASYNC, Strategy.SYNC, Strategy.COORDINATOR)
 _FILLED = "once its placeholders are filled in; at most"
 _ADVICE = "are possible: let the program read TF_CONFIG instead"
 _MODULE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*", re.ASCII)
@@ -136,6 +137,7 @@ def _plain(spec: JobSpec) -> Iterator[Objection]:
     yield from _secrets(("env",), spec.env, spec.secrets)
     for role in spec.roles:
         yield from _role(role)
+        yield from _elastic(spec, role)
         many = len(secret.secrets_of(spec, role))
         yield from _count(("roles", role.name, "env"), many, secret.MOST_SECRETS, "secrets of a task")
     if 0 < tasks <= bounds.MAX_TASKS:
@@ -179,6 +181,26 @@ def _role(role: RoleSpec) -> Iterator[Objection]:
     yield from _count((*where, "after"), len(role.after), bounds.MAX_ROLES, "roles")
     if why := bounds.number_objection(role.resources.cpus):
         yield Objection((*where, "resources", "cpus"), why)
+
+
+def _elastic(spec: JobSpec, role: RoleSpec) -> Iterator[Objection]:
+    where: Where = ("roles", role.name, "min")
+    if not (role.least or role.most):
+        return
+    if not 1 <= role.least <= role.count <= role.most:
+        text = f"min {role.least}, {role.count} tasks and max {role.most} are not in this order"
+        yield Objection(where, text)
+    if why := size_objection(spec, role.name):
+        yield Objection(where, f"{why}; write `count`")
+
+
+def size_objection(spec: JobSpec, role: str) -> str:
+    """Why the count of a role cannot change while the job keeps its checkpoints; empty if it can."""
+    if role in CHIEF_ROLES:
+        return f"a job has one {role}; its count cannot change"
+    if role == "ps" and spec.strategy in _SHARDED:
+        return "the number of parameter servers cannot change: checkpoints are laid out for it"
+    return ""
 
 
 def _environment(where: Where, env: Mapping[str, str]) -> Iterator[Objection]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from enum import Enum
 
 from supervisor.contract.checkpoint import CheckpointRef, Verify
@@ -138,6 +139,7 @@ class RoleSpec:
         serves: its tasks run until they are stopped; None: derived from the role's name.
         after: roles whose tasks all listen before a task of this one starts its program.
         secrets: variables whose values are secrets: by variable, the secret's name (`contract.secret`).
+        least, most: its count follows the room in the cluster, between these two; 0: it does not.
     """
 
     name: str
@@ -150,6 +152,8 @@ class RoleSpec:
     serves: bool | None = None
     after: tuple[str, ...] = ()
     secrets: dict[str, str] = field(default_factory=dict, metadata=NEEDED)
+    least: int = 0
+    most: int = 0
 
     @property
     def outside(self) -> bool:
@@ -317,10 +321,20 @@ class JobSpec:
         return TaskId(self.name, self.roles[0].name, 0)
 
 
+def resized(spec: JobSpec, sizes: Mapping[str, int]) -> JobSpec:
+    """The job with another count of tasks in each role that `sizes` names."""
+    roles = tuple(
+        role if sizes.get(role.name, role.count) == role.count else replace(role, count=sizes[role.name])
+        for role in spec.roles
+    )
+    return spec if roles == spec.roles else replace(spec, roles=roles)
+
+
 @dataclass(frozen=True, slots=True)
 class JobRecord:
     """A submitted job. `uuid` is in every manifest; generations start above `generation_floor` (rule 12).
 
+    The roles of `spec` have the size of the generation in force; the flip writes it.
     `ran_ms`: for a job with a wall-time limit, its running time when this version was written. `counting`: it
     runs, so the time since then is added. `former`: its UUIDs in lives that `submit --fresh` has ended, the
     newest last. `submitted_ms`: the time of its submission, on the time that leaders count. `owner`: its
@@ -363,7 +377,8 @@ class JobIntent:
     """The operator's wish. A restart is asked for by raising `restart_serial`; `restart_member` narrows it
     to one task (`ROLE.INDEX`), empty means the whole job. `restart_from` names the checkpoint that it starts
     from, None the newest. `save`: before a stop, the program gets SIGTERM and time to save. `delete`: once it
-    has stopped, the job is removed from etcd.
+    has stopped, the job is removed from etcd. `sizes`: the counts that roles are to have, instead of those in
+    the job file.
     """
 
     wanted: Wanted = Wanted.RUN
@@ -372,3 +387,4 @@ class JobIntent:
     restart_from: CheckpointRef | None = None
     save: bool = False
     delete: bool = False
+    sizes: dict[str, int] = field(default_factory=dict)

@@ -50,6 +50,14 @@ class RestartRequest:
 
 
 @dataclass(frozen=True, slots=True)
+class ScaleRequest:
+    """Change the counts of a job's roles: by name, how many tasks each is to have."""
+
+    job: str
+    sizes: dict[str, int]
+
+
+@dataclass(frozen=True, slots=True)
 class StopRequest:
     """Stop a job; with `save` its program gets SIGTERM and time to save first."""
 

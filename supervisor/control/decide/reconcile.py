@@ -24,6 +24,7 @@ from supervisor.control.decide.jobs import (
     incidents,
     lifecycle,
     moves,
+    resizing,
     restart,
     spares,
 )
@@ -100,8 +101,13 @@ def _step(snap: Snapshot, job: JobState, assessments: Assessments) -> list[Actio
     done = found.completion
     if done is not None and done.state is CompletionState.DONE:
         return [lifecycle.finish(job, done)]
-    need = None if done is not None and done.chief_done else found.need
+    need = None if done is not None and done.chief_done else _need(snap, job, found)
     return _answer(snap, job, found, need)
+
+
+def _need(snap: Snapshot, job: JobState, found: Assessment) -> Need | None:
+    """The restart that the job needs; another size comes when nothing has failed."""
+    return found.need or resizing.find_resize(snap, job)
 
 
 def _start(snap: Snapshot, job: JobState) -> list[Action]:
@@ -171,7 +177,7 @@ def waiting_for(snap: Snapshot, job: JobState, found: Assessment) -> str:
         return f"the commit of its last checkpoint, {left}" if left else ""
     if job.switch.value.phase not in (JobPhase.WAITING, JobPhase.RUNNING):
         return ""
-    need = found.need
+    need = _need(snap, job, found)
     if need is None or need.scope is Scope.TASK:
         return delays.in_force(job)
     plan = job.next_plan

@@ -7,6 +7,7 @@ D from it satisfies rule 3 also for a leader that took over.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Generic, TypeVar, cast
@@ -36,7 +37,7 @@ from supervisor.contract.desired import (
 from supervisor.contract.errors import IncompatibleRecord, NewerRelease
 from supervisor.contract.ids import AttemptId, TaskId
 from supervisor.contract.incident import Event, Incident
-from supervisor.contract.job.spec import JobIntent, JobRecord
+from supervisor.contract.job.spec import JobIntent, JobRecord, JobSpec, resized
 from supervisor.contract.observed import (
     Appeal,
     AttemptReport,
@@ -188,6 +189,16 @@ class JobState:
         """The newest plan above the generation in force, if one is in preparation."""
         ahead = [held for held in self.plans.values() if held.value.generation > self.switch.value.generation]
         return max(ahead, key=lambda held: held.create_revision, default=None)
+
+    @property
+    def wanted(self) -> JobSpec:
+        """The job in the size that its next generation is to have, at most."""
+        spec, sizes = self.record.value.spec, self.intent.value.sizes
+        return resized(spec, {role.name: role.most or role.count for role in spec.roles} | sizes)
+
+    def planned(self, plan: Plan) -> JobSpec:
+        """The job in the size of a plan."""
+        return resized(self.record.value.spec, Counter(placement.role for placement in plan.placements))
 
     def assigned(self, plan_id: str, member: str) -> Versioned[Assignment] | None:
         """A member's assignment in a plan."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 
@@ -31,7 +31,7 @@ from supervisor.contract.errors import (
     Unreachable,
     UserError,
 )
-from supervisor.contract.job.spec import CodeRef, JobIntent, JobSpec, Wanted, as_hdfs_user
+from supervisor.contract.job.spec import CodeRef, JobIntent, JobSpec, Wanted, as_hdfs_user, resized
 from supervisor.contract.secret import uses
 from supervisor.contract.views.jobs import Accepted, SubmitMode, SubmitRequest
 from supervisor.control.decide import parking
@@ -39,7 +39,7 @@ from supervisor.control.decide.assess.progress import out_of_time
 from supervisor.control.decide.checkpoints import commit_list
 from supervisor.control.decide.facts.cluster_time import ages
 from supervisor.control.decide.facts.history import find_checkpoint
-from supervisor.control.decide.jobs import admission, deletion
+from supervisor.control.decide.jobs import admission, deletion, resizing
 from supervisor.control.decide.jobs.sizes import check_sizes
 from supervisor.control.decide.plan import Action, put, unchanged
 from supervisor.control.decide.snapshot import JobState, Snapshot
@@ -226,7 +226,7 @@ class JobService:
         deletion.check_kept(self._leading(), job)
         self._check_time(picture)
         admission.check_records(picture)
-        await self._write_intent(picture, JobIntent(Wanted.RUN, _next_serial(picture)), "a start")
+        await self._write_intent(picture, _next_run(picture), "a start")
         return Accepted(job, "it is started again from its newest checkpoint")
 
     async def release(self, job: str) -> Accepted:
@@ -272,19 +272,44 @@ class JobService:
         if member and member not in members:
             raise NotFound(f"job {job} has no task {member!r}; it has {', '.join(sorted(members))}")
         if from_ref is None:
-            intent = JobIntent(Wanted.RUN, _next_serial(picture), member)
+            intent = replace(_next_run(picture), restart_member=member)
             await self._write_intent(picture, intent, f"a restart of {member or 'all tasks'}")
             return Accepted(job, "a restart is recorded")
         if member:
             raise UserError("--from restarts the whole job: its tasks share one checkpoint; name no task")
         record = find_checkpoint(picture, from_ref)
         _check_restorable(record)
-        asked = JobIntent(Wanted.RUN, _next_serial(picture), "", record.ref)
+        asked = replace(_next_run(picture), restart_from=record.ref)
         # The record, too: it may be set aside or collected in this very moment.
         compares: list[Compare] = [unchanged(picture.intent), unchanged(picture.commits[record.ref])]
         text = f"a restart from checkpoint {record.ref} is asked for"
         await self._write(compares, [put(picture.intent.key, asked)], job, text)
         return Accepted(job, f"a restart from checkpoint {record.ref} is recorded")
+
+    async def scale(self, job: str, sizes: Mapping[str, int]) -> Accepted:
+        """Change the counts of roles; a job that has ended has them from its next start on.
+
+        Raises:
+            NotFound: no such job or role.
+            UserError: a role that cannot have this count, or a job that could never run here with it.
+        """
+        picture, snap = self._job(job), self._leading()
+        _check_not_parked(picture)
+        deletion.check_kept(snap, job)
+        spec = resized(picture.wanted, sizes)
+        resizing.check_sizes_asked(spec, sizes)
+        admission.check_spec(spec)
+        check_sizes(snap, spec)
+        waits = admission.check_fits(snap, spec)
+        what = ", ".join(f"{role}={count}" for role, count in sizes.items())
+        if spec == picture.wanted:
+            return Accepted(job, f"it is to have {what} already")
+        intent = replace(picture.intent.value, sizes=dict(picture.intent.value.sizes) | dict(sizes))
+        await self._write_intent(picture, intent, f"{what}")
+        if picture.switch.value.phase.ended:
+            return Accepted(job, f"it has {what} when it is started again")
+        when = f"after its next checkpoint, or {spec.limits.save_grace_ms} ms after all is prepared"
+        return Accepted(job, "; ".join(filter(None, (f"it restarts with {what} {when}", waits))))
 
     async def pin(self, job: str, ref: CheckpointRef, *, pinned: bool) -> Accepted:
         """Keep a checkpoint from being collected, or let it go again. `ref`: as in `restart`.
@@ -440,8 +465,11 @@ def _check_restorable(record: CommitRecord) -> None:
         raise Conflict(f"checkpoint {record.ref} is quarantined: {record.reason}")
 
 
-def _next_serial(picture: JobState) -> int:
-    return max(picture.intent.value.restart_serial, picture.switch.value.restart_serial) + 1
+def _next_run(picture: JobState) -> JobIntent:
+    """The wish that the job run, from a start or restart of its own."""
+    intent = picture.intent.value
+    serial = max(intent.restart_serial, picture.switch.value.restart_serial) + 1
+    return JobIntent(Wanted.RUN, serial, sizes=intent.sizes)
 
 
 def _check_moved(spec: JobSpec, before: JobState, scan: StoreScan) -> None:

@@ -219,8 +219,8 @@ def need_of(
     )
 
 
-def _charged(job: JobState, cause: Cause) -> Judgement:
-    """Of what an operator asks for."""
+def asked_judgement(job: JobState, cause: Cause) -> Judgement:
+    """The judgement of a restart that an operator asks for."""
     policy = job.record.value.spec.restart
     return Judgement(cause, charge(job.switch.value.ledger, cause, newest_commit(job), policy))
 
@@ -269,7 +269,7 @@ def _operators_need(job: JobState) -> Need:
         cause=Cause.OPERATOR,
         scope=scope,
         rule=rule,
-        judgement=_charged(job, Cause.OPERATOR),
+        judgement=asked_judgement(job, Cause.OPERATOR),
         known_ms=job.intent.seen_ms,
         member=intent.restart_member,
         detail="an operator asked for a restart",
@@ -285,7 +285,7 @@ def _first_need(job: JobState) -> Need:
         cause=Cause.SUBMITTED,
         scope=Scope.ALL,
         rule="start.all" if started else "submit.all",
-        judgement=_charged(job, Cause.SUBMITTED),
+        judgement=asked_judgement(job, Cause.SUBMITTED),
         known_ms=job.intent.seen_ms if started else job.record.seen_ms,
         detail="an operator started the job" if started else "the job was submitted",
     )

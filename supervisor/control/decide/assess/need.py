@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from supervisor.contract.bounds import MAX_INT
 from supervisor.contract.incident import Cause
 from supervisor.contract.job.spec import Scope
 from supervisor.control.decide.assess.verdicts import Judgement
+
+UNTIL_COMMIT = MAX_INT
+"""The patience of what must not cost a step, however long the next commit takes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +45,7 @@ class Need:
         detected_ms: from the failure to that.
         member: `ROLE.INDEX` of the failed task; empty when it is not about one.
         avoid_nodes: where its tasks go only if they find no other place.
+        patience_ms: for so long, once its generation is prepared, the next commit is waited for.
     """
 
     incident: str
@@ -55,6 +60,7 @@ class Need:
     member: str = ""
     node: str = ""
     avoid_nodes: tuple[str, ...] = ()
+    patience_ms: int = 0
     evidence: Evidence = field(default_factory=Evidence)
 
     @property

@@ -15,7 +15,7 @@ from supervisor.contract.errors import Conflict, NotFound, UserError
 from supervisor.contract.ids import check_name
 from supervisor.contract.job.adopted_path import check_adopted
 from supervisor.contract.job.bounds import objections
-from supervisor.contract.job.spec import JobIntent, JobRecord, JobSpec
+from supervisor.contract.job.spec import JobIntent, JobRecord, JobSpec, resized
 from supervisor.contract.views.jobs import SubmitMode, SubmitRequest
 from supervisor.control.decide.facts.gpus import all_slots, reported
 from supervisor.control.decide.facts.history import records_are_lost
@@ -115,7 +115,7 @@ def check_fits(snap: Snapshot, spec: JobSpec) -> str:
     )
     if not offers:
         return "it waits for a node: no agent is registered"
-    result = place(spec, offers, Before())
+    result = place(resized(spec, {r.name: r.least or r.count for r in spec.roles}), offers, Before())
     if any(spec.role(name).resources.gpus for name in result.asks[1:2] if result.asks[-1] == "resources"):
         silent = [node.node for node in snap.nodes.values() if node.incarnation and not reported(node)]
         if silent:

@@ -50,7 +50,7 @@ def _close_with(
         placement.member: job.prepared[(plan.value.plan_id, placement.member)].value
         for placement in plan.value.placements
     }
-    spec = cluster_spec.build(job.record.value.spec, plan.value, prepared)
+    spec = cluster_spec.build(job.planned(plan.value), plan.value, prepared)
     asked = asked_base(job) is not None
     closing = Closing(plan.value.plan_id, base, asked)
     return Action(

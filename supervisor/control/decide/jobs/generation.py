@@ -24,7 +24,7 @@ from supervisor.contract.desired import Closing, JobPhase, Ledger, LostMark, Pla
 from supervisor.contract.incident import Cause, Outcome
 from supervisor.contract.job.spec import Scope, Strategy
 from supervisor.contract.observed import AttemptReport, ExitReason, Prepared
-from supervisor.control.decide.assess.need import Need
+from supervisor.control.decide.assess.need import UNTIL_COMMIT, Need
 from supervisor.control.decide.checkpoints.commit_list import head_unchanged
 from supervisor.control.decide.facts import delays, promises
 from supervisor.control.decide.facts.gpus import FAULTY, QUARANTINED, find_gpu, unfit
@@ -40,7 +40,7 @@ from supervisor.control.decide.jobs import base_checkpoint, incidents
 from supervisor.control.decide.jobs.failing import fail
 from supervisor.control.decide.jobs.prepare import missing_assignments, prepare, unconfirmed_plans
 from supervisor.control.decide.nodes.node_loss import by_marks, taking
-from supervisor.control.decide.plan import OPS_PER_TRANSACTION, Action, delete_all, still, unchanged
+from supervisor.control.decide.plan import OPS_PER_TRANSACTION, Action, delete_all, put, still, unchanged
 from supervisor.control.decide.snapshot import JobState, Snapshot, Versioned
 from supervisor.control.decide.switch import Transition, turn
 
@@ -59,6 +59,8 @@ def advance(snap: Snapshot, job: JobState, need: Need) -> list[Action]:
     refused = _refused(job, plan.value)
     if refused is not None:
         return _give_up(snap, job, plan, need, refused)
+    if _is_too_large_or_small(job, plan.value):
+        return [abandon(job, plan, "another size of the job is wanted")]
     if _is_for_another(job, plan.value, need):
         return [abandon(job, plan, f"it was prepared for another reason; now {need.detail}")]
     missing = missing_assignments(snap, job, plan.value)
@@ -79,6 +81,12 @@ def _is_for_another(job: JobState, plan: Plan, need: Need) -> bool:
     if need.incident == plan.incident:
         return False
     return need.firm if held is None else held.value.outcome is not Outcome.OPEN
+
+
+def _is_too_large_or_small(job: JobState, plan: Plan) -> bool:
+    wanted = {role.name: role for role in job.wanted.roles}
+    planned = {role.name: role.count for role in job.planned(plan).roles}
+    return any(not (role.least or role.count) <= planned[name] <= role.count for name, role in wanted.items())
 
 
 def _as_asked(job: JobState, need: Need) -> Need:
@@ -109,7 +117,7 @@ def waiting_for(snap: Snapshot, job: JobState, plan: Plan, need: Need) -> str:
     left_ms = need.due_ms - snap.now_ms
     if left_ms > 0:
         return f"a back-off of {left_ms} ms"
-    return _degraded(snap, job, plan, need)
+    return _next_commit(snap, job, plan, need)
 
 
 def _held_back(snap: Snapshot, nodes: list[str]) -> str:
@@ -120,11 +128,14 @@ def _held_back(snap: Snapshot, nodes: list[str]) -> str:
     return f"D to pass since {', '.join(nodes)} was suspected"
 
 
-def _degraded(snap: Snapshot, job: JobState, plan: Plan, need: Need) -> str:
+def _next_commit(snap: Snapshot, job: JobState, plan: Plan, need: Need) -> str:
     """What healthy tasks go on training for, although the next generation is ready (rule 6).
 
-    Where a lost node cost no more than workers, a flip right after a commit costs the others nothing.
+    Where all tasks are well, or a lost node cost no more than workers, a flip right after a commit costs the
+    others nothing.
     """
+    if need.patience_ms:
+        return _patient(snap, job, plan, need)
     spec, switch, in_force = job.record.value.spec, job.switch.value, job.plan_in_force
     left_ms = need.known_ms + spec.restart.degraded_limit_ms - snap.now_ms
     lenient = spec.strategy in (Strategy.ASYNC, Strategy.COORDINATOR) and need.cause is Cause.NODE_LOST
@@ -138,10 +149,23 @@ def _degraded(snap: Snapshot, job: JobState, plan: Plan, need: Need) -> str:
         if scope_of(spec, job.task(placement.member), job.saver)[0] is not Scope.TASK:
             return ""
         ready_ms.append(lost_since_ms(snap, placement))
-    committed = (held for ref, held in job.commits.items() if ref.generation == switch.generation)
-    if any(held.created_ms > max(ready_ms) for held in committed):
+    if _committed_since(job, max(ready_ms)):
         return ""
     return f"the next commit, or {left_ms} ms more of restart.degraded_limit"
+
+
+def _patient(snap: Snapshot, job: JobState, plan: Plan, need: Need) -> str:
+    ready_ms = max(job.prepared[(plan.plan_id, each.member)].seen_ms for each in plan.placements)
+    left_ms = ready_ms + need.patience_ms - snap.now_ms
+    if left_ms <= 0 or job.switch.value.closing is not None or _committed_since(job, ready_ms):
+        return ""
+    return f"the next commit{f', or {left_ms} ms more' if need.patience_ms != UNTIL_COMMIT else ''}"
+
+
+def _committed_since(job: JobState, since_ms: int) -> bool:
+    generation = job.switch.value.generation
+    committed = (held for ref, held in job.commits.items() if ref.generation == generation)
+    return any(held.created_ms > since_ms for held in committed)
 
 
 def _goes_on(report: AttemptReport) -> bool:
@@ -275,6 +299,8 @@ def _flip(snap: Snapshot, job: JobState, plan: Versioned[Plan], need: Need, clos
         # Progress is measured from there: what was reached beyond it is given up on purpose.
         ledger = replace(ledger, streak=0, progress=closing.base)
     told = job.incidents.get(plan.value.incident)
+    sized = replace(job.record.value, spec=job.planned(plan.value))
+    resizes = sized != job.record.value
     flipped = turn(
         job.switch,
         Transition.FLIP,
@@ -303,9 +329,11 @@ def _flip(snap: Snapshot, job: JobState, plan: Versioned[Plan], need: Need, clos
             head_unchanged(job),
             *_still_registered(snap, plan.value),
             *compared,
+            *([unchanged(job.record)] if resizes else []),
         ),
         ops=(
             flipped,
+            *([put(job.record.key, sized)] if resizes else []),
             *made_final,
             *incidents.at_flip(snap, job, plan.value.incident),
         ),

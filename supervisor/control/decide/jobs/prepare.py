@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 from recovery.policy.roles import SERVERS, RoleKind, kind_of
@@ -9,7 +10,7 @@ from supervisor.contract import keys
 from supervisor.contract.boundaries import Absent, Compare, Op
 from supervisor.contract.desired import Assignment, Placement, Plan
 from supervisor.contract.ids import TaskId
-from supervisor.contract.job.spec import JobSpec, RoleSpec, Strategy
+from supervisor.contract.job.spec import JobSpec, RoleSpec, Strategy, resized
 from supervisor.contract.secret import environment_of, secrets_of
 from supervisor.control.decide.assess.need import Need
 from supervisor.control.decide.checkpoints.cadence import cadence_of
@@ -24,7 +25,7 @@ from supervisor.control.decide.snapshot import JobState, Snapshot
 
 def prepare(snap: Snapshot, job: JobState, need: Need) -> list[Action]:
     """The plan of the next generation, with as many assignments as one transaction holds."""
-    spec = job.record.value.spec
+    spec = job.wanted
     result = find_places(snap, job, need.avoid_nodes)
     if result.waiting_for:
         return []
@@ -37,6 +38,7 @@ def prepare(snap: Snapshot, job: JobState, need: Need) -> list[Action]:
         placements=tuple(
             Placement(task.role, task.index, offer.node, offer.incarnation, result.gpus[task.member])
             for task in spec.tasks()
+            if task.member in result.placements
             for offer in (result.placements[task.member],)
         ),
         code=spec.code.digest if spec.code is not None else "",
@@ -61,9 +63,25 @@ def _new_id(snap: Snapshot, job: JobState) -> str:
 
 
 def find_places(snap: Snapshot, job: JobState, avoid: tuple[str, ...] = ()) -> PlacementResult:
-    """A node for every task of the job, or what it waits for. One to `avoid` is taken where no other does."""
-    spec = job.record.value.spec
-    return _with_blocked(snap, _place(spec, offers(snap, Asking(job.name)), _before(job), avoid))
+    """A node for every task of the job in the size that is wanted, or what it waits for.
+
+    An elastic role has as many tasks as there is room for. A node to `avoid` is taken where no other does.
+    """
+    found, before = offers(snap, Asking(job.name)), _before(job)
+    result = _place(job.wanted, found, before, avoid)
+    for smaller in _smaller(job.wanted):
+        if not result.waiting_for:
+            break
+        result = _place(smaller, found, before, avoid)
+    return _with_blocked(snap, result)
+
+
+def _smaller(spec: JobSpec) -> Iterator[JobSpec]:
+    """The job with one task less of an elastic role each time, down to the least."""
+    while spare := [role for role in spec.roles if 0 < role.least < role.count]:
+        largest = max(spare, key=lambda role: role.count)
+        spec = resized(spec, {largest.name: largest.count - 1})
+        yield spec
 
 
 def find_place(snap: Snapshot, job: JobState, member: str, avoid: tuple[str, ...] = ()) -> PlacementResult:

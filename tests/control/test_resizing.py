@@ -1,0 +1,228 @@
+"""Another size of a running job: an operator's wish, or room for more tasks of an elastic role."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from supervisor.contract import keys
+from supervisor.contract.desired import ClusterSpec, JobPhase
+from supervisor.contract.errors import NotFound, UserError
+from supervisor.contract.incident import Cause, Outcome
+from supervisor.contract.job.spec import Resources, Strategy
+from supervisor.control.decide.assess.assess import Assessments
+from supervisor.control.decide.jobs.resizing import check_sizes_asked
+from supervisor.control.decide.plan import put
+from supervisor.control.decide.reconcile import waiting_for
+from tests.control.bank import Bank
+from tests.control.world import World
+from tests.support.builders import job_spec, role
+
+WHOLE_NODE = Resources(cpus=3.0)
+
+
+@pytest.fixture
+def bank() -> Bank:
+    return Bank()
+
+
+def wish(world: World, **sizes: int) -> None:
+    intent = world.job().intent.value
+    world.write(put(keys.intent(world.spec.name), replace(intent, sizes=sizes)))
+
+
+def counts(world: World) -> dict[str, int]:
+    return {each.name: each.count for each in world.job().record.value.spec.roles}
+
+
+def elastic(nodes: int) -> World:
+    """A job of one to three workers, each of which takes a node, on so many nodes."""
+    worker = replace(role("worker", 3, WHOLE_NODE), least=1, most=3)
+    world = World(job_spec((worker,)), nodes=nodes)
+    world.form_cluster()
+    world.until(lambda: world.switch().phase is JobPhase.RUNNING and world.running())
+    return world
+
+
+def test_a_wish_for_more_workers_is_a_generation_with_them_after_the_next_commit() -> None:
+    world = World().start()
+    wish(world, worker=4)
+    for _ in range(50):
+        world.tick()
+    assert world.switch().generation == 1, "what runs trains on until it has saved"
+    assert "the next commit" in waits(world)
+    base = world.commit(1, 100)
+    world.until(lambda: world.switch().generation == 2 and len(world.running()) == 6)
+    assert world.switch().base == base
+    assert counts(world)["worker"] == 4
+    workers = {each.role: len(each.addresses) for each in spec_in_force(world).roles}
+    assert workers["worker"] == 4, "every task is told the same cluster"
+    (told,) = [each for each in world.incidents().values() if each.cause is Cause.OPERATOR]
+    assert told.rule == "operator.scale"
+    assert told.detail == "an operator asked for worker=4"
+    world.until(lambda: world.incidents()[told.id].outcome is Outcome.RECOVERED)
+    for _ in range(20):
+        world.tick()
+    assert world.switch().generation == 2, "it has its size"
+
+
+def test_without_a_commit_it_comes_when_the_time_to_save_is_over() -> None:
+    world = World().start()
+    wish(world, worker=1)
+    grace_ms = world.spec.limits.save_grace_ms
+    took_ms = world.until(lambda: world.switch().generation == 2, limit_ms=3 * grace_ms)
+    assert took_ms >= grace_ms
+    world.until(lambda: len(world.running()) == 3)
+    assert counts(world)["worker"] == 1
+    assert not [each for each in world.running() if each == "worker.1"]
+
+
+def test_a_failure_meanwhile_restarts_with_the_size_that_is_wanted() -> None:
+    world = World().start()
+    wish(world, worker=3)
+    world.until(lambda: world.job().next_plan is not None)
+    world.end_task("ps.0", signal=9)
+    world.until(lambda: world.switch().generation == 2, limit_ms=10_000)
+    assert counts(world)["worker"] == 3
+    (told,) = [each for each in world.incidents().values() if each.cause is not Cause.SUBMITTED]
+    assert told.outcome is not Outcome.FAILED
+
+
+def test_a_worker_that_fails_meanwhile_restarts_in_place() -> None:
+    world = World().start()
+    wish(world, worker=3)
+    world.until(lambda: world.job().next_plan is not None)
+    world.end_task("worker.1", signal=9)
+    world.until(lambda: "worker.1" in world.running() and world.running()["worker.1"].number == 2)
+    assert world.switch().generation == 1
+
+
+def test_a_wish_that_is_taken_back_changes_nothing() -> None:
+    world = World().start()
+    wish(world, worker=5)
+    world.until(lambda: world.job().next_plan is not None)
+    wish(world, worker=2)
+    world.until(lambda: world.job().next_plan is None)
+    world.commit(1, 100)
+    for _ in range(20):
+        world.tick()
+    assert world.switch().generation == 1
+    assert counts(world)["worker"] == 2
+
+
+def test_another_wish_makes_another_plan() -> None:
+    world = World().start()
+    wish(world, worker=5)
+    world.until(lambda: world.job().next_plan is not None)
+    wish(world, worker=3)
+    world.until(lambda: (plan := world.job().next_plan) is not None and len(plan.value.placements) == 5)
+    world.commit(1, 100)
+    world.until(lambda: world.switch().generation == 2)
+    assert counts(world)["worker"] == 3
+
+
+def test_any_leader_finishes_it() -> None:
+    world = World().start()
+    wish(world, worker=3)
+    world.until(lambda: world.job().next_plan is not None)
+    world.new_leader()
+    world.commit(1, 100)
+    world.until(lambda: world.switch().generation == 2)
+    assert counts(world)["worker"] == 3
+
+
+def test_an_elastic_role_runs_with_what_there_is_and_grows_with_the_room() -> None:
+    world = elastic(2)
+    assert set(world.running()) == {"worker.0", "worker.1"}
+    world.register("n9", "i9")
+    for _ in range(100):
+        world.tick()
+    assert world.switch().generation == 1, "room alone costs no step: it waits for a commit, for ever"
+    world.commit(1, 100)
+    world.until(lambda: len(world.running()) == 3)
+    assert world.switch().generation == 2
+    (told,) = [each for each in world.incidents().values() if each.cause is Cause.OPERATOR]
+    assert (told.rule, told.detail) == ("elastic.grow", "there is room for worker=3")
+
+
+def test_an_elastic_role_loses_a_node_and_goes_on_with_fewer() -> None:
+    world = elastic(3)
+    assert len(world.running()) == 3
+    world.commit(1, 100)
+    world.switch_off(world.node_of("worker.2"))
+    world.until(lambda: world.switch().generation == 2 and len(world.running()) == 2)
+    assert counts(world)["worker"] == 2
+
+
+def test_an_elastic_role_waits_for_room_for_its_least() -> None:
+    worker = replace(role("worker", 3, WHOLE_NODE), least=2, most=3)
+    world = World(job_spec((worker,)), nodes=1)
+    world.form_cluster()
+    for _ in range(20):
+        world.tick()
+    assert world.switch().phase is JobPhase.WAITING
+    assert waits(world)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "error", "text"),
+    [
+        ({"wroker": 3}, NotFound, "no role 'wroker'; it has chief, ps, worker"),
+        ({"ps": 2}, UserError, "the number of parameter servers cannot change"),
+        ({"chief": 2}, UserError, "a job has one chief"),
+        ({"worker": 0}, UserError, "worker=0: at least 1"),
+    ],
+)
+def test_sizes_that_a_job_cannot_have(sizes: dict[str, int], error: type[Exception], text: str) -> None:
+    spec = World().spec
+    with pytest.raises(error, match=text.replace("(", r"\(")):
+        check_sizes_asked(spec, sizes)
+
+
+def test_an_elastic_role_keeps_its_bounds() -> None:
+    spec = job_spec((replace(role("worker", 3), least=2, most=4),), strategy=Strategy.MULTIWORKER)
+    with pytest.raises(UserError, match="worker=5: the job file allows 4 at most"):
+        check_sizes_asked(spec, {"worker": 5})
+    with pytest.raises(UserError, match="worker=1: at least 2 must run"):
+        check_sizes_asked(spec, {"worker": 1})
+
+
+def waits(world: World) -> str:
+    snap = world.snapshot()
+    job = snap.jobs[world.spec.name]
+    return waiting_for(snap, job, Assessments(snap).of(job))
+
+
+def spec_in_force(world: World) -> ClusterSpec:
+    job = world.job()
+    return job.specs[job.switch.value.plan_id].value
+
+
+async def test_an_operator_scales_a_job(bank: Bank) -> None:
+    world = bank.world.start()
+    answer = await bank.desk.scale("digits", {"worker": 3})
+    assert "it restarts with worker=3 after its next checkpoint" in answer.detail
+    assert world.job().wanted.role("worker").count == 3
+    assert "already" in (await bank.desk.scale("digits", {"worker": 3})).detail
+    await bank.desk.restart("digits")
+    world.until(lambda: world.switch().generation == 2)
+    assert counts(world)["worker"] == 3, "a restart that is asked for brings the size that is wanted"
+
+
+async def test_a_job_that_has_ended_has_its_size_from_the_next_start_on(bank: Bank) -> None:
+    world = bank.world.start()
+    await bank.desk.stop("digits")
+    world.until(lambda: world.switch().phase is JobPhase.STOPPED)
+    assert "when it is started again" in (await bank.desk.scale("digits", {"worker": 1})).detail
+    await bank.desk.start("digits")
+    world.until(lambda: world.switch().phase is JobPhase.RUNNING and len(world.running()) == 3)
+    assert counts(world)["worker"] == 1
+
+
+async def test_what_could_never_run_here_is_refused(bank: Bank) -> None:
+    bank.world.start()
+    with pytest.raises(UserError, match="at most"):
+        await bank.desk.scale("digits", {"worker": 10**6})
+    with pytest.raises(NotFound, match="no role 'wroker'"):
+        await bank.desk.scale("digits", {"wroker": 2})
