@@ -16,6 +16,7 @@ from tests.guarantees.guarantee import (
     NODES,
     PARKING,
     POWER,
+    RESIZING,
     Guarantee,
 )
 
@@ -325,6 +326,38 @@ ROWS = (
         "        for each in snap.jobs.values()\n        for where, address in each.once(_known_addresses)\n",
         "        for each in (job,)\n        for where, address in each.once(_known_addresses)\n",
         "tests/control/test_addresses.py::test_what_another_job_may_still_connect_to_is_given_to_no_task",
+    ),
+    Guarantee(
+        6,
+        "A resize waits for a checkpoint, so that it costs no step.",
+        "supervisor/control/decide/jobs/generation.py",
+        "    if need.patience_ms:\n        return _patient(snap, job, plan, need)\n",
+        "",
+        RESIZING + "test_a_wish_for_more_workers_is_a_generation_with_them_after_the_next_commit",
+    ),
+    Guarantee(
+        6,
+        "Room for more tasks of an elastic role costs no step, however long the next checkpoint takes.",
+        "supervisor/control/decide/jobs/resizing.py",
+        'what, rule, patience_ms = "there is room for", "elastic.grow", UNTIL_COMMIT',
+        'what, rule, patience_ms = "there is room for", "elastic.grow", 1',
+        RESIZING + "test_an_elastic_role_runs_with_what_there_is_and_grows_with_the_room",
+    ),
+    Guarantee(
+        6,
+        "The flip that resizes a job writes its counts, so that every later rule knows its size.",
+        "supervisor/control/decide/jobs/generation.py",
+        "            *([put(job.record.key, sized)] if resizes else []),\n",
+        "",
+        RESIZING + "test_any_leader_finishes_it",
+    ),
+    Guarantee(
+        6,
+        "A wish for another size that is taken back changes nothing, also where it is prepared already.",
+        "supervisor/control/decide/reconcile.py",
+        'return [generation.abandon(job, plan, "what it was for has passed")]',
+        "return []",
+        RESIZING + "test_a_wish_that_is_taken_back_changes_nothing",
     ),
     Guarantee(
         7,
