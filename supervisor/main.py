@@ -79,10 +79,10 @@ async def _serve(config: SupervisorConfig, load: Callable[[], SupervisorConfig],
         settings, coordination, stores.open, BootClock(), sink, lambda: uuid.uuid4().hex, files, devices
     )
     audit = open_audit(config.audit, sink)
-    events = CertificateEvents(daemon.desk, sink)
+    events = CertificateEvents(daemon.job_service, sink)
     watch = CertificateWatch(own_certificates(config, f"supervisor:{config.id}"), sink)
     policy = policy_of(config)
-    api = await serve_api(daemon.desk, daemon.on_beat, config, daemon, audit, events, policy, secrets)
+    api = await serve_api(daemon.job_service, daemon.on_beat, config, daemon, audit, events, policy, secrets)
     reload = service.reloading(config, load, partial(_take, policy, secrets, devices), sink)
     watching = asyncio.create_task(watch.run(events.tell))
     sink.info("supervisor is up", listen=config.listen, profile=timing.profile, d_ms=timing.d_ms)

@@ -172,7 +172,7 @@ def _ask(scene: Scene) -> None:
     ctl("uncordon", scene.task("worker.0").node)
 
 
-def _vault(scene: Scene) -> None:
+def _checkpoints(scene: Scene) -> None:
     """What an operator does with the checkpoints of a job that stands still."""
     ctl, name = scene.job.operator.ctl, scene.job.name
     copy = scene.job.control.parent / f"copy-{time.monotonic_ns()}"
@@ -289,7 +289,7 @@ CAUSES = (
     Cause("restart", "an operator restarts the job", _restart),
     Cause("stop", "an operator stops the job, and starts it again", _stop_and_start),
     Cause("ask", "an operator signals, runs a command, pins, cordons", _ask),
-    Cause("vault", "an operator verifies and restores checkpoints of the stopped job", _vault),
+    Cause("checkpoints", "an operator verifies and restores checkpoints of the stopped job", _checkpoints),
     Cause("save", "an operator lets the job save and end, and starts it again", _save_and_stop),
     Cause("overlong", "an operator's command outlives its time and its guard", _overlong),
     Cause("declined", "an operator goes back to a checkpoint that is bad", _declined, program_faults=1),

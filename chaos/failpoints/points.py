@@ -30,7 +30,7 @@ _LEADER = _words(
     " saver_changed saves_at_changing_places saves_elsewhere"
     " checkpoint_parked job_parked node_parked job_deleted records_removed deletion_forgotten"
 )
-_DESK = _words(
+_SERVICE = _words(
     "asked certificate checkpoint_imported checkpoint_pinned checkpoint_quarantined checkpoint_released"
     " checkpoint_unpinned gpu_released job_released node_cordoned node_drained node_uncordoned"
     " records_rebuilt"
@@ -39,7 +39,7 @@ _SAID = _words("AckExit Grant Kill Refuse Release Reserve Shutdown Suspend Termi
 
 VALUES = {
     "leader.{}": _LEADER,
-    "desk.{}": _DESK,
+    "service.{}": _SERVICE,
     "agent.say_{}": _SAID,
     "agent.write_{}": ("Prepared", "Staged"),
     "commit.write_{}": ("manifest", "checkpoint"),

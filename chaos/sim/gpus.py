@@ -82,7 +82,7 @@ class TwoJobs:
         await self._settle()
 
     async def _submit(self, spec: JobSpec) -> None:
-        await self._ask(lambda desk: desk.submit(SubmitRequest(spec)))
+        await self._ask(lambda service: service.submit(SubmitRequest(spec)))
         await self._until(f"{spec.name} to be healthy", lambda: self._promises.healthy(spec.name))
 
     def _spec(self, name: str) -> JobSpec:
@@ -114,7 +114,7 @@ class TwoJobs:
 
     def _snapshot(self) -> Snapshot | None:
         seat = self._world.leader()
-        return seat.control.desk.snapshot() if seat is not None and seat.control is not None else None
+        return seat.control.job_service.snapshot() if seat is not None and seat.control is not None else None
 
     def _do(self, fault: Fault) -> None:
         if fault.kind.startswith("operator"):
@@ -127,9 +127,9 @@ class TwoJobs:
         node = list(self._world.nodes)[fault.pick % NODES]
         match fault.kind:
             case "operator_restart":
-                await self._ask(lambda desk: desk.restart(JOBS[fault.pick % 2]))
+                await self._ask(lambda service: service.restart(JOBS[fault.pick % 2]))
             case "operator_drain":
-                await self._ask(lambda desk: desk.nodes.cordon(CordonRequest(node, drain=True)))
+                await self._ask(lambda service: service.nodes.cordon(CordonRequest(node, drain=True)))
             case _:
                 await self._uncordon(node)
 
@@ -139,7 +139,7 @@ class TwoJobs:
         if seat is None or seat.control is None:
             return
         try:
-            answer = await self._world.call(seat, what(seat.control.desk))
+            answer = await self._world.call(seat, what(seat.control.job_service))
         except (TfSupervisorError, TimeoutError) as error:
             self._world.say(f"operator: {error!r}")
         else:
@@ -173,7 +173,7 @@ class TwoJobs:
                 return
 
     async def _uncordon(self, node: str, gpu: str = "") -> None:
-        await self._ask(lambda desk: desk.nodes.uncordon(UncordonRequest(node, gpu)))
+        await self._ask(lambda service: service.nodes.uncordon(UncordonRequest(node, gpu)))
 
     async def _until(self, what: str, done: Callable[[], bool]) -> None:
         end_s = self._world.loop.time() + READY_S

@@ -203,8 +203,8 @@ class Outage:
         world, seat = self._world, self._world.leader()
         if seat is None or seat.control is None:
             return
-        desk = seat.control.desk
-        work = desk.submit(SubmitRequest(self._spec())) if submit else desk.restart(JOB)
+        service = seat.control.job_service
+        work = service.submit(SubmitRequest(self._spec())) if submit else service.restart(JOB)
         try:
             world.say(f"operator: {await world.call(seat, work)}")
         except (TfSupervisorError, TimeoutError) as error:
@@ -212,7 +212,7 @@ class Outage:
 
     def _cluster_up(self) -> bool:
         seat = self._world.leader()
-        snap = seat.control.desk.snapshot() if seat is not None and seat.control is not None else None
+        snap = seat.control.job_service.snapshot() if seat is not None and seat.control is not None else None
         return snap is not None and len(snap.nodes) == len(self._world.nodes)
 
     async def _settle(self) -> None:

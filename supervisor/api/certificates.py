@@ -15,7 +15,7 @@ LONGEST = 200
 MOST_NODES = 10_000
 
 
-class CertificateDesk(Protocol):
+class JobService(Protocol):
     """The methods of the leader that this module uses."""
 
     def snapshot(self) -> Snapshot | None:
@@ -28,8 +28,8 @@ class CertificateDesk(Protocol):
 class CertificateEvents:
     """Writes one event for each text of each holder, while this supervisor leads."""
 
-    def __init__(self, desk: CertificateDesk, sink: Logger) -> None:
-        self._desk = desk
+    def __init__(self, service: JobService, sink: Logger) -> None:
+        self._service = service
         self._sink = sink
         self._nodes: dict[str, str] = {}
 
@@ -42,11 +42,11 @@ class CertificateEvents:
     async def tell(self, own: Mapping[str, str]) -> None:
         """Write the missing events. Failed writes are tried again at the next check."""
         for holder, text in {**own, **{f"agent:{node}": text for node, text in self._nodes.items()}}.items():
-            snap = self._desk.snapshot()
+            snap = self._service.snapshot()
             if snap is None or _is_told(snap, holder, text):
                 continue
             try:
-                await self._desk.tell_of_certificate(holder, text)
+                await self._service.tell_of_certificate(holder, text)
             except TfSupervisorError as error:
                 self._sink.warning("an event cannot be written", about=holder, reason=str(error))
 

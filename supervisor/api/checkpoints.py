@@ -23,7 +23,7 @@ from supervisor.wire import rpc
 T = TypeVar("T")
 
 
-class CheckpointDesk(Protocol):
+class CheckpointService(Protocol):
     """The leader's methods for checkpoints.
 
     Each may raise an error of our tree; a stream ends with its caller.
@@ -51,8 +51,8 @@ class CheckpointDesk(Protocol):
 class CheckpointMethods:
     """Serves `supervisorctl checkpoints`. `leading` raises NotLeading if another supervisor leads."""
 
-    def __init__(self, desk: CheckpointDesk, leading: Callable[[], object]) -> None:
-        self._desk = desk
+    def __init__(self, service: CheckpointService, leading: Callable[[], object]) -> None:
+        self._service = service
         self._leading = leading
 
     def methods(self) -> dict[str, rpc.Method]:
@@ -69,31 +69,31 @@ class CheckpointMethods:
     async def find(self, request: FindRequest) -> FoundCheckpoint:
         """Find a checkpoint."""
         self._leading()
-        return await self._desk.find(request)
+        return await self._service.find(request)
 
     async def collect(self, request: CollectRequest) -> CollectReport:
         """Remove checkpoints that are not kept."""
         self._leading()
-        return await self._desk.collect(request)
+        return await self._service.collect(request)
 
     async def place(self, request: ImportRequest) -> ImportPlace:
         """The place for an import."""
         self._leading()
-        return await self._desk.place(request)
+        return await self._service.place(request)
 
     async def verify(self, request: VerifyRequest) -> AsyncGenerator[CheckProgress, None]:
         """Read checkpoints back."""
-        async for item in self._stream(self._desk.verify(request)):
+        async for item in self._stream(self._service.verify(request)):
             yield item
 
     async def adopt(self, request: AdoptRequest) -> AsyncGenerator[CheckProgress, None]:
         """Make an import a checkpoint of the job."""
-        async for item in self._stream(self._desk.adopt(request)):
+        async for item in self._stream(self._service.adopt(request)):
             yield item
 
     async def rebuild(self, request: JobRequest) -> AsyncGenerator[CheckProgress, None]:
         """Restore records that etcd has lost."""
-        async for item in self._stream(self._desk.rebuild(request)):
+        async for item in self._stream(self._service.rebuild(request)):
             yield item
 
     async def _stream(self, items: AsyncGenerator[T, None]) -> AsyncGenerator[T, None]:

@@ -24,7 +24,7 @@ from supervisor.control.decide.snapshot import NodeState, Snapshot, Versioned
 from supervisor.wire import rpc
 
 
-class NodeDesk(Protocol):
+class NodeService(Protocol):
     """The leader's methods for nodes. Each may raise an error of our tree."""
 
     async def cordon(self, request: CordonRequest) -> NodeAnswer:
@@ -40,8 +40,8 @@ class NodeMethods:
     `leading` raises NotLeading if another supervisor leads.
     """
 
-    def __init__(self, desk: NodeDesk, leading: Callable[[], Snapshot]) -> None:
-        self._desk = desk
+    def __init__(self, service: NodeService, leading: Callable[[], Snapshot]) -> None:
+        self._service = service
         self._leading = leading
 
     def methods(self) -> dict[str, rpc.Method]:
@@ -65,12 +65,12 @@ class NodeMethods:
     async def cordon(self, request: CordonRequest) -> NodeAnswer:
         """Cordon a node, or drain it."""
         self._leading()
-        return await self._desk.cordon(request)
+        return await self._service.cordon(request)
 
     async def uncordon(self, request: UncordonRequest) -> NodeAnswer:
         """Allow tasks on a node again."""
         self._leading()
-        return await self._desk.uncordon(request)
+        return await self._service.uncordon(request)
 
 
 def node_list(snap: Snapshot) -> NodeList:

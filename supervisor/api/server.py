@@ -16,8 +16,8 @@ from supervisor.adapters.secret_sources import SecretSources
 from supervisor.api import views
 from supervisor.api.agents import Agents, address_of, node_of
 from supervisor.api.certificates import CertificateEvents
-from supervisor.api.checkpoints import CheckpointDesk, CheckpointMethods
-from supervisor.api.nodes import NodeDesk, NodeMethods
+from supervisor.api.checkpoints import CheckpointMethods, CheckpointService
+from supervisor.api.nodes import NodeMethods, NodeService
 from supervisor.api.output import OutputTail
 from supervisor.api.secrets import deliver
 from supervisor.contract.access import Target
@@ -62,15 +62,15 @@ _SIGN_OF_LIFE_POLLS = 10
 _AGENT_S = 5.0
 
 
-class Desk(Protocol):
+class JobService(Protocol):
     """The leader's methods for the API. Each may raise an error of our tree."""
 
     @property
-    def checkpoints(self) -> CheckpointDesk:
+    def checkpoints(self) -> CheckpointService:
         """The service for checkpoints."""
 
     @property
-    def nodes(self) -> NodeDesk:
+    def nodes(self) -> NodeService:
         """The service for nodes."""
 
     def snapshot(self) -> Snapshot | None:
@@ -137,7 +137,7 @@ def sources_of(config: SupervisorConfig) -> dict[str, Source]:
 
 
 async def serve_api(
-    desk: Desk,
+    service: JobService,
     on_beat: Callable[[Beat], None],
     config: SupervisorConfig,
     promising: Promising | None = None,
@@ -155,7 +155,7 @@ async def serve_api(
     the address without authentication, Conflict if it is in use.
     """
     guard = Guard(config.tls_files(), config.token, config.insecure)
-    control = ControlService(desk, config.cluster, guard, promising)
+    control = ControlService(service, config.cluster, guard, promising)
     policy = policy or policy_of(config)
     policy.owner = control.owner
     heard = certificates.heard if certificates is not None else None
@@ -163,7 +163,7 @@ async def serve_api(
     def take(beat: Beat) -> BeatAck:
         if heard is not None:
             heard(beat)
-        return _take_beat(beat, desk, on_beat)
+        return _take_beat(beat, service, on_beat)
 
     async def give(request: SecretsRequest) -> SecretsAnswer:
         return await deliver(request, control.leading(), secrets or SecretSources())
@@ -183,14 +183,14 @@ async def _promise(promising: Promising, request: PromiseRequest) -> PromiseAnsw
     return await promising.on_promise(request)
 
 
-def _take_beat(beat: Beat, desk: Desk, on_beat: Callable[[Beat], None]) -> BeatAck:
+def _take_beat(beat: Beat, service: JobService, on_beat: Callable[[Beat], None]) -> BeatAck:
     if beat.protocol != LINK_PROTOCOL:
         raise IncompatibleRecord(
             f"the agent of {beat.node} speaks link protocol {beat.protocol}, this supervisor "
             f"{LINK_PROTOCOL}; bring both to one release"
         )
     on_beat(beat)
-    leader, wanted = desk.leader(), desk.stacks_wanted(beat.node)
+    leader, wanted = service.leader(), service.stacks_wanted(beat.node)
     if leader is None or wanted is None:
         return BeatAck(LINK_PROTOCOL, beat.seq, "")
     return BeatAck(LINK_PROTOCOL, beat.seq, leader.supervisor, wanted)
@@ -199,13 +199,15 @@ def _take_beat(beat: Beat, desk: Desk, on_beat: Callable[[Beat], None]) -> BeatA
 class ControlService:
     """Serves `supervisorctl`. A follower answers every call with the leader's address."""
 
-    def __init__(self, desk: Desk, cluster: str, guard: Guard, promising: Promising | None = None) -> None:
-        self._desk = desk
+    def __init__(
+        self, service: JobService, cluster: str, guard: Guard, promising: Promising | None = None
+    ) -> None:
+        self._service = service
         self._promising = promising
         self._cluster = cluster
         self._guard = guard
-        self._checkpoints = CheckpointMethods(desk.checkpoints, self._snapshot)
-        self._nodes = NodeMethods(desk.nodes, self._snapshot)
+        self._checkpoints = CheckpointMethods(service.checkpoints, self._snapshot)
+        self._nodes = NodeMethods(service.nodes, self._snapshot)
 
     def methods(self) -> dict[str, rpc.Method]:
         """Method name -> handler."""
@@ -249,57 +251,57 @@ class ControlService:
     async def submit(self, request: SubmitRequest) -> Accepted:
         """Start a job."""
         self._snapshot()
-        return await self._desk.submit(request)
+        return await self._service.submit(request)
 
     async def validate(self, request: SubmitRequest) -> Accepted:
         """Check a job."""
         self._snapshot()
-        return await self._desk.validate(request)
+        return await self._service.validate(request)
 
     async def find_code(self, ref: CodeRef) -> CodeState:
         """Whether an archive is there."""
         self._snapshot()
-        return await self._desk.find_code(ref)
+        return await self._service.find_code(ref)
 
     async def put_code(self, part: CodePart) -> CodeState:
         """Upload a chunk of an archive."""
         self._snapshot()
-        return await self._desk.put_code(part)
+        return await self._service.put_code(part)
 
     async def stop(self, request: StopRequest) -> Accepted:
         """Stop a job."""
         self._snapshot()
-        return await self._desk.stop(request.job, save=request.save)
+        return await self._service.stop(request.job, save=request.save)
 
     async def start(self, request: JobRequest) -> Accepted:
         """Start a stopped job."""
         self._snapshot()
-        return await self._desk.start(request.job)
+        return await self._service.start(request.job)
 
     async def release(self, request: JobRequest) -> Accepted:
         """Let a parked job go on."""
         self._snapshot()
-        return await self._desk.release(request.job)
+        return await self._service.release(request.job)
 
     async def delete(self, request: JobRequest) -> Accepted:
         """Delete a job."""
         self._snapshot()
-        return await self._desk.delete(request.job)
+        return await self._service.delete(request.job)
 
     async def restart(self, request: RestartRequest) -> Accepted:
         """Restart a job or a task."""
         self._snapshot()
-        return await self._desk.restart(request.job, request.member, request.from_ref)
+        return await self._service.restart(request.job, request.member, request.from_ref)
 
     async def scale(self, request: ScaleRequest) -> Accepted:
         """Change the counts of a job's roles."""
         self._snapshot()
-        return await self._desk.scale(request.job, request.sizes)
+        return await self._service.scale(request.job, request.sizes)
 
     async def pin(self, request: PinRequest) -> Accepted:
         """Keep a checkpoint, or let it go."""
         self._snapshot()
-        return await self._desk.pin(request.job, request.ref, pinned=request.pinned)
+        return await self._service.pin(request.job, request.ref, pinned=request.pinned)
 
     async def signal(self, request: SignalRequest) -> Accepted:
         """Send a signal to a task, by the agent of its node."""
@@ -319,7 +321,7 @@ class ControlService:
 
     async def status(self, request: JobRequest) -> ClusterStatus:
         """All jobs, or one."""
-        return views.cluster_status(self._snapshot(), self._cluster, self._desk.leader(), request.job)
+        return views.cluster_status(self._snapshot(), self._cluster, self._service.leader(), request.job)
 
     async def explain(self, request: JobRequest) -> Explanation:
         """A job's incidents."""
@@ -365,9 +367,9 @@ class ControlService:
         return self._snapshot()
 
     def _snapshot(self) -> Snapshot:
-        snap = self._desk.snapshot()
+        snap = self._service.snapshot()
         if snap is None:
-            leader = self._desk.leader()
+            leader = self._service.leader()
             instead = self._promising.promised() if self._promising is not None else ""
             raise NotLeading(leader.address if leader is not None else "", instead)
         return snap

@@ -77,7 +77,7 @@ from supervisor.wire.failures import read_failure
 from supervisor.wire.gate import Policy
 from supervisor.wire.rpc import Guard, Server, unary
 from supervisor.wire.tfsup_pb2 import DESCRIPTOR, Record
-from tests.api.test_api import FakeDesk, Place
+from tests.api.test_api import FakeJobService, Place
 from tests.control.world import World
 from tests.support.builders import job_spec
 from tests.support.etcd_server import free_port
@@ -178,7 +178,7 @@ class Doors:
     """Another authority, for users alone."""
     authority: Authority = field(init=False)
     addresses: dict[str, str] = field(init=False)
-    desk: FakeDesk = field(init=False)
+    job_service: FakeJobService = field(init=False)
     beats: list[Beat] = field(default_factory=list)
     log: AuditLog | None = None
     policies: list[Policy] = field(default_factory=list)
@@ -190,7 +190,9 @@ class Doors:
         world = World().start()
         record = world.job().record.value
         world.write(put(keys.job_record(JOB), replace(record, owner=ALICES[1], group=ALICES[2])))
-        self.desk = FakeDesk(world.snapshot(), LeaderRecord("s0", self.addresses["supervisor"], 1))
+        self.job_service = FakeJobService(
+            world.snapshot(), LeaderRecord("s0", self.addresses["supervisor"], 1)
+        )
 
     def files(self, file: str, identity: str, authority: Authority | None = None) -> TlsFiles:
         cert, key = (authority or self.authority).issue(file, ["127.0.0.1"], identity)
@@ -205,7 +207,7 @@ class Doors:
         self.policies = [policy_of(config), Policy()]
         promising, supervisors = Promising(), self.policies[0]
         server = await serve_api(
-            self.desk, self.beats.append, config, promising, self.log, policy=supervisors
+            self.job_service, self.beats.append, config, promising, self.log, policy=supervisors
         )
         self.stack.push_async_callback(server.close, 0)
         settings = AgentSettings("n1", "h", "", 1, 2, "/l", FAST, NodeResources(1.0, 1))
@@ -409,9 +411,9 @@ async def test_a_role_that_is_taken_away_is_gone_with_the_next_request(doors: Do
 
 
 async def test_the_name_of_a_deleted_job_is_its_owners_while_that_is_known(doors: Doors) -> None:
-    assert doors.desk.picture is not None
+    assert doors.job_service.picture is not None
     gone = Versioned(keys.deleted(JOB), DeletedJob(JOB, "uuid", 1, ALICES[1], ALICES[2]), 1, 1, 0, 0)
-    doors.desk.picture = replace(doors.desk.picture, jobs={}, deleted={JOB: gone})
+    doors.job_service.picture = replace(doors.job_service.picture, jobs={}, deleted={JOB: gone})
     answers = {
         name: await ask(await doors.caller(f"user:{name}"), "Control.Submit", REQUESTS["Control.Submit"])
         for name in ("bob", "alice", "carol", "olga")
@@ -420,9 +422,9 @@ async def test_the_name_of_a_deleted_job_is_its_owners_while_that_is_known(doors
 
 
 async def test_a_job_that_was_set_aside_is_no_new_name(doors: Doors) -> None:
-    assert doors.desk.picture is not None
+    assert doors.job_service.picture is not None
     aside = {JOB: Aside("", "its record cannot be read")}
-    doors.desk.picture = replace(doors.desk.picture, jobs={}, aside=aside)
+    doors.job_service.picture = replace(doors.job_service.picture, jobs={}, aside=aside)
     alice, olga = await doors.caller("user:alice"), await doors.caller("user:olga")
     for method in ("Control.Submit", "Control.Release", "Control.Stop"):
         assert await ask(alice, method, REQUESTS[method]) == "Refused"
@@ -433,8 +435,8 @@ async def test_whoever_connects_to_the_unix_socket_may_do_all(tmp_path: Path) ->
     async with AsyncExitStack() as stack:
         place = Place(tmp_path, stack)
         world = World().start()
-        desk = FakeDesk(world.snapshot(), LeaderRecord("s0", place.address("s0"), 1))
-        channel = await stack.enter_async_context(Guard().channel(await place.serve("s0", desk)))
+        service = FakeJobService(world.snapshot(), LeaderRecord("s0", place.address("s0"), 1))
+        channel = await stack.enter_async_context(Guard().channel(await place.serve("s0", service)))
         control = [method for method in REQUESTS if method.startswith("Control.")]
         answers = {await ask({"supervisor": channel}, method, REQUESTS[method]) for method in control}
         assert "Refused" not in answers

@@ -53,12 +53,12 @@ from supervisor.wire.rpc import Guard, Server, unary
 from supervisor.wire.tfsup_pb2 import Record
 from tests.control.world import World
 from tests.support.builders import job_spec
+from tests.support.checkpoint_service import FakeCheckpointService
 from tests.support.etcd_server import free_port
-from tests.support.vault import FakeVault
 
 
 @dataclass
-class FakeWarden:
+class FakeNodeService:
     """Grants all that is asked about nodes."""
 
     asked: list[object] = field(default_factory=list)
@@ -73,7 +73,7 @@ class FakeWarden:
 
 
 @dataclass
-class FakeDesk:
+class FakeJobService:
     """A leader, or a follower that knows who leads."""
 
     picture: Snapshot | None = None
@@ -82,8 +82,8 @@ class FakeDesk:
     asked: list[object] = field(default_factory=list)
     slow: asyncio.Event | None = None
     begun: asyncio.Event = field(default_factory=asyncio.Event)
-    checkpoints: FakeVault = field(default_factory=FakeVault)
-    nodes: FakeWarden = field(default_factory=FakeWarden)
+    checkpoints: FakeCheckpointService = field(default_factory=FakeCheckpointService)
+    nodes: FakeNodeService = field(default_factory=FakeNodeService)
 
     def snapshot(self) -> Snapshot | None:
         return self.picture
@@ -144,7 +144,7 @@ class FakeDesk:
 
 @dataclass
 class Place:
-    """Serves desks in a directory, until the test ends."""
+    """Serves job services at sockets in a directory, until the test ends."""
 
     directory: Path
     stack: AsyncExitStack
@@ -153,9 +153,9 @@ class Place:
     def address(self, name: str) -> str:
         return f"unix:{self.directory}/{name}"
 
-    async def serve(self, name: str, desk: FakeDesk, **extra: object) -> str:
+    async def serve(self, name: str, service: FakeJobService, **extra: object) -> str:
         config = self.config(name, **extra)
-        server = await serve_api(desk, self.beats.append, config)
+        server = await serve_api(service, self.beats.append, config)
         self.stack.push_async_callback(server.close, 0)
         return config.listen
 
@@ -182,13 +182,13 @@ async def place(tmp_path: Path) -> AsyncIterator[Place]:
         yield Place(tmp_path, stack)
 
 
-def leading(world: World | None = None) -> FakeDesk:
-    return FakeDesk((world or World().start()).snapshot(), LeaderRecord("s0", "unix:/s0", 1))
+def leading(world: World | None = None) -> FakeJobService:
+    return FakeJobService((world or World().start()).snapshot(), LeaderRecord("s0", "unix:/s0", 1))
 
 
 async def test_every_question_has_its_answer(place: Place) -> None:
-    desk = leading()
-    client = await place.client(await place.serve("s0", desk))
+    service = leading()
+    client = await place.client(await place.serve("s0", service))
     assert (await client.status()).jobs[0].name == "digits"
     assert (await client.explain("digits")).job.name == "digits"
     assert (await client.checkpoints("digits")).job == "digits"
@@ -203,7 +203,7 @@ async def test_every_question_has_its_answer(place: Place) -> None:
     request = SubmitRequest(job_spec())
     await client.validate(request)
     await client.submit(request)
-    assert desk.asked == [
+    assert service.asked == [
         "digits",
         "digits",
         ("digits", "worker.0", None),
@@ -217,15 +217,15 @@ async def test_every_question_has_its_answer(place: Place) -> None:
 
 
 async def test_checkpoints_in_their_store_are_asked_about(place: Place) -> None:
-    desk = leading()
-    client = await place.client(await place.serve("s0", desk))
+    service = leading()
+    client = await place.client(await place.serve("s0", service))
     ref = CheckpointRef(0, 7)
     assert (await client.find_checkpoint("digits", ref)).commit.ref == ref
     assert (await client.collect("digits", dry_run=True)).dry_run
     assert (await client.place_import("digits", 9)).ref.step == 9
     for stream in (client.verify("digits", (ref,)), client.adopt("digits", "p"), client.rebuild("digits")):
         assert [item.end async for item in stream] == ["", "done"]
-    assert desk.checkpoints.asked == [
+    assert service.checkpoints.asked == [
         FindRequest("digits", ref),
         CollectRequest("digits", dry_run=True),
         ImportRequest("digits", 9),
@@ -233,7 +233,7 @@ async def test_checkpoints_in_their_store_are_asked_about(place: Place) -> None:
         AdoptRequest("digits", "p"),
         JobRequest("digits"),
     ]
-    desk.checkpoints.error = BadCheckpoint("torn")
+    service.checkpoints.error = BadCheckpoint("torn")
     with pytest.raises(BadCheckpoint, match="torn"):
         async for _ in client.rebuild("digits"):
             pass
@@ -241,7 +241,7 @@ async def test_checkpoints_in_their_store_are_asked_about(place: Place) -> None:
 
 @pytest.mark.parametrize("error", [UserError("a\nb"), Conflict("c"), Refused("é"), NotFound("x" * 9000)])
 async def test_errors_arrive_as_what_they_were(place: Place, error: Exception) -> None:
-    client = await place.client(await place.serve("s0", FakeDesk(leading().picture, error=error)))
+    client = await place.client(await place.serve("s0", FakeJobService(leading().picture, error=error)))
     with pytest.raises(type(error)) as caught:
         await client.stop("digits")
     assert str(caught.value)[:5000] == str(error)[:5000]
@@ -256,7 +256,7 @@ async def test_an_unknown_job_is_not_found(place: Place) -> None:
 async def test_a_follower_names_the_leader_which_the_client_need_not_know(place: Place) -> None:
     leader = leading()
     address = await place.serve("leader", leader)
-    follower = FakeDesk(record=LeaderRecord("leader", address, 1))
+    follower = FakeJobService(record=LeaderRecord("leader", address, 1))
     client = await place.client(place.address("nobody"), await place.serve("follower", follower))
     assert (await client.status()).jobs[0].name == "digits"
     await client.stop("digits")
@@ -272,7 +272,7 @@ async def test_a_leader_that_comes_late_is_waited_for(place: Place) -> None:
 
 
 async def test_without_a_leader_each_supervisor_is_named(place: Place) -> None:
-    follower = await place.serve("s0", FakeDesk())
+    follower = await place.serve("s0", FakeJobService())
     client = await place.client(follower, place.address("s1"), deadline_s=3)
     with pytest.raises(Unreachable) as caught:
         await client.status()
@@ -304,29 +304,29 @@ async def test_what_a_supervisor_has_said_is_told_though_it_had_no_time_to_say_i
 
 
 async def test_a_write_whose_answer_is_lost_is_not_sent_again(place: Place) -> None:
-    desk = leading()
-    desk.slow = asyncio.Event()
+    service = leading()
+    service.slow = asyncio.Event()
     config = place.config("s0")
-    server = await serve_api(desk, place.beats.append, config)
+    server = await serve_api(service, place.beats.append, config)
     client = await place.client(config.listen, deadline_s=10)
     asking = asyncio.create_task(client.stop("digits"))
     async with asyncio.timeout(20):
-        await desk.begun.wait()
+        await service.begun.wait()
     await server.close(0)
     with pytest.raises(Unreachable, match="may or may not have been recorded"):
         await asking
 
 
 async def test_a_call_outlives_the_connection_that_another_call_gave_up(place: Place) -> None:
-    desk = leading()
-    desk.slow = asyncio.Event()
-    client = await place.client(await place.serve("s0", desk), deadline_s=20)
+    service = leading()
+    service.slow = asyncio.Event()
+    client = await place.client(await place.serve("s0", service), deadline_s=20)
     request = SubmitRequest(job_spec())
     impatient = asyncio.create_task(client.validate(request))
     await asyncio.wait([impatient], timeout=1)
     bystander = asyncio.create_task(client.validate(request))
     await asyncio.wait([bystander], timeout=1.5)
-    desk.slow.set()
+    service.slow.set()
     assert (await bystander, await impatient) == (Accepted("digits", "done"), Accepted("digits", "done"))
 
 
@@ -348,8 +348,8 @@ async def test_another_protocol_is_told_so(place: Place) -> None:
     ("value", "why"), [("1" + "0" * 400, "a whole number beyond 64 bits"), ("Infinity", "expected int")]
 )
 async def test_a_client_that_checks_nothing_is_told_the_field(place: Place, value: str, why: str) -> None:
-    desk = leading()
-    address = await place.serve("s0", desk)
+    service = leading()
+    address = await place.serve("s0", service)
     raw = codec.encode(SubmitRequest(job_spec()))
     hostile = raw.replace(b'"startup_ms":600000', f'"startup_ms":{value}'.encode())
     assert hostile != raw
@@ -362,7 +362,7 @@ async def test_a_client_that_checks_nothing_is_told_the_field(place: Place, valu
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await call(Record(json=hostile), metadata=(("tfsup-protocol", "1"),), timeout=60)
     assert f"SubmitRequest.spec: JobSpec.limits: Limits.startup_ms: {why}" in str(caught.value.details())
-    assert not desk.asked
+    assert not service.asked
 
 
 async def test_loopback_needs_the_token(place: Place) -> None:
@@ -451,27 +451,27 @@ def _with_events(
 
 
 async def test_events_of_a_job_follow(place: Place) -> None:
-    desk = leading()
-    assert desk.picture is not None
-    desk.picture = _with_events(desk.picture, "digits", "other", "digits", "digits")
-    client = await place.client(await place.serve("s0", desk))
+    service = leading()
+    assert service.picture is not None
+    service.picture = _with_events(service.picture, "digits", "other", "digits", "digits")
+    client = await place.client(await place.serve("s0", service))
     batches = [batch async for batch in client.events(EventsRequest("digits", last=2))]
     assert [event.text for batch in batches for event in batch.events] == ["event 3", "event 4"]
     stream = client.events(EventsRequest("digits", follow=True, last=0))
     assert (await anext(stream)).events == ()
-    desk.picture = _with_events(desk.picture, "digits", "other", "digits", "digits", "other", "digits")
+    service.picture = _with_events(service.picture, "digits", "other", "digits", "digits", "other", "digits")
     assert [event.text for event in (await anext(stream)).events] == ["event 6"]
-    desk.picture = None
+    service.picture = None
     with pytest.raises(Unreachable):
         await anext(stream)
 
 
 async def test_events_go_on_after_a_serial_whatever_the_wall_clock_says(place: Place) -> None:
     """A new leader's clock may be behind, and many events share one millisecond."""
-    desk = leading()
-    assert desk.picture is not None
-    desk.picture = _with_events(desk.picture, *["digits"] * 5, wall_ms=lambda serial: 100 - serial // 2)
-    client = await place.client(await place.serve("s0", desk))
+    service = leading()
+    assert service.picture is not None
+    service.picture = _with_events(service.picture, *["digits"] * 5, wall_ms=lambda serial: 100 - serial // 2)
+    client = await place.client(await place.serve("s0", service))
 
     async def after(serial: int) -> list[int]:
         batches = [batch async for batch in client.events(EventsRequest("digits", after=serial))]

@@ -202,16 +202,16 @@ async def test_a_name_that_becomes_anothers_job_while_the_line_is_written_is_not
     slow: tuple[Doors, Waiting],
 ) -> None:
     doors, disk = slow
-    with_job = doors.desk.picture
+    with_job = doors.job_service.picture
     assert with_job is not None
-    doors.desk.picture = replace(with_job, jobs={})
+    doors.job_service.picture = replace(with_job, jobs={})
     bob = await doors.caller("user:bob")
     asked = asyncio.create_task(ask(bob, "Control.Delete", REQUESTS["Control.Delete"]))
     await asyncio.to_thread(disk.begun.wait, 30)
-    doors.desk.picture = with_job
+    doors.job_service.picture = with_job
     disk.go.set()
     assert await asked == "Refused"
-    assert doors.desk.asked == []
+    assert doors.job_service.asked == []
     assert doors.log is not None
     doors.log.close()
     assert [line["stage"] for line in disk.lines] == ["received", "refused"]
@@ -242,7 +242,7 @@ async def test_what_a_caller_asked_that_went_away_before_its_line_was_written_is
         ("received", None),
         ("completed", "cancelled"),
     ]
-    assert doors.desk.asked == []
+    assert doors.job_service.asked == []
 
 
 async def test_whoever_asks_cannot_write_another_name_into_its_line(doors: Doors) -> None:
@@ -259,7 +259,7 @@ async def test_no_line_holds_a_secret(doors: Doors) -> None:
     spec = job_spec({"worker": 1}, name="new")
     role = replace(spec.roles[0], command=("login", SECRET), env={"TOKEN": SECRET})
     submit = SubmitRequest(replace(spec, roles=(role,)))
-    doors.desk.error = UserError(f"what {SECRET} says is wrong")
+    doors.job_service.error = UserError(f"what {SECRET} says is wrong")
     assert await ask(channels, "Control.Submit", submit) == "UserError"
     command = ExecRequest(NO_TASK, ("login", SECRET), 1_000)
     assert await ask(channels, "Control.Exec", command) == "NotFound"
@@ -278,7 +278,7 @@ async def test_a_change_that_cannot_be_noted_is_refused_where_lines_are_required
         await doors.open()
         channels = await doors.caller("user:adam")
         assert await ask(channels, "Control.Stop", REQUESTS["Control.Stop"]) == "Refused"
-        assert doors.desk.asked == []
+        assert doors.job_service.asked == []
         assert await ask(channels, "Control.Status", REQUESTS["Control.Status"]) == "ok"
         agent = await doors.caller("agent:n1")
         assert await ask(agent, "Link.Beats", REQUESTS["Link.Beats"]) == "ok"
@@ -312,7 +312,7 @@ async def test_a_disk_that_hangs_holds_up_a_change_for_a_while_and_nothing_else(
         change = asyncio.create_task(ask(channels, "Control.Stop", REQUESTS["Control.Stop"]))
         assert await ask(channels, "Control.Status", REQUESTS["Control.Status"]) == "ok"
         assert await change == "Refused"
-        assert doors.desk.asked == []
+        assert doors.job_service.asked == []
 
 
 def void(_: object) -> None:

@@ -37,7 +37,7 @@ from supervisor.contract.views.jobs import OutputPlace, TailChunk, TailRequest
 from supervisor.control.decide.plan import put
 from supervisor.control.decide.snapshot import Snapshot
 from supervisor.wire.rpc import Guard
-from tests.api.test_api import FakeDesk
+from tests.api.test_api import FakeJobService
 from tests.control.world import World
 from tests.support.builders import report
 from tests.support.sinks import ListSink
@@ -97,12 +97,12 @@ class Cluster:
         self.root = root
         self.world = World().start()
         self.agents = {node: AgentDouble(node, root) for node in ("n0", "n1", "n2")}
-        self.desk = FakeDesk(None, LeaderRecord("s0", f"unix:{root}/s0.sock", 1))
+        self.job_service = FakeJobService(None, LeaderRecord("s0", f"unix:{root}/s0.sock", 1))
         self.stack = AsyncExitStack()
         self.look()
 
     def look(self) -> None:
-        self.desk.picture = self.addressed(self.world.snapshot())
+        self.job_service.picture = self.addressed(self.world.snapshot())
 
     def addressed(self, snap: Snapshot) -> Snapshot:
         nodes = {}
@@ -131,7 +131,7 @@ class Cluster:
             "state_dir": str(self.root),
         }
         config.write_text(json.dumps(body))
-        self.server = await serve_api(self.desk, lambda _: None, load_supervisor(config))
+        self.server = await serve_api(self.job_service, lambda _: None, load_supervisor(config))
         self.stack.push_async_callback(self.server.close, 0)
 
     async def client(self) -> ControlClient:

@@ -13,63 +13,63 @@ from supervisor.contract.incident import Cause
 from supervisor.contract.job.spec import ContainerSpec, JobSpec, Mount, RestartPolicy, Rule, Strategy, Ulimit
 from supervisor.contract.views.jobs import SubmitRequest
 from supervisor.wire.failures import from_failure, to_failure
-from tests.guarantees.test_job_service import Office, other
+from tests.guarantees.test_job_service import Leader, other
 from tests.support.builders import job_spec, resources, role
 
 
 async def test_the_role_that_asks_too_much_is_named_also_across_the_api() -> None:
     greedy = job_spec((role("small"), role("large", need=resources(gpus=9))), Strategy.PLAIN, name="greedy")
-    office = Office()
-    for node in office.world.agents:
-        office.world.see_gpus(node)
-    for ask in (office.desk.validate, office.desk.submit):
+    leader = Leader()
+    for node in leader.world.agents:
+        leader.world.see_gpus(node)
+    for ask in (leader.job_service.validate, leader.job_service.submit):
         with pytest.raises(UserError, match="greedy/large:0 needs 9 GPUs, 0 free") as caught:
             await ask(SubmitRequest(greedy))
         assert from_failure(to_failure(caught.value)).field == ("roles", "large", "resources")
 
 
 async def test_a_directory_that_is_taken_is_named_as_the_field_that_it_is() -> None:
-    office = Office()
+    leader = Leader()
     with pytest.raises(Conflict) as caught:
-        await office.desk.submit(SubmitRequest(other(office.world.spec.checkpoint.uri)))
+        await leader.job_service.submit(SubmitRequest(other(leader.world.spec.checkpoint.uri)))
     assert caught.value.field == ("checkpoint", "uri")
 
 
 async def test_without_any_agent_a_job_is_accepted_and_says_what_it_waits_for() -> None:
-    office = Office()
-    office.world.write(*(Delete(keys.node(node)) for node in office.world.agents))
+    leader = Leader()
+    leader.world.write(*(Delete(keys.node(node)) for node in leader.world.agents))
     greedy = job_spec((role("large", need=resources(gpus=9)),), Strategy.PLAIN, name="greedy")
     told = "it waits for a node: no agent is registered"
-    assert (await office.desk.validate(SubmitRequest(greedy))).detail == told
-    assert (await office.desk.submit(SubmitRequest(greedy))).detail.endswith(told)
+    assert (await leader.job_service.validate(SubmitRequest(greedy))).detail == told
+    assert (await leader.job_service.submit(SubmitRequest(greedy))).detail.endswith(told)
 
 
 async def test_a_node_that_has_not_told_of_its_gpus_may_have_them() -> None:
-    office = Office()
-    office.world.see_gpus("n0")
+    leader = Leader()
+    leader.world.see_gpus("n0")
     greedy = job_spec((role("large", need=resources(gpus=1)),), Strategy.PLAIN, name="greedy")
     told = "it waits until n1, n2 told of their GPUs"
-    assert (await office.desk.validate(SubmitRequest(greedy))).detail == told
+    assert (await leader.job_service.validate(SubmitRequest(greedy))).detail == told
 
 
 async def test_a_label_that_nobody_has_is_named() -> None:
     picky = job_spec((role("large", need=resources(labels={"gpu": "b200"})),), Strategy.PLAIN, name="picky")
     with pytest.raises(UserError, match="needs a node with label gpu=b200; none of 3 nodes has it") as caught:
-        await Office().desk.validate(SubmitRequest(picky))
+        await Leader().job_service.validate(SubmitRequest(picky))
     assert caught.value.field == ("roles", "large", "resources", "labels")
 
 
 async def test_a_container_without_a_node_that_runs_any_is_named() -> None:
     boxed = replace(job_spec({"worker": 1}, Strategy.PLAIN, name="boxed"), container=ContainerSpec("tf"))
     with pytest.raises(UserError, match="none of 3 nodes has it") as caught:
-        await Office().desk.validate(SubmitRequest(boxed))
+        await Leader().job_service.validate(SubmitRequest(boxed))
     assert caught.value.field == ("container",)
 
 
 async def test_a_rule_that_a_job_cannot_change_is_named() -> None:
     policy = RestartPolicy(rules={Cause.WALL_TIME.value: Rule.RESTART})
     with pytest.raises(UserError, match="the rule of wall_time cannot be changed") as caught:
-        await Office().desk.validate(SubmitRequest(job_spec(restart=policy, name="other")))
+        await Leader().job_service.validate(SubmitRequest(job_spec(restart=policy, name="other")))
     assert caught.value.field == ("restart", "rules", "wall_time")
 
 
@@ -97,9 +97,9 @@ def _other(container: ContainerSpec | None = None, env: dict[str, str] | None = 
 async def test_a_client_that_read_no_job_file_gets_no_more_than_one_that_did(
     spec: JobSpec, field: tuple[str, ...]
 ) -> None:
-    office = Office()
-    for ask in (office.desk.validate, office.desk.submit):
+    leader = Leader()
+    for ask in (leader.job_service.validate, leader.job_service.submit):
         with pytest.raises(UserError) as caught:
             await ask(SubmitRequest(spec))
         assert from_failure(to_failure(caught.value)).field == field
-    assert "other" not in office.world.snapshot().jobs
+    assert "other" not in leader.world.snapshot().jobs

@@ -25,7 +25,7 @@ from supervisor.contract.incident import Event
 from supervisor.contract.observed import LINK_PROTOCOL, Beat
 from supervisor.control.decide.snapshot import Versioned
 from supervisor.wire.rpc import Guard
-from tests.api.test_api import FakeDesk, Place
+from tests.api.test_api import FakeJobService, Place
 from tests.control.world import World
 from tests.support.etcd_server import EtcdServer, free_port
 from tests.support.sinks import ListSink
@@ -72,7 +72,7 @@ class Served:
     rotated: Rotated
     listen: str
     beats: list[Beat]
-    desk: FakeDesk
+    job_service: FakeJobService
 
     def guard(self, holder: str) -> Guard:
         return Guard(self.rotated.files(holder))
@@ -103,14 +103,14 @@ class Served:
 async def served(tmp_path: Path) -> AsyncIterator[Served]:
     async with AsyncExitStack() as stack:
         rotated, listen = Rotated(tmp_path, tuple(HOLDERS)), f"127.0.0.1:{free_port()}"
-        desk = FakeDesk(World().start().snapshot(), LeaderRecord("s0", listen, 1))
+        service = FakeJobService(World().start().snapshot(), LeaderRecord("s0", listen, 1))
         shown = {name: str(getattr(rotated.files("s0"), name)) for name in ("ca", "cert", "key")}
         users = {"adam": {"role": "admin"}}
         config = Place(tmp_path, stack).config("s0", listen=listen, tls=shown, users=users)
         beats: list[Beat] = []
-        server = await serve_api(desk, beats.append, config)
+        server = await serve_api(service, beats.append, config)
         stack.push_async_callback(server.close, 0)
-        yield Served(rotated, listen, beats, desk)
+        yield Served(rotated, listen, beats, service)
 
 
 async def test_certificates_are_replaced_while_commands_run(served: Served) -> None:
@@ -174,23 +174,23 @@ async def test_a_certificate_of_a_former_authority_is_taken_no_more(served: Serv
 
 
 async def test_an_agents_certificate_that_ends_soon_is_an_event_once(served: Served) -> None:
-    events = CertificateEvents(served.desk, ListSink())
+    events = CertificateEvents(served.job_service, ListSink())
     own = {"supervisor:s0": "expires at 2026-03-11 12:00 UTC"}
     events.heard(Beat(LINK_PROTOCOL, "n1", "i1", 1, certificate="expired at 2026-03-01 12:00 UTC"))
     await events.tell(own)
     texts = {**own, "agent:n1": "expired at 2026-03-01 12:00 UTC"}
-    assert served.desk.asked == list(texts.items())
+    assert served.job_service.asked == list(texts.items())
     made = [Event(0, "certificate", "", "", {"holder": each, "state": text}) for each, text in texts.items()]
     told = tuple(Versioned(f"events/{number}", event, 1, 1, 0, 0) for number, event in enumerate(made))
-    assert served.desk.picture is not None
-    served.desk.picture = replace(served.desk.picture, events=told)
+    assert served.job_service.picture is not None
+    served.job_service.picture = replace(served.job_service.picture, events=told)
     await events.tell(own)
     events.heard(Beat(LINK_PROTOCOL, "n1", "i1", 2))
-    served.desk.picture = replace(served.desk.picture, events=())
+    served.job_service.picture = replace(served.job_service.picture, events=())
     await events.tell({})
-    served.desk.picture = None
+    served.job_service.picture = None
     await events.tell(own)
-    assert len(served.desk.asked) == 2
+    assert len(served.job_service.asked) == 2
 
 
 async def test_etcd_is_reached_again_with_the_newest_certificate(tmp_path: Path) -> None:

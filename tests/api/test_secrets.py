@@ -24,7 +24,7 @@ from supervisor.contract.observed import LINK_PROTOCOL
 from supervisor.contract.secret import SecretsAnswer, SecretsRequest
 from supervisor.control.decide.plan import put
 from supervisor.wire.rpc import Guard
-from tests.api.test_api import FakeDesk, Place
+from tests.api.test_api import FakeJobService, Place
 from tests.control.world import World
 from tests.support.builders import job_spec, role
 from tests.support.etcd_server import free_port
@@ -78,8 +78,8 @@ class Cluster:
         for address, picture in zip(self.addresses, (None, self.world.snapshot()), strict=True):
             config = place.config("s0", listen=address, tls=shown, secrets=secrets)
             self.secrets = SecretSources(sources_of(config))
-            desk = FakeDesk(picture, leader)
-            server = await serve_api(desk, lambda _: None, config, log=self.log, secrets=self.secrets)
+            service = FakeJobService(picture, leader)
+            server = await serve_api(service, lambda _: None, config, log=self.log, secrets=self.secrets)
             self.stack.push_async_callback(server.close, 0)
 
     def links(self, identity: str) -> GrpcLinks:

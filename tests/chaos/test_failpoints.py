@@ -142,7 +142,7 @@ def kinds_in_source() -> Iterator[tuple[str, str]]:
 
 
 def test_every_kind_of_action_is_listed() -> None:
-    known = {*VALUES["leader.{}"], *VALUES["desk.{}"]}
+    known = {*VALUES["leader.{}"], *VALUES["service.{}"]}
     found = set(kinds_in_source())
     assert len(found) > 30
     assert {(module, kind) for module, kind in found if kind not in known} == set()

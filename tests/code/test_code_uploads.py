@@ -18,7 +18,7 @@ from supervisor.contract.errors import Conflict, CoordinationFull, Unreachable, 
 from supervisor.contract.job.spec import CodeRef, JobRecord, JobSpec
 from supervisor.control.decide.jobs import code_gc
 from supervisor.control.decide.plan import put
-from supervisor.control.services import code_uploads as shelf_module
+from supervisor.control.services import code_uploads
 from supervisor.control.services.code_uploads import CodeUploads
 from tests.control.world import World
 from tests.support.builders import job_spec
@@ -34,16 +34,16 @@ def part(ref: CodeRef, data: bytes, index: int) -> CodePart:
     return CodePart(ref.digest, ref.size, index, base64.b64encode(piece).decode())
 
 
-class Office:
-    """A shelf over a world, whose clock and leader a test can move."""
+class Leader:
+    """The leader's code uploads over a world, whose clock and leader a test can change."""
 
     def __init__(self, fault: Callable[[str], Fault | None] = no_fault, spec: JobSpec | None = None) -> None:
         self.world = World(spec)
         self.coordination = MemoryCoordination(self.world.store, fault=fault, rpc_deadline_ms=50)
-        self.shelf = CodeUploads(self.coordination, self.world.snapshot)
+        self.uploads = CodeUploads(self.coordination, self.world.snapshot)
 
     async def upload(self, ref: CodeRef, data: bytes, *indexes: int) -> bool:
-        state = [(await self.shelf.put(part(ref, data, index))).complete for index in indexes]
+        state = [(await self.uploads.put(part(ref, data, index))).complete for index in indexes]
         return state[-1]
 
     def record(self, ref: CodeRef) -> ShippedCode | None:
@@ -63,37 +63,37 @@ class Office:
 
 
 async def test_it_is_complete_with_its_last_chunk_and_not_before() -> None:
-    office = Office()
+    leader = Leader()
     ref, data = archive(2 * CHUNK_BYTES + 5)
-    assert not (await office.shelf.find(ref)).complete
-    assert not await office.upload(ref, data, 0, 1)
-    assert office.record(ref) == ShippedCode(ref.digest, ref.size)
-    assert not (await office.shelf.find(ref)).complete
+    assert not (await leader.uploads.find(ref)).complete
+    assert not await leader.upload(ref, data, 0, 1)
+    assert leader.record(ref) == ShippedCode(ref.digest, ref.size)
+    assert not (await leader.uploads.find(ref)).complete
     with pytest.raises(Conflict, match="submit it again"):
-        await office.shelf.require(ref)
-    assert await office.upload(ref, data, 2)
-    assert (await office.shelf.find(ref)).complete
-    compare = await office.shelf.require(ref)
-    assert office.world.store.commit([compare], [], []).succeeded
+        await leader.uploads.require(ref)
+    assert await leader.upload(ref, data, 2)
+    assert (await leader.uploads.find(ref)).complete
+    compare = await leader.uploads.require(ref)
+    assert leader.world.store.commit([compare], [], []).succeeded
 
 
 async def test_every_call_may_be_repeated() -> None:
-    office = Office()
+    leader = Leader()
     ref, data = archive(CHUNK_BYTES + 1)
-    assert await office.upload(ref, data, 0, 0, 1, 1, 0)
-    assert office.chunks(ref) == 2
+    assert await leader.upload(ref, data, 0, 0, 1, 1, 0)
+    assert leader.chunks(ref) == 2
 
 
 async def test_what_is_not_whole_is_never_complete() -> None:
-    office = Office()
+    leader = Leader()
     ref, data = archive(2 * CHUNK_BYTES)
     with pytest.raises(Conflict, match=r"chunk 0 of code .* has not arrived"):
-        await office.upload(ref, data, 1)
+        await leader.upload(ref, data, 1)
     other = bytes(len(data))
     with pytest.raises(UserError, match="another sha256"):
-        await office.upload(ref, other, 0, 1)
-    assert office.record(ref) == ShippedCode(ref.digest, ref.size)
-    assert await office.upload(ref, data, 0, 1)
+        await leader.upload(ref, other, 0, 1)
+    assert leader.record(ref) == ShippedCode(ref.digest, ref.size)
+    assert await leader.upload(ref, data, 0, 1)
 
 
 @pytest.mark.parametrize(
@@ -112,62 +112,62 @@ async def test_what_is_not_whole_is_never_complete() -> None:
 async def test_a_part_that_contradicts_itself_is_refused(
     change: Callable[[CodePart], CodePart], told: str
 ) -> None:
-    office = Office()
+    leader = Leader()
     ref, data = archive(100)
     with pytest.raises(UserError, match=told):
-        await office.shelf.put(change(part(ref, data, 0)))
-    assert office.record(ref) is None
+        await leader.uploads.put(change(part(ref, data, 0)))
+    assert leader.record(ref) is None
 
 
 async def test_a_deposed_leader_writes_nothing() -> None:
-    office = Office()
+    leader = Leader()
     ref, data = archive(100)
-    office.world.write(Delete(office.world.snapshot().token.key))
+    leader.world.write(Delete(leader.world.snapshot().token.key))
     with pytest.raises(Unreachable):
-        await office.upload(ref, data, 0)
-    assert office.record(ref) is None
-    assert office.chunks(ref) == 0
+        await leader.upload(ref, data, 0)
+    assert leader.record(ref) is None
+    assert leader.chunks(ref) == 0
 
 
 async def test_an_answer_that_was_lost_is_asked_for_again() -> None:
     faults = iter([Fault.LOST_REPLY, None, Fault.LOST_REQUEST, Fault.LOST_REPLY])
-    office = Office(lambda call: next(faults, None) if call == "txn" else None)
+    leader = Leader(lambda call: next(faults, None) if call == "txn" else None)
     ref, data = archive(100)
-    assert await office.upload(ref, data, 0)
+    assert await leader.upload(ref, data, 0)
 
 
 async def test_the_cluster_holds_so_much_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shelf_module, "MAX_ALL_BYTES", 250)
-    office = Office()
+    monkeypatch.setattr(code_uploads, "MAX_ALL_BYTES", 250)
+    leader = Leader()
     for seed in (1, 2):
-        assert await office.upload(*archive(100, seed), 0)
+        assert await leader.upload(*archive(100, seed), 0)
     with pytest.raises(CoordinationFull, match=r"ship less with code\.exclude"):
-        await office.upload(*archive(100, 3), 0)
+        await leader.upload(*archive(100, 3), 0)
 
 
 async def test_what_no_job_needs_goes_after_a_while_half_uploads_too() -> None:
-    office = Office()
+    leader = Leader()
     whole, data = archive(100)
     half, more = archive(2 * CHUNK_BYTES)
-    await office.upload(whole, data, 0)
-    await office.upload(half, more, 0)
-    assert office.tidy() == []
-    assert office.tidy(code_gc.KEPT_UNUSED_MS - 1) == []
+    await leader.upload(whole, data, 0)
+    await leader.upload(half, more, 0)
+    assert leader.tidy() == []
+    assert leader.tidy(code_gc.KEPT_UNUSED_MS - 1) == []
     # Who is about to submit it has asked for it, and has its while from then on.
-    assert (await office.shelf.find(whole)).complete
-    assert office.tidy(1) == [half.digest]
-    assert office.tidy(code_gc.KEPT_UNUSED_MS) == [whole.digest]
-    assert office.world.store.select(BULK) == ()
-    assert office.record(whole) is None
+    assert (await leader.uploads.find(whole)).complete
+    assert leader.tidy(1) == [half.digest]
+    assert leader.tidy(code_gc.KEPT_UNUSED_MS) == [whole.digest]
+    assert leader.world.store.select(BULK) == ()
+    assert leader.record(whole) is None
 
 
 async def test_what_a_job_or_a_plan_names_stays() -> None:
     first, second = archive(100, 1), archive(100, 2)
     third = archive(100, 3)
-    office = Office(spec=replace(job_spec(), code=first[0]))
+    leader = Leader(spec=replace(job_spec(), code=first[0]))
     for each in (first, second, third):
-        await office.upload(*each, 0)
-    world = office.world.start()
+        await leader.upload(*each, 0)
+    world = leader.world.start()
     plan = world.job().plan_in_force
     assert plan is not None
     assert plan.value.code == first[0].digest
@@ -176,16 +176,16 @@ async def test_what_a_job_or_a_plan_names_stays() -> None:
     # Submitted again with other code: what runs still is the first.
     resumed = JobRecord(replace(job_spec(), code=second[0]), "uuid", 0)
     world.write(put(keys.job_record("digits"), resumed))
-    assert office.tidy(2 * code_gc.KEPT_UNUSED_MS) == [third[0].digest]
+    assert leader.tidy(2 * code_gc.KEPT_UNUSED_MS) == [third[0].digest]
 
 
 async def test_a_removal_and_a_submit_cannot_both_win() -> None:
-    office = Office()
+    leader = Leader()
     ref, data = archive(100)
-    await office.upload(ref, data, 0)
-    compare = await office.shelf.require(ref)
-    office.world.snapshot()
-    office.world.now_ms += code_gc.KEPT_UNUSED_MS
-    (removal,) = code_gc.tidy(office.world.snapshot())
-    assert office.world.store.commit(removal.compares, removal.ops, []).succeeded
-    assert not office.world.store.commit([compare], [], []).succeeded
+    await leader.upload(ref, data, 0)
+    compare = await leader.uploads.require(ref)
+    leader.world.snapshot()
+    leader.world.now_ms += code_gc.KEPT_UNUSED_MS
+    (removal,) = code_gc.tidy(leader.world.snapshot())
+    assert leader.world.store.commit(removal.compares, removal.ops, []).succeeded
+    assert not leader.world.store.commit([compare], [], []).succeeded

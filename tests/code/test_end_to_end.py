@@ -52,7 +52,7 @@ class Line:
 
 
 @dataclass
-class Desk:
+class Operator:
     """An operator of the cluster."""
 
     cluster: LocalCluster
@@ -126,10 +126,10 @@ def until(look: Callable[[], T | None]) -> T:
 
 
 @pytest.fixture(scope="module")
-def desk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Desk]:
+def operator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Operator]:
     root = tmp_path_factory.mktemp("code")
     with LocalCluster(root / "state", nodes=2) as cluster:
-        yield Desk(cluster, root)
+        yield Operator(cluster, root)
 
 
 def digest_of(job: Path) -> str:
@@ -138,67 +138,67 @@ def digest_of(job: Path) -> str:
     return pack(code).ref.digest
 
 
-def test_a_program_runs_on_when_its_directory_is_gone_from_the_client(desk: Desk) -> None:
-    job = desk.program("gone", "first")
+def test_a_program_runs_on_when_its_directory_is_gone_from_the_client(operator: Operator) -> None:
+    job = operator.program("gone", "first")
     digest = digest_of(job)
-    desk.ctl("submit", str(job))
+    operator.ctl("submit", str(job))
     shutil.rmtree(job.parent)
-    first = desk.running("gone", 1)
+    first = operator.running("gone", 1)
     os.kill(first.pid, signal.SIGKILL)
-    second = desk.running("gone", 2, first)
+    second = operator.running("gone", 2, first)
     assert (second.attempt, second.node) == (2, first.node)
     # To the other node, which has to fetch the code now that the client has it no more.
-    desk.cluster.stop_member(f"agent-{first.node.rpartition('-')[2]}", signal.SIGKILL)
-    moved = desk.running("gone", 3, second)
-    desk.cluster.start_member(f"agent-{first.node.rpartition('-')[2]}")
+    operator.cluster.stop_member(f"agent-{first.node.rpartition('-')[2]}", signal.SIGKILL)
+    moved = operator.running("gone", 3, second)
+    operator.cluster.start_member(f"agent-{first.node.rpartition('-')[2]}")
     assert moved.node != first.node
-    story = desk.story("gone")
+    story = operator.story("gone")
     assert [line.who for line in story] == ["first"] * 3
     assert {line.cwd.name for line in story} == {digest}
     assert story[0].cwd == story[1].cwd != story[2].cwd
     assert all(line.path == str(line.cwd) for line in story)
     assert not (story[2].cwd / "data").exists()
     assert (story[2].cwd / "helper" / "table.bin").stat().st_size == 2 * CHUNK_BYTES
-    assert desk.job("gone").code == digest
-    desk.ctl("stop", "gone")
+    assert operator.job("gone").code == digest
+    operator.ctl("stop", "gone")
 
 
-def test_two_digests_run_side_by_side_and_a_new_one_is_taken_at_the_next_submit(desk: Desk) -> None:
-    one, other = desk.program("one", "red"), desk.program("other", "blue")
-    desk.ctl("submit", str(one))
-    desk.ctl("submit", str(other))
-    desk.running("one", 1)
-    desk.running("other", 1)
-    assert desk.job("one").code == digest_of(one) != digest_of(other) == desk.job("other").code
-    assert (desk.story("one")[0].who, desk.story("other")[0].who) == ("red", "blue")
-    desk.ctl("stop", "one")
-    desk.ctl("wait", "one", "--for", "stopped")
+def test_two_digests_run_side_by_side_and_a_new_one_is_taken_at_the_next_submit(operator: Operator) -> None:
+    one, other = operator.program("one", "red"), operator.program("other", "blue")
+    operator.ctl("submit", str(one))
+    operator.ctl("submit", str(other))
+    operator.running("one", 1)
+    operator.running("other", 1)
+    assert operator.job("one").code == digest_of(one) != digest_of(other) == operator.job("other").code
+    assert (operator.story("one")[0].who, operator.story("other")[0].who) == ("red", "blue")
+    operator.ctl("stop", "one")
+    operator.ctl("wait", "one", "--for", "stopped")
     (one.parent / "helper" / "who.py").write_text("NAME = 'green'\n")
-    until(lambda: _submitted(desk, one))
-    desk.running("one", 2)
-    assert [line.who for line in desk.story("one")] == ["red", "green"]
-    assert desk.story("one")[1].cwd.name == digest_of(one) == desk.job("one").code
-    desk.ctl("stop", "one")
-    desk.ctl("stop", "other")
+    until(lambda: _submitted(operator, one))
+    operator.running("one", 2)
+    assert [line.who for line in operator.story("one")] == ["red", "green"]
+    assert operator.story("one")[1].cwd.name == digest_of(one) == operator.job("one").code
+    operator.ctl("stop", "one")
+    operator.ctl("stop", "other")
 
 
-def test_a_damaged_copy_is_replaced_before_the_next_generation_runs_in_it(desk: Desk) -> None:
-    job = desk.program("damaged", "whole")
-    desk.ctl("submit", str(job))
-    desk.running("damaged", 1)
-    copy = desk.story("damaged")[0].cwd / "helper" / "who.py"
+def test_a_damaged_copy_is_replaced_before_the_next_generation_runs_in_it(operator: Operator) -> None:
+    job = operator.program("damaged", "whole")
+    operator.ctl("submit", str(job))
+    operator.running("damaged", 1)
+    copy = operator.story("damaged")[0].cwd / "helper" / "who.py"
     copy.chmod(0o644)
     copy.write_text("NAME = 'HARM'\n")
-    desk.ctl("restart", "damaged")
-    desk.running("damaged", 2)
-    assert [line.who for line in desk.story("damaged")] == ["whole"] * 2
-    desk.ctl("stop", "damaged")
+    operator.ctl("restart", "damaged")
+    operator.running("damaged", 2)
+    assert [line.who for line in operator.story("damaged")] == ["whole"] * 2
+    operator.ctl("stop", "damaged")
 
 
-def _submitted(desk: Desk, job: Path) -> bool | None:
+def _submitted(operator: Operator, job: Path) -> bool | None:
     """Whether a job was taken again; it is refused while its last life may still run."""
     try:
-        desk.ctl("submit", str(job), "--resume")
+        operator.ctl("submit", str(job), "--resume")
     except Conflict as error:
         if "may still be running" not in str(error):
             raise

@@ -32,7 +32,7 @@ from supervisor.contract.observed import Incarnation, NodeResources, Prepared
 from supervisor.contract.timing import FAST
 from supervisor.contract.views.jobs import SubmitRequest
 from tests.code.test_code_uploads import archive
-from tests.guarantees.test_job_service import Office, other
+from tests.guarantees.test_job_service import Leader, other
 
 SETTINGS = AgentSettings("n1", "h", "h:1", 20000, 20100, "/locks", FAST, NodeResources(1.0, 1))
 ME = Incarnation("n1", "life1", "boot", FAST.d_ms, "h", "h:1", 20000, 20100, 1, NodeResources(1.0, 1))
@@ -167,8 +167,8 @@ def test_code_is_kept_for_what_is_assigned_and_for_every_launcher() -> None:
 
 
 async def test_a_job_whose_code_is_not_there_is_not_recorded() -> None:
-    office = Office()
+    leader = Leader()
     ref, _ = archive(100)
     with pytest.raises(Conflict, match="is not on the cluster"):
-        await office.desk.submit(SubmitRequest(replace(other(), code=ref)))
-    assert office.record("other") is None
+        await leader.job_service.submit(SubmitRequest(replace(other(), code=ref)))
+    assert leader.record("other") is None

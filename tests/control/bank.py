@@ -40,7 +40,7 @@ class Bank:
         self.world = World()
         self.world.form_cluster()
         self.store = MemoryCheckpointStore()
-        self.desk = JobService(
+        self.job_service = JobService(
             MemoryCoordination(self.world.store),
             lambda _uri: self.store,
             BootClock(),
@@ -48,7 +48,7 @@ class Bank:
             lambda: None,
             self.world.snapshot,
         )
-        self.vault = self.desk.checkpoints
+        self.checkpoints = self.job_service.checkpoints
 
     async def save(
         self,

@@ -30,7 +30,7 @@ from supervisor.control.decide.snapshot import MAX_BEATS, MAX_LIVES, BeatSeen
 from supervisor.control.loop.promise_log import MAX_NODES
 from tests.control.world import World
 from tests.guarantees.test_daemons import Supervisor
-from tests.guarantees.test_job_service import Office, other
+from tests.guarantees.test_job_service import Leader, other
 
 ALICE = Caller(Kind.USER, "alice", Standing(Role.SUBMITTER, "vision"))
 OLGA = Caller(Kind.USER, "olga", Standing(Role.OPERATOR))
@@ -38,13 +38,13 @@ VICTIM, LIFE = "n1", "life-of-n1"
 MINE = promises.life_of(VICTIM, LIFE)
 
 
-class Noted(Office):
-    """An office that keeps what would be told in events."""
+class Noted(Leader):
+    """An leader that keeps what would be told in events."""
 
     def __init__(self) -> None:
         super().__init__()
         self.told: list[Action] = []
-        self.desk._event = self._note
+        self.job_service._event = self._note
 
     def _note(self, action: Action) -> tuple[Op, ...]:
         self.told.append(action)
@@ -58,54 +58,54 @@ def nobody_calls_afterwards() -> Iterator[None]:
 
 
 async def test_the_owner_of_a_job_submitted_it_and_keeps_it_when_an_operator_submits_it_again() -> None:
-    office = Office()
+    leader = Leader()
     CALLER.set(ALICE)
-    await office.desk.submit(SubmitRequest(other()))
-    record = office.record("other")
+    await leader.job_service.submit(SubmitRequest(other()))
+    record = leader.record("other")
     assert record is not None
     assert (record.owner, record.group) == ("user:alice", "vision")
-    office = Office()
+    leader = Leader()
     CALLER.set(OLGA)
-    office.end()
-    await office.desk.submit(SubmitRequest(office.world.spec, SubmitMode.RESUME))
-    taken = office.record("digits")
+    leader.end()
+    await leader.job_service.submit(SubmitRequest(leader.world.spec, SubmitMode.RESUME))
+    taken = leader.record("digits")
     assert taken is not None
     assert taken.owner == "user:olga", "nobody owned it"
-    office.end()
+    leader.end()
     CALLER.set(ALICE)
-    await office.desk.submit(SubmitRequest(office.world.spec, SubmitMode.RESUME))
-    kept = office.record("digits")
+    await leader.job_service.submit(SubmitRequest(leader.world.spec, SubmitMode.RESUME))
+    kept = leader.record("digits")
     assert kept is not None
     assert kept.owner == "user:olga"
 
 
 async def test_a_job_is_submitted_into_its_owners_place_alone() -> None:
-    office = Office()
-    office.desk._allowed = AllowedStores(("file:///data/{owner}",))
+    leader = Leader()
+    leader.job_service._allowed = AllowedStores(("file:///data/{owner}",))
     for uri, who, why in (
         ("file:///data/olga", ALICE, r"in no store .*\(file:///data/alice\)"),
         ("file:///data/alice", Caller(Kind.LOCAL, "uid:0"), "uid:0 is no user"),
     ):
         CALLER.set(who)
-        for asked in (office.desk.submit, office.desk.validate):
+        for asked in (leader.job_service.submit, leader.job_service.validate):
             with pytest.raises(UserError, match=why):
                 await asked(SubmitRequest(other(uri)))
     CALLER.set(ALICE)
-    await office.desk.submit(SubmitRequest(other("file:///data/alice/a")))
-    record = office.record("other")
+    await leader.job_service.submit(SubmitRequest(other("file:///data/alice/a")))
+    record = leader.record("other")
     assert record is not None
     assert record.owner == "user:alice"
 
 
 async def test_a_job_in_hdfs_is_reached_as_its_owner() -> None:
-    office, opened = Office(), list[str]()
-    office.desk._allowed = AllowedStores(proxy_users=True)
+    leader, opened = Leader(), list[str]()
+    leader.job_service._allowed = AllowedStores(proxy_users=True)
 
     def open_store(uri: str) -> MemoryCheckpointStore:
         opened.append(uri)
-        return office.store
+        return leader.store
 
-    office.desk._open_store = open_store
+    leader.job_service._open_store = open_store
     spec = other("hdfs://nn:1/a")
     mounted = replace(spec, checkpoint=replace(spec.checkpoint, mode="mounted"))
     for who, job, why, field in (
@@ -113,14 +113,14 @@ async def test_a_job_in_hdfs_is_reached_as_its_owner() -> None:
         (ALICE, mounted, r"proxy_users.* mounted", "mode"),
     ):
         CALLER.set(who)
-        for asked in (office.desk.submit, office.desk.validate):
+        for asked in (leader.job_service.submit, leader.job_service.validate):
             with pytest.raises(UserError, match=why) as caught:
                 await asked(SubmitRequest(job))
             assert caught.value.field == ("checkpoint", field)
     assert not opened
     CALLER.set(ALICE)
-    await office.desk.submit(SubmitRequest(spec))
-    record = office.record("other")
+    await leader.job_service.submit(SubmitRequest(spec))
+    record = leader.record("other")
     assert record is not None
     assert (record.hdfs_user, record.store_uri) == ("alice", "hdfs://alice@nn:1/a")
     assert set(opened) == {record.store_uri}
@@ -128,8 +128,8 @@ async def test_a_job_in_hdfs_is_reached_as_its_owner() -> None:
 
 
 async def test_a_job_names_secrets_that_its_owner_may_use_and_who_submits_it() -> None:
-    office = Office()
-    office.desk.secrets.sources = {
+    leader = Leader()
+    leader.job_service.secrets.sources = {
         "alices": Source(frozenset({"user:alice"}), file="/x"),
         "visions": Source(frozenset({"group:vision"}), file="/x"),
         "all": Source(frozenset({"*"}), file="/x"),
@@ -140,7 +140,7 @@ async def test_a_job_names_secrets_that_its_owner_may_use_and_who_submits_it() -
         CALLER.set(who)
         spec = replace(spec, roles=(replace(spec.roles[0], secrets={"T": secret}), *spec.roles[1:]))
         found = set()
-        for asked in (office.desk.validate, office.desk.submit):
+        for asked in (leader.job_service.validate, leader.job_service.submit):
             try:
                 await asked(SubmitRequest(spec, mode))
                 found.add("")
@@ -156,11 +156,11 @@ async def test_a_job_names_secrets_that_its_owner_may_use_and_who_submits_it() -
     )
     assert f"{field}: jobs of user:olga may not use the secret 'alices'" in await tried(OLGA, "alices", job)
     assert await tried(ALICE, "alices", job) == ""
-    record = office.record("other")
+    record = leader.record("other")
     assert record is not None
     assert record.spec.roles[0].secrets == {"T": "alices"}
-    office.world.write(
-        put(keys.switch("other"), replace(office.world.switch(), job="other", phase=JobPhase.STOPPED))
+    leader.world.write(
+        put(keys.switch("other"), replace(leader.world.switch(), job="other", phase=JobPhase.STOPPED))
     )
     again = SubmitMode.RESUME
     assert "jobs of user:carol may not use the secret 'alices'" in await tried(carol, "alices", job, again)
@@ -169,22 +169,22 @@ async def test_a_job_names_secrets_that_its_owner_may_use_and_who_submits_it() -
 
 
 async def test_the_event_of_a_change_names_its_caller() -> None:
-    office = Noted()
-    office.world.start()
+    leader = Noted()
+    leader.world.start()
     CALLER.set(OLGA)
-    await office.desk.stop("digits")
-    await office.desk.nodes.cordon(CordonRequest("n1", "new fans"))
-    assert [action.text for action in office.told] == [
+    await leader.job_service.stop("digits")
+    await leader.job_service.nodes.cordon(CordonRequest("n1", "new fans"))
+    assert [action.text for action in leader.told] == [
         "a stop is asked for (by user:olga)",
         "node n1 is cordoned: new fans (by user:olga)",
     ]
-    assert {action.fields["by"] for action in office.told} == {"user:olga"}
+    assert {action.fields["by"] for action in leader.told} == {"user:olga"}
 
 
 async def test_a_certificate_that_ends_is_an_event_of_nobody() -> None:
-    office = Noted()
-    await office.desk.tell_of_certificate("agent:n1", "expires at 2026-03-11 12:00 UTC")
-    (told,) = office.told
+    leader = Noted()
+    await leader.job_service.tell_of_certificate("agent:n1", "expires at 2026-03-11 12:00 UTC")
+    (told,) = leader.told
     assert told.text.startswith(
         "the certificate of agent:n1 expires at 2026-03-11 12:00 UTC; replace its files"
     )
@@ -283,7 +283,7 @@ async def test_a_forged_beat_gives_up_no_promise_of_another_node() -> None:
 
 
 def test_a_job_of_a_release_without_owners_is_nobodys() -> None:
-    record = Office().record("digits")
+    record = Leader().record("digits")
     assert record is not None
     body = json.loads(codec.encode(replace(record, owner="user:alice", group="vision")))
     del body["owner"], body["group"]

@@ -39,14 +39,14 @@ async def bank() -> Bank:
 
 async def test_what_reads_back_whole_is_verified_from_then_on(bank: Bank) -> None:
     refs = [await bank.save(1, step, verified=Verify.SIZE) for step in (10, 20)]
-    found = await views(bank.vault.verify(VerifyRequest("digits")))
+    found = await views(bank.checkpoints.verify(VerifyRequest("digits")))
     assert [(view.ref, view.finding, view.size) for view in found] == [
         (refs[1], Finding.GOOD, 7),
         (refs[0], Finding.GOOD, 7),
     ]
     assert {bank.record(ref).verified for ref in refs} == {Verify.READBACK}
     before = bank.world.store.revision
-    await views(bank.vault.verify(VerifyRequest("digits", (CheckpointRef(0, 20),))))
+    await views(bank.checkpoints.verify(VerifyRequest("digits", (CheckpointRef(0, 20),))))
     assert bank.world.store.revision == before, "what is known is not written again"
 
 
@@ -55,7 +55,7 @@ async def test_a_bad_one_is_quarantined_with_the_reason(bank: Bank, data: bytes 
     good, bad = await bank.save(1, 10), await bank.save(1, 20)
     bank.damage(bad, data)
     head = bank.world.job().head
-    found = await views(bank.vault.verify(VerifyRequest("digits")))
+    found = await views(bank.checkpoints.verify(VerifyRequest("digits")))
     assert [view.finding for view in found] == [Finding.BAD, Finding.GOOD]
     record = bank.record(bad)
     assert record.state is CommitState.QUARANTINED
@@ -71,7 +71,7 @@ async def test_a_bad_one_is_quarantined_with_the_reason(bank: Bank, data: bytes 
 async def test_a_damaged_manifest_is_bad(bank: Bank) -> None:
     bad = await bank.save(1, 10)
     bank.store.disk.files[f"{stored_path(bad, 'id')}/{MANIFEST_FILE}"] = b"{}"
-    (found,) = await views(bank.vault.verify(VerifyRequest("digits")))
+    (found,) = await views(bank.checkpoints.verify(VerifyRequest("digits")))
     assert (found.finding, bank.record(bad).state) == (Finding.BAD, CommitState.QUARANTINED)
 
 
@@ -83,7 +83,7 @@ async def test_unreadable_is_not_bad(bank: Bank) -> None:
             raise StoreUnreachable("the DataNodes do not answer")
 
     bank.store.hook = away
-    found = await views(bank.vault.verify(VerifyRequest("digits")))
+    found = await views(bank.checkpoints.verify(VerifyRequest("digits")))
     assert [(view.ref, view.finding) for view in found] == [(other, Finding.UNKNOWN), (ref, Finding.GOOD)]
     assert "DataNodes" in found[0].detail
     assert bank.record(other).state is CommitState.COMMITTED
@@ -95,10 +95,10 @@ async def test_one_that_is_collected_meanwhile_is_not_called_bad(bank: Bank) -> 
     key = keys.commit("digits", ref)
     bank.world.write(put(key, replace(bank.record(ref), state=CommitState.COLLECTING)))
     stale = replace(bank.record(ref), state=CommitState.COMMITTED)
-    finding, _ = await bank.vault._conclude("digits", stale, BadCheckpoint("missing"))
+    finding, _ = await bank.checkpoints._conclude("digits", stale, BadCheckpoint("missing"))
     assert finding is Finding.GONE
     bank.world.write(Delete(key))
-    assert (await bank.vault._conclude("digits", stale, None))[0] is Finding.GONE
+    assert (await bank.checkpoints._conclude("digits", stale, None))[0] is Finding.GONE
 
 
 async def test_a_switch_that_is_closed_for_a_bad_base_is_opened(bank: Bank) -> None:
@@ -106,7 +106,7 @@ async def test_a_switch_that_is_closed_for_a_bad_base_is_opened(bank: Bank) -> N
     bank.damage(ref)
     closed = replace(bank.world.switch(), closing=Closing("p", ref))
     bank.world.write(put(keys.switch("digits"), closed))
-    await views(bank.vault.verify(VerifyRequest("digits")))
+    await views(bank.checkpoints.verify(VerifyRequest("digits")))
     assert bank.world.switch().closing is None
 
 
@@ -116,11 +116,11 @@ async def test_a_suspected_one_whose_files_are_whole_stays_set_aside(bank: Bank)
         bank.record(ref), state=CommitState.QUARANTINED, suspected=True, reason="suspected: NaN"
     )
     bank.world.write(put(keys.commit("digits", ref), suspected))
-    (found,) = await views(bank.vault.verify(VerifyRequest("digits")))
+    (found,) = await views(bank.checkpoints.verify(VerifyRequest("digits")))
     assert (found.finding, bank.record(ref)) == (Finding.GOOD, suspected)
     assert "stays quarantined: suspected: NaN" in found.detail
     bank.damage(ref)
-    await views(bank.vault.verify(VerifyRequest("digits")))
+    await views(bank.checkpoints.verify(VerifyRequest("digits")))
     assert not bank.record(ref).suspected, "now it is proven, and no acquittal brings it back"
 
 
@@ -135,7 +135,7 @@ async def test_one_that_cannot_be_read_to_its_end_is_given_up(
             await asyncio.Event().wait()
 
     bank.store.hook = hang
-    found = await views(bank.vault.verify(VerifyRequest("digits")))
+    found = await views(bank.checkpoints.verify(VerifyRequest("digits")))
     assert [(view.ref, view.finding) for view in found] == [(stuck, Finding.UNKNOWN), (other, Finding.GOOD)]
     assert "has not moved for 0.05 s" in found[0].detail
     assert bank.record(stuck).state is CommitState.COMMITTED
@@ -154,7 +154,7 @@ async def test_a_caller_that_goes_away_stops_the_reading(bank: Bank) -> None:
                 ended.set()
 
     bank.store.hook = slow
-    stream = bank.vault.verify(VerifyRequest("digits"))
+    stream = bank.checkpoints.verify(VerifyRequest("digits"))
     assert (await anext(stream)).found is None, "a sign of life"
     assert begun.is_set()
     await stream.aclose()
@@ -163,16 +163,16 @@ async def test_a_caller_that_goes_away_stops_the_reading(bank: Bank) -> None:
 
 async def test_a_job_without_checkpoints_has_none_to_verify(bank: Bank) -> None:
     with pytest.raises(NotFound, match="none is committed yet"):
-        await views(bank.vault.verify(VerifyRequest("digits")))
+        await views(bank.checkpoints.verify(VerifyRequest("digits")))
     with pytest.raises(NotFound, match="no checkpoint of step 7"):
-        await views(bank.vault.verify(VerifyRequest("digits", (CheckpointRef(0, 7),))))
+        await views(bank.checkpoints.verify(VerifyRequest("digits", (CheckpointRef(0, 7),))))
 
 
 async def test_a_deposed_leader_quarantines_nothing(bank: Bank) -> None:
     ref = await bank.save(1, 10)
     bank.damage(ref)
     stale = bank.world.snapshot()
-    desk = JobService(
+    service = JobService(
         MemoryCoordination(bank.world.store),
         lambda _uri: bank.store,
         BootClock(),
@@ -182,7 +182,7 @@ async def test_a_deposed_leader_quarantines_nothing(bank: Bank) -> None:
     )
     bank.world.new_leader()
     with pytest.raises(Conflict):
-        await views(desk.checkpoints.verify(VerifyRequest("digits")))
+        await views(service.checkpoints.verify(VerifyRequest("digits")))
     assert bank.record(ref).state is CommitState.COMMITTED
 
 
@@ -203,7 +203,7 @@ async def test_a_dry_run_tells_of_everything_and_deletes_nothing(bank: Bank) -> 
     for path in (in_force, live_path(1, "over")):
         await bank.store.write_bytes(f"{path}/x", b"")
     before = dict(bank.store.disk.files)
-    found = items(await bank.vault.collect(CollectRequest("digits", dry_run=True)))
+    found = items(await bank.checkpoints.collect(CollectRequest("digits", dry_run=True)))
     assert bank.store.disk.files == before
     assert found == {
         stored_path(CheckpointRef(1, 10), "id"): (Thing.CHECKPOINT, False, "newest"),
@@ -220,7 +220,7 @@ async def test_a_dry_run_tells_of_everything_and_deletes_nothing(bank: Bank) -> 
         young: (Thing.STAGING, False, "in_force"),
         ".staging/strange": (Thing.STAGING, False, "unreadable"),
     }
-    assert items(await bank.vault.collect(CollectRequest("digits"))) == found
+    assert items(await bank.checkpoints.collect(CollectRequest("digits"))) == found
     gone = {path for path, (_, goes, _) in found.items() if goes}
     left = {path for path in before if not path.startswith(tuple(gone))}
     assert set(bank.store.disk.files) == left
@@ -233,10 +233,10 @@ async def test_nothing_goes_while_records_are_made_again(bank: Bank) -> None:
     spec = replace(world.spec, checkpoint=replace(world.spec.checkpoint, keep=2))
     world.write(put(keys.job_record("digits"), replace(world.job().record.value, spec=spec)))
     world.write(put(keys.switch("digits"), replace(world.switch(), base=CheckpointRef(1, 50))))
-    before = items(await bank.vault.collect(CollectRequest("digits", dry_run=True)))
+    before = items(await bank.checkpoints.collect(CollectRequest("digits", dry_run=True)))
     assert {why for _, goes, why in before.values() if goes} == {"surplus"}
     world.write(Delete(keys.head("digits")))
-    after = items(await bank.vault.collect(CollectRequest("digits", dry_run=True)))
+    after = items(await bank.checkpoints.collect(CollectRequest("digits", dry_run=True)))
     assert not any(goes for _, goes, _ in after.values())
     assert {path for path, (_, _, why) in after.items() if why == "records_lost"} == {
         path for path, (_, goes, _) in before.items() if goes
@@ -245,7 +245,7 @@ async def test_nothing_goes_while_records_are_made_again(bank: Bank) -> None:
 
 async def test_a_checkpoint_is_found_by_its_step(bank: Bank) -> None:
     ref = await bank.save(1, 100)
-    found = await bank.vault.find(FindRequest("digits", CheckpointRef(0, 100)))
+    found = await bank.checkpoints.find(FindRequest("digits", CheckpointRef(0, 100)))
     assert (found.commit.ref, found.uri) == (ref, bank.world.spec.checkpoint.uri)
     assert codec.decode(type(found), codec.encode(found)) == found
 
@@ -256,7 +256,7 @@ async def test_a_restart_from_one_that_is_collected_in_that_moment_is_refused(ba
     seen = bank.world.snapshot()
     marked = replace(bank.record(ref), state=CommitState.COLLECTING)
     bank.world.write(put(keys.commit("digits", ref), marked))
-    bank.desk._snapshot = lambda: seen
+    bank.job_service._snapshot = lambda: seen
     with pytest.raises(Conflict, match="changed at the same moment"):
-        await bank.desk.restart("digits", from_ref=ref)
+        await bank.job_service.restart("digits", from_ref=ref)
     assert bank.world.job().intent.value.restart_from is None

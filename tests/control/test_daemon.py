@@ -87,7 +87,7 @@ async def test_a_picture_serves_for_a_tick_unless_etcd_holds_something_else() ->
     daemon = leader_that_meets(None, store)
 
     def shown() -> Snapshot | None:
-        return daemon.desk.snapshot()
+        return daemon.job_service.snapshot()
 
     running = asyncio.create_task(daemon.run())
     try:
@@ -143,7 +143,7 @@ async def test_an_action_that_meets_an_error_parks_its_job_or_leaves_it_alone(*,
         return codec.decode(JobSwitch, store.read(keys.switch(name))[0].value)
 
     def is_over() -> bool:
-        snap = daemon.desk.snapshot()
+        snap = daemon.job_service.snapshot()
         settled = (
             switch("digits").parked is not None if parks else snap is not None and "digits" in snap.aside
         )
@@ -204,7 +204,7 @@ async def test_an_action_about_a_node_that_meets_an_error_cordons_it_and_is_left
     running = asyncio.create_task(daemon.run())
 
     def is_left() -> bool:
-        snap = daemon.desk.snapshot()
+        snap = daemon.job_service.snapshot()
         return snap is not None and "n0" in snap.nodes_aside
 
     try:

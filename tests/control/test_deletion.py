@@ -172,24 +172,24 @@ def test_the_record_of_a_deletion_is_forgotten_after_a_day() -> None:
 
 async def test_while_it_is_deleted_nothing_else_can_be_asked_for() -> None:
     bank = await open_bank()
-    await bank.desk.delete("digits")
-    await bank.desk.delete("digits")
+    await bank.job_service.delete("digits")
+    await bank.job_service.delete("digits")
     bank.end()
-    for question in (bank.desk.start("digits"), bank.desk.restart("digits")):
+    for question in (bank.job_service.start("digits"), bank.job_service.restart("digits")):
         with pytest.raises(Conflict, match="is being deleted"):
             await question
     with pytest.raises(Conflict, match="is being deleted"):
-        await bank.desk.submit(SubmitRequest(bank.world.spec, SubmitMode.FRESH))
+        await bank.job_service.submit(SubmitRequest(bank.world.spec, SubmitMode.FRESH))
 
 
 async def test_a_later_job_of_the_name_begins_above_its_generations() -> None:
     bank = await open_bank()
     world = bank.world
-    await bank.desk.delete("digits")
+    await bank.job_service.delete("digits")
     world.until(lambda: is_gone(world) and not left(world))
     with pytest.raises(NotFound):
-        await bank.desk.delete("digits")
-    await bank.desk.submit(SubmitRequest(world.spec, SubmitMode.FRESH))
+        await bank.job_service.delete("digits")
+    await bank.job_service.submit(SubmitRequest(world.spec, SubmitMode.FRESH))
     assert world.switch().generation == 1
     assert not world.snapshot().deleted
     world.until(lambda: world.switch().phase is JobPhase.RUNNING)
@@ -199,9 +199,9 @@ async def test_a_later_job_of_the_name_begins_above_its_generations() -> None:
 async def test_it_is_refused_while_records_of_the_last_one_are_left() -> None:
     bank = await open_bank()
     report = next(iter(bank.world.job().attempts.values()), None)
-    await bank.desk.delete("digits")
+    await bank.job_service.delete("digits")
     bank.world.until(lambda: is_gone(bank.world) and not left(bank.world))
     assert report is not None
     bank.world.write(put(report.key, report.value))
     with pytest.raises(Conflict, match="last records are being removed"):
-        await bank.desk.submit(SubmitRequest(bank.world.spec, SubmitMode.FRESH))
+        await bank.job_service.submit(SubmitRequest(bank.world.spec, SubmitMode.FRESH))

@@ -13,11 +13,11 @@ async def test_one_that_is_read_back_whole_can_be_restored_again() -> None:
     ref = await bank.save(1, 10)
     before, whole = bank.record(ref), dict(bank.store.disk.files)
     bank.damage(ref, None)
-    await views(bank.vault.verify(VerifyRequest("digits")))
+    await views(bank.checkpoints.verify(VerifyRequest("digits")))
     assert bank.record(ref).state is CommitState.QUARANTINED
     quarantined = bank.world.job().head
     bank.store.disk.files.update(whole)
-    (found,) = await views(bank.vault.verify(VerifyRequest("digits")))
+    (found,) = await views(bank.checkpoints.verify(VerifyRequest("digits")))
     assert found.finding is Finding.GOOD
     assert found.detail.startswith("it can be restored again; it was quarantined: failed verification: ")
     assert bank.record(ref) == before

@@ -201,21 +201,21 @@ def spec_in_force(world: World) -> ClusterSpec:
 
 async def test_an_operator_scales_a_job(bank: Bank) -> None:
     world = bank.world.start()
-    answer = await bank.desk.scale("digits", {"worker": 3})
+    answer = await bank.job_service.scale("digits", {"worker": 3})
     assert "it restarts with worker=3 after its next checkpoint" in answer.detail
     assert world.job().wanted.role("worker").count == 3
-    assert "already" in (await bank.desk.scale("digits", {"worker": 3})).detail
-    await bank.desk.restart("digits")
+    assert "already" in (await bank.job_service.scale("digits", {"worker": 3})).detail
+    await bank.job_service.restart("digits")
     world.until(lambda: world.switch().generation == 2)
     assert counts(world)["worker"] == 3, "a restart that is asked for brings the size that is wanted"
 
 
 async def test_a_job_that_has_ended_has_its_size_from_the_next_start_on(bank: Bank) -> None:
     world = bank.world.start()
-    await bank.desk.stop("digits")
+    await bank.job_service.stop("digits")
     world.until(lambda: world.switch().phase is JobPhase.STOPPED)
-    assert "when it is started again" in (await bank.desk.scale("digits", {"worker": 1})).detail
-    await bank.desk.start("digits")
+    assert "when it is started again" in (await bank.job_service.scale("digits", {"worker": 1})).detail
+    await bank.job_service.start("digits")
     world.until(lambda: world.switch().phase is JobPhase.RUNNING and len(world.running()) == 3)
     assert counts(world)["worker"] == 1
 
@@ -223,6 +223,6 @@ async def test_a_job_that_has_ended_has_its_size_from_the_next_start_on(bank: Ba
 async def test_what_could_never_run_here_is_refused(bank: Bank) -> None:
     bank.world.start()
     with pytest.raises(UserError, match="at most"):
-        await bank.desk.scale("digits", {"worker": 10**6})
+        await bank.job_service.scale("digits", {"worker": 10**6})
     with pytest.raises(NotFound, match="no role 'wroker'"):
-        await bank.desk.scale("digits", {"wroker": 2})
+        await bank.job_service.scale("digits", {"wroker": 2})

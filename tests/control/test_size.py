@@ -19,7 +19,7 @@ from supervisor.control.decide.plan import BYTES_PER_TRANSACTION, OPS_PER_TRANSA
 from supervisor.control.decide.reconcile import reconcile
 from supervisor.control.loop.apply import Applied, Applier
 from tests.control.world import World
-from tests.guarantees.test_job_service import Office, other
+from tests.guarantees.test_job_service import Leader, other
 from tests.support.builders import job_spec
 from tests.support.sinks import ListSink
 
@@ -68,15 +68,17 @@ def test_a_generation_of_large_assignments_takes_several_transactions_and_comes_
 async def test_a_job_that_etcd_could_not_hold_is_refused_at_submit(
     roles: tuple[RoleSpec, ...], why: str
 ) -> None:
-    desk = Office().desk
+    service = Leader().job_service
     request = SubmitRequest(replace(other(), roles=roles))
-    for ask in (desk.validate, desk.submit):
+    for ask in (service.validate, service.submit):
         with pytest.raises(UserError, match=why):
             await ask(request)
 
 
 async def test_an_ordinary_job_is_not_too_large() -> None:
-    await Office().desk.validate(SubmitRequest(job_spec({"chief": 1, "ps": 10, "worker": 200}, name="other")))
+    await Leader().job_service.validate(
+        SubmitRequest(job_spec({"chief": 1, "ps": 10, "worker": 200}, name="other"))
+    )
 
 
 CYRILLIC = "\N{CYRILLIC SMALL LETTER ZHE}"

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from tests.guarantees.guarantee import COMMIT, DESK, PURE, STAGE, Guarantee
+from tests.guarantees.guarantee import COMMIT, JOB_SERVICE, PURE, STAGE, Guarantee
 
-VAULT = "tests/control/test_checkpoint_service.py::"
+CHECKPOINT_SERVICE = "tests/control/test_checkpoint_service.py::"
 ADOPTING = "tests/control/test_adopting.py::"
 RETENTION = "tests/checkpoints/test_retention.py::"
 NODE = "tests/checkpoints/test_node.py::"
@@ -394,7 +394,7 @@ ROWS = (
         "supervisor/control/services/checkpoints.py",
         "            return Finding.UNKNOWN, str(failure)\n",
         "            failure = BadCheckpoint(str(failure))\n",
-        VAULT + "test_unreadable_is_not_bad",
+        CHECKPOINT_SERVICE + "test_unreadable_is_not_bad",
     ),
     Guarantee(
         8,
@@ -402,7 +402,7 @@ ROWS = (
         "supervisor/control/services/jobs.py",
         "        if request.mode is not SubmitMode.RESUME or not known:\n",
         "        if request.mode is not None or not known:\n",
-        DESK + "test_a_store_that_is_not_there_is_not_made_where_checkpoints_are_known",
+        JOB_SERVICE + "test_a_store_that_is_not_there_is_not_made_where_checkpoints_are_known",
     ),
     Guarantee(
         8,

@@ -5,11 +5,11 @@ from __future__ import annotations
 from tests.guarantees.guarantee import (
     BASES,
     DELETION,
-    DESK,
     ENDS,
     GENERATIONS,
     HOLDING,
     INCIDENTS,
+    JOB_SERVICE,
     LEADER,
     LOST_NODES,
     MOVES,
@@ -171,7 +171,7 @@ ROWS = (
         "supervisor/control/decide/jobs/admission.py",
         'if job in left and left[job].uuid in {"", uuid}:',
         "if not uuid:",
-        DESK + "test_the_directory_of_a_job_that_is_left_aside_is_given_to_nobody",
+        JOB_SERVICE + "test_the_directory_of_a_job_that_is_left_aside_is_given_to_nobody",
     ),
     Guarantee(
         13,

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from tests.guarantees.guarantee import DAEMONS, DESK, MEMBER, Guarantee
+from tests.guarantees.guarantee import DAEMONS, JOB_SERVICE, MEMBER, Guarantee
 
 MEMBERSHIP = "agent/membership.py"
 ETCD_IDENTITY = "supervisor/adapters/etcd/identity.py"
 CONTROL_DAEMON = "supervisor/control/loop/daemon.py"
-DESK_FILE = "supervisor/control/services/jobs.py"
+JOB_SERVICE_FILE = "supervisor/control/services/jobs.py"
 ENTRY_FILE = "supervisor/control/decide/jobs/admission.py"
 ADOPTING = "tests/control/test_adopting.py::"
 ACCESS = "tests/api/test_access.py::"
@@ -75,10 +75,10 @@ ROWS = (
     Guarantee(
         2,
         "A deposed leader records no job.",
-        DESK_FILE,
+        JOB_SERVICE_FILE,
         "txn([token.compare(), *action.compares], ops)",
         "txn([*action.compares], ops)",
-        DESK + "test_a_deposed_leader_records_no_job",
+        JOB_SERVICE + "test_a_deposed_leader_records_no_job",
     ),
     Guarantee(
         3,
@@ -248,23 +248,23 @@ ROWS = (
         ENTRY_FILE,
         "    if mode is SubmitMode.NEW:\n",
         "    if mode is SubmitMode.NEW and not phase.ended:\n",
-        DESK + "test_a_name_is_not_taken_twice_by_accident",
+        JOB_SERVICE + "test_a_name_is_not_taken_twice_by_accident",
     ),
     Guarantee(
         12,
         "Two jobs cannot share a checkpoint URI.",
-        DESK_FILE,
+        JOB_SERVICE_FILE,
         "if job != spec.name and normal_uri(",
         "if job == spec.name and normal_uri(",
-        DESK + "test_a_checkpoint_directory_belongs_to_one_job",
+        JOB_SERVICE + "test_a_checkpoint_directory_belongs_to_one_job",
     ),
     Guarantee(
         12,
         "Two ways to write a directory are one directory.",
-        DESK_FILE,
+        JOB_SERVICE_FILE,
         "        wanted = normal_uri(spec.checkpoint.uri)\n",
         "        wanted = spec.checkpoint.uri\n",
-        DESK + "test_a_directory_is_the_same_however_it_is_spelt",
+        JOB_SERVICE + "test_a_directory_is_the_same_however_it_is_spelt",
     ),
     Guarantee(
         12,
@@ -272,7 +272,7 @@ ROWS = (
         "recovery/retention/claims.py",
         'f"{_path(claim)}/{_FILE}", f"{job_uuid} {job}',
         'f"{_path(claim)}/{job_uuid}", f"{job_uuid} {job}',
-        DESK + "test_of_two_clusters_that_take_a_directory_at_once_one_is_told",
+        JOB_SERVICE + "test_of_two_clusters_that_take_a_directory_at_once_one_is_told",
     ),
     Guarantee(
         12,
@@ -280,7 +280,7 @@ ROWS = (
         ENTRY_FILE,
         "        if uuid in here:\n",
         "        if uuid in {}:\n",
-        DESK + "test_a_directory_that_another_job_knows_by_another_name_is_found_out",
+        JOB_SERVICE + "test_a_directory_that_another_job_knows_by_another_name_is_found_out",
     ),
     Guarantee(
         12,
@@ -310,7 +310,7 @@ ROWS = (
         3,
         "After a loss of etcd no job is rebuilt while what the lost one vouched for may still run.",
         "supervisor/control/services/checkpoints.py",
-        "        while waits_ms := self._office.leading().former_ms():\n",
+        "        while waits_ms := self._context.leading().former_ms():\n",
         "        while waits_ms := 0:\n",
         ADOPTING + "test_a_rebuild_waits_until_no_task_of_a_lost_etcd_can_run",
     ),
@@ -328,7 +328,7 @@ ROWS = (
         ENTRY_FILE,
         "    floor = max(seen, switch.generation)\n",
         "    floor = switch.generation\n",
-        DESK + "test_resuming_goes_on_above_every_generation_in_etcd_and_in_the_store",
+        JOB_SERVICE + "test_resuming_goes_on_above_every_generation_in_etcd_and_in_the_store",
     ),
     Guarantee(
         12,

@@ -70,9 +70,9 @@ async def test_a_new_leader_decides_only_on_a_picture_that_shows_its_own_electio
     daemon = Supervisor().daemon()
     daemon._token = LeaderToken(keys.LEADER, 100)
     daemon._view.apply((), 99, 0)
-    assert daemon.desk.snapshot() is None
+    assert daemon.job_service.snapshot() is None
     daemon._view.apply((), 100, 0)
-    assert daemon.desk.snapshot() is not None
+    assert daemon.job_service.snapshot() is not None
 
 
 async def test_after_its_own_freeze_a_leader_listens_afresh() -> None:

@@ -35,20 +35,20 @@ from tests.control.world import World
 from tests.support.builders import job_spec
 
 
-class Office:
-    """A desk over a world that has the job `digits` already."""
+class Leader:
+    """A job service over a world that has the job `digits` already."""
 
     def __init__(self, coordination: type[MemoryCoordination] = MemoryCoordination) -> None:
         self.world = World()
         self.world.form_cluster()
         self.store = MemoryCheckpointStore()
         self.stores: dict[str, CheckpointStore] = {}
-        self.desk = self.beside(coordination)
+        self.job_service = self.beside(coordination)
 
     def beside(
         self, coordination: type[MemoryCoordination] = MemoryCoordination, uuid: str = "new-uuid"
     ) -> JobService:
-        """Another desk over the same world."""
+        """Another job service over the same world."""
         return JobService(
             coordination(self.world.store),
             self._open_store,
@@ -77,20 +77,20 @@ def other(uri: str = "file:///elsewhere") -> JobSpec:
 
 
 async def test_a_name_is_not_taken_twice_by_accident() -> None:
-    office = Office()
-    office.end()
+    leader = Leader()
+    leader.end()
     with pytest.raises(Conflict, match="--resume"):
-        await office.desk.submit(SubmitRequest(office.world.spec))
-    kept = office.record("digits")
+        await leader.job_service.submit(SubmitRequest(leader.world.spec))
+    kept = leader.record("digits")
     assert kept is not None
     assert kept.uuid == "uuid"
 
 
 async def test_a_checkpoint_directory_belongs_to_one_job() -> None:
-    office = Office()
+    leader = Leader()
     with pytest.raises(Conflict, match="belongs to job digits"):
-        await office.desk.submit(SubmitRequest(other(office.world.spec.checkpoint.uri)))
-    assert office.record("other") is None
+        await leader.job_service.submit(SubmitRequest(other(leader.world.spec.checkpoint.uri)))
+    assert leader.record("other") is None
 
 
 @pytest.mark.parametrize("mode", [SubmitMode.NEW, SubmitMode.FRESH])
@@ -99,52 +99,52 @@ async def test_the_directory_of_a_job_that_is_left_aside_is_given_to_nobody(
     key: str, mode: SubmitMode, *, claimed: bool
 ) -> None:
     """Its tasks may run. Where its record cannot be read, the claim in the store tells whose it is."""
-    office = Office()
+    leader = Leader()
     if claimed:
-        await office.store.prepare()
-        await take_claim(office.store, (), "uuid", "digits")
-    office.world.write(Put(key, b"{"))
-    uri = "file:///link/to/it" if claimed else office.world.spec.checkpoint.uri
+        await leader.store.prepare()
+        await take_claim(leader.store, (), "uuid", "digits")
+    leader.world.write(Put(key, b"{"))
+    uri = "file:///link/to/it" if claimed else leader.world.spec.checkpoint.uri
     with pytest.raises(Conflict, match="job digits"):
-        await office.desk.submit(SubmitRequest(other(uri), mode))
-    assert office.record("other") is None
+        await leader.job_service.submit(SubmitRequest(other(uri), mode))
+    assert leader.record("other") is None
 
 
 async def test_resuming_goes_on_above_every_generation_in_etcd_and_in_the_store() -> None:
-    office = Office()
-    office.end()
-    await office.store.prepare()
+    leader = Leader()
+    leader.end()
+    await leader.store.prepare()
     leftover = stored_path(CheckpointRef(12, 5), "x")
-    await office.store.write_bytes(f"{leftover}/{MANIFEST_FILE}", b"damaged")
-    await office.desk.submit(SubmitRequest(office.world.spec, SubmitMode.RESUME))
-    resumed = office.record("digits")
+    await leader.store.write_bytes(f"{leftover}/{MANIFEST_FILE}", b"damaged")
+    await leader.job_service.submit(SubmitRequest(leader.world.spec, SubmitMode.RESUME))
+    resumed = leader.record("digits")
     assert resumed is not None
     assert (resumed.uuid, resumed.generation_floor) == ("uuid", 12)
-    office.end()
-    await office.store.delete_tree(leftover)
-    await office.store.write_bytes(f"{live_path(15, 'p')}/x", b"")
-    await office.desk.submit(SubmitRequest(office.world.spec, SubmitMode.RESUME))
-    above = office.record("digits")
+    leader.end()
+    await leader.store.delete_tree(leftover)
+    await leader.store.write_bytes(f"{live_path(15, 'p')}/x", b"")
+    await leader.job_service.submit(SubmitRequest(leader.world.spec, SubmitMode.RESUME))
+    above = leader.record("digits")
     assert above is not None
     assert above.generation_floor == 15, "a mounted generation that saved nothing"
-    office.end()
-    await office.store.delete_tree(".live")
-    await office.desk.submit(SubmitRequest(office.world.spec, SubmitMode.FRESH))
-    fresh = office.record("digits")
+    leader.end()
+    await leader.store.delete_tree(".live")
+    await leader.job_service.submit(SubmitRequest(leader.world.spec, SubmitMode.FRESH))
+    fresh = leader.record("digits")
     assert fresh is not None
     assert (fresh.uuid, fresh.generation_floor) == ("new-uuid", 7)
 
 
 async def test_a_restart_from_a_checkpoint_names_one_that_is_there() -> None:
-    office = Office()
-    world = office.world
+    leader = Leader()
+    world = leader.world
     world.until(lambda: world.switch().generation == 1 and not world.switch().closing)
     old, new = world.commit(1, 100), world.commit(1, 200)
     with pytest.raises(NotFound, match="no checkpoint of step 150; it has those of the steps 100, 200"):
-        await office.desk.restart("digits", from_ref=CheckpointRef(0, 150))
+        await leader.job_service.restart("digits", from_ref=CheckpointRef(0, 150))
     with pytest.raises(UserError, match="whole job"):
-        await office.desk.restart("digits", "worker.0", from_ref=old)
-    await office.desk.restart("digits", from_ref=CheckpointRef(0, 100))
+        await leader.job_service.restart("digits", "worker.0", from_ref=old)
+    await leader.job_service.restart("digits", from_ref=CheckpointRef(0, 100))
     intent = world.job().intent.value
     assert (intent.restart_from, intent.restart_serial) == (old, 1)
     key = keys.commit("digits", new)
@@ -152,75 +152,78 @@ async def test_a_restart_from_a_checkpoint_names_one_that_is_there() -> None:
         put(key, replace(world.job().commits[new].value, state=CommitState.QUARANTINED, reason="bad"))
     )
     with pytest.raises(Conflict, match="quarantined: bad"):
-        await office.desk.restart("digits", from_ref=new)
+        await leader.job_service.restart("digits", from_ref=new)
     world.write(put(key, replace(world.job().commits[new].value, state=CommitState.COLLECTING)))
     with pytest.raises(NotFound):
-        await office.desk.restart("digits", from_ref=new)
+        await leader.job_service.restart("digits", from_ref=new)
 
 
 async def test_a_checkpoint_is_pinned_by_a_transaction_that_rewrites_the_head() -> None:
-    office = Office()
-    world = office.world
+    leader = Leader()
+    world = leader.world
     ref = world.commit(1, 100)
     before = world.job().head
-    await office.desk.pin("digits", CheckpointRef(0, 100), pinned=True)
+    await leader.job_service.pin("digits", CheckpointRef(0, 100), pinned=True)
     assert world.job().commits[ref].value.pinned
     after = world.job().head
     assert before is not None
     assert after is not None
     assert after.value.serial == before.value.serial + 1
-    await office.desk.pin("digits", ref, pinned=False)
+    await leader.job_service.pin("digits", ref, pinned=False)
     assert not world.job().commits[ref].value.pinned
 
 
 async def test_what_was_accepted_is_known_to_whoever_asks_next() -> None:
     """The leader's picture follows etcd by a watch, which may be late."""
-    office = Office()
-    late = [office.world.snapshot()] * 9
-    desk = JobService(
-        MemoryCoordination(office.world.store),
-        office._open_store,
+    leader = Leader()
+    late = [leader.world.snapshot()] * 9
+    service = JobService(
+        MemoryCoordination(leader.world.store),
+        leader._open_store,
         BootClock(),
         lambda: "new-uuid",
         lambda: LeaderRecord("s", "", 1),
-        lambda: late.pop() if late else office.world.snapshot(),
+        lambda: late.pop() if late else leader.world.snapshot(),
     )
-    await desk.submit(SubmitRequest(other()))
-    shown = desk.snapshot()
+    await service.submit(SubmitRequest(other()))
+    shown = service.snapshot()
     assert shown is not None
     assert "other" in shown.jobs
 
 
 async def test_a_deposed_leader_records_no_job() -> None:
-    office = Office()
-    stale = office.world.snapshot()
-    office.world.new_leader()
-    desk = JobService(
-        MemoryCoordination(office.world.store),
-        office._open_store,
+    leader = Leader()
+    stale = leader.world.snapshot()
+    leader.world.new_leader()
+    service = JobService(
+        MemoryCoordination(leader.world.store),
+        leader._open_store,
         BootClock(),
         lambda: "new-uuid",
         lambda: None,
         lambda: stale,
     )
     with pytest.raises(Conflict):
-        await desk.submit(SubmitRequest(other()))
-    assert office.record("other") is None
+        await service.submit(SubmitRequest(other()))
+    assert leader.record("other") is None
 
 
 async def test_a_job_that_has_used_up_its_time_is_not_started_again_to_fail_at_once() -> None:
-    office = Office()
-    record = office.world.job().record.value
+    leader = Leader()
+    record = leader.world.job().record.value
     spec = replace(record.spec, limits=replace(record.spec.limits, wall_time_ms=60_000))
-    office.world.write(put(keys.job_record("digits"), replace(record, spec=spec, ran_ms=61_000)))
-    office.world.commit(0, 100)
-    office.end()
-    for ask in (office.desk.start("digits"), office.desk.restart("digits", from_ref=CheckpointRef(0, 100))):
+    leader.world.write(put(keys.job_record("digits"), replace(record, spec=spec, ran_ms=61_000)))
+    leader.world.commit(0, 100)
+    leader.end()
+    for ask in (
+        leader.job_service.start("digits"),
+        leader.job_service.restart("digits", from_ref=CheckpointRef(0, 100)),
+    ):
         with pytest.raises(
             Conflict, match=r"all that limits.wall_time allows \(60 s\); submit it with --resume"
         ):
             await ask
-    assert office.world.job().intent.value.restart_serial == 0
+    assert leader.world.job().intent.value.restart_serial == 0
 
 
 @pytest.mark.parametrize(
@@ -234,11 +237,11 @@ async def test_a_job_that_has_used_up_its_time_is_not_started_again_to_fail_at_o
     ],
 )
 async def test_a_directory_is_the_same_however_it_is_spelt(spelt: str) -> None:
-    office = Office()
+    leader = Leader()
     with pytest.raises(Conflict, match="belongs to job digits; two jobs cannot share one") as caught:
-        await office.desk.submit(SubmitRequest(other(spelt)))
+        await leader.job_service.submit(SubmitRequest(other(spelt)))
     assert caught.value.field == ("checkpoint", "uri")
-    assert office.record("other") is None
+    assert leader.record("other") is None
 
 
 async def test_a_namenode_is_its_nameservice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -251,97 +254,97 @@ async def test_a_namenode_is_its_nameservice(tmp_path: Path, monkeypatch: pytest
     lines = (f"<property><name>{n}</name><value>{v}</value></property>" for n, v in properties.items())
     (tmp_path / "hdfs-site.xml").write_text(f"<configuration>{''.join(lines)}</configuration>")
     monkeypatch.setenv("HADOOP_CONF_DIR", str(tmp_path))
-    office = Office()
-    await office.desk.submit(SubmitRequest(other("hdfs://ns1/jobs/a")))
+    leader = Leader()
+    await leader.job_service.submit(SubmitRequest(other("hdfs://ns1/jobs/a")))
     for spelt in ("hdfs://nn-a:8020/jobs/a", "hdfs://NN-B:08020/jobs//a/"):
         taken = replace(other(spelt), name="another")
         with pytest.raises(Conflict, match="belongs to job other"):
-            await office.desk.submit(SubmitRequest(taken))
-    office.stores["hdfs://nn-c:8020/jobs/a"] = MemoryCheckpointStore()
-    await office.desk.submit(SubmitRequest(replace(other("hdfs://nn-c:8020/jobs/a"), name="another")))
+            await leader.job_service.submit(SubmitRequest(taken))
+    leader.stores["hdfs://nn-c:8020/jobs/a"] = MemoryCheckpointStore()
+    await leader.job_service.submit(SubmitRequest(replace(other("hdfs://nn-c:8020/jobs/a"), name="another")))
 
 
 async def test_a_directory_that_another_job_knows_by_another_name_is_found_out() -> None:
-    office = Office()
-    await office.desk.submit(SubmitRequest(other("file:///mnt/jobs")))
+    leader = Leader()
+    await leader.job_service.submit(SubmitRequest(other("file:///mnt/jobs")))
     linked = replace(other("file:///link/to/jobs"), name="third")
     for mode in (SubmitMode.NEW, SubmitMode.FRESH):
         with pytest.raises(Conflict, match="is the directory of job other, which knows it by another name"):
-            await office.desk.submit(SubmitRequest(linked, mode))
-    assert office.record("third") is None
+            await leader.job_service.submit(SubmitRequest(linked, mode))
+    assert leader.record("third") is None
 
 
 async def test_a_directory_that_another_cluster_has_taken_is_found_out_before_it_holds_a_checkpoint() -> None:
-    office = Office()
-    await office.store.prepare()
-    await take_claim(office.store, (), "far-away", "theirs")
+    leader = Leader()
+    await leader.store.prepare()
+    await take_claim(leader.store, (), "far-away", "theirs")
     with pytest.raises(Conflict, match="was taken by job theirs, which this cluster does not know"):
-        await office.desk.submit(SubmitRequest(other()))
-    await office.desk.submit(SubmitRequest(other(), SubmitMode.FRESH))
-    assert {(each.job_uuid, each.job) for each in await read_claims(office.store)} == {
+        await leader.job_service.submit(SubmitRequest(other()))
+    await leader.job_service.submit(SubmitRequest(other(), SubmitMode.FRESH))
+    assert {(each.job_uuid, each.job) for each in await read_claims(leader.store)} == {
         ("far-away", "theirs"),
         ("new-uuid", "other"),
     }
-    office.world.write(
+    leader.world.write(
         put(
             keys.switch("other"),
-            replace(office.world.snapshot().jobs["other"].switch.value, phase=JobPhase.FAILED),
+            replace(leader.world.snapshot().jobs["other"].switch.value, phase=JobPhase.FAILED),
         )
     )
-    await office.desk.submit(SubmitRequest(other(), SubmitMode.RESUME))
+    await leader.job_service.submit(SubmitRequest(other(), SubmitMode.RESUME))
 
 
 async def test_a_job_remembers_the_lives_that_were_ended_for_good() -> None:
-    office = Office()
-    office.end()
-    await office.desk.submit(SubmitRequest(office.world.spec, SubmitMode.FRESH))
-    record = office.record("digits")
+    leader = Leader()
+    leader.end()
+    await leader.job_service.submit(SubmitRequest(leader.world.spec, SubmitMode.FRESH))
+    record = leader.record("digits")
     assert record is not None
     assert (record.uuid, record.former) == ("new-uuid", ("uuid",))
-    office.end()
-    await office.desk.submit(SubmitRequest(office.world.spec, SubmitMode.RESUME))
-    resumed = office.record("digits")
+    leader.end()
+    await leader.job_service.submit(SubmitRequest(leader.world.spec, SubmitMode.RESUME))
+    resumed = leader.record("digits")
     assert resumed is not None
     assert (resumed.uuid, resumed.former) == ("new-uuid", ("uuid",))
 
 
 async def test_of_two_clusters_that_take_a_directory_at_once_one_is_told() -> None:
     """The other cluster's claim comes after this one has looked, and before it takes its own."""
-    office, theirs = Office(), Office()
+    leader, theirs = Leader(), Leader()
     store = Meanwhile()
-    office.store = theirs.store = store
-    store.then = lambda: theirs.desk.submit(SubmitRequest(other("file:///mnt/jobs")))
+    leader.store = theirs.store = store
+    store.then = lambda: theirs.job_service.submit(SubmitRequest(other("file:///mnt/jobs")))
     with pytest.raises(Conflict, match="another job takes this directory in the very same moment"):
-        await office.desk.submit(SubmitRequest(other()))
-    assert office.record("other") is None
+        await leader.job_service.submit(SubmitRequest(other()))
+    assert leader.record("other") is None
     assert theirs.record("other") is not None
     assert [each.number for each in await read_claims(store)] == [1]
 
 
 async def test_a_job_that_is_not_recorded_leaves_no_claim() -> None:
-    office = Office()
-    store = office.store = Meanwhile()
+    leader = Leader()
+    store = leader.store = Meanwhile()
 
     async def its_name_is_taken() -> None:
-        office.world.write(put(keys.job_record("other"), JobRecord(other(), "another", 0)))
+        leader.world.write(put(keys.job_record("other"), JobRecord(other(), "another", 0)))
 
     store.then = its_name_is_taken
     with pytest.raises(Conflict, match="changed at the same moment"):
-        await office.desk.submit(SubmitRequest(other()))
+        await leader.job_service.submit(SubmitRequest(other()))
     assert await read_claims(store) == ()
 
 
 async def test_a_job_that_asks_for_no_gpus_where_there_are_some_is_told_so() -> None:
-    office = Office()
-    assert (await office.desk.validate(SubmitRequest(other()))).cautions == ()
+    leader = Leader()
+    assert (await leader.job_service.validate(SubmitRequest(other()))).cautions == ()
     for node in ("n0", "n1"):
-        office.world.see_gpus(node, *(Gpu(f"GPU-{node}", 0, "T4", 1 << 34) for _ in range(node == "n1")))
-    (caution,) = (await office.desk.validate(SubmitRequest(other()))).cautions
+        leader.world.see_gpus(node, *(Gpu(f"GPU-{node}", 0, "T4", 1 << 34) for _ in range(node == "n1")))
+    (caution,) = (await leader.job_service.validate(SubmitRequest(other()))).cautions
     assert caution.startswith("no role asks for GPUs, so that its tasks see none of those of n1;")
     first, *rest = other().roles
     asks = replace(other(), roles=(replace(first, resources=replace(first.resources, gpus=1)), *rest))
-    assert (await office.desk.validate(SubmitRequest(asks))).cautions == ()
-    assert (await office.desk.submit(SubmitRequest(other()))).cautions == (caution,)
+    assert (await leader.job_service.validate(SubmitRequest(asks))).cautions == ()
+    assert (await leader.job_service.submit(SubmitRequest(other()))).cautions == (caution,)
 
 
 class Silent(MemoryCoordination):
@@ -356,14 +359,14 @@ class Silent(MemoryCoordination):
 
 async def test_a_submit_that_was_not_finished_is_told_of_and_fresh_takes_its_directory_over() -> None:
     """Its record may yet come to be known, so that its claim has to stay."""
-    office = Office(Silent)
+    leader = Leader(Silent)
     with pytest.raises(CoordinationUnreachable):
-        await office.desk.submit(SubmitRequest(other()))
-    again = office.beside(uuid="newer-uuid")
+        await leader.job_service.submit(SubmitRequest(other()))
+    again = leader.beside(uuid="newer-uuid")
     with pytest.raises(Conflict, match=r"a submit of other was not finished \(--fresh takes"):
         await again.submit(SubmitRequest(other()))
     await again.submit(SubmitRequest(other(), SubmitMode.FRESH))
-    assert office.record("other") is not None
+    assert leader.record("other") is not None
 
 
 class Meanwhile(MemoryCheckpointStore):
@@ -379,90 +382,90 @@ class Meanwhile(MemoryCheckpointStore):
 
 
 async def test_what_a_stranger_left_in_the_directory_is_not_mixed_with_a_new_job() -> None:
-    office = Office()
-    await office.store.prepare()
+    leader = Leader()
+    await leader.store.prepare()
     unknown = stored_path(CheckpointRef(3, 5), "x")
-    await office.store.write_bytes(f"{unknown}/{MANIFEST_FILE}", b"damaged")
+    await leader.store.write_bytes(f"{unknown}/{MANIFEST_FILE}", b"damaged")
     with pytest.raises(Conflict, match="already holds 1 checkpoints of nobody known"):
-        await office.desk.submit(SubmitRequest(other()))
-    await office.desk.submit(SubmitRequest(other(), SubmitMode.FRESH))
-    begun = office.record("other")
+        await leader.job_service.submit(SubmitRequest(other()))
+    await leader.job_service.submit(SubmitRequest(other(), SubmitMode.FRESH))
+    begun = leader.record("other")
     assert begun is not None
     assert begun.generation_floor == 3
 
 
 async def test_a_generation_that_nobody_has_trained_is_no_floor() -> None:
     """It would leave no generation to go on with."""
-    office = Office()
-    await office.store.prepare()
+    leader = Leader()
+    await leader.store.prepare()
     absurd = stored_path(CheckpointRef(99_999_999, 5), "x")
-    await office.store.write_bytes(f"{absurd}/{MANIFEST_FILE}", b"damaged")
+    await leader.store.write_bytes(f"{absurd}/{MANIFEST_FILE}", b"damaged")
     for mode in SubmitMode:
         with pytest.raises(Conflict, match="generation 99999999, which no training has left; move it away"):
-            await office.desk.submit(SubmitRequest(other(), mode))
+            await leader.job_service.submit(SubmitRequest(other(), mode))
 
 
 async def test_a_store_that_is_not_there_is_not_made_where_checkpoints_are_known() -> None:
     """A mount that is missing must not become an empty store, in which every checkpoint would be bad."""
-    office = Office()
-    office.world.commit(0, 100)
-    office.end()
+    leader = Leader()
+    leader.world.commit(0, 100)
+    leader.end()
     with pytest.raises(StoreUnreachable):
-        await office.desk.submit(SubmitRequest(office.world.spec, SubmitMode.RESUME))
+        await leader.job_service.submit(SubmitRequest(leader.world.spec, SubmitMode.RESUME))
     with pytest.raises(StoreUnreachable):
-        await office.desk.submit(SubmitRequest(other(), SubmitMode.RESUME))
-    assert not office.store.disk.prepared
+        await leader.job_service.submit(SubmitRequest(other(), SubmitMode.RESUME))
+    assert not leader.store.disk.prepared
 
 
 async def test_a_job_that_moves_to_another_directory_must_find_its_checkpoints_there() -> None:
-    office = Office()
-    ref = office.world.commit(1, 100)
-    path = office.world.job().commits[ref].value.path
-    office.end()
-    await office.store.prepare()
-    moved = replace(office.world.spec, checkpoint=CheckpointSpec("file:///new"))
+    leader = Leader()
+    ref = leader.world.commit(1, 100)
+    path = leader.world.job().commits[ref].value.path
+    leader.end()
+    await leader.store.prepare()
+    moved = replace(leader.world.spec, checkpoint=CheckpointSpec("file:///new"))
     with pytest.raises(Conflict, match=f"lacks 1 checkpoints of the job, {path} among them; copy all of"):
-        await office.desk.submit(SubmitRequest(moved, SubmitMode.RESUME))
+        await leader.job_service.submit(SubmitRequest(moved, SubmitMode.RESUME))
 
 
 async def test_a_resume_above_what_others_left_still_begins_from_the_newest_commit() -> None:
-    office = Office()
-    world = office.world
+    leader = Leader()
+    world = leader.world
     world.start()
     world.commit(1, 100)
     newest = world.commit(1, 200)
     world.write(put(keys.switch("digits"), replace(world.switch(), phase=JobPhase.STOPPED)))
-    await office.store.prepare()
+    await leader.store.prepare()
     leftover = stored_path(CheckpointRef(12, 5), "x")
-    await office.store.write_bytes(f"{leftover}/{MANIFEST_FILE}", b"damaged")
+    await leader.store.write_bytes(f"{leftover}/{MANIFEST_FILE}", b"damaged")
     for report in world.job().attempts.values():
         world.write(Delete(report.key))
-    await office.desk.submit(SubmitRequest(world.spec, SubmitMode.RESUME))
+    await leader.job_service.submit(SubmitRequest(world.spec, SubmitMode.RESUME))
     world.until(lambda: world.switch().phase is JobPhase.RUNNING)
     assert (world.switch().generation, world.switch().base) == (13, newest)
 
 
 async def test_a_job_on_hold_is_recorded_and_started_when_somebody_asks() -> None:
-    office = Office()
-    world = office.world
-    office.end()
-    accepted = await office.desk.submit(SubmitRequest(world.spec, SubmitMode.FRESH, hold=True))
+    leader = Leader()
+    world = leader.world
+    leader.end()
+    accepted = await leader.job_service.submit(SubmitRequest(world.spec, SubmitMode.FRESH, hold=True))
     assert "on hold" in accepted.detail
     for _ in range(5):
         world.tick()
     assert world.switch().phase is JobPhase.STOPPED
-    await office.desk.start("digits")
+    await leader.job_service.start("digits")
     world.until(lambda: world.switch().phase is JobPhase.RUNNING)
 
 
 async def test_what_is_kept_of_a_failed_job_is_ended_by_a_stop_and_before_it_is_submitted_again() -> None:
-    office = Office()
-    office.end()
-    kept = replace(office.world.switch(), phase=JobPhase.FAILED, held=("worker.0",))
-    office.world.write(put(keys.switch("digits"), kept))
+    leader = Leader()
+    leader.end()
+    kept = replace(leader.world.switch(), phase=JobPhase.FAILED, held=("worker.0",))
+    leader.world.write(put(keys.switch("digits"), kept))
     with pytest.raises(Conflict, match="kept for inspection; `supervisorctl stop digits` ends them"):
-        await office.desk.submit(SubmitRequest(office.world.spec, SubmitMode.RESUME))
-    answer = await office.desk.stop("digits")
+        await leader.job_service.submit(SubmitRequest(leader.world.spec, SubmitMode.RESUME))
+    answer = await leader.job_service.stop("digits")
     assert "kept of it for inspection is ended" in answer.detail
-    assert office.world.switch() == replace(kept, held=())
-    await office.desk.submit(SubmitRequest(office.world.spec, SubmitMode.RESUME))
+    assert leader.world.switch() == replace(kept, held=())
+    await leader.job_service.submit(SubmitRequest(leader.world.spec, SubmitMode.RESUME))

@@ -39,7 +39,7 @@ from tests.checkpoints.test_saver import COMMIT
 from tests.checkpoints.test_user_stores import children
 from tests.checkpoints.world import NODE, World, save
 from tests.cli.agent_config import write_config
-from tests.guarantees.test_job_service import Office, other
+from tests.guarantees.test_job_service import Leader, other
 from tests.support.secure_hdfs import CLIENT, SERVER, SecureHdfs
 from tests.support.sinks import ListSink
 
@@ -157,20 +157,20 @@ async def test_a_user_whom_hdfs_does_not_let_us_be_is_refused_at_once(
 async def test_a_job_is_submitted_into_directories_of_its_owner_alone(
     cluster: SecureHdfs, stores: Stores
 ) -> None:
-    office = Office()
-    desk = JobService(
-        MemoryCoordination(office.world.store),
-        *(stores.open, BootClock(), lambda: "new-uuid", lambda: None, office.world.snapshot),
+    leader = Leader()
+    service = JobService(
+        MemoryCoordination(leader.world.store),
+        *(stores.open, BootClock(), lambda: "new-uuid", lambda: None, leader.world.snapshot),
         allowed=AllowedStores(proxy_users=True),
     )
     spec = other(f"{cluster.uri}/jobs/ann/job")
     CALLER.set(Caller(Kind.USER, "bob", Standing(Role.SUBMITTER)))
     with pytest.raises(Refused, match="Permission denied: user=bob"):
-        await desk.submit(SubmitRequest(spec))
-    assert office.record("other") is None
+        await service.submit(SubmitRequest(spec))
+    assert leader.record("other") is None
     CALLER.set(Caller(Kind.USER, "ann", Standing(Role.SUBMITTER)))
-    await desk.submit(SubmitRequest(spec))
-    record = office.record("other")
+    await service.submit(SubmitRequest(spec))
+    record = leader.record("other")
     assert record is not None
     assert record.store_uri == at(cluster, "ann", "/jobs/ann/job")
     assert owners(cluster, "/jobs/ann/job") == {"ann"}

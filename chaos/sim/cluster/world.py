@@ -319,9 +319,9 @@ class World:
             seat.etcd.reconnect()
 
     def leader(self) -> Seat | None:
-        """The supervisor whose desk is open."""
+        """The supervisor that leads and has its first snapshot; None without one."""
         for seat in self.supervisors:
-            if seat.running and seat.control is not None and seat.control.desk.snapshot() is not None:
+            if seat.running and seat.control is not None and seat.control.job_service.snapshot() is not None:
                 return seat
         return None
 

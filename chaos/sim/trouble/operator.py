@@ -59,7 +59,7 @@ class Operator:
     def snapshot(self) -> Snapshot | None:
         """The leader's picture, if there is a leader."""
         seat = self._world.leader()
-        return seat.control.desk.snapshot() if seat is not None and seat.control is not None else None
+        return seat.control.job_service.snapshot() if seat is not None and seat.control is not None else None
 
     async def ask(self, what: str, request: Request, timeout_s: float = ANSWER_S) -> object:
         """One request to the leader, if there is one; returns the answer, or why it failed; None for none."""
@@ -68,7 +68,7 @@ class Operator:
         if seat is None or seat.control is None:
             return None
         try:
-            answer = await world.call(seat, request(seat.control.desk), timeout_s)
+            answer = await world.call(seat, request(seat.control.job_service), timeout_s)
         except (TfSupervisorError, TimeoutError, Flawed) as error:
             world.say(f"operator: {what} failed: {error!r}")
             return error
@@ -84,18 +84,18 @@ class Operator:
         ref = CodeRef(hashlib.sha256(data).hexdigest(), len(data))
         part = CodePart(ref.digest, ref.size, 0, base64.b64encode(data).decode())
         self._shipped[ref.digest] = part
-        answer = await self._world.call(seat, seat.control.desk.put_code(part))
+        answer = await self._world.call(seat, seat.control.job_service.put_code(part))
         assert answer.complete
         return ref
 
     async def submit(self, spec: JobSpec) -> None:
         """A new job."""
         self.jobs[spec.name] = spec
-        await self.ask(f"submit {spec.name}", lambda desk: desk.submit(SubmitRequest(spec)))
+        await self.ask(f"submit {spec.name}", lambda service: service.submit(SubmitRequest(spec)))
 
     async def stop(self, job: str) -> None:
         """`supervisorctl stop`."""
-        await self.ask("operator_stop", lambda desk: desk.stop(job))
+        await self.ask("operator_stop", lambda service: service.stop(job))
 
     async def act(self, fault: Fault) -> None:
         """What a schedule has the operator do."""
@@ -119,20 +119,20 @@ class Operator:
         members = sorted((task.member for task in spec.tasks()), key=_is_no_worker)
         workers = 1 + fault.pick % MOST_WORKERS
         fixed: dict[str, Request] = {
-            "operator_restart": lambda desk: desk.restart(job),
-            "operator_restart_task": lambda desk: desk.restart(job, members[fault.pick % len(members)]),
-            "operator_save": lambda desk: desk.stop(job, save=True),
-            "operator_stop": lambda desk: desk.stop(job),
-            "operator_delete": lambda desk: desk.delete(job),
-            "operator_start": lambda desk: desk.start(job),
-            "operator_resume": lambda desk: desk.submit(SubmitRequest(spec, SubmitMode.RESUME)),
-            "operator_fresh": lambda desk: desk.submit(SubmitRequest(spec, SubmitMode.FRESH)),
-            "operator_drain": lambda desk: desk.nodes.cordon(CordonRequest(node, drain=True)),
-            "operator_cordon": lambda desk: desk.nodes.cordon(CordonRequest(node)),
-            "operator_uncordon": lambda desk: desk.nodes.uncordon(UncordonRequest(node)),
-            "operator_verify": lambda desk: _verify(desk, job),
-            "operator_collect": lambda desk: desk.checkpoints.collect(CollectRequest(job)),
-            "operator_reshape": lambda desk: _reshape(desk, spec, workers),
+            "operator_restart": lambda service: service.restart(job),
+            "operator_restart_task": lambda service: service.restart(job, members[fault.pick % len(members)]),
+            "operator_save": lambda service: service.stop(job, save=True),
+            "operator_stop": lambda service: service.stop(job),
+            "operator_delete": lambda service: service.delete(job),
+            "operator_start": lambda service: service.start(job),
+            "operator_resume": lambda service: service.submit(SubmitRequest(spec, SubmitMode.RESUME)),
+            "operator_fresh": lambda service: service.submit(SubmitRequest(spec, SubmitMode.FRESH)),
+            "operator_drain": lambda service: service.nodes.cordon(CordonRequest(node, drain=True)),
+            "operator_cordon": lambda service: service.nodes.cordon(CordonRequest(node)),
+            "operator_uncordon": lambda service: service.nodes.uncordon(UncordonRequest(node)),
+            "operator_verify": lambda service: _verify(service, job),
+            "operator_collect": lambda service: service.checkpoints.collect(CollectRequest(job)),
+            "operator_reshape": lambda service: _reshape(service, spec, workers),
         }
         if kind in fixed:
             return fixed[kind]
@@ -140,8 +140,8 @@ class Operator:
         ref = self._rng.choice(known) if known else None
         if kind == "operator_pin" and ref is not None:
             pinned = self._rng.random() < 0.7
-            return lambda desk: desk.pin(job, ref, pinned=pinned)
-        return lambda desk: desk.restart(job, from_ref=ref)
+            return lambda service: service.pin(job, ref, pinned=pinned)
+        return lambda service: service.restart(job, from_ref=ref)
 
     async def _import(self, job: str, pick: int) -> None:
         """Stop it, bring a checkpoint in, start it: where one fails the next is tried all the same."""
@@ -152,7 +152,7 @@ class Operator:
             if not await ended(world, self._promises, job):
                 return
             place = await self.ask(
-                "place", lambda desk: desk.checkpoints.place(ImportRequest(job, rng.choice(STEPS)))
+                "place", lambda service: service.checkpoints.place(ImportRequest(job, rng.choice(STEPS)))
             )
             if isinstance(place, ImportPlace):
                 try:
@@ -160,8 +160,8 @@ class Operator:
                 except TfSupervisorError as error:
                     world.say(f"operator: import failed: {error!r}")
                 else:
-                    await self.ask("adopt", lambda desk: _adopt(desk, AdoptRequest(job, path)))
-            await self.ask("start", lambda desk: desk.start(job))
+                    await self.ask("adopt", lambda service: _adopt(service, AdoptRequest(job, path)))
+            await self.ask("start", lambda service: service.start(job))
         finally:
             self.importing -= 1
 
@@ -180,7 +180,7 @@ class Operator:
             again = SubmitRequest(missing[0], SubmitMode.FRESH)
             if again.spec.code is not None:
                 await self._ship_again(again.spec.code)
-            await self.ask(f"submit {again.spec.name}", lambda desk: desk.submit(again))
+            await self.ask(f"submit {again.spec.name}", lambda service: service.submit(again))
             return
         for job in self.jobs:
             if self._promises.is_parked(job):
@@ -196,7 +196,7 @@ class Operator:
                 return
 
     async def _release(self, job: str) -> None:
-        await self.ask("release", lambda desk: desk.release(job))
+        await self.ask("release", lambda service: service.release(job))
 
     def _notice_loss(self) -> None:
         if not self.recalling:
@@ -224,41 +224,41 @@ class Operator:
         spec, picture = self.jobs[job], snap.jobs.get(job)
         if picture is not None and records_are_lost(picture):
             patience_s = PATIENCE_S * self._world.pace + self._world.vows.promise_s
-            await self.ask("rebuild", lambda desk: _rebuild(desk, job), patience_s)
+            await self.ask("rebuild", lambda service: _rebuild(service, job), patience_s)
         elif picture is not None:
-            await self.ask("start", lambda desk: desk.start(job))
+            await self.ask("start", lambda service: service.start(job))
         elif spec.code is not None and not _is_complete(snap, spec.code):
             await self._ship_again(spec.code)
         else:
             again = SubmitRequest(spec, SubmitMode.RESUME)
-            if isinstance(await self.ask(f"submit {job}", lambda desk: desk.submit(again)), NotFound):
+            if isinstance(await self.ask(f"submit {job}", lambda service: service.submit(again)), NotFound):
                 # Nothing was committed by then.
                 afresh = SubmitRequest(spec, SubmitMode.FRESH)
-                await self.ask(f"submit {job}", lambda desk: desk.submit(afresh))
+                await self.ask(f"submit {job}", lambda service: service.submit(afresh))
 
     async def _ship_again(self, ref: CodeRef) -> None:
         part = self._shipped[ref.digest]
-        await self.ask("ship", lambda desk: desk.put_code(part))
+        await self.ask("ship", lambda service: service.put_code(part))
 
     async def _give_back(self, where: UncordonRequest) -> None:
-        await self.ask("uncordon", lambda desk: desk.nodes.uncordon(where))
+        await self.ask("uncordon", lambda service: service.nodes.uncordon(where))
 
 
 def _is_no_worker(member: str) -> bool:
     return not member.startswith("worker")
 
 
-async def _verify(desk: JobService, job: str) -> str:
+async def _verify(service: JobService, job: str) -> str:
     """Read all of a job's checkpoints back."""
     end = ""
-    async for sign in desk.checkpoints.verify(VerifyRequest(job)):
+    async for sign in service.checkpoints.verify(VerifyRequest(job)):
         end = sign.end
     return end
 
 
-async def _adopt(desk: JobService, request: AdoptRequest) -> str:
+async def _adopt(service: JobService, request: AdoptRequest) -> str:
     end = ""
-    async for sign in desk.checkpoints.adopt(request):
+    async for sign in service.checkpoints.adopt(request):
         end = sign.end
     return end
 
@@ -268,17 +268,17 @@ def _is_complete(snap: Snapshot, code: CodeRef) -> bool:
     return held is not None and held.value.complete
 
 
-async def _rebuild(desk: JobService, job: str) -> str:
+async def _rebuild(service: JobService, job: str) -> str:
     end = ""
-    async for sign in desk.checkpoints.rebuild(JobRequest(job)):
+    async for sign in service.checkpoints.rebuild(JobRequest(job)):
         end = sign.end
     return end
 
 
-async def _reshape(desk: JobService, spec: JobSpec, workers: int) -> Accepted:
+async def _reshape(service: JobService, spec: JobSpec, workers: int) -> Accepted:
     """Give a job another count of workers: one that has ended by another submission."""
     sizes = {role.name: workers for role in spec.roles if role.name == "worker"}
     try:
-        return await desk.submit(SubmitRequest(resized(spec, sizes), SubmitMode.RESUME))
+        return await service.submit(SubmitRequest(resized(spec, sizes), SubmitMode.RESUME))
     except Conflict:
-        return await desk.scale(spec.name, sizes)
+        return await service.scale(spec.name, sizes)

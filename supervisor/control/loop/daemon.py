@@ -161,7 +161,7 @@ class ControlDaemon:
         """Jobs and nodes that were not parked: until when this supervisor leaves each alone, and why."""
         self._told_unreadable: set[str] = set()
         self._told_broken: dict[str, str] = {}
-        self.desk = JobService(
+        self.job_service = JobService(
             coordination,
             open_store,
             clock,
@@ -171,8 +171,8 @@ class ControlDaemon:
             self._event,
             settings.stores,
         )
-        self.desk.secrets = settings.secrets
-        self.desk.stacks_wanted = self._stacks_wanted
+        self.job_service.secrets = settings.secrets
+        self.job_service.stacks_wanted = self._stacks_wanted
 
     async def run(self) -> None:
         """Watch, campaign and decide until cancelled. Raises the error of our tree that ended one of them."""

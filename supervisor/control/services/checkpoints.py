@@ -77,7 +77,7 @@ ReadBack = Callable[[Moved], Awaitable[object]]
 
 @dataclass(frozen=True, slots=True)
 class LeaderContext:
-    """What the leader's desk offers to those who work for it.
+    """The leader's state and its fenced writes, for a service of it.
 
     Attributes:
         leading: the present picture; raises Unreachable while this supervisor follows.
@@ -113,19 +113,19 @@ class CheckpointService:
 
     def __init__(
         self,
-        office: LeaderContext,
+        context: LeaderContext,
         coordination: Coordination,
         open_store: Callable[[str], CheckpointStore],
         clock: Clock,
     ) -> None:
-        self._office = office
+        self._context = context
         self._coordination = coordination
         self._open_store = open_store
         self._clock = clock
 
     async def find(self, request: FindRequest) -> FoundCheckpoint:
         """Which checkpoint is meant, and where it is."""
-        job = self._office.job(request.job)
+        job = self._context.job(request.job)
         return FoundCheckpoint(job.name, _uri(job), find_checkpoint(job, request.ref))
 
     async def collect(self, request: CollectRequest) -> CollectReport:
@@ -134,7 +134,7 @@ class CheckpointService:
         Checkpoints that may go are collected by the leader's own loop, all the time; what others have left is
         removed here.
         """
-        snap, job = self._office.leading(), self._office.job(request.job)
+        snap, job = self._context.leading(), self._context.job(request.job)
         place = Place(job.name, job.switch.value.job_uuid, self._store(job))
         kept = [
             CollectItem(
@@ -154,7 +154,7 @@ class CheckpointService:
 
     async def verify(self, request: VerifyRequest) -> AsyncGenerator[CheckProgress, None]:
         """Read checkpoints back, the newest first. A bad one is quarantined; an unreadable one is not."""
-        job = self._office.job(request.job)
+        job = self._context.job(request.job)
         check_records(job)
         if request.refs:
             records = [find_checkpoint(job, ref) for ref in request.refs]
@@ -182,7 +182,7 @@ class CheckpointService:
 
     async def place(self, request: ImportRequest) -> ImportPlace:
         """Where a checkpoint that was made elsewhere is to be put before `adopt`."""
-        job = self._office.job(request.job)
+        job = self._context.job(request.job)
         check_idle(job, "import")
         check_records(job)
         seen = (await scan_store(self._store(job))).max_generation
@@ -194,7 +194,7 @@ class CheckpointService:
 
         Raises BadCheckpoint when it is not whole, or not this job's; then nothing is recorded.
         """
-        job = self._office.job(request.job)
+        job = self._context.job(request.job)
         check_idle(job, "import")
         check_records(job)
         store = self._store(job)
@@ -211,7 +211,7 @@ class CheckpointService:
         check_idle(job, "import")
         if next_generation(job) > manifest.ref.generation:
             raise Conflict(f"job {job.name} has begun another generation meanwhile; import it again")
-        await self._office.run(adopt(job, Read(request.path, manifest), self._clock.wall_ms()))
+        await self._context.run(adopt(job, Read(request.path, manifest), self._clock.wall_ms()))
         yield meter.progress(end=f"the next start of {job.name} begins from {manifest.ref}")
 
     async def rebuild(self, request: JobRequest) -> AsyncGenerator[CheckProgress, None]:
@@ -223,13 +223,13 @@ class CheckpointService:
         Raises Conflict when the job has records; NotFound when its store holds nothing of it. A checkpoint
         that cannot be read ends this with nothing recorded: unknown is neither good nor bad.
         """
-        job = self._office.job(request.job)
+        job = self._context.job(request.job)
         check_idle(job, "rebuild")
         if job.head is not None:
             raise Conflict(
                 f"job {job.name} has its records; `supervisorctl checkpoints {job.name}` shows them"
             )
-        while waits_ms := self._office.leading().former_ms():
+        while waits_ms := self._context.leading().former_ms():
             yield CheckProgress(0, 0, 0, 0, waits_ms=waits_ms)
             await asyncio.sleep(min(SIGN_S, waits_ms / 1000))
         store = self._store(job)
@@ -267,8 +267,8 @@ class CheckpointService:
         job = self._still(job)
         check_idle(job, "rebuild")
         for action in rebuild(job, tuple(records.values()), scan.max_generation):
-            await self._office.run(action)
-        base = self._office.job(job.name).switch.value.base
+            await self._context.run(action)
+        base = self._context.job(job.name).switch.value.base
         told = f"{len(records)} checkpoints are recorded; `supervisorctl start {job.name}` begins from {base}"
         yield meter.progress(end=told)
 
@@ -296,7 +296,7 @@ class CheckpointService:
 
     def _still(self, before: JobState) -> JobState:
         """The job as it is now; raises Conflict when what was read for it may be another's meanwhile."""
-        job = self._office.job(before.name)
+        job = self._context.job(before.name)
         if job.record.mod_revision != before.record.mod_revision:
             raise Conflict(f"job {job.name} was submitted anew meanwhile; ask again")
         return job
@@ -308,7 +308,7 @@ class CheckpointService:
         if failure is not None and not isinstance(failure, BadCheckpoint):
             return Finding.UNKNOWN, str(failure)
         for left in reversed(range(TRIES)):
-            job = self._office.job(name)
+            job = self._context.job(name)
             held = job.commits.get(record.ref)
             if held is None or held.value.path != record.path or held.value.state is _COLLECTING:
                 return Finding.GONE, "it was collected meanwhile"
@@ -330,7 +330,7 @@ class CheckpointService:
                 )
             fields = {"checkpoint": str(record.ref), "detail": str(failure or said)}
             try:
-                await self._office.run(
+                await self._context.run(
                     Action(kind, name, text, (*compares, unchanged(job.switch)), ops, fields)
                 )
             except Conflict:

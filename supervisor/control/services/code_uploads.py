@@ -154,7 +154,7 @@ class CodeUploads:
         token = self._leading().token
         for left in reversed(range(TRIES)):
             try:
-                with effect("shelf.write", CoordinationUnreachable):
+                with effect("code_uploads.write", CoordinationUnreachable):
                     return (await self._coordination.txn([token.compare(), *compares], ops)).succeeded
             except Unreachable:
                 if not left:

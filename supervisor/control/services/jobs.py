@@ -54,7 +54,7 @@ NOTE_MS = 5_000
 
 
 class JobService:
-    """Serves the API. Only the leader's desk is open; the others say who leads.
+    """The requests of operators about jobs. Each raises Unreachable while this supervisor does not lead.
 
     Attributes:
         secrets: those that jobs may name.
@@ -83,7 +83,7 @@ class JobService:
         self._allowed = allowed
         self.secrets = SecretSources()
         self.stacks_wanted: Callable[[str], tuple[str, ...] | None] = lambda _node: None
-        self._shelf = CodeUploads(coordination, self._leading)
+        self._uploads = CodeUploads(coordination, self._leading)
         self.nodes = NodeService(self._leading, self._run)
         self.checkpoints = CheckpointService(
             LeaderContext(self._leading, self._job, self._run), coordination, open_store, clock
@@ -149,7 +149,7 @@ class JobService:
         admission.check_alone(snap, request, before, traces)
         if begins.uuid is not None and before is not None:
             _check_moved(spec, before, scan)
-        needs = (await self._shelf.require(spec.code),) if spec.code is not None else ()
+        needs = (await self._uploads.require(spec.code),) if spec.code is not None else ()
         wall_ms = self._clock.wall_ms()
         uuid = begins.uuid or self._new_id()
         compares, ops = admission.record(request, before, begins, uuid, wall_ms, ages(snap).now_ms, whose)
@@ -188,11 +188,11 @@ class JobService:
 
     async def find_code(self, ref: CodeRef) -> CodeState:
         """Whether this archive need not be uploaded."""
-        return await self._shelf.find(ref)
+        return await self._uploads.find(ref)
 
     async def put_code(self, part: CodePart) -> CodeState:
         """Take one chunk of an archive."""
-        return await self._shelf.put(part)
+        return await self._uploads.put(part)
 
     async def stop(self, job: str, *, save: bool = False) -> Accepted:
         """Ask for a stop; an ended job is left alone. `save`: SIGTERM and time to save come first."""
@@ -388,7 +388,7 @@ class JobService:
         """What the job's store holds. It is made only where no checkpoint is known to be in it."""
         known = before is None or before.commits or before.switch.value.base
         if request.mode is not SubmitMode.RESUME or not known:
-            with effect("desk.prepare_store", StoreUnreachable):
+            with effect("service.prepare_store", StoreUnreachable):
                 await store.prepare()
         return await scan_store(store)
 
@@ -410,7 +410,7 @@ class JobService:
         token = self._leading().token
         action = _by_caller(action)
         ops = [*action.ops, *self._event(action)]
-        with effect(f"desk.{action.kind}", CoordinationUnreachable):
+        with effect(f"service.{action.kind}", CoordinationUnreachable):
             result = await self._coordination.txn([token.compare(), *action.compares], ops)
         if not result.succeeded:
             what = f"job {action.job}" if action.job else f"node {action.fields.get('node', '')}"

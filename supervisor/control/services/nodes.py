@@ -18,7 +18,7 @@ MAX_REASON = 1000
 
 
 class NodeService:
-    """Serves the API for the leader's desk.
+    """The requests of operators about nodes and GPUs.
 
     Args:
         leading: the present picture; raises Unreachable while this supervisor follows.

@@ -23,7 +23,7 @@ URI = "file:///c"
 
 
 @dataclass
-class FakeVault:
+class FakeCheckpointService:
     """Remembers what it was asked; `error` is raised in the middle of an answer."""
 
     asked: list[object] = field(default_factory=list)
