@@ -3,26 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Protocol
 
 from supervisor.contract.boundaries import Logger
 from supervisor.contract.errors import TfSupervisorError
 from supervisor.contract.observed import Beat
 from supervisor.control.decide.snapshot import Snapshot
+from supervisor.control.services.jobs import JobService
 
 KIND = "certificate"
 LONGEST = 200
 MOST_NODES = 10_000
-
-
-class JobService(Protocol):
-    """The methods of the leader that this module uses."""
-
-    def snapshot(self) -> Snapshot | None:
-        """The present snapshot; None if this supervisor does not lead."""
-
-    async def tell_of_certificate(self, holder: str, text: str) -> None:
-        """Make an event."""
 
 
 class CertificateEvents:

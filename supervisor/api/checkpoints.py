@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 from supervisor.contract.views.checkpoints import (
     AdoptRequest,
@@ -18,34 +18,10 @@ from supervisor.contract.views.checkpoints import (
     VerifyRequest,
 )
 from supervisor.contract.views.jobs import JobRequest
+from supervisor.control.services.checkpoints import CheckpointService
 from supervisor.wire import rpc
 
 T = TypeVar("T")
-
-
-class CheckpointService(Protocol):
-    """The leader's methods for checkpoints.
-
-    Each may raise an error of our tree; a stream ends with its caller.
-    """
-
-    async def find(self, request: FindRequest) -> FoundCheckpoint:
-        """Find a checkpoint."""
-
-    async def collect(self, request: CollectRequest) -> CollectReport:
-        """Remove checkpoints that are not kept, or list them."""
-
-    def verify(self, request: VerifyRequest) -> AsyncGenerator[CheckProgress, None]:
-        """Read checkpoints back."""
-
-    async def place(self, request: ImportRequest) -> ImportPlace:
-        """The place for an import."""
-
-    def adopt(self, request: AdoptRequest) -> AsyncGenerator[CheckProgress, None]:
-        """Make an import a checkpoint of the job."""
-
-    def rebuild(self, request: JobRequest) -> AsyncGenerator[CheckProgress, None]:
-        """Restore records that etcd has lost."""
 
 
 class CheckpointMethods:

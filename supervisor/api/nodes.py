@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
 
 from supervisor.api.gpus import gpu_list
 from supervisor.contract.desired import LostMark
@@ -21,17 +20,8 @@ from supervisor.control.decide.facts import promises
 from supervisor.control.decide.facts.claims import all_claims, may_live
 from supervisor.control.decide.facts.gpus import quarantines_of, reported
 from supervisor.control.decide.snapshot import NodeState, Snapshot, Versioned
+from supervisor.control.services.nodes import NodeService
 from supervisor.wire import rpc
-
-
-class NodeService(Protocol):
-    """The leader's methods for nodes. Each may raise an error of our tree."""
-
-    async def cordon(self, request: CordonRequest) -> NodeAnswer:
-        """Cordon a node, or drain it."""
-
-    async def uncordon(self, request: UncordonRequest) -> NodeAnswer:
-        """Allow tasks on a node again."""
 
 
 class NodeMethods:

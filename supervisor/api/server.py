@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
@@ -16,14 +16,12 @@ from supervisor.adapters.secret_sources import SecretSources
 from supervisor.api import views
 from supervisor.api.agents import Agents, address_of, node_of
 from supervisor.api.certificates import CertificateEvents
-from supervisor.api.checkpoints import CheckpointMethods, CheckpointService
-from supervisor.api.nodes import NodeMethods, NodeService
+from supervisor.api.checkpoints import CheckpointMethods
+from supervisor.api.nodes import NodeMethods
 from supervisor.api.output import OutputTail
 from supervisor.api.secrets import deliver
 from supervisor.contract.access import Target
-from supervisor.contract.checkpoint import CheckpointRef
 from supervisor.contract.code import CodePart, CodeState
-from supervisor.contract.desired import LeaderRecord
 from supervisor.contract.errors import IncompatibleRecord
 from supervisor.contract.ids import TaskId
 from supervisor.contract.job.spec import CodeRef
@@ -50,6 +48,7 @@ from supervisor.contract.views.jobs import (
     TailRequest,
 )
 from supervisor.control.decide.snapshot import Snapshot
+from supervisor.control.services.jobs import JobService
 from supervisor.wire import rpc
 from supervisor.wire.audit import Auditor
 from supervisor.wire.failures import NotLeading
@@ -60,60 +59,6 @@ A = TypeVar("A", SignalRequest, ExecRequest)
 _POLL_S = 0.1
 _SIGN_OF_LIFE_POLLS = 10
 _AGENT_S = 5.0
-
-
-class JobService(Protocol):
-    """The leader's methods for the API. Each may raise an error of our tree."""
-
-    @property
-    def checkpoints(self) -> CheckpointService:
-        """The service for checkpoints."""
-
-    @property
-    def nodes(self) -> NodeService:
-        """The service for nodes."""
-
-    def snapshot(self) -> Snapshot | None:
-        """The leader's present snapshot; None if this supervisor does not lead."""
-
-    def leader(self) -> LeaderRecord | None:
-        """The leader, as far as this supervisor knows."""
-
-    def stacks_wanted(self, node: str) -> tuple[str, ...] | None:
-        """The attempts on a node whose stacks are wanted; None when this supervisor does not lead."""
-
-    async def submit(self, request: SubmitRequest) -> Accepted:
-        """Record a job."""
-
-    async def validate(self, request: SubmitRequest) -> Accepted:
-        """Check a job against the cluster and record nothing."""
-
-    async def find_code(self, ref: CodeRef) -> CodeState:
-        """Whether the cluster has an archive already."""
-
-    async def put_code(self, part: CodePart) -> CodeState:
-        """Take one chunk of an archive."""
-
-    async def stop(self, job: str, *, save: bool = False) -> Accepted:
-        """Ask for a stop."""
-
-    async def start(self, job: str) -> Accepted:
-        """Ask for a start."""
-
-    async def release(self, job: str) -> Accepted:
-        """Let a parked job go on."""
-
-    async def delete(self, job: str) -> Accepted:
-        """Ask for a deletion."""
-
-    async def restart(self, job: str, member: str = "", from_ref: CheckpointRef | None = None) -> Accepted:
-        """Ask for a restart."""
-
-    async def scale(self, job: str, sizes: Mapping[str, int]) -> Accepted:
-        """Change the counts of roles."""
-
-    async def pin(self, job: str, ref: CheckpointRef, *, pinned: bool) -> Accepted:
-        """Keep a checkpoint, or let it go."""
 
 
 class Promising(Protocol):

@@ -49,6 +49,9 @@ from supervisor.contract.views.jobs import (
 )
 from supervisor.contract.views.nodes import CordonRequest, NodeAnswer, UncordonRequest
 from supervisor.control.decide.snapshot import Snapshot, Versioned
+from supervisor.control.services.checkpoints import CheckpointService
+from supervisor.control.services.jobs import JobService
+from supervisor.control.services.nodes import NodeService
 from supervisor.wire.rpc import Guard, Server, unary
 from supervisor.wire.tfsup_pb2 import Record
 from tests.control.world import World
@@ -58,7 +61,7 @@ from tests.support.etcd_server import free_port
 
 
 @dataclass
-class FakeNodeService:
+class FakeNodeService(NodeService):
     """Grants all that is asked about nodes."""
 
     asked: list[object] = field(default_factory=list)
@@ -73,7 +76,7 @@ class FakeNodeService:
 
 
 @dataclass
-class FakeJobService:
+class FakeJobService(JobService):
     """A leader, or a follower that knows who leads."""
 
     picture: Snapshot | None = None
@@ -82,8 +85,8 @@ class FakeJobService:
     asked: list[object] = field(default_factory=list)
     slow: asyncio.Event | None = None
     begun: asyncio.Event = field(default_factory=asyncio.Event)
-    checkpoints: FakeCheckpointService = field(default_factory=FakeCheckpointService)
-    nodes: FakeNodeService = field(default_factory=FakeNodeService)
+    checkpoints: CheckpointService = field(default_factory=FakeCheckpointService)
+    nodes: NodeService = field(default_factory=FakeNodeService)
 
     def snapshot(self) -> Snapshot | None:
         return self.picture
@@ -218,6 +221,7 @@ async def test_every_question_has_its_answer(place: Place) -> None:
 
 async def test_checkpoints_in_their_store_are_asked_about(place: Place) -> None:
     service = leading()
+    service.checkpoints = checkpoints = FakeCheckpointService()
     client = await place.client(await place.serve("s0", service))
     ref = CheckpointRef(0, 7)
     assert (await client.find_checkpoint("digits", ref)).commit.ref == ref
@@ -225,7 +229,7 @@ async def test_checkpoints_in_their_store_are_asked_about(place: Place) -> None:
     assert (await client.place_import("digits", 9)).ref.step == 9
     for stream in (client.verify("digits", (ref,)), client.adopt("digits", "p"), client.rebuild("digits")):
         assert [item.end async for item in stream] == ["", "done"]
-    assert service.checkpoints.asked == [
+    assert checkpoints.asked == [
         FindRequest("digits", ref),
         CollectRequest("digits", dry_run=True),
         ImportRequest("digits", 9),
@@ -233,7 +237,7 @@ async def test_checkpoints_in_their_store_are_asked_about(place: Place) -> None:
         AdoptRequest("digits", "p"),
         JobRequest("digits"),
     ]
-    service.checkpoints.error = BadCheckpoint("torn")
+    checkpoints.error = BadCheckpoint("torn")
     with pytest.raises(BadCheckpoint, match="torn"):
         async for _ in client.rebuild("digits"):
             pass

@@ -18,12 +18,13 @@ from supervisor.contract.views.checkpoints import (
     VerifyRequest,
 )
 from supervisor.contract.views.jobs import JobRequest
+from supervisor.control.services.checkpoints import CheckpointService
 
 URI = "file:///c"
 
 
 @dataclass
-class FakeCheckpointService:
+class FakeCheckpointService(CheckpointService):
     """Remembers what it was asked; `error` is raised in the middle of an answer."""
 
     asked: list[object] = field(default_factory=list)
