@@ -1,6 +1,6 @@
-"""What must hold in every picture of etcd, checked before each decision, in production too.
+"""The invariants of every snapshot of etcd, checked before each decision, in production too.
 
-What does not hold of one job parks that job; what does not hold of all jobs together ends the supervisor.
+A violation in one job parks that job. A violation among all jobs ends the supervisor.
 """
 
 from __future__ import annotations

@@ -137,7 +137,10 @@ def release(job: JobState) -> Action:
 
 
 def without(snap: Snapshot, subject: JobState | NodeState, why: Left) -> Snapshot:
-    """The picture without a job or node. What a job's records name is kept from others."""
+    """The snapshot with a job or node set aside.
+
+    Other jobs do not get the resources that the job's records name.
+    """
     if isinstance(subject, NodeState):
         return replace(snap, nodes_aside={**snap.nodes_aside, subject.node: why})
     job = subject

@@ -35,7 +35,7 @@ from supervisor.control.decide.plan import Action, Decision
 from supervisor.control.decide.snapshot import JobState, Snapshot
 
 _PATIENT = frozenset({Cause.DRAINED, Cause.GPU})
-"""Who needs a move for these runs on until there is room, for days maybe."""
+"""Causes for which a task keeps running until another node has room, even for days."""
 
 
 def reconcile(snap: Snapshot, assessments: Assessments | None = None) -> tuple[Decision, ...]:
@@ -89,7 +89,7 @@ def _look(snap: Snapshot, assessments: Assessments) -> list[Decision]:
 
 
 def _step(snap: Snapshot, job: JobState, assessments: Assessments) -> list[Action]:
-    """What moves the job itself."""
+    """The actions for the job as a whole: start, stop, restart, finish."""
     phase = job.switch.value.phase
     if phase.ended:
         return _start(snap, job) if lifecycle.wants_start(job) else []
@@ -142,7 +142,7 @@ def _answer(snap: Snapshot, job: JobState, found: Assessment, need: Need | None)
 
 
 def _move(snap: Snapshot, job: JobState, found: Assessment) -> list[Action]:
-    """What a follower that is lost needs, whose loss is nobody else's."""
+    """The move of a lost follower, if its loss is all that has happened."""
     alone = lost_follower(snap, job, found.members)
     return moves.move(snap, job, alone) if alone is not None else []
 
@@ -169,7 +169,7 @@ def _housekeeping(snap: Snapshot, job: JobState, found: Assessment) -> list[Deci
 
 
 def waiting_for(snap: Snapshot, job: JobState, found: Assessment) -> str:
-    """What a job that is not running waits for, for `status`; empty when for nothing."""
+    """The event that a job which is not running waits for, for `status`; empty for none."""
     if deletion.due(job):
         return deletion.waiting_for(snap, job)
     if job.switch.value.phase in (JobPhase.FINISHING, JobPhase.STOPPING):

@@ -1,4 +1,7 @@
-"""Jobs and nodes that no rule looks at. What such a job may have is given to nobody else. Pure."""
+"""Jobs and nodes that no rule looks at.
+
+Resources that such a job may have are given to no other job. Pure.
+"""
 
 from __future__ import annotations
 

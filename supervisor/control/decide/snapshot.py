@@ -1,4 +1,4 @@
-"""What the leader knows: etcd decoded into one frozen picture per decision, with the time it was taken.
+"""The leader's view of etcd: decoded into one frozen snapshot per decision, with the time it was taken.
 
 `View` folds the mirror's changes; `View.snapshot` freezes them. Each record carries the time at which this
 process first saw that version of it, on its own clock: never earlier than the write itself, so that waiting
@@ -174,7 +174,7 @@ class JobState:
     )
 
     def once(self, rule: Callable[[JobState], T]) -> T:
-        """What a rule finds in the job's records alone: those are the same in many pictures."""
+        """The result of a rule that reads the job's records alone; many snapshots share it."""
         if rule not in self.derived:
             self.derived[rule] = rule(self)
         return cast("T", self.derived[rule])
@@ -310,7 +310,10 @@ class Snapshot:
 
 @dataclass(frozen=True, slots=True)
 class _Folded:
-    """What snapshots show of one state of etcd at any time. `nodes` are without their beats."""
+    """The parts of a snapshot that depend on the state of etcd alone, not on the time.
+
+    `nodes` are without beats.
+    """
 
     nodes: Mapping[str, NodeState]
     jobs: Mapping[str, JobState]
@@ -335,7 +338,8 @@ class View:
         self._beats: dict[str, dict[str, BeatSeen]] = {}
         self._folded: _Folded | None = None
         self.unreadable: dict[str, str] = {}
-        """Why a record cannot be read, by its key. What it is about is not decided on."""
+        """Key -> the reason why its record cannot be read. No rule decides on the job or node of such a
+        record."""
         self.revision = 0
 
     def apply(self, changes: Iterable[KeyValue | KeyDeleted], revision: int, now_ms: int) -> None:

@@ -1,7 +1,7 @@
 """Runs the decisions of `reconcile`: one transaction each, under the leader token. A stale one is refused.
 
-What operators ask is written by `control.services.jobs`, shipped code by `control.services.code_uploads`,
-under the same token.
+The requests of operators are written by `control.services.jobs`, shipped code by
+`control.services.code_uploads`, under the same token.
 """
 
 from __future__ import annotations
@@ -214,7 +214,7 @@ class Applier:
             await asyncio.sleep(1)
 
     def event(self, action: Action) -> tuple[Op, ...]:
-        """What tells operators of an action, for its transaction; nothing for one without a text."""
+        """The operations that add an action's event to its transaction; empty for one without a text."""
         if not action.text:
             return ()
         serial = self._next_event

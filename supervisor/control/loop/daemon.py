@@ -63,11 +63,11 @@ LEFT_MS = 60_000
 
 @dataclass(frozen=True, slots=True)
 class ControlSettings:
-    """What a supervisor must be told.
+    """The settings of a supervisor.
 
     Attributes:
-        address: where its API and link are reached.
-        stores: where new jobs may have their checkpoints.
+        address: the address of its API and its link.
+        stores: the places that new jobs may use for their checkpoints.
         secrets: those that new jobs may name.
     """
 
@@ -83,7 +83,7 @@ class ControlSettings:
 
 @dataclass(frozen=True, slots=True)
 class StateFiles:
-    """What of a supervisor outlives it. None: nothing does."""
+    """The files that a supervisor keeps across restarts. None: it keeps nothing."""
 
     word: WordFile | None = None
     mark: MarkFile | None = None
@@ -217,7 +217,7 @@ class ControlDaemon:
         return await self._promiser.answer(request, Surroundings(self._etcd_answers, self._is_marked))
 
     def promised(self) -> str:
-        """Whom this supervisor has promised that, for people; empty for nobody."""
+        """A sentence about the promises in force, for people; empty without any."""
         return self._promiser.told()
 
     async def _etcd_answers(self) -> bool:
@@ -239,7 +239,7 @@ class ControlDaemon:
         return held.value if held is not None else None
 
     def _event(self, action: Action) -> tuple[Op, ...]:
-        """What tells of an operator's action, numbered among the leader's own."""
+        """The operations that add the event of an operator's action, numbered among the leader's own."""
         return self._applier.event(action) if self._applier is not None else ()
 
     def _picture(self) -> Snapshot | None:
@@ -265,9 +265,9 @@ class ControlDaemon:
         return picture
 
     def _glance(self) -> Assessments | None:
-        """What was decided on last, while that is a tick old at most and only beats have come since.
+        """The last decision's assessments, if a tick old at most and only beats came since; else new ones.
 
-        The answer to each beat of each node needs a picture, and the assessments of its jobs.
+        The answer to each beat of each node needs a snapshot, and the assessments of its jobs.
         """
         last = self._decided
         if last is not None and self._clock.now_ms() - last.snap.now_ms < self._settings.timing.tick_ms:

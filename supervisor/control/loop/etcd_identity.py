@@ -33,7 +33,7 @@ class MarkFile(Protocol):
     """Where it outlives the process."""
 
     def read(self) -> Mark | None:
-        """What an earlier life has left; None for nothing. Raises Refused, UserError."""
+        """The mark that an earlier process left; None without one. Raises Refused, UserError."""
 
     async def save(self, mark: Mark) -> None:
         """Replace it; durable when this returns. Raises Refused."""

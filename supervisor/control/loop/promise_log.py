@@ -1,7 +1,7 @@
-"""Rule 11's hands: answers agents that etcd does not answer, and keeps this supervisor's word on disk.
+"""Rule 11: answers agents that etcd does not answer, and keeps this supervisor's promises on disk.
 
-What `promises` decides is noted in memory at once, so that nothing that contradicts it is decided while the
-disk is awaited, and on disk before anything goes out.
+A decision of `promises` is in memory at once, so that no contrary decision is made while the disk is awaited.
+It is on disk before an answer or a transaction goes out.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class WordFile(Protocol):
         """Changes whenever the machine boots."""
 
     def read(self) -> Word | None:
-        """What an earlier life has left; None when there is nothing that makes sense. Raises Refused."""
+        """The promises that an earlier process left; None without a readable file. Raises Refused."""
 
     async def save(self, word: Word) -> None:
         """Replace it; durable when this returns. Raises Refused."""
@@ -38,7 +38,7 @@ class WordFile(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """Who promises, and for how long; 0 ms: nobody does.
+    """The terms of promises: who gives them, and for how long. 0 ms: no supervisor gives any.
 
     `supervisors`: all that may ever lead, this one among them.
     """
@@ -49,7 +49,7 @@ class Terms:
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """What the daemon tells its promiser.
+    """The functions of the daemon that its promiser calls.
 
     Attributes:
         etcd_answers: whether a linearizable read succeeds now.
@@ -202,7 +202,7 @@ class Promiser:
         self._change(replace(promises.settle(snap, self.word, tell), blind=blind))
 
     def told(self) -> str:
-        """What is promised now, in words; empty for nothing."""
+        """The promises in force, in words; empty without any."""
         now_ms = self._clock.now_ms()
         left = {each.node: each.until_ms - now_ms for each in self.word.promises.values()}
         left = {node: ms for node, ms in left.items() if ms > 0}

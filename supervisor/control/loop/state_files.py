@@ -1,4 +1,4 @@
-"""What a supervisor keeps on disk: each file is replaced whole, durable before anything depends on it."""
+"""The files of a supervisor: each is replaced whole, and is durable before anything depends on it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class StateDirWordFile:
         return boot_id()
 
     def read(self) -> Word | None:
-        """What an earlier life has left. Raises Refused; UserError for a file that makes no sense."""
+        """The record of an earlier process, or None. Raises Refused; UserError for a damaged file."""
         without = "this supervisor then declares no node lost for promise_for + D"
         return _read(self._path, Word, without)
 
@@ -45,7 +45,7 @@ class StateDirMarkFile:
         self._path = directory / ETCD
 
     def read(self) -> Mark | None:
-        """What an earlier life has left. Raises Refused; UserError for a file that makes no sense."""
+        """The record of an earlier process, or None. Raises Refused; UserError for a damaged file."""
         return _read(self._path, Mark, "an etcd that was restored from a snapshot by now is not noticed then")
 
     async def save(self, mark: Mark) -> None:

@@ -71,10 +71,10 @@ async def look_over(
     delete: bool,
     stale: Callable[[Staged], bool] = lambda _staged: False,
 ) -> tuple[Leftover, ...]:
-    """What lies in the store that no record names; with `delete`, what of it may go is gone afterwards.
+    """The entries of the store that no record names; with `delete`, those that may go are gone afterwards.
 
-    `stale`: what is in `.staging` of the generation in force has been there for too long. `ages`: the
-    grace of an earlier life counts from when this one was submitted.
+    `stale`: whether an entry of `.staging` of the generation in force has been there for too long. `ages`:
+    the grace of an earlier life counts from when this one was submitted.
 
     Raises StoreUnreachable, Refused, CoordinationUnreachable; Conflict when another supervisor leads or the
     job has begun a new life; NotFound when there is no such job.
@@ -208,7 +208,7 @@ class Sweeper:
         return self._clock.now_ms() - first_ms > STAGING_AGE_MS
 
     def _forget(self, job_uuid: str, found: Iterable[Leftover]) -> None:
-        """What is not there any more."""
+        """Forget the entries that are not there any more."""
         there = {
             each.path.rpartition("/")[2] for each in found if each.thing is Thing.STAGING and not each.goes
         }

@@ -1,7 +1,7 @@
-"""What operators do about checkpoints in their store: answers are read there, changes are fenced writes.
+"""The requests of operators about checkpoints in a store: answers are read there, changes are fenced writes.
 
-Reading back takes as long as the store does. It happens in the leader, which has the store at hand, while the
-caller listens: it ends with the caller's connection, and what was found by then is recorded.
+Reading back takes as long as the store does. It happens in the leader while the caller listens. It ends with
+the caller's connection, and findings up to then are recorded.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What operators ask of the leader: each request is validated, then one fenced transaction."""
+"""The requests of operators about jobs: each is validated, then one fenced transaction."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ class JobService:
         )
 
     def leader(self) -> LeaderRecord | None:
-        """Who leads, as far as this supervisor knows."""
+        """The leader, as far as this supervisor knows; None if it knows of none."""
         return self._leader()
 
     def snapshot(self) -> Snapshot | None:
@@ -385,7 +385,10 @@ class JobService:
     async def _scan(
         self, store: CheckpointStore, request: SubmitRequest, before: JobState | None
     ) -> StoreScan:
-        """What the job's store holds. It is made only where no checkpoint is known to be in it."""
+        """The contents of the job's store.
+
+        The store is created only if no checkpoint is known to be in it.
+        """
         known = before is None or before.commits or before.switch.value.base
         if request.mode is not SubmitMode.RESUME or not known:
             with effect("service.prepare_store", StoreUnreachable):

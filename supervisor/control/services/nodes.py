@@ -1,4 +1,4 @@
-"""What operators ask about nodes and their GPUs: to keep tasks away, and to let them come again."""
+"""The requests of operators about nodes and their GPUs: to keep tasks away, and to allow them again."""
 
 from __future__ import annotations
 

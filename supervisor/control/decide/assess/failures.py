@@ -99,8 +99,8 @@ def _need_of_followers(snap: Snapshot, job: JobState, failed: list[Member]) -> N
 def _explaining(job: JobState, ended: Versioned[AttemptReport]) -> Incident | None:
     """The open incident whose one task was restarted inside the generation in force.
 
-    It explains the end of attempts that ran when it happened. What was started after it and loses its peer
-    again has a failure of its own, which is charged, and paused for.
+    It explains the end of attempts that ran when it happened. An attempt that started after it and loses its
+    peer has a failure of its own, which is charged to the budget and followed by a pause.
     """
     switch = job.switch.value
     held = job.incidents.get(switch.incident)
@@ -164,7 +164,7 @@ def _task_need(snap: Snapshot, job: JobState, member: Member) -> Need:
 
 
 def _unseen_ms(snap: Snapshot, held: Versioned[AttemptReport]) -> int:
-    """What ended with its machine ended when that was heard last, as far as anybody can tell; else 0."""
+    """Milliseconds from the machine's last beat before it rebooted to this report; 0 for any other end."""
     report = held.value
     picture = snap.nodes.get(report.node)
     if report.exit is None or not report.exit.rebooted or picture is None:
@@ -182,7 +182,7 @@ def need_of(
     detail: str,
     tail: str = "",
 ) -> Need:
-    """What a member's failure needs: one that ended, or one that runs and should not go on so.
+    """The restart that a failed member needs. It has ended, or it runs and should not go on.
 
     `tail`: the end of its output.
     """

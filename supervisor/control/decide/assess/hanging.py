@@ -228,7 +228,7 @@ def _unheard_ms(snap: Snapshot, picture: NodeState) -> int:
 
 
 def beat_of(snap: Snapshot, member: Member) -> TaskBeat | None:
-    """What is heard of a member that runs."""
+    """The last beat about a running member; None without one."""
     if member.state is not MemberState.RUNNING or member.report is None:
         return None
     return snap.beat_of(member.placement.node, member.report.value.attempt)

@@ -1,6 +1,6 @@
-"""What beats alone tell of a job that runs: hangs, NaN losses, deadlines that have passed, stragglers.
+"""Finds hangs, NaN losses, missed deadlines and stragglers of a running job, from beats alone.
 
-All of it follows from the picture. An agent that is not heard makes these detectors silent (rule 10).
+All of it follows from the snapshot. An agent that sends no beats makes these detectors silent (rule 10).
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def clock(snap: Snapshot, job: JobState) -> list[Action]:
 
 
 def find(snap: Snapshot, job: JobState, there: tuple[Member, ...], liveness: Liveness) -> Need | None:
-    """What the beats of a job ask for, of which no attempt has ended and no node is silent."""
+    """The restart that a job's beats ask for; None also while an attempt has ended or a node is silent."""
     if any(each.state in GONE for each in there):
         return None
     return (

@@ -1,4 +1,4 @@
-"""What a failure leads to, after all that the job has been through: the rule, the budget, the suspects."""
+"""The verdict on a failure, from the job's whole history: its rule, its budget and the suspects."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def judge(snap: Snapshot, job: JobState, accused: Suspect) -> Judgement:
 
 
 def _error(snap: Snapshot, job: JobState, accused: Suspect, present: Present) -> Raised | None:
-    """What the program raised before it trained; None also where the job says what such an end leads to.
+    """The error that the program raised before it trained; None also if the job rules on `program_exit`.
 
     A task outside the ClusterSpec does not count: an evaluator may find no checkpoint yet.
     """
@@ -149,7 +149,7 @@ def _ended_beside(job: JobState, accused: Suspect) -> list[tuple[str, str]]:
 def _bad_node(
     snap: Snapshot, life: tuple[Past, ...], present: Present, homes: list[str], began: int | None
 ) -> NodeVerdict | None:
-    """What was before the node's cordon was lifted has been answered by that cordon."""
+    """The verdict on the failure's node. Failures from before a lift of its cordon do not count."""
     node = snap.nodes.get(present.node)
     if node is None or (began is not None and node.pardons(began)):
         return None

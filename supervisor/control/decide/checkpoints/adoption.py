@@ -81,8 +81,8 @@ def record_of(read: Read, verified: Verify, wall_ms: int | None = None) -> Commi
 def adopt(job: JobState, read: Read, wall_ms: int) -> Action:
     """Make an import the newest checkpoint of the job: the next start begins from it.
 
-    It descends from nothing that the job has saved. What it saved before is off its lineage from now on, and
-    stays for the grace of such checkpoints.
+    It has no parent. The job's earlier checkpoints are off its lineage from now on, and stay for the grace of
+    such checkpoints.
     """
     record = replace(record_of(read, Verify.READBACK, wall_ms), parent=None, incarnation=ADOPTED)
     switch = turn(job.switch, Transition.IMPORT, generation=record.ref.generation, base=None)

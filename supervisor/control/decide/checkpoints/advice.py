@@ -1,7 +1,7 @@
-"""What a user must change so that the job's saves are kept: told once in `events`, and in `status` as long as
-it is so. Pure.
+"""Advice for users whose saves are not kept: one event, and a line in `status` as long as it holds. Pure.
 
-Where a program saves is what its own process says (`Saves`): a hint, on which nothing but these words rests.
+The place of a program's saves is known from its own process alone (`Saves`). It is a hint: only this advice
+depends on it.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Advice:
 
 
 def advice(snap: Snapshot, job: JobState) -> tuple[Advice, ...]:
-    """What there is to say now."""
+    """The advice that holds now."""
     found = _elsewhere(snap, job)
     return () if found is None else (found,)
 
@@ -52,7 +52,7 @@ def tell(snap: Snapshot, job: JobState) -> list[Action]:
 
 
 def saves_of(snap: Snapshot, job: JobState) -> Iterator[tuple[AttemptId, Saves]]:
-    """What the attempts of the generation in force say of their saves."""
+    """The attempts of the generation in force, each with its own report of its saves."""
     for attempt, held in job.attempts.items():
         if attempt.generation != job.switch.value.generation:
             continue

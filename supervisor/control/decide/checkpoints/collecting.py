@@ -33,7 +33,7 @@ def collect(snap: Snapshot, job: JobState) -> list[Decision]:
 
 
 def fates_of(snap: Snapshot, job: JobState) -> tuple[Fate, ...]:
-    """What becomes of each of the job's checkpoints, and why, oldest first."""
+    """The fate of each of the job's checkpoints, with the reason; oldest first."""
     policy, age = policy_of(snap, job), _age(snap, job)
     found = fates(_records(job), job.switch.value, _wanted(job), policy, age)
     if not records_are_lost(job):
@@ -45,7 +45,10 @@ def fates_of(snap: Snapshot, job: JobState) -> tuple[Fate, ...]:
 
 
 def policy_of(snap: Snapshot, job: JobState) -> RetentionPolicy:
-    """What the job asks to keep, with the time from which the grace of what fell off its lineage counts."""
+    """The job's retention policy.
+
+    `branched_age_ms` counts from the last event that may have changed its lineage.
+    """
     spec, known = job.record.value.spec.checkpoint, ages(snap)
     # Any new generation, any new life and any import may have begun at an older checkpoint than the newest.
     made = [each.create_revision for each in job.incidents.values() if each.value.scope is Scope.ALL]

@@ -1,4 +1,4 @@
-"""What agents tell of a job's files on their nodes: an event for each, and a line in `status`. Pure."""
+"""Notices of agents about a job's files on their nodes: an event for each, and a line in `status`. Pure."""
 
 from __future__ import annotations
 

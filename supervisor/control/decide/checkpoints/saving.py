@@ -29,7 +29,7 @@ KINDS = frozenset({FAILING, WORKING, LAGGING, CAUGHT_UP, SKIPPED, UNUSABLE, MISS
 
 
 def saver_beat(snap: Snapshot, job: JobState) -> SaverBeat | None:
-    """What the node of the generation's saver says; None while it is silent, or has not begun (rule 10)."""
+    """The beat about the generation's saver; None while its node is silent, or it has not begun (rule 10)."""
     plan, saver = job.plan_in_force, job.saver.member
     if plan is None:
         return None
@@ -162,7 +162,7 @@ def _skipped(job: JobState, beat: SaverBeat, told: list[Versioned[Event]]) -> Ac
 
 
 def unusable(beat: SaverBeat | None) -> tuple[str, ...]:
-    """What looks like a save and cannot be committed, each with the reason and what helps."""
+    """A line for each save that cannot be committed, with the reason and the remedy."""
     return tuple(
         f"a save cannot be committed: {each}" for each in (beat.unusable if beat is not None else ())
     )

@@ -1,4 +1,4 @@
-"""What tasks have of the nodes, or may have: CPUs, memory and GPUs, as etcd alone tells it. Pure.
+"""The CPUs, memory and GPUs that tasks have, or may have, on the nodes, from etcd alone. Pure.
 
 A task has a claim on its node by every plan that is in force or in preparation, and by every attempt that is
 not confirmed dead, of whatever generation (rule 5). Claims are derived at each look, so that a new leader
@@ -62,7 +62,7 @@ def by_gpu(claims: Iterable[Claim]) -> dict[str, list[Claim]]:
 
 
 def planned(job: JobState) -> tuple[tuple[Claim, ...], ...]:
-    """What each plan of a job claims: the one in force, and those in preparation."""
+    """The claims of each plan of a job: the plan in force, and those in preparation."""
     return job.once(_planned)
 
 
@@ -82,9 +82,7 @@ def may_live(snap: Snapshot, report: AttemptReport) -> bool:
 def claiming(
     snap: Snapshot, spec: JobSpec, plan: Plan, placements: Iterable[Placement]
 ) -> tuple[tuple[Compare, ...], tuple[Op, ...]]:
-    """What a transaction compares and writes that places these tasks of a plan; nothing where none asks for
-    anything.
-    """
+    """The compares and writes of a transaction that places tasks of a plan; empty if none needs resources."""
     if not any(_asks(spec.role(placement.role).resources) for placement in placements):
         return (), ()
     compare = unchanged_or_absent(keys.CLAIMS, snap.claims)
@@ -126,7 +124,7 @@ def _of_plans(job: JobState) -> dict[tuple[str, str], Claim]:
 
 
 def _planned(job: JobState) -> tuple[tuple[Claim, ...], ...]:
-    """What ran before an end is told by the attempts that are left, also once it waits to begin again."""
+    """The claims by plans. A job that has ended, or waits to start, claims by its attempts alone."""
     switch, roles = job.switch.value, _resources(job)
     if switch.phase.ended:
         return ()
@@ -183,5 +181,5 @@ def _unreported(job: JobState) -> tuple[tuple[Placement, Claim], ...]:
 
 
 def _resources(job: JobState) -> dict[str, Resources]:
-    """What each role asks for; a role that the job has no more had its GPUs alone."""
+    """Role name -> its resources. Claims of a role that the job no longer has count its GPUs alone."""
     return {role.name: role.resources for role in job.record.value.spec.roles}

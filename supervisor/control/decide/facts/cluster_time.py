@@ -1,8 +1,8 @@
-"""How old what etcd holds is, by no wall clock: on the time that leaders have counted, one after the other.
+"""The ages of records in etcd, by no wall clock: leaders count the time, one after the other.
 
-Every few minutes the leader notes which revision etcd had reached at which of its times; the next one goes on
-from there. What has a revision that is in such a note is at least as old as the note. All errors make things
-younger: the minutes between two notes, those before a leader's end, and the time that nobody led.
+Every few minutes the leader notes which revision etcd had reached at which of its times; the next leader goes
+on from there. A record whose revision is in such a note is at least as old as the note. All errors make ages
+too small: the minutes between two notes, those before a leader's end, and the time without a leader.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Ages:
 
 
 def ages(snap: Snapshot) -> Ages:
-    """What this picture knows of ages."""
+    """The cluster's time at this snapshot, and the notes that date revisions."""
     held = snap.time
     if held is None:
         return Ages(0)

@@ -1,4 +1,4 @@
-"""What keeps a node from making a task's launcher for now, as its agent tells: dockerd, a registry, etcd."""
+"""Delays of a task's launcher, as the agent of its node reports them: dockerd, a registry, etcd."""
 
 from __future__ import annotations
 

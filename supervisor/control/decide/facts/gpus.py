@@ -1,8 +1,8 @@
-"""The GPUs of the nodes: which of them a task may be given, and what has befallen those that it has. Pure.
+"""The GPUs of the nodes: those that a task may get, and the faults of those that it has. Pure.
 
-A GPU is known by its UUID, wherever it is reported from: agents of one machine report the same ones. Who has
-it is told by claims (`facts.claims`). A job's own tasks make room on their node for its next generation:
-their agent starts an attempt only when nobody alive holds its GPUs there.
+A GPU is known by its UUID, wherever it is reported from: agents of one machine report the same ones. Claims
+tell which task has it (`facts.claims`). A job's own tasks make room on their node for its next generation:
+their agent starts an attempt only when no living attempt holds its GPUs there.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def _suits(slot: GpuSlot, need: Resources) -> bool:
 
 
 def asked_for(need: Resources) -> str:
-    """What kind of GPU a task needs, for people."""
+    """The kind of GPUs that a task needs, for people."""
     named = f" named {need.gpu_model}" if need.gpu_model else ""
     size = f" with {need.gpu_memory_bytes / (1 << 30):.4g} GiB" if need.gpu_memory_bytes else ""
     which = f" of index {', '.join(map(str, need.gpu_indices))}" if need.gpu_indices else ""
@@ -90,7 +90,7 @@ def asked_for(need: Resources) -> str:
 
 
 def reported(picture: NodeState) -> Versioned[GpuReport] | None:
-    """What the node's present agent, or one that it succeeded, last said of its GPUs, since the last boot."""
+    """The last report on the node's GPUs since its boot, by its agent or one that this agent succeeded."""
     held, life = picture.gpus, picture.incarnation
     if held is None or life is None or not picture.acts_for(held.value.incarnation):
         return None
@@ -149,10 +149,10 @@ class GpuHarm:
 
 
 def befallen(snap: Snapshot, job: JobState, plan: Plan, placement: Placement) -> GpuHarm | None:
-    """What has befallen the GPUs of a task since its present attempt was decided on; the worst first.
+    """The worst harm by a task's GPUs since its present attempt was decided on; None without any.
 
-    A GPU that is unknown now has befallen nobody (rule 10), nor has what a program did on a GPU that is
-    shared: nobody knows whose it was, and who did it ends by itself.
+    A GPU that is unknown now does no harm (rule 10). A fault that a program caused on a shared GPU does not
+    count: no report says whose program it was, and that program ends by itself.
     """
     picture, assigned = snap.nodes.get(placement.node), job.assigned(plan.plan_id, placement.member)
     report = reported(picture) if picture is not None else None
@@ -191,9 +191,11 @@ def _known_ms(snap: Snapshot, node: str, gpu: Gpu, report: Versioned[GpuReport])
 
 
 def known_faults(snap: Snapshot, node: str, gpus: tuple[str, ...]) -> tuple[int, ...]:
-    """What has befallen these GPUs so far: an attempt that is decided on now is not ended for it.
+    """The serial of each GPU's last fault; 0 without one.
 
-    Serials outlive agents and boots, so that any report tells them.
+    An attempt that is decided on now does not end for these.
+
+    Serials outlive agents and boots, so that any report has them.
     """
     picture = snap.nodes.get(node)
     held = picture.gpus if picture is not None else None

@@ -1,4 +1,4 @@
-"""What a job has been through, as the snapshot tells it: its failures so far, its steps and its commits."""
+"""The history of a job in a snapshot: its failures so far, its steps and its commits."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def _reached(beat: TaskBeat) -> Reached:
 
 
 def _training(snap: Snapshot, job: JobState) -> tuple[list[TaskBeat], list[AttemptReport]]:
-    """What beats and reports tell of the training tasks of the generation in force."""
+    """The beats and the reports of the training tasks of the generation in force."""
     spec, generation = job.record.value.spec, job.switch.value.generation
     roles = training_roles(spec) or {role.name for role in spec.roles}
     plan = job.plan_in_force

@@ -2,7 +2,7 @@
 
 TensorFlow takes any failure to look for a checkpoint as "there is none". A launcher starts no program before
 its mount shows a sign (`agent/inside/child/waiting.py`); a mount that dies in the second after that is
-noticed here, by the first step. What such a run has committed must not become the base of the next.
+noticed here, by the first step. A commit of such a run must not become the base of the next generation.
 
 A program that counts its steps anew at each start looks the same. It is restarted in vain once for a base,
 and at most `MOST_TIMES` in a life of its job.
@@ -24,7 +24,7 @@ MOST_TIMES = 3
 
 
 def missed(job: JobState, beat: TaskBeat | None) -> str:
-    """What the saver's beat tells of a start from scratch, for people; empty where it tells of none."""
+    """The evidence in the saver's beat of a start from scratch, for people; empty without any."""
     base, spec = job.switch.value.base, job.record.value.spec
     if base is None or beat is None or not 0 <= beat.first_step < base.step:
         return ""

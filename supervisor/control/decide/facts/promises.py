@@ -1,11 +1,11 @@
-"""Rule 11, the supervisor's side: what it may promise, and what it may not declare while it has.
+"""Rule 11, the supervisor's side: the promises that it may give, and the takings that they forbid.
 
 Safety. Between a supervisor and a life of a node there is never both a promise in force and a taking (a flip
 or move that takes tasks away which are not confirmed dead) that is sent or may still take effect. Each is
 noted on disk before it goes out, and each is refused while the other is noted. An agent extends only with the
-promises of all supervisors that can ever lead, so whoever leads sends no taking before the extension is over.
-What a promise does not need: that marks are absent. A mark that was on its way when the promise was given
-takes nothing away by itself; `node_loss` waits for the promise to end before anything is done on it.
+promises of all supervisors that can ever lead, so no leader sends a taking before the extension is over. A
+promise may be given although there is a mark. A mark that was on its way when the promise was given takes no
+task away by itself; `node_loss` acts on it only after the promise has ended.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ KEPT_D = 2
 
 
 def begin(word: Word | None, boot_id: str, now_ms: int, silence_ms: int) -> Word:
-    """What a supervisor goes on with, from what its disk has; `silence_ms` is V + D."""
+    """The promises and takings that a supervisor starts with, from its file `word`; `silence_ms` is V + D."""
     if word is None:
         return Word(boot_id, now_ms + silence_ms, blind=True)
     # The release before keyed them by their incarnations alone. Of two for one life the later one counts.

@@ -55,7 +55,7 @@ class Begin:
 
 @dataclass(frozen=True, slots=True)
 class Traces:
-    """What a store tells of the jobs that used it.
+    """The traces in a checkpoint store of the jobs that used it.
 
     Attributes:
         found: the manifests in it.
@@ -71,7 +71,7 @@ class Traces:
 
 
 def check_spec(spec: JobSpec) -> None:
-    """What any client must respect, also one that is not `supervisorctl`; raises UserError."""
+    """Check the rules that every client must respect, not only `supervisorctl`. Raises UserError."""
     check_name("job", spec.name)
     if not spec.roles:
         raise UserError(f"job {spec.name} has no role")
@@ -127,7 +127,7 @@ def check_fits(snap: Snapshot, spec: JobSpec) -> str:
 
 
 def cautions(snap: Snapshot, spec: JobSpec) -> tuple[str, ...]:
-    """What is allowed, and may be forgotten: GPUs, on a cluster that has some."""
+    """Warnings about an allowed job that may be a mistake: one without GPUs, on a cluster that has some."""
     if any(role.resources.gpus for role in spec.roles):
         return ()
     nodes = [node.node for node in snap.nodes.values() if (held := reported(node)) and held.value.gpus]
@@ -354,7 +354,7 @@ def record(
 
 
 def _former(before: JobState | None, uuid: str) -> tuple[str, ...]:
-    """What a job was called in its lives before this one, as far as this cluster has ended them."""
+    """The UUIDs of the job's earlier lives that this cluster has ended, oldest first."""
     if before is None:
         return ()
     last = before.record.value

@@ -74,7 +74,7 @@ def _close_with(
 def stage(
     snap: Snapshot, job: JobState, plan: Versioned[Plan], need: Need, closing: Closing
 ) -> list[Action] | None:
-    """What the base of a closed switch asks for; empty while it is awaited, None once every node has it."""
+    """The actions on the base of a closed switch; empty while nodes stage it, None once every node has it."""
     asked = asked_base(job)
     if asked is not None and closing.base != asked:
         return [_reopen(job, f"an operator asks for checkpoint {asked}")]
@@ -172,7 +172,7 @@ def _booted_since(snap: Snapshot, staged: Staged) -> bool:
 
 
 def unstaged_reason(snap: Snapshot, job: JobState, plan: Plan, closing: Closing) -> str:
-    """What staging waits for, for `status`."""
+    """The nodes that staging waits for, with the reason of a failure; for `status`, empty without any."""
     staged = _staged_of(snap, job, plan, closing.base)
     unknown = [held.value for held in staged if held.value.failure is StageFailure.UNKNOWN]
     if unknown:

@@ -12,7 +12,7 @@ KEPT_UNUSED_MS = 600_000
 
 
 def digests_in_use(snap: Snapshot) -> frozenset[str]:
-    """What a job's file names, or a plan of it that is not removed yet: nodes may ask for it again."""
+    """The digests in job files and plans: nodes may ask for their archives again."""
     named = {job.record.value.spec.code.digest for job in snap.jobs.values() if job.record.value.spec.code}
     planned = {held.value.code for job in snap.jobs.values() for held in job.plans.values()}
     return frozenset(named | planned)

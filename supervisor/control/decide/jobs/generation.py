@@ -97,7 +97,7 @@ def _as_asked(job: JobState, need: Need) -> Need:
 
 
 def waiting_for(snap: Snapshot, job: JobState, plan: Plan, need: Need) -> str:
-    """What the plan waits for before its switch may be closed; empty when nothing."""
+    """The event that the plan awaits before its switch may close, for `status`; empty for none."""
     refused = _refused(job, plan)
     if refused is not None:
         return f"another try; {refusal(refused.value)}"
@@ -129,10 +129,10 @@ def _held_back(snap: Snapshot, nodes: list[str]) -> str:
 
 
 def _next_commit(snap: Snapshot, job: JobState, plan: Plan, need: Need) -> str:
-    """What healthy tasks go on training for, although the next generation is ready (rule 6).
+    """The event until which tasks train on though the next generation is ready (rule 6); empty for none.
 
-    Where all tasks are well, or a lost node cost no more than workers, a flip right after a commit costs the
-    others nothing.
+    If all tasks are well, or a lost node took no more than workers with it, a flip right after a commit costs
+    the others no steps.
     """
     if need.patience_ms:
         return _patient(snap, job, plan, need)
@@ -194,10 +194,10 @@ def _apart(ready: list[Versioned[Prepared]]) -> Versioned[Prepared] | None:
 def _give_up(
     snap: Snapshot, job: JobState, plan: Versioned[Plan], need: Need, refused: Versioned[Prepared]
 ) -> list[Action]:
-    """A task cannot be prepared: charged like a failed start, so that trying again has a pause and an end.
+    """Give up a plan with a task that cannot be prepared. It is charged like a failed start.
 
-    Code that cannot be had is nobody's failed start: it is asked for again until it is back. What fails
-    everywhere and each time ends the job at once.
+    Missing code is not charged: nodes ask for it again until it is back. A refusal that every node would
+    repeat ends the job at once.
     """
     why, policy = refusal(refused.value), job.record.value.spec.restart
     if refused.value.hopeless:

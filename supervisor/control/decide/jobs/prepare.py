@@ -177,7 +177,7 @@ def assignment_of(snap: Snapshot, job: JobState, plan: Plan, placement: Placemen
 
 
 def bare_assignment(spec: JobSpec, uuid: str, plan: Plan, placement: Placement) -> Assignment:
-    """What of an assignment the job and the plan alone say."""
+    """The part of an assignment that follows from the job and the plan alone."""
     role = spec.role(placement.role)
     return Assignment(
         job=spec.name,
@@ -268,7 +268,7 @@ def _ports_still_known(snap: Snapshot, job: JobState, node: str) -> tuple[int, .
 
 
 def _known_addresses(job: JobState) -> frozenset[tuple[str, str]]:
-    """What its attempts that may be alive may connect to: node, where one is told, and address."""
+    """The addresses that attempts which may be alive may connect to: (node, or empty if unknown; address)."""
     unconfirmed = unconfirmed_plans(job)
     reported = {
         (held.value.node, held.value.address)

@@ -17,7 +17,7 @@ from supervisor.control.decide.snapshot import JobState, Snapshot
 from supervisor.control.decide.switch import Transition, turn
 
 OF_GPUS = (Cause.GPU, Cause.PROGRAM_SIGNAL)
-"""What a fault of its GPU restarts a task for."""
+"""Causes of restarts that follow from a fault of the task's GPU."""
 
 
 def in_place(snap: Snapshot, job: JobState, need: Need) -> list[Action]:

@@ -18,7 +18,7 @@ from supervisor.control.decide.plan import Action, fitting, put, unchanged
 from supervisor.control.decide.snapshot import JobState, NodeState, Snapshot
 
 Surroundings = tuple[str, tuple[tuple[str, str], ...], float, int]
-"""What makes two launchers interchangeable within a job: program, environment, a container's limits."""
+"""Launchers of a job that agree in these are interchangeable: program, environment, a container's limits."""
 
 CALM_MS = 2_000
 """So long all tasks have run before a node is told to import: what starts needs its processors."""
@@ -37,7 +37,7 @@ def keep(snap: Snapshot, job: JobState, there: tuple[Member, ...]) -> list[Actio
 
 
 def _declined(snap: Snapshot, job: JobState) -> list[Op]:
-    """What nodes have to be told that take no tasks: a launcher in which one ran may go."""
+    """The writes for nodes that take no tasks: such a node may drop a launcher that a task has left."""
     if job.switch.value.phase.ended:
         return []
     ops: list[Op] = []
@@ -54,7 +54,7 @@ def _closed(picture: NodeState) -> bool:
 
 
 def _told(snap: Snapshot, job: JobState) -> list[Op]:
-    """What nodes have to be told that take tasks now."""
+    """The writes for nodes that take tasks now: the launcher that each keeps in reserve."""
     spec, uuid, ops = job.record.value.spec, job.switch.value.job_uuid, list[Op]()
     found: dict[object, Surroundings | None] = {}
     for name, picture in snap.nodes.items():

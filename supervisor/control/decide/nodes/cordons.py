@@ -140,7 +140,7 @@ def _taken_over(picture: NodeState) -> list[Action]:
 
 
 def _written(picture: NodeState, cordon: Cordon) -> Write:
-    """The cordon in the place of what the node has. What was lifted before stays lifted."""
+    """The write of a cordon in place of the node's present one. Earlier lifts stay in force."""
     key, pardon = keys.cordon(picture.node), picture.pardon
     compares = (
         unchanged_or_absent(key, picture.cordon_record),

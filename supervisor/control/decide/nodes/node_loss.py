@@ -1,11 +1,12 @@
 """Losing a node (rule 3): from suspicion to a lost mark, from an appeal to its withdrawal, from D to *lost*.
 
-Suspected is who is silent, and who beats but cannot read etcd for longer than a healthy agent ever cannot.
+A node is suspected if it is silent, or if its beats say that etcd has not answered it for longer than a
+healthy agent ever waits.
 
-A mark is a declaration, not a proof. What makes it safe to replace a node's tasks is that D has passed on
-this leader's clock since it saw the mark: by then every read that could have let the agent go on is older
-than D. What replaces them turns the mark `final`, after which no appeal is heard, and compares that none has
-come of which this leader does not know: its watch may be late.
+A mark is a declaration, not a proof. It is safe to replace a node's tasks once D has passed on this leader's
+clock since it saw the mark: by then every read that could have let the agent go on is older than D. The
+transaction that replaces them turns the mark `final`, after which no appeal counts. It also compares that no
+appeal has come that this leader has not seen: its watch may be late.
 """
 
 from __future__ import annotations
@@ -32,9 +33,10 @@ _RETURNS = frozenset({"node_back", power.DISPROVED})
 def by_marks(
     snap: Snapshot, marks: Iterable[Versioned[LostMark]]
 ) -> tuple[tuple[Compare, ...], tuple[Op, ...]]:
-    """What a transaction compares and writes that takes tasks away by these marks.
+    """The compares and writes of a transaction that takes tasks away by these marks.
 
-    None has been withdrawn or appealed against since this picture, and no appeal is heard from then on.
+    The compares fail if a mark was withdrawn or appealed against since this snapshot. The writes make the
+    marks final: no later appeal counts.
     """
     compares, ops = list[Compare](), list[Op]()
     for mark in marks:
@@ -48,7 +50,7 @@ def by_marks(
 
 
 def taking(snap: Snapshot, job: JobState, placements: Iterable[Placement]) -> Taking | None:
-    """What a transaction on the job's switch takes away that may be alive; None for nothing."""
+    """The tasks, maybe alive, that a transaction on the job's switch takes away; None for no task."""
     taken, plan_id = tuple(placements), job.switch.value.plan_id
     if not taken:
         return None

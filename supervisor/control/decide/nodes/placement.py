@@ -73,14 +73,14 @@ class Before:
 
 @dataclass(frozen=True, slots=True)
 class _Shortage:
-    """What one node lacks for one task. `relative` is the lack as a share of the request."""
+    """The resource that one node lacks for one task. `relative` is the lack as a share of the request."""
 
     text: str
     relative: float
 
 
 class _Room:
-    """What is left of one node while tasks are put on it."""
+    """The free resources of one node while tasks are placed on it."""
 
     def __init__(self, offer: NodeOffer, devices: Devices) -> None:
         self.offer = offer
