@@ -136,7 +136,7 @@ class Dockerd(Freezable):
 
     @property
     def log(self) -> str:
-        """What it has said so far, in all its lives."""
+        """Its log so far, of all its lives."""
         return (self.directory / "log").read_text(errors="replace")
 
     def start(self) -> None:

@@ -69,7 +69,7 @@ class Daemon(Freezable):
 
     @property
     def log(self) -> str:
-        """What it has said so far, in all its lives."""
+        """Its log so far, of all its lives."""
         return (self.cluster.directory / "log" / self.name).read_text(errors="replace")
 
     def kill(self) -> None:
@@ -121,7 +121,7 @@ class HdfsCluster:
 
     @property
     def conf_dir(self) -> Path:
-        """What HADOOP_CONF_DIR must say for clients of this cluster."""
+        """The value of HADOOP_CONF_DIR for clients of this cluster."""
         return self.directory / "client"
 
     def fresh_uri(self, name: str = "test") -> str:

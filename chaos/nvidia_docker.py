@@ -1,4 +1,4 @@
-"""What a dockerd needs to have nvidia-docker, over scripted GPUs (`nvidia_oci.py`)."""
+"""The files that give a dockerd nvidia-docker, over scripted GPUs (`nvidia_oci.py`)."""
 
 from __future__ import annotations
 

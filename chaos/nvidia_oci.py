@@ -76,7 +76,7 @@ def _mount_into(directory: Path, bundle: Path, container: str, pid: int) -> None
 
 
 def _binds(directory: Path, config: dict[str, dict[str, list[str]]], container: str) -> list[tuple[str, str]]:
-    """What a container with GPUs gets; nothing without."""
+    """The (source, target) mounts of a container with GPUs; empty without GPUs."""
     env = dict(each.partition("=")[::2] for each in config["process"]["env"])
     asked = env.get("NVIDIA_VISIBLE_DEVICES", "")
     if asked in {"", "void", "none"}:

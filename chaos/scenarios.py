@@ -1,4 +1,7 @@
-"""What can be run by name: each fault alone, and faults together. A seed chooses what a name leaves open."""
+"""The scenarios by name: each fault alone, and faults together.
+
+A seed makes the choices that a name leaves open.
+"""
 
 from __future__ import annotations
 

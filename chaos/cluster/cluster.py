@@ -188,7 +188,7 @@ class Cluster:
         return self._machine if self.isolated else None
 
     def etcd(self, *, timeout_s: float = 1.0) -> EtcdReader:
-        """What etcd holds, seen from the operator's machine."""
+        """A reader of etcd from the operator's machine."""
         tls = self.programs.tls(OPERATOR)
         ca, cert, key = (Path(tls[name]) for name in ("ca", "cert", "key"))
         return EtcdReader(tuple(self.programs.endpoints()), ca, cert, key, self._network, timeout_s)
@@ -299,7 +299,7 @@ class Cluster:
         self._machine = wait_for(self.root / "machine.sock", BOOT_S, self._guard.poll)
 
     def _not_ready(self) -> str:
-        """What is still waited for; empty when there is nothing."""
+        """The keys that etcd does not have yet, or its failure to answer; empty when all are there."""
         try:
             known = self.etcd(timeout_s=0.5).read(PREFIX)
         except OSError as error:

@@ -10,7 +10,7 @@ _COMMAND_S = 30.0
 
 
 def entering(pid: int, *spaces: str) -> list[str]:
-    """What a command is put behind to be run in namespaces (net, mount, ...) of process `pid`."""
+    """The words before a command that run it in namespaces (net, mount, ...) of process `pid`."""
     return ["nsenter", "--target", str(pid), *(f"--{space}" for space in spaces), "--"]
 
 

@@ -1,4 +1,4 @@
-"""What etcd holds, read through its JSON gateway: independent of the product's client."""
+"""Reads etcd through its JSON gateway, independent of the product's client."""
 
 from __future__ import annotations
 

@@ -88,7 +88,7 @@ class Hadoop:
         _write(self.client, _properties("client.properties") | common, common)
 
     def programs(self, place: Place, env: Mapping[str, str]) -> list[Program]:
-        """What a node runs."""
+        """The programs of a node."""
         return [Program(role, self._daemon(place, role), dict(env)) for role in self.roles(place)]
 
     def _daemon(self, place: Place, role: str) -> tuple[str, ...]:
@@ -228,7 +228,7 @@ def _run(argv: list[str], said: str = "") -> str:
 
 
 def _properties(name: str) -> dict[str, str]:
-    """What deploy/hdfs says that has nothing to do with where a cluster is."""
+    """The properties in deploy/hdfs that do not depend on the cluster's addresses or directories."""
     lines = (_DEPLOY / "conf" / name).read_text().splitlines()
     found = dict(line.split("=", 1) for line in lines if line and not line.startswith("#"))
     return {key: value for key, value in found.items() if "@" not in value and "${" not in value}

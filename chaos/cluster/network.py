@@ -32,9 +32,9 @@ class Rule:
 
 
 class Network:
-    """Who reaches whom. Nodes are named; OPERATOR is the machine of an operator.
+    """The network between nodes, by name; OPERATOR is the machine of an operator.
 
-    What was done to a node's network holds across its reboots, until it is undone or healed.
+    A change to a node's network holds across its reboots, until it is undone or healed.
     """
 
     def __init__(

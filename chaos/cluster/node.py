@@ -64,7 +64,7 @@ class Daemon:
 
     @property
     def log(self) -> Path:
-        """What it has written to standard output and error, in all its lives."""
+        """The file with its standard output and error, of all its lives."""
         return self._node.home / f"{self.name}.log"
 
     def kill(self, number: int = signal.SIGKILL, *, stay: bool = True) -> None:

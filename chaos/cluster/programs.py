@@ -59,7 +59,7 @@ class Programs:
         return self.root / "conf" / f"client-{tenant}.yaml"
 
     def of(self, place: Place) -> list[Program]:
-        """What a node runs."""
+        """The programs of a node."""
         if place.kind == "etcd":
             return [self._etcd(place)]
         if place.kind == "sup":
@@ -93,7 +93,7 @@ class Programs:
 
     @property
     def clock_library(self) -> Path:
-        """What daemons preload, so that their wall clock is what `clock` says."""
+        """The library that daemons preload, so that their wall clock follows the file `clock`."""
         return self.root / "conf" / "wall_clock.so"
 
     def clock(self, node: str) -> Path:
@@ -105,7 +105,7 @@ class Programs:
         return self.root / "nodes" / node / "nvml"
 
     def write_names(self) -> None:
-        """What every node knows of the others' names: all that there is to know."""
+        """Write the hosts file of every node, with the names of all nodes."""
         lines = ("127.0.0.1 localhost", *(f"{place.address} {place.name}" for place in self.places))
         (self.root / "conf" / "hosts").write_text("\n".join(lines) + "\n")
         (self.root / "conf" / "resolv.conf").write_text("options attempts:1 timeout:1\n")

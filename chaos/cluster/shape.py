@@ -1,4 +1,4 @@
-"""What a cluster consists of, and where each node is."""
+"""The shape of a cluster: its nodes, and the address of each."""
 
 from __future__ import annotations
 

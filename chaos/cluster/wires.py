@@ -74,7 +74,7 @@ def shorten(machine: int, root: Path, name: str, link: str | None) -> None:
 
 
 def whole_frames(pid: int, interface: str) -> None:
-    """What leaves by this interface is cut into frames and has its checksums already."""
+    """Turn the interface's offloads off: its packets are whole frames with checksums."""
     with kernel.network_of(pid), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as handle:
         for command in _OFFLOADS:
             value = ctypes.create_string_buffer(struct.pack("II", command, 0))

@@ -1,4 +1,4 @@
-"""What brings daemons to their failpoints: what happens to jobs, and what operators do."""
+"""Causes that bring daemons to their failpoints: events of a job, and commands of operators."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Cause:
 
 
 def _calm(_: Scene) -> None:
-    """Whoever waits for its effects has them."""
+    """Do nothing: a healthy job reaches these points by itself."""
 
 
 def _kill(role: str) -> Callable[[Scene], None]:
@@ -161,7 +161,7 @@ def _drain(scene: Scene) -> None:
 
 
 def _ask(scene: Scene) -> None:
-    """What an operator does beside a job: signals, commands, pins, cordons."""
+    """Run the commands of an operator beside a job: signals, commands, pins, cordons."""
     ctl, name = scene.job.operator.ctl, scene.job.name
     ctl("signal", f"{name}/worker:0", "CONT")
     ctl("exec", f"{name}/worker:0", "--", "true")
@@ -173,7 +173,7 @@ def _ask(scene: Scene) -> None:
 
 
 def _checkpoints(scene: Scene) -> None:
-    """What an operator does with the checkpoints of a job that stands still."""
+    """Run the commands of an operator on the checkpoints of a stopped job."""
     ctl, name = scene.job.operator.ctl, scene.job.name
     copy = scene.job.control.parent / f"copy-{time.monotonic_ns()}"
     newest = scene.wait("a checkpoint", lambda: (view := scene.job.view()) and view.newest_commit)

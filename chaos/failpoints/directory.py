@@ -19,7 +19,7 @@ class Strike:
 
 @dataclass(frozen=True, slots=True)
 class Directory:
-    """What `TFSUP_FAILPOINTS` names."""
+    """The directory that `TFSUP_FAILPOINTS` names."""
 
     root: Path
 

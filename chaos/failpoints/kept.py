@@ -1,4 +1,7 @@
-"""What a directory of strikes keeps: which causes lead where, what was struck. The next call goes on."""
+"""The files of a directory of strikes: which causes lead to which points, and the strikes so far.
+
+The next call goes on.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,7 @@ class Strikes:
 
     @classmethod
     def read(cls, directory: Path) -> Strikes:
-        """What the directory has; nothing where it has none. Raises ValueError, KeyError for another file."""
+        """The strikes in the directory; none without a file. Raises ValueError, KeyError for another file."""
         body = json.loads(_text(directory / STRIKES, '{"struck": [], "missed": {}}'))
         return cls(
             [str(each) for each in body["struck"]], {str(a): str(b) for a, b in body["missed"].items()}
@@ -62,7 +65,7 @@ class Survey:
 
     @classmethod
     def read(cls, directory: Path, ground: str) -> Survey:
-        """What the directory has; nothing where it has none. Raises ValueError for another file."""
+        """The survey in the directory; empty without a file. Raises ValueError for another file."""
         path = directory / f"leads-{ground}.json"
         body = json.loads(_text(path, "{}"))
         return cls(path, {str(cause): [str(point) for point in points] for cause, points in body.items()})

@@ -45,7 +45,7 @@ VALUES = {
     "commit.write_{}": ("manifest", "checkpoint"),
     "mount.write_{}": ("json", "beat", "want", "failed"),
 }
-"""What stands for `{}` in each name: kinds of actions, types of messages and records, kinds of files."""
+"""The values of `{}` in each name: kinds of actions, types of messages and records, kinds of files."""
 
 _NO_RETURN = "launcher.exec"
 """The process is another program then."""

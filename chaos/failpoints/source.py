@@ -75,7 +75,7 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class Module:
-    """What a module does outside, and where a test can stop it."""
+    """The effects of a module on the outside, and its failpoints."""
 
     effects: tuple[Effect, ...]
     points: tuple[Point, ...]

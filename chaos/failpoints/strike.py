@@ -1,8 +1,8 @@
 """Runs that kill daemons at failpoints: on one cluster, under a job that has to be healthy again each time.
 
 First causes are tried, to see which points each leads to. Then each point is armed on all nodes, and its
-cause repeated: whoever gets there first dies there. What starts daemons on a real machine starts it again.
-A dozen strikes, or causes, make one run, recorded as any other; all promises are checked when its job has
+cause repeated: the first daemon at the point dies there. Its keeper starts it again, as on a real machine. A
+dozen strikes, or causes, make one run, recorded as any other; all promises are checked when its job has
 ended.
 """
 
@@ -62,8 +62,8 @@ Say = Callable[[str], None]
 class Bout:
     """One job, and the strikes while it trains: from its submission to its end inside a `with` block.
 
-    `record` is its `run.json`; the outcome is in it once the block is left. What was tried without a strike
-    is a fault that was not in force there, if the job did not bear it.
+    `record` is its `run.json`; the outcome is in it once the block is left. A cause without a strike counts
+    as a fault that was not in force, if the job did not survive it.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""What can be done to any daemon: it is killed, alone or with others, or stands still."""
+"""Faults of any daemon: it is killed, alone or with others, or stopped for a while."""
 
 from __future__ import annotations
 

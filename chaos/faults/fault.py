@@ -1,4 +1,4 @@
-"""What a fault is: data, with one function that injects it, proves that it bit, and heals it."""
+"""The type of faults: data, with one function that injects the fault, proves that it bit, and heals it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from chaos.faults.scene import Scene
 
 
 class Family(Enum):
-    """What it happens to."""
+    """The part of the system that a fault hits."""
 
     TASK = "task"
     AGENT = "agent"
@@ -35,14 +35,14 @@ class Incidents(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Expects:
-    """What the product is to make of it.
+    """The product's expected reaction to a fault.
 
     Attributes:
-        causes: each incident has one of these; empty: none is looked at.
+        causes: each incident has one of these; empty: any cause will do.
         scopes: each incident has one of these; empty: either.
-        ends: the job may end in one of these phases, which is then what it has come to.
+        ends: the job may end in one of these phases.
         program_faults: so many at most are the program's own, and burn its budget.
-        hides_steps: as long as it is in force, steps are made that nobody can be told of.
+        hides_steps: while it is in force, the job makes steps that the product cannot see.
     """
 
     incidents: Incidents = Incidents.NONE

@@ -1,4 +1,4 @@
-"""What the kernel says of processes: the evidence for faults, and where to inject them."""
+"""The kernel's view of processes: the evidence for faults, and the places to inject them."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ class MemoryCgroup:
     directory: Path
 
     def kills(self) -> int:
-        """What the OOM killer has done in it."""
+        """The number of processes that the OOM killer has killed in the cgroup."""
         name = "memory.events" if (self.directory / "memory.events").exists() else "memory.oom_control"
         for line in (self.directory / name).read_text().splitlines():
             if line.startswith("oom_kill "):

@@ -51,7 +51,7 @@ class Operator:
             process.communicate()
 
     def ctl(self, *words: str) -> object:
-        """What the command printed, as JSON. Raises CommandFailed."""
+        """Run a command; returns its JSON output. Raises CommandFailed."""
         process = self._process
         assert process is not None
         assert process.stdin is not None

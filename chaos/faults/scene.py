@@ -73,10 +73,10 @@ class Job:
 
 @dataclass(slots=True)
 class Scene:
-    """What a fault sees.
+    """The scene of a fault: its cluster, its job, and its random choices.
 
-    `damages`: paths in the job's store, or prefixes of them, that faults have spoilt on purpose. `known`: the
-    job's tasks, when a supervisor told of them last.
+    `damages`: paths in the job's store, or prefixes of them, that faults have damaged. `known`: the job's
+    tasks, as a supervisor last listed them.
     """
 
     cluster: Cluster

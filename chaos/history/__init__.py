@@ -1,1 +1,1 @@
-"""What happened in a run, by sources that are independent of the product: formats, readers, recorders."""
+"""The history of a run, from sources that are independent of the product: formats, readers, recorders."""

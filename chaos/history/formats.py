@@ -1,8 +1,8 @@
 """The files of a run's directory: one dataclass for each kind of line.
 
-All times are milliseconds of this machine's CLOCK_BOOTTIME. What is seen by looking now and then has two: it
-happened after the first (the look before) and not after the second. A checker uses whichever of the two
-excuses what it sees.
+All times are milliseconds of this machine's CLOCK_BOOTTIME. A change that a recorder finds by polling has two
+times: it happened after the first (the poll before) and not after the second. A checker takes the one that is
+kinder to the product.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class EtcdLine:
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """What a transaction compared.
+    """One compare of a transaction.
 
     Attributes:
         target: version, create, mod, value or lease.
@@ -106,11 +106,11 @@ class ProcessLine:
 
 @dataclass(frozen=True, slots=True)
 class StepLine:
-    """What a program under attack says of itself, each line written before its effect is seen by others.
+    """One line of a program's step log. The program writes it before other processes can see its effect.
 
     Attributes:
         kind: start, restored, step, saved, accepted, seen or end.
-        step: of `start`, what it was told; of `restored`, what the data holds, -1 without any.
+        step: of `start`, the step that it was told; of `restored`, the step in the data, -1 without any.
         caller: the attempt that an `accepted` call came from.
         gpus: of `start`: those that it sees, comma-separated.
         chain: the generations that the weights went through.
@@ -134,7 +134,7 @@ WHOLE, BROKEN, ABSENT = "whole", "broken", "absent"
 
 @dataclass(frozen=True, slots=True)
 class StoreLine:
-    """What a look at the checkpoint store found new: a directory is whole, broken or absent.
+    """A change that a poll of the checkpoint store found: a directory is whole, broken or absent.
 
     `manifest`: crc32c of its manifest, 8 hex digits. `size`: bytes of the files that it names.
     """
@@ -177,13 +177,13 @@ class Leak:
 
 @dataclass(frozen=True, slots=True)
 class Expects:
-    """What an injected fault should look like to the product.
+    """The product's expected reaction to an injected fault.
 
     Attributes:
         incidents: none, one or any.
         causes, scopes: of the incidents; empty: whatever they are.
         ends: phases that the job may end in.
-        hides_steps: as long as it is in force, steps are made that nobody can be told of.
+        hides_steps: while it is in force, the job makes steps that the product cannot see.
     """
 
     incidents: str = "any"
@@ -215,7 +215,7 @@ class FaultRecord:
 
 @dataclass(frozen=True, slots=True)
 class RunRecord:
-    """What the checkers use of `run.json`.
+    """The fields of `run.json` that the checkers use.
 
     Attributes:
         bound_ms: how long converging may take after the last heal.

@@ -28,7 +28,7 @@ class Incomplete(ValueError):
 
 @dataclass(slots=True)
 class History:
-    """What the checkers read. Lists are in the order of time.
+    """The input of the checkers. Lists are in the order of time.
 
     Attributes:
         transactions: from etcd's own log; empty where that could not be read.
@@ -72,7 +72,7 @@ class History:
         return sorted(found)
 
     def of_job(self, job: str) -> list[StepLine]:
-        """What its tasks say that they did."""
+        """The lines of the step logs of a job's tasks."""
         return [line for line in self.steps if line.attempt.startswith(f"{job}/")]
 
     def faults_between(self, from_ms: float, to_ms: float) -> list[FaultRecord]:

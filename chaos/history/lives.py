@@ -109,7 +109,7 @@ def _spans(states: list[tuple[str, float, float]], end_ms: float) -> Iterator[Sp
 
 
 def _find_launchers(found: list[Life]) -> None:
-    """Whoever carries a marker and has no parent that does."""
+    """Mark the launchers: processes with a marker whose parent does not have it."""
     marked = {(life.pid, life.marker) for life in found}
     for life in found:
         life.launcher = (life.parent, life.marker) not in marked

@@ -103,7 +103,7 @@ class State:
         return self.get(Switch, f"switches/{job}")
 
     def intent(self, job: str) -> Intent | None:
-        """What the operator wants of it."""
+        """The operator's intent for a job; None without a record."""
         return self.get(Intent, f"intents/{job}")
 
     def plan(self, job: str, plan_id: str) -> Plan | None:
@@ -111,7 +111,7 @@ class State:
         return self.get(Plan, f"plans/{job}/{plan_id}")
 
     def incarnation(self, node: str) -> Incarnation | None:
-        """Who is registered for a node."""
+        """The incarnation that is registered for a node; None without one."""
         return self.get(Incarnation, f"nodes/{node}")
 
     def mark(self, node: str, incarnation: str) -> Mark | None:
@@ -127,7 +127,7 @@ class State:
         ]
 
     def reports(self, job: str) -> list[Report]:
-        """What agents say of its attempts."""
+        """The agents' reports on a job's attempts."""
         return self.all(Report, f"attempts/{job}/")
 
     def incidents(self, job: str) -> list[Incident]:
@@ -155,7 +155,7 @@ def record(kind: type[T], key: str, value: str) -> T:
 
 
 def moments(lines: Iterable[EtcdLine]) -> list[Moment]:
-    """The changes by revision. What was there when the recording began is one moment, the first."""
+    """The changes by revision. The state at the start of the recording is one moment, the first."""
     base = [line for line in lines if line.kind == BASE]
     by_revision: dict[int, list[EtcdLine]] = {}
     for line in lines:

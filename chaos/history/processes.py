@@ -124,7 +124,7 @@ class ProcessRecorder:
         self._thread = threading.Thread(target=self._run, name="processes", daemon=True)
 
     def start(self) -> None:
-        """Begin. What is there already is noted before this returns."""
+        """Start recording. Processes that live already are recorded before this returns."""
         self._look()
         self._thread.start()
 
@@ -153,7 +153,10 @@ class ProcessRecorder:
             self._write()
 
     def _hear(self, within_s: float) -> None:
-        """Who is not told of lived when the kernel was asked: a busy machine reads its answer long after."""
+        """Take the kernel's news of ended processes.
+
+        Those not in it lived when it was asked, which may be long ago.
+        """
         asked_ms = now_ms()
         for fd, _ in self._epoll.poll(within_s):
             self._ended(self._by_fd[fd])

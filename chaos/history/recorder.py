@@ -156,7 +156,7 @@ class Recorder:
         self.whole = all(wholes)
 
     def survey(self, within_s: float = LEFT_WITHIN_S) -> list[Left]:
-        """What the job has left behind, which has ended; what goes within a while does not count."""
+        """The leftovers of a job that has ended; a leftover that goes within `within_s` does not count."""
         deadline = time.monotonic() + within_s
         known = {line.key: line.value for line in read(EtcdLine, self._directory / ETCD) if line.value}
         record: dict[str, str] = json.loads(known.get(f"jobs/{self._sources.job}", "{}"))
@@ -181,7 +181,7 @@ class Recorder:
         return any(value and json.loads(value)["state"] == "running" for value in last.values())
 
     def _let_watcher_catch_up(self, watcher: Watcher) -> None:
-        """What was written last is to be sent, too; the checker says what was not."""
+        """Wait at most CATCH_UP_S until the watcher has the last event; the checker reports missing ones."""
         changes = read(EtcdLine, self._directory / ETCD)
         told = [line for line in changes if line.kind == PUT and line.key.startswith(EVENTS)]
         if told:

@@ -1,4 +1,4 @@
-"""What is in a job's checkpoint store, looked at again and again: which directories are whole.
+"""Records the contents of a job's checkpoint store by polling: which directories are whole.
 
 The form of a stored checkpoint is restated here from `docs/checkpoints.md`, on purpose.
 """

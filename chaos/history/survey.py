@@ -1,4 +1,4 @@
-"""What a job that is over has left behind, and where secrets lie that nobody should find."""
+"""The leftovers of a job that is over, and the places where secrets leak."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Site:
 
 
 def leftovers(sites: Iterable[Site], store: Path | None, job_uuid: str) -> Iterator[Left]:
-    """What of tasks is still there, on any node; the checkpoints themselves stay."""
+    """The remains of a job's tasks on any node, and of unfinished uploads in its store; checkpoints stay."""
     for site in sites:
         at_ms = now_ms()
         for pid in site.pids():
@@ -154,7 +154,10 @@ def _leaks_in(path: Path, secrets: dict[str, str]) -> Iterator[Leak]:
 
 
 def leaks_in_etcd(secrets: dict[str, str], written: Iterable[tuple[str, str]]) -> Iterator[Leak]:
-    """What operators are shown: events and incidents. A job's own environment is in its record, by design."""
+    """Secrets in records that operators see: events, incidents and reports.
+
+    A job's record has its environment by design.
+    """
     for key, value in written:
         if key.startswith(("events/", "incidents/", "attempts/", "nodes/", "lost/", "leader")):
             for which, secret in secrets.items():
@@ -163,7 +166,7 @@ def leaks_in_etcd(secrets: dict[str, str], written: Iterable[tuple[str, str]]) -
 
 
 def first_answer(access: EtcdAccess, look: Callable[[EtcdAccess, str], Iterator[Left]]) -> list[Left]:
-    """What the first member that answers says; nothing where none does."""
+    """The findings of the first member that answers; empty if none does."""
     for endpoint in access.endpoints:
         try:
             return list(look(access, endpoint))

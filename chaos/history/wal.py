@@ -27,7 +27,7 @@ class LogCut(ValueError):
 
 
 def requests(member: Path) -> Iterator[Message]:
-    """What was committed, oldest first; `member` is a member's data directory. Raises LogCut, OSError."""
+    """The committed requests, oldest first; `member` is a member's data directory. Raises LogCut, OSError."""
     entries: dict[int, Message] = {}
     committed = 0
     for file in sorted((member / "member" / "wal").glob("*.wal")):

@@ -1,1 +1,1 @@
-"""What runs below a cluster: the first processes of the machine and of its nodes. Standard library alone."""
+"""The layer below a cluster: the first processes of the machine and of its nodes. Standard library alone."""

@@ -21,7 +21,7 @@ from pathlib import Path
 from chaos.machine import kernel
 
 FORMAT = "=dQ"
-"""What the file holds: the delay in seconds, and how many calls have been held up."""
+"""The format of the file: the delay in seconds, and the number of delayed calls."""
 _ARCHITECTURES = {
     # What audit calls it, and its numbers of seccomp, fsync and fdatasync.
     "x86_64": (0xC000_003E, 317, 74, 75),

@@ -50,6 +50,6 @@ def _strike(scenario: str, fuse: Fuse, *, hdfs: bool) -> str:
 
 
 def _promise(error: Exception, promises: Mapping[str, str]) -> str:
-    """Whose check failed; where none did, another life could not finish what was begun."""
+    """The promise of the check that failed; without one, the promise that another life finishes the work."""
     frames = [frame.name for frame in traceback.extract_tb(error.__traceback__)]
     return next((promises[name] for name in frames if name in promises), "another life finishes it")

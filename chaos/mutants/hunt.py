@@ -1,7 +1,7 @@
-"""Puts each mutant into a copy of the tree of its own, has it tried there, and says who noticed.
+"""Puts each mutant into a copy of the tree of its own, tries it there, and reports which promise noticed.
 
-What is caught is tried again, at the same seed or point, in a copy without the mistake: nothing may be broken
-there, or the catch proves nothing.
+A caught mutant is tried again, at the same seed or point, in a copy without the mistake: a broken promise
+there means that the catch proves nothing.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Real launchers with real programs, in trouble. What becomes of them is read from /proc.
+"""Real launchers with real programs, in trouble. Their fate is read from /proc.
 
 Each story is one promise. Its bounds are seconds apart from what a broken one would show, so that a machine
 with much else to do breaks none.
@@ -27,7 +27,7 @@ from tests.launcher.harness import INSIDE, Agent, Rig, of, wait_for
 
 GRANT_MS = 3_000
 LATE_MS = 8_000
-"""What a launcher that is slow with everything may be late by; what is broken does not end at all."""
+"""The delay that a slow launcher may have, in milliseconds; a broken one does not end at all."""
 
 GRANTED_LATE_MS = 3_500
 """The same where what is broken ends, 4.5 s late."""

@@ -1,6 +1,6 @@
-"""What hunts leave that were killed: copies of the tree, processes that run their code, what seeds wrote.
+"""The leftovers of hunts that were killed: copies of the tree, processes that run their code, files of seeds.
 
-Directories are named after whoever made them, so that the next hunt knows which are nobody's any more.
+Directories are named after the process that made them, so that the next hunt knows which have no owner.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ TREES, LAUNCHERS = "tfsup-mutants", "tfsup-mutant"
 
 
 def prefix_of(kind: str) -> str:
-    """What the name of a directory of this process begins with."""
+    """The prefix of the directory names of this process."""
     return f"{kind}-{os.getpid()}-"
 
 

@@ -1,4 +1,4 @@
-"""What a mutant is: a mistake, the promise that it breaks, and who has to notice."""
+"""The type of mutants: a mistake, the promise that it breaks, and the hunter that has to notice."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ def rule_of(mutant: Mutant) -> str:
 
 
 def hunter_of(hunter: Hunter) -> str:
-    """Who looks for it, in a few words."""
+    """The hunter, in a few words."""
     match hunter:
         case Simulated():
             how = "scripted faults" if hunter.script else "random faults"

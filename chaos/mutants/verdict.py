@@ -1,4 +1,4 @@
-"""What became of mutants, and the file that keeps it from one run to the next."""
+"""The verdicts on mutants, and the file that keeps them from one run to the next."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 
 class Fate(Enum):
-    """What became of a mutant. Only the first is well."""
+    """The fate of a mutant. Only CAUGHT is a success."""
 
     CAUGHT = "caught"
     SURVIVED = "survived"
@@ -19,7 +19,7 @@ class Fate(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What became of a mutant.
+    """The verdict on a mutant.
 
     Attributes:
         checker: the promise that noticed; empty when none did.
@@ -48,7 +48,7 @@ def save(path: Path, verdicts: Iterable[Verdict]) -> None:
 
 
 def load(path: Path) -> dict[str, Verdict]:
-    """What earlier runs have found, by name; nothing when there is no file."""
+    """The verdicts of earlier runs, by mutant's name; empty without a file."""
     if not path.exists():
         return {}
     found: dict[str, Verdict] = {}

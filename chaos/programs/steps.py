@@ -37,20 +37,20 @@ EATEN_BYTES = 32 << 20
 
 
 class UnavailableError(Exception):
-    """What TensorFlow raises in whoever loses a peer; printed under its name."""
+    """TensorFlow's error in a process that loses a peer; printed under its name."""
 
     __module__ = "tensorflow.python.framework.errors_impl"
 
 
 class DataLossError(Exception):
-    """What TensorFlow raises in whoever cannot restore a checkpoint; printed under its name."""
+    """TensorFlow's error in a process that cannot restore a checkpoint; printed under its name."""
 
     __module__ = "tensorflow.python.framework.errors_impl"
 
 
 @dataclass(slots=True)
 class StepLog:
-    """What this process did: CLOCK_BOOTTIME in milliseconds, one JSON line each."""
+    """The log of this process: one JSON line for each event, with CLOCK_BOOTTIME in milliseconds."""
 
     task: str
     file: int = -1
@@ -81,7 +81,7 @@ class StepLog:
 
 @dataclass(slots=True)
 class Weights:
-    """What the parameter server holds; no step before somebody has set one."""
+    """The weights in the parameter server; it counts no step before a worker has set one."""
 
     log: StepLog
     step: int = -1
@@ -364,7 +364,7 @@ def evaluate(log: StepLog, ills: Ills) -> int:
 
 
 def main() -> int:
-    """What TF_CONFIG says that it is."""
+    """Run the task that TF_CONFIG names; returns its exit code."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--steps", type=int, default=0, help="stop at this global step; 0: never")
     parser.add_argument("--step-ms", type=float, default=40.0)

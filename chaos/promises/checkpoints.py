@@ -66,7 +66,7 @@ def _unusable(commit: Commit, line: StoreLine) -> Iterator[Broken]:
 
 
 def _collected(history: History) -> Iterator[Broken]:
-    """What is collected was allowed to be; what is being collected does not come back."""
+    """A checkpoint is collected only if it may be; a collecting checkpoint never counts again."""
     for moment, state in history.walk():
         for line in moment.put("commits/"):
             job = line.key.split("/")[1]

@@ -12,7 +12,7 @@ from chaos.history.records import Cluster, Switch
 from chaos.promises.violation import Broken
 
 KILL_TIME_MS = {"fast": 1_000, "default": 2_000}
-"""What killing may take in each profile of timing."""
+"""The longest time for a kill, by profile of timing."""
 
 THAW_KILL_MS = 200
 LOOKING_MS = 150

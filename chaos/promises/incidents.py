@@ -1,4 +1,4 @@
-"""What the product says of a failure: that it was one, why it happened, how long it took, what it cost."""
+"""Promises about incidents: each failure has one, with the right cause, durations and cost."""
 
 from __future__ import annotations
 
@@ -237,7 +237,7 @@ def _all_ran(history: History, job: str, incident: Incident, _: float) -> float 
 
 
 def _of_generation(history: History, job: str, incident: Incident, kind: str) -> list[StepLine]:
-    """What the first attempts of a generation's tasks say."""
+    """The lines of one kind that the first attempts of an incident's generation logged."""
     first = f"@{incident.generation}.1"
     return [line for line in history.of_job(job) if line.kind == kind and line.attempt.endswith(first)]
 

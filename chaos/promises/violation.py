@@ -1,4 +1,4 @@
-"""What a checker answers."""
+"""The answers of a checker."""
 
 from __future__ import annotations
 

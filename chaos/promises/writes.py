@@ -1,4 +1,4 @@
-"""Who writes what, under which fence (rule 2), by etcd's own log; and whether both readings of etcd agree."""
+"""The writers of each key and their fences (rule 2), by etcd's own log; both readings of etcd agree."""
 
 from __future__ import annotations
 
@@ -185,7 +185,7 @@ def _told(found: tuple[set[str], set[str]] | None) -> str:
 
 
 def _watchers(history: History) -> Iterator[Broken]:
-    """What the product's own clients were sent: all that was written since the first, in that order."""
+    """The product's own clients were sent every event since their first one, in the order of the writes."""
     lines = [line for moment in history.moments for line in moment.put("events/")]
     serials_written = (int(line.key.split("/")[1]) for line in sorted(lines, key=lambda line: line.revision))
     written = {serial: place for place, serial in enumerate(dict.fromkeys(serials_written))}

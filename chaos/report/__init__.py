@@ -1,1 +1,1 @@
-"""What chaos runs have shown, as one HTML page that needs nothing else."""
+"""The results of chaos runs, as one HTML page that needs no other file."""

@@ -48,7 +48,7 @@ class _Axis:
 
 
 def timeline(run: Run) -> Markup:
-    """What happened in a run: faults, incidents by their phases, who led, what ran when."""
+    """The picture of a run over time: faults, incidents by phases, leaders, generations, attempts."""
     axis = _axis(run)
     rows = list(_rows(run))
     height = TOP + len(rows) * ROW + 6
@@ -114,7 +114,7 @@ def _colour(phase: str) -> int:
 
 
 def _span(stretch: Stretch, row: Sequence[Stretch], end_ms: float) -> tuple[float, float]:
-    """What nobody has told the end of lasts at most until what comes after it."""
+    """The begin and end of a stretch; without a known end, it lasts until the next one in its row begins."""
     later = [each.begin_ms for each in row if each.begin_ms > stretch.begin_ms]
     return stretch.begin_ms, stretch.end_ms if stretch.end_ms is not None else min(later, default=end_ms)
 
@@ -179,7 +179,7 @@ def strip(values: Sequence[float]) -> Markup:
 
 
 def scale() -> Markup:
-    """What the places in a strip mean."""
+    """The scale of a strip, in powers of ten."""
     words = [
         el(
             "text",

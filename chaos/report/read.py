@@ -47,7 +47,7 @@ class Violation:
 
 @dataclass(frozen=True, slots=True)
 class RunFile:
-    """What the page uses of `run.json`."""
+    """The fields of `run.json` that the page uses."""
 
     id: str
     scenario: str
@@ -100,7 +100,7 @@ class Stretch:
 
 @dataclass(frozen=True, slots=True)
 class Story:
-    """What etcd tells of a run: incidents, who led, generations, attempts, commits."""
+    """The story of a run by etcd: incidents, leaders, generations, attempts, commits."""
 
     incidents: tuple[Incident, ...] = ()
     stretches: tuple[Stretch, ...] = ()
@@ -123,7 +123,7 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What became of a mutant."""
+    """The verdict on a mutant."""
 
     name: str
     fate: str
@@ -143,7 +143,7 @@ class MutantFile:
 
 @dataclass(frozen=True, slots=True)
 class SweepFile:
-    """What the page uses of `sweep.json`."""
+    """The fields of `sweep.json` that the page uses."""
 
     seed: int = 0
     took_s: float = 0.0
@@ -269,7 +269,7 @@ def _files(kind: type[T], paths: Iterable[Path], unread: list[str]) -> Iterator[
 
 
 def tell(lines: Iterable[EtcdLine], run: RunFile) -> Story:
-    """What changes of etcd mean. Raises ValueError, KeyError for what is no record of ours."""
+    """The story that changes of etcd tell. Raises ValueError, KeyError for a record that is not ours."""
     first: dict[str, float] = {}
     last: dict[str, dict[str, object]] = {}
     open_: dict[str, tuple[str, str, float]] = {}

@@ -20,7 +20,7 @@ from chaos.duration import shown
 
 EVERYTHING = "everything.json"
 OVER_S = 300.0
-"""What a part has begun when its time is over, it may bring to an end in so long; times the patience."""
+"""The time after its limit in which a part may finish the run that it has begun; times the patience."""
 END_S = 60.0
 SEEDS = 10_000
 DIGITS_SHARE = 0.04
@@ -31,7 +31,7 @@ CUT = -1
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What parts are told. `for_s`: begin nothing after so long."""
+    """The limits of each part. `for_s`: it begins no run after so long."""
 
     directory: Path
     seed: int
@@ -51,7 +51,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """What came of a part. `code`: its exit code; CUT when it had to be ended."""
+    """The result of a part. `code`: its exit code; CUT if it had to be ended."""
 
     name: str
     code: int

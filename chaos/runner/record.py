@@ -1,4 +1,4 @@
-"""What a run leaves as `run.json`: what was done, what came of it, and how to do it again."""
+"""The file `run.json` of a run: its faults, its outcome, and the command that repeats it."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ class RunRecord:
 
 @dataclass(frozen=True, slots=True)
 class Again:
-    """What `replay` needs of a run."""
+    """The part of a run that `replay` needs."""
 
     scenario: str
     seed: str
@@ -130,7 +130,7 @@ class Again:
 
     @classmethod
     def read(cls, directory: Path) -> Again:
-        """From DIRECTORY/run.json; raises OSError, ValueError or KeyError for what is no run."""
+        """From DIRECTORY/run.json; raises OSError, ValueError or KeyError for another file."""
         body = json.loads((directory / RUN).read_text())
         faults = tuple((str(each["name"]), str(each["target"])) for each in body["faults"])
         shape = _shape(dict(body["shape"]))

@@ -39,10 +39,10 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """What to run.
+    """The order for one run.
 
     Attributes:
-        targets: of faults by name, as another run had them; the seed chooses all others.
+        targets: fault's name -> its target in the run to repeat; the seed chooses all others.
         patience: bounds are so many times longer: for a machine that is busy with other work.
     """
 
@@ -168,7 +168,7 @@ class Run:
         return entered
 
     def _wait_targets(self, fault: Fault) -> list[str]:
-        """What the fault can be done to; another one that is in force may have left nothing for a while."""
+        """The targets that the fault can have, waiting while another fault in force leaves none."""
         return self._scene.wait(
             f"something to do {fault.name} to", lambda: self._targets(fault), TARGET_S * self._patience
         )
@@ -242,7 +242,7 @@ class Run:
             time.sleep(STOP_AGAIN_S)
 
     def _keep_logs(self) -> None:
-        """What the daemons of the cluster have written, in all its runs: its own directory will go."""
+        """Copy the logs of the cluster's daemons: the cluster's own directory is removed later."""
         for log in sorted((self._stage.cluster.root / "nodes").glob("*/*.log")):
             target = self._directory / "logs" / log.parent.name
             target.mkdir(parents=True, exist_ok=True)

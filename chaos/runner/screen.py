@@ -1,4 +1,4 @@
-"""What a person sees while runs go on: one line that moves on a terminal, plain lines elsewhere."""
+"""The output while runs go on: one moving line on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Screen:
         self._title = ""
 
     def title(self, text: str) -> None:
-        """What is going on from now on."""
+        """Show the name of the run that begins now."""
         self._title = text
         if self.console.is_terminal and self._status is None:
             self._status = self.console.status("")

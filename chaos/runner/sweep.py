@@ -27,13 +27,13 @@ PAIR_EVERY = 4
 
 @dataclass(frozen=True, slots=True)
 class Sweep:
-    """What to do.
+    """The order for a sweep: many runs.
 
     Attributes:
         for_s: no run begins after so long.
         most: so many runs at most; 0: no limit.
-        digits: the share of runs that are of the real TensorFlow program, where that can have the fault.
-        once: each scenario once; the time is a limit all the same.
+        digits: the share of runs with the real TensorFlow program, if that can have the fault.
+        once: each scenario runs once; the time is still a limit.
     """
 
     directory: Path
@@ -50,7 +50,7 @@ class Sweep:
 
 @dataclass(slots=True)
 class Summary:
-    """What came of it; `DIRECTORY/sweep.json`."""
+    """The results of a sweep; `DIRECTORY/sweep.json`."""
 
     seed: int
     runs: list[dict[str, object]] = field(default_factory=list)
@@ -163,7 +163,7 @@ class Sweeper:
             self._leave_stage()
 
     def program(self, seed: str, scenario: Scenario) -> str:
-        """Whose run of a scenario this is; chosen by the seed, too."""
+        """The program of a scenario's run; the seed chooses it."""
         chosen = random.Random(f"{seed}/program").random() < self._sweep.digits
         return DIGITS.name if chosen and scenario.fits(DIGITS) else self._sweep.program
 

@@ -1,4 +1,4 @@
-"""What happened around a moment of a run: faults, and what the product wrote of them into etcd."""
+"""The events around a moment of a run: faults, and the product's writes about them in etcd."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Entry:
 
 
 def timeline(record: RunRecord, directory: Path) -> list[Entry]:
-    """What happened shortly before and after the first broken promise; all of it when none names a moment."""
+    """The entries shortly before and after the first broken promise; all entries if none names a moment."""
     found = sorted([*_faults(record), *_etcd(record, directory)], key=lambda entry: entry.at_s)
     moments = [broken.at_ms for broken in record.violations if broken.at_ms > 0]
     if moments:
@@ -62,7 +62,7 @@ def _etcd(record: RunRecord, directory: Path) -> Iterator[Entry]:
 
 
 def _told(line: EtcdLine, job: str) -> str:
-    """What a change means; empty for what tells nothing of this job."""
+    """The meaning of a change; empty for a change that is not about this job."""
     family, _, rest = line.key.partition("/")
     body = json.loads(line.value) if line.kind == PUT and line.value.startswith("{") else {}
     if family == "leader":

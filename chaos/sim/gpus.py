@@ -1,8 +1,8 @@
 """Two jobs that share the GPUs of four nodes, while tasks, agents, nodes, leaders and GPUs fail.
 
-What is promised besides: a GPU is in one task at a time, or in those that agreed to share it, by what the
-processes themselves were started with. Both jobs train again when all is healed and the operator has lifted
-what was quarantined.
+Two promises more: a GPU is in one task at a time, or in those that agreed to share it, by the environments
+that the processes were started with. Both jobs train again when all is healed and the operator has lifted the
+quarantines.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def run_gpus(seed: int, script: tuple[Fault, ...] = ()) -> Result:
 
 
 class TwoJobs:
-    """What happens in a run, in order."""
+    """The course of a run."""
 
     def __init__(self, world: World, promises: Promises, script: tuple[Fault, ...]) -> None:
         self._world = world

@@ -34,10 +34,10 @@ def _measured(work: Work) -> tuple[Result, float]:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What came of many seeds, as `sim.json` has it.
+    """The results of many seeds, as in `sim.json`.
 
     Attributes:
-        failed: what to say of each that did, by seed.
+        failed: failed seed -> the report on it.
         struck: failpoints at which a daemon was killed as aimed.
     """
 

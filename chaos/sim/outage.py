@@ -57,7 +57,7 @@ def run_outage(seed: int, script: tuple[Fault, ...] = ()) -> Result:
 
 
 class Outage:
-    """What happens in a run, in order."""
+    """The course of a run."""
 
     def __init__(self, world: World, promises: Promises, script: tuple[Fault, ...]) -> None:
         self._world = world

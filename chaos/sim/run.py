@@ -39,10 +39,10 @@ LASTING = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What became of a run. `virtual_s` and `steps` say how much of it there was.
+    """The result of a run. `virtual_s` and `steps` are its length.
 
     Attributes:
-        schedule: every fault that it was to meet, in order.
+        schedule: every fault planned for it, in order.
         covered: states and transitions that it has been through, with how often.
         reached: failpoints that daemons have come to since faults began, with how often.
     """

@@ -1,4 +1,4 @@
-"""What happens in a run, in order: the cluster comes up, a job is healthy, trouble, calm, and the end."""
+"""The course of a run: the cluster comes up, a job is healthy, trouble, calm, and the end."""
 
 from __future__ import annotations
 

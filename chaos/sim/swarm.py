@@ -1,7 +1,7 @@
-"""What a seed makes of a run: the cluster's shape, its jobs, and which troubles it meets how often.
+"""Derives a run from a seed: the cluster's shape, its jobs, its kinds of faults and how often each comes.
 
-Swarm testing: each seed leaves most families out, so that those that it has meet in ways that they never
-would if every run had a little of everything.
+Swarm testing: each seed leaves most families of faults out. The remaining ones then meet more often than if
+every run had a little of everything.
 """
 
 from __future__ import annotations
@@ -36,9 +36,10 @@ SHARES = (0.0, 0.2, 0.5)
 
 
 class Length(Enum):
-    """How long trouble comes, at least and at most, in seconds of a fast cluster; how many faults at most.
+    """The least and longest time of faults, in seconds of a fast cluster; the most faults; the shares of
+    traits that jobs have.
 
-    And how many of the traits a job may have. What is rare finds most where much of it meets.
+    Rare traits find most where many of them meet: hence DENSE.
     """
 
     FULL = (6.0, 14.0), 11, SHARES
@@ -121,7 +122,7 @@ def plain(seed: int) -> Shape:
 
 
 def swarm(seed: int, length: Length = Length.FULL) -> Shape:
-    """What a seed without a script makes."""
+    """The shape of a run that has a seed and no script."""
     rng = random.Random(f"swarm {seed}")
     gpus = rng.choice((0, 0, 0, 0, 2))
     share = rng.choice((0.15, 0.3, 0.5))

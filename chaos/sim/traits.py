@@ -1,4 +1,4 @@
-"""What jobs ask for beyond the ordinary. A seed gives each of its jobs some of it, and many jobs little."""
+"""Unusual settings of jobs. A seed gives each of its jobs some of them, and most jobs few."""
 
 from __future__ import annotations
 
@@ -119,13 +119,13 @@ def _scoped(rng: random.Random, draft: Draft, shape: Shape) -> Draft:
 
 
 def _wandering(rng: random.Random, draft: Draft, shape: Shape) -> Draft:
-    """What ends is tried on another node."""
+    """A task that ends for one of these causes is tried on another node."""
     rules = {cause.value: Rule.ELSEWHERE for cause in ELSEWHERE if rng.random() < 0.5}
     return _restarting(draft, replace(draft.spec.restart, rules={**rules, **draft.spec.restart.rules}))
 
 
 def _files_of_its_own(rng: random.Random, draft: Draft, shape: Shape) -> Draft:
-    """What its program saves is not TensorFlow's."""
+    """Its program saves files that are not TensorFlow's."""
     checkpoint = replace(draft.spec.checkpoint, patterns=PLAIN_FILES)
     temper = replace(draft.temper, plain=True)
     return replace(draft, spec=replace(draft.spec, checkpoint=checkpoint), temper=temper)

@@ -48,7 +48,7 @@ def _member(scene: Scene, name: str) -> EtcdReader:
 
 
 def _status(scene: Scene, name: str) -> Mapping[str, object] | None:
-    """What a member says of itself; None when it does not answer."""
+    """The status that a member reports of itself; None if it does not answer."""
     try:
         return _member(scene, name).post("/v3/maintenance/status", {})
     except OSError:

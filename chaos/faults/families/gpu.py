@@ -63,7 +63,7 @@ def held_by(scene: Scene, member: str) -> Held:
 
 
 def _told(scene: Scene, held: Held) -> dict[str, object]:
-    """What etcd has of a GPU: its agent's last report."""
+    """The report on a GPU in etcd: the last one of its agent."""
     key = f"{PREFIX}gpus/{held.node}"
     report = json.loads(scene.cluster.etcd().read(key).get(key, b"{}"))
     found = [each for each in report.get("gpus", ()) if each["uuid"] == held.uuid]

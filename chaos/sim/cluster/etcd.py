@@ -116,9 +116,9 @@ class EtcdUser:
 
 
 class SimEtcd(MemoryCoordination):
-    """One process's client. What it has sent is on the wire: neither a freeze nor a crash calls it back.
+    """One process's client. Neither a freeze nor a crash calls back a request that it has sent.
 
-    `user` is who it is to etcd, which refuses what is not for that user.
+    `user` is its user in etcd, which refuses keys that are not for that user.
     """
 
     def __init__(
@@ -148,7 +148,7 @@ class SimEtcd(MemoryCoordination):
         self.stale = False
         """It talks to such a member: keepalives are acknowledged, and nothing else is answered."""
         self.unanswered = False
-        """What it asks takes effect, and no answer comes back."""
+        """Whether its requests take effect, and no answer comes back."""
 
     async def get(self, key: str) -> KeyValue | None:
         """Read one key."""

@@ -25,7 +25,7 @@ OUTPUT_EVERY_MS = 100
 
 
 class Programs(Protocol):
-    """What starts the user's program for an attempt."""
+    """Starts the user's program for an attempt."""
 
     def start(self, launcher: SimLauncher, start: protocol.Start, port: int | None) -> MachineProcess:
         """Fork it; its process is the launcher's child."""
@@ -85,7 +85,7 @@ class SimLauncher:
         self.host, self.ports = address, Ports()
 
     def last_words(self, attempt: str) -> protocol.Exited | None:
-        """What it wrote, and was not yet told that it is known, of how an attempt ended."""
+        """The record of an attempt's end that the agent has not yet acknowledged; None without one."""
         return self._exits.get(attempt)
 
     def arrived(self, connection: Connection, message: object) -> None:

@@ -63,7 +63,7 @@ class SimProcess:
 
 
 PROCESS: contextvars.ContextVar[SimProcess | None] = contextvars.ContextVar("PROCESS", default=None)
-"""Whose code runs now; None in the world's own."""
+"""The process whose code runs now; None in the world's own code."""
 
 
 class Call(asyncio.TimerHandle):

@@ -41,7 +41,7 @@ class NodeClock(Clock):
         return self._offset_ms + int(self._loop.time() * 1000 * self._rate)
 
     def wall_ms(self) -> int:
-        """What its wall clock shows; no two agree."""
+        """The time on its wall clock, in milliseconds; no two machines agree."""
         return self._wall_ms + int(self._loop.time() * 1000)
 
     def set_wall(self, by_ms: int) -> None:
@@ -162,21 +162,24 @@ class Board:
         return tuple(f"GPU-{self.name}-{index}" for index in range(self.count))
 
     def look(self) -> Sight:
-        """What the driver tells of all of them."""
+        """The driver's report on all GPUs."""
         if self.hung:
             return Sight("580.1", problem="NVML does not answer")
         found = tuple(GpuSight(uuid, index, "NVIDIA H100", 80 << 30) for index, uuid in enumerate(self.uuids))
         return Sight("580.1", gpus=found)
 
     def tell(self, sight: Sight | None = None) -> None:
-        """Whoever listens hears of an XID, or of how things are now."""
+        """Pass a report to the listener: one with an XID, or the present state."""
         self.faults += len(sight.xids) if sight is not None else 0
         if self.listener is not None:
             self.listener(sight or self.look())
 
 
 class Machine:
-    """One node's hardware and kernel. What is on `disk` and `root` survives a reboot. `host`: its address."""
+    """One node's hardware and kernel.
+
+    The contents of `disk` and `root` survive a reboot. `host`: its address.
+    """
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""What carries messages between the seats, and between them, etcd and the store, in whatever weather."""
+"""Carries messages between the seats, etcd and the store, with the faults of the present weather."""
 
 from __future__ import annotations
 
@@ -62,13 +62,13 @@ class Network:
         return delay_s
 
     def etcd_fault(self, _call: str) -> Fault | None:
-        """What is lost of a call of etcd, if anything."""
+        """The fault of a call of etcd: a lost request, a lost reply, or None."""
         if self._weather.etcd_fault and self._rng.random() < self._weather.etcd_fault:
             return self._rng.choice((Fault.LOST_REQUEST, Fault.LOST_REPLY))
         return None
 
     async def store_hook(self, operation: str, path: str, moment: Moment) -> None:
-        """What happens to an operation of the checkpoint store."""
+        """Delay an operation of the checkpoint store, or raise StoreUnreachable, as the weather has it."""
         weather, rng = self._weather, self._rng
         if _sender_is_dead():
             await asyncio.Event().wait()

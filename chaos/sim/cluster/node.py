@@ -1,4 +1,4 @@
-"""What an agent finds behind its boundaries on a simulated machine."""
+"""The boundaries of an agent on a simulated machine."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ class SimRuntime:
         return stranger or self._machine.find(process.pid, process.start_ticks) is not None
 
     async def living(self) -> Mapping[str, tuple[Process, ...]]:
-        """What the kernel shows of launchers, and of the programs that they started."""
+        """Launcher id -> the processes of the launcher and of its programs that live."""
         found: dict[str, tuple[Process, ...]] = {}
         rows = [(each.launcher_id, each.row) for each in self._table.by_id.values() if not each.row.gone]
         rows += [

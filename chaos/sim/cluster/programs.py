@@ -46,7 +46,7 @@ CRASHES = (
     f"{_RAISED}{_ERRORS}.OutOfRangeError: End of sequence\n",
     "",
 )
-"""What a program that fails by itself has to say, if anything."""
+"""The last output of a program that fails by itself."""
 ENDINGS = {
     "peer_lost": LOST_PEER,
     "port_clash": f"{_RAISED}OSError: [Errno 98] Address already in use\n",
@@ -56,11 +56,11 @@ ENDINGS = {
     "missing_program": "/bin/sh: 1: train: not found\n",
     "nan_loss": f"{_RAISED}tensorflow.python.training.hooks.NanLossDuringTrainingError: NaN loss.\n",
 }
-"""What one may say as it ends, by the cause that it seems to have."""
+"""Cause -> the last output of a program that seems to end for it."""
 HOPELESS = ("user_error", "missing_program", "nan_loss")
 """Causes that no restart mends; of the first two only before a job's first step."""
 UNRESTORABLE = (ENDINGS["data_loss"], CRASHES[0])
-"""What one has to say that cannot restore a checkpoint."""
+"""The last output of a program that cannot restore a checkpoint."""
 
 
 def parse_attempt(text: str) -> AttemptId:
@@ -278,7 +278,7 @@ class Training:
         return row
 
     def heal(self, job: str) -> None:
-        """What it saves from now on can be restored."""
+        """Make the job's saves restorable from now on."""
         self.spoilt.pop(job, None)
 
     def terminate(self, row: MachineProcess) -> None:

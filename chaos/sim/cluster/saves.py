@@ -1,6 +1,6 @@
-"""What the simulator's programs save: real files, TensorFlow's or two of the program's own.
+"""The saves of the simulator's programs: real files, TensorFlow's or two of the program's own.
 
-Each save tells the generations that its weights have gone through, so that a lineage can be checked.
+Each save names the generations that its weights have gone through, so that a lineage can be checked.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Weights = tuple[int, tuple[int, ...]]
 PLAIN_FILES = ("weights-{step}.bin", "state-{step}.json")
 """Of a save that is not TensorFlow's, in the order in which they are written."""
 NUMBERED, OVERWRITTEN = "model.ckpt-{step}", "run/mlp.ckpt"
-"""What a program calls its saves: by their step, or all the same, in a directory below."""
+"""The names of a program's saves: by step, or the same for all, in a directory below."""
 UINT8, INT64 = 4, 9
 _STEP_BYTES = 8
 
@@ -88,7 +88,9 @@ def files_below(stored: Mapping[str, Mapping[str, bytes]], path: str) -> dict[st
 
 
 def newest_bundle(directory: Path, named: str = NUMBERED) -> Weights | None:
-    """What tf.train.latest_checkpoint finds there: whatever the `checkpoint` file names."""
+    """The weights that tf.train.latest_checkpoint finds there: those that the file `checkpoint` names; None
+    without it.
+    """
     state = (directory / named).parent / "checkpoint"
     if not state.exists():
         return None

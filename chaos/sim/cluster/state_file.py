@@ -19,11 +19,11 @@ class SimStateFile:
         self._rng = rng
 
     def read(self) -> AgentRecord | None:
-        """What the last life has left."""
+        """The record that the last process left; None without one."""
         return self._machine.state_file
 
     def saved(self) -> Saved | None:
-        """What is told apart from the disk, until the machine boots."""
+        """The number of the last save, kept apart from the disk until a reboot; None without one."""
         return self._machine.saved
 
     async def save(self, record: AgentRecord) -> None:

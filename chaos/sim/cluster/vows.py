@@ -21,7 +21,7 @@ from supervisor.control.loop.etcd_identity import Mark
 
 @dataclass(slots=True, eq=False)
 class WordDisk:
-    """What of a supervisor's host survives its process: the file, and which boot it is."""
+    """The parts of a supervisor's host that survive its process: its files, and the number of the boot."""
 
     name: str
     boots: int = 1
@@ -41,7 +41,7 @@ class SimWordFile:
         return f"{self._disk.name}-boot-{self._disk.boots}"
 
     def read(self) -> Word | None:
-        """What the last life has left."""
+        """The record that the last process left; None without one."""
         return self._disk.word
 
     async def save(self, word: Word) -> None:
@@ -59,7 +59,7 @@ class SimMarkFile:
         self._rng = rng
 
     def read(self) -> Mark | None:
-        """What the last life has left."""
+        """The record that the last process left; None without one."""
         return self._disk.mark
 
     async def save(self, mark: Mark) -> None:

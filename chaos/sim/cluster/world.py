@@ -1,7 +1,7 @@
 """The simulated cluster: etcd, supervisors, nodes with their agents, launchers and programs, and the network.
 
-The daemons are the real ones. What dies is restarted by a keeper after a while, as systemd would; a node that
-loses power stays down until somebody turns it on.
+The daemons are the real ones. A daemon that dies is restarted by a keeper after a while, as by systemd; a
+node that loses power stays down until it is turned on.
 """
 
 from __future__ import annotations
@@ -66,14 +66,14 @@ PORTS_FORGOTTEN = 0.3
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """What there is of everything.
+    """The sizes of a simulated cluster.
 
     Attributes:
         gpus: of each node.
-        promise_s: for so long supervisors promise tasks to live on without etcd; 0: not at all.
+        promise_s: the time for which supervisors promise that tasks may live on without etcd; 0: no promises.
         cpus: of each node.
         docker: tasks are in containers.
-        disk_s: so long at most takes what a daemon gives to a thread; 0: no time.
+        disk_s: the longest time of work that a daemon gives to a thread; 0: no time.
         device: how the fence devices behave.
     """
 
@@ -125,9 +125,9 @@ class World:
         self.tempers: dict[str, Temper] = {}
         self.observers: list[Callable[[str, Program], None]] = []
         self.etcd_lost: list[Callable[[], None]] = []
-        """Who hears that etcd is about to lose all that it has."""
+        """Called before etcd loses all its data."""
         self.etcd_restored: list[Callable[[Backup], None]] = []
-        """Who hears that it has a snapshot's data instead."""
+        """Called after etcd has a snapshot's data instead."""
         self.rolled_back = False
         """Etcd is as it was some time ago, and does not know what has happened since."""
         self.training = Training(self.rng, self.tempers, self._observe)
@@ -291,7 +291,7 @@ class World:
             seat.etcd.disconnect()
 
     def seat_of(self, process: SimProcess) -> Seat | None:
-        """Whose present life this is."""
+        """The seat whose present process this is; None without one."""
         seats = (*self.supervisors, *self.nodes.values())
         return next((seat for seat in seats if seat.process is process), None)
 
@@ -407,7 +407,7 @@ class World:
         return seat.agent.run()
 
     def outside(self, seat: Seat, settings: AgentSettings, launchers: SimLaunchers) -> Outside:
-        """What one agent reaches out to."""
+        """The boundaries of one agent."""
         machine = seat.machine
         assert machine is not None
         assert seat.etcd is not None
@@ -438,7 +438,7 @@ class World:
 
     @property
     def resources(self) -> NodeResources:
-        """What each node offers."""
+        """The resources of each node."""
         runtime, networks = ("docker", (NETWORK,)) if self._addresses is not None else ("process", ())
         return NodeResources(
             cpus=self._cpus,

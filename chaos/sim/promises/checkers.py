@@ -1,4 +1,4 @@
-"""What the product promises, checked against what really happened, by rules written down a second time here.
+"""Checks the product's promises against the events of a run, by rules of its own.
 
 The checkers see every write that took effect in etcd, in order (`writes`), and every start, step and end of a
 program (`conduct`). They use none of the product's decisions.
@@ -194,7 +194,7 @@ class Promises:
         return ""
 
     def restorable(self, job: str) -> list[CheckpointRef]:
-        """What an operator may ask a job to start from: committed, on whatever lineage."""
+        """The checkpoints that an operator may ask a job to start from: committed, on any lineage."""
         return sorted(record.ref for record in self._picture.commits_of(job))
 
     def is_known(self, job: str) -> bool:
@@ -230,7 +230,7 @@ class Promises:
         return intent is not None and intent.wanted is Wanted.STOP
 
     def left_behind(self, job: str) -> str:
-        """What an ended job has left, first things first; empty when nothing."""
+        """The first thing that an ended job has left behind; empty without any."""
         switch = self._picture.switch(job)
         if switch is None or not switch.phase.ended:
             return "it has not ended"
@@ -260,6 +260,6 @@ class Promises:
                     yield f"{key} is still there"
 
     def at_the_end(self, job: str) -> None:
-        """What must hold whenever a run is over."""
+        """Check the promises that hold at the end of every run."""
         if self._picture.must_switch(job).phase.ended and (left := self._open_incident(job)):
             self._seen.broken("every incident is closed", f"{left}, though the job has ended")

@@ -1,7 +1,7 @@
-"""What a transaction must compare, whoever decided on it (rules 2, 3, 6, 7 and 9).
+"""The compares that each kind of transaction must have (rules 2, 3, 6, 7 and 9).
 
-Where two protections stand behind each other, one that is missing breaks nothing for a long time. These
-checks see it at the first transaction. They look at the write itself, not at what came of it.
+If two protections back each other up, the loss of one breaks nothing for a long time. These checks see it at
+the first transaction. They look at the write itself, not at its consequences.
 """
 
 from __future__ import annotations

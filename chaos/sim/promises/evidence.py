@@ -1,4 +1,4 @@
-"""What the checkers of one run know in common: the world, etcd as they read it, and what has happened."""
+"""The shared evidence of one run's checkers: the world, etcd as they read it, and the events so far."""
 
 from __future__ import annotations
 

@@ -191,7 +191,7 @@ class Records:
                 self._seen.broken(RECORDED, f"{now.attempt_id} is started for {key}, which is over")
 
     def _note_end(self, switch: JobSwitch) -> None:
-        """What a stop leaves no time for is over, as by a flip (`what is over ends`)."""
+        """Note the programs that must end at once: the job stops without time to save, or has ended."""
         before = self._picture.switch(switch.job)
         if before is None or before.phase is switch.phase or switch.save_grace_ms:
             return

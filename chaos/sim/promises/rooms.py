@@ -1,7 +1,8 @@
 """The promise about room: no node is overcommitted, at any instant.
 
-What counts on a machine is what its processes were started to use, and what is prepared there. Of each job
-the generation counts that asks for most: the next one takes over what the present one has.
+A machine is charged for the resources that its processes were started with, and for prepared tasks. Of each
+job only the generation with the largest share counts: the next one takes over the resources of the present
+one.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ _SLACK = 1e-6
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """What a generation of a job asks of a machine."""
+    """The share of a machine that a generation of a job asks for."""
 
     cpus: float = 0.0
     memory_bytes: int = 0

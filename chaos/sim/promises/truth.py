@@ -1,4 +1,4 @@
-"""What etcd holds, kept by the checkers from the effects that they saw."""
+"""The contents of etcd, which the checkers keep from the effects that they saw."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Picture:
             held.clear()
 
     def load(self, entries: Iterable[KeyValue]) -> None:
-        """What a snapshot had in it."""
+        """Take the entries of a snapshot."""
         for entry in entries:
             self._raw[entry.key] = entry.value
             self._created[entry.key], self._modified[entry.key] = entry.create_revision, entry.mod_revision
@@ -94,7 +94,7 @@ class Picture:
         return self._switches[keys.switch(job)]
 
     def intent(self, job: str) -> JobIntent | None:
-        """What the operator wants."""
+        """The operator's intent for a job; None without a record."""
         raw = self._raw.get(keys.intent(job))
         return codec.decode(JobIntent, raw) if raw is not None else None
 

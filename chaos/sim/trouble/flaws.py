@@ -43,7 +43,7 @@ EFFECTS = tuple(f"effect {each}.{when}" for each in _EFFECTS for when in ("befor
 
 
 class Flawed(Exception):
-    """What a flaw raises. It is in no error tree."""
+    """The error that a flaw raises. It is in no error tree."""
 
 
 @dataclass
@@ -85,7 +85,7 @@ class Flaw:
                 raise Flawed(f"{point}, hit {self.hits}")
 
     def may_park(self, job: str) -> bool:
-        """Whether a job may be parked for it. Whose an effect is that raises nobody knows before."""
+        """Whether a job may be parked for it. The job of an effect that raises is not known in advance."""
         return self.struck and (self.job == job or self.rule.startswith("effect "))
 
     def meet(self, given: tuple[object, ...]) -> None:

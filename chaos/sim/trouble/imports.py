@@ -32,9 +32,9 @@ async def ended(world: World, promises: Promises, job: str) -> bool:
 
 
 async def put_into_store(world: World, place: ImportPlace, rng: random.Random) -> str:
-    """What `supervisorctl checkpoints JOB import` does by itself; returns the complete directory.
+    """The client's part of `supervisorctl checkpoints JOB import`; returns the complete directory.
 
-    Raises TfSupervisorError when the store does not take it.
+    Raises TfSupervisorError if the store refuses it.
     """
     temper, step = world.tempers[place.job], place.ref.step
     plain = temper.plain

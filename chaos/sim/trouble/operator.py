@@ -98,7 +98,7 @@ class Operator:
         await self.ask("operator_stop", lambda service: service.stop(job))
 
     async def act(self, fault: Fault) -> None:
-        """What a schedule has the operator do."""
+        """Carry out an operator's command of the schedule."""
         if fault.kind == "operator_submit" and self.late is not None:
             await self.submit(self.late)
             return

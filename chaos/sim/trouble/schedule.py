@@ -1,4 +1,7 @@
-"""What can go wrong, by family, and a seeded schedule of it. Each fault ends, by itself or with all."""
+"""The kinds of faults, by family, and a seeded schedule of them.
+
+Each fault ends, by itself or with all others.
+"""
 
 from __future__ import annotations
 
@@ -83,8 +86,8 @@ FAMILIES: dict[str, dict[str, int]] = {
     "gpus": GPU_KINDS,
     "disasters": {"etcd_lost": 2, "etcd_restored": 2},
 }
-"""What each family holds, and how often each kind of it comes. `hangs` need jobs that are watched; `suspects`
-come back for as long as nobody sees whose fault they are: a node's, or a checkpoint's."""
+"""Family -> kind of fault -> how often it comes. `hangs` need jobs that are watched closely; `suspects`
+come back until the leader blames the right node or checkpoint."""
 
 _PLAIN = ("tasks", "launchers", "agents", "nodes", "supervisors", "partitions", "etcd", "watches", "leases")
 KINDS: dict[str, int] = {

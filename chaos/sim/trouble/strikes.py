@@ -1,4 +1,4 @@
-"""What strikes processes and machines: programs, launchers, daemons, nodes, GPUs."""
+"""Faults of processes and machines: programs, launchers, daemons, nodes, GPUs."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def _last_words(fault: Fault, program: Program) -> tuple[int, str]:
 
 
 def _seems_hung(world: World, row: MachineProcess) -> None:
-    """What makes no step, and what cannot, look alike: where steps are awaited, the program is charged."""
+    """Let the checkers expect a hang of a frozen process, if its job is watched for steps."""
     for program in world.training.alive():
         if world.watched and program.row is row:
             world.observed("hung", program)

@@ -1,4 +1,4 @@
-"""What strikes what the daemons depend on: the network, etcd, the store, disks, clocks."""
+"""Faults of the daemons' surroundings: the network, etcd, the store, disks, clocks."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def _flap(world: World, seat: Seat) -> None:
 
 
 def _one_way(world: World, fault: Fault, seat: Seat) -> None:
-    """What it asks arrives and takes effect; no answer comes back."""
+    """Let a seat's requests to etcd take effect, without an answer."""
     client = seat.etcd
     if client is not None:
         client.unanswered = True
