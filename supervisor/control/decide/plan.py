@@ -121,7 +121,7 @@ def unchanged_or_absent(key: str, held: Versioned[T] | None) -> Compare:
 
 
 def fitting(ops: Sequence[Op], beside: Sequence[Op] = ()) -> tuple[Op, ...]:
-    """As many of `ops`, from the first on, as one transaction takes together with `beside`."""
+    """The first of `ops`, as many as fit into one transaction together with `beside`."""
     count, room = len(beside), BYTES_PER_TRANSACTION - sum(_size(op) for op in beside)
     found: list[Op] = []
     for op in ops:

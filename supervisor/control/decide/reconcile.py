@@ -39,15 +39,15 @@ _PATIENT = frozenset({Cause.DRAINED, Cause.GPU})
 
 
 def reconcile(snap: Snapshot, assessments: Assessments | None = None) -> tuple[Decision, ...]:
-    """All that is to be done now. At most one step per job: the next look sees its outcome.
+    """The decisions of one look, at most one step per job: the next look sees its outcome.
 
     Each job is assessed once, in `assessments` where the caller reads them too.
 
-    Jobs and nodes whose rules raise are left aside, and all others are decided on without them. One that is
-    alone with that is parked.
+    A job or node whose rules raise is set aside, and all others are decided on without it. If it is the only
+    one, it is parked.
 
-    Raises InvariantBroken when what all jobs have together cannot be right, and errors that are about no job
-    and no node.
+    Raises InvariantBroken if an invariant among all jobs is violated, and errors that are about no job and no
+    node.
     """
     met: list[parking.Met] = []
     left, known = snap, assessments or Assessments(snap)

@@ -222,14 +222,16 @@ class JobState:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """All that one decision may look at. `since_ms`: since when this process has listened to beats;
-    `etcd_since_ms`: since when etcd has answered it without a gap in which agents run out of time.
+    """The whole input of one decision.
+
+    `since_ms`: when this process began to listen to beats; `etcd_since_ms`: since when etcd has answered it
+    without a gap in which agents run out of time.
 
     `wall_ms` is written into records for people; of decisions only the counts of earlier faults use it, after
     a change of leader (`recovery.policy.history`). `quarantines` are by node and UUID of the GPU, lifted ones
-    among them. `word`: what this supervisor has promised (rule 11). `deleted`: jobs that were deleted, by
-    name; `strays`: records about those, which came late. `aside`: jobs that are not among `jobs`, as they
-    cannot be dealt with; `nodes_aside`: nodes about which nothing is decided, and why.
+    among them. `word`: this supervisor's promises (rule 11). `deleted`: jobs that were deleted, by name;
+    `strays`: records about those, which came late. `aside`: jobs that are not among `jobs`, because they are
+    set aside; `nodes_aside`: nodes that are set aside, with the reasons.
     """
 
     now_ms: int
@@ -254,9 +256,10 @@ class Snapshot:
     nodes_aside: Mapping[str, Left] = field(default_factory=dict)
 
     def former_ms(self) -> int:
-        """For how long tasks may still run that an etcd before this one has vouched for; 0 when none can.
+        """Milliseconds for which tasks of an earlier, lost etcd may still run; 0 when none can.
 
-        This one knows nothing of them. Nothing was vouched for since the cluster's record was made.
+        This etcd has no records of them. No agent could extend their time since the cluster's record was
+        made.
         """
         if self.cluster is None:
             return self.timing.d_ms
@@ -264,7 +267,7 @@ class Snapshot:
         return max(0, self.cluster.created_ms + record.d_ms + record.promise_ms - self.now_ms)
 
     def beat_of(self, node: str, attempt: AttemptId) -> TaskBeat | None:
-        """The last word on an attempt from its node's agent."""
+        """The last beat about an attempt from its node's agent."""
         picture = self.nodes.get(node)
         if picture is None or picture.beat is None:
             return None
@@ -280,10 +283,11 @@ class Snapshot:
         return self.now_ms - heard
 
     def unread_ms(self, picture: NodeState) -> int:
-        """For how long etcd has not answered the node's agent, which beats all the same; 0 if that is normal.
+        """Milliseconds for which etcd has not answered the node's agent, which still beats; 0 if that is
+        normal.
 
-        Nor is it told while etcd has not answered this process either: then it says nothing of the node. An
-        appeal came by etcd too.
+        It is 0 too while etcd has not answered this process either: then the node is not at fault. An appeal
+        counts as an answer of etcd.
         """
         if picture.beat is None or self.now_ms - self.etcd_since_ms < self.timing.d_ms:
             return 0

@@ -56,7 +56,7 @@ _STATES: Mapping[tuple[JobPhase, bool, bool], SwitchState] = {
     (JobPhase.RUNNING, True, False): SwitchState.RUNNING_CLOSED,
     (JobPhase.FAILED, False, True): SwitchState.FAILED_HOLDING,
 }
-"""By phase, whether it is closed, and whether it holds tasks."""
+"""(phase, whether it is closed, whether it holds tasks) -> state."""
 
 
 def state_of(switch: JobSwitch | None) -> SwitchState:

@@ -41,7 +41,7 @@ from supervisor.control.decide.jobs.incidents import KEPT_EVENTS
 from supervisor.control.decide.plan import MAX_FIELD, Action, DeleteFiles, put, short
 
 CLAIMING_MS = 200
-"""For so long a look makes claims, one after the other; what is left waits for the next look."""
+"""The time in which one look makes claims, one after the other; the rest waits for the next look."""
 
 TELLS = 60
 """Attempts, a second apart, to make an event of a checkpoint that stays."""

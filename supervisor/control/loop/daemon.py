@@ -134,7 +134,7 @@ class ControlDaemon:
         self._new_id = new_id
         self._inbox: asyncio.Queue[Message] = asyncio.Queue()
         self._beats: dict[tuple[str, str], Beat] = {}
-        """Those that wait to be taken in, by node and life."""
+        """(node, incarnation) -> the last beat that the loop has not taken in yet."""
         self._refused_until_ms = 0
         self._view = View()
         self._since_ms = clock.now_ms()

@@ -83,12 +83,12 @@ class Promiser:
         self._on_disk = 0
         self._saving = asyncio.Lock()
         self._released: dict[str, dict[str, int]] = {}
-        """By node and incarnation."""
+        """Node -> incarnation -> the number of its last released promise."""
         self._probe: asyncio.Task[bool] | None = None
 
     @property
     def word(self) -> Word:
-        """All that this supervisor has given its word on, as of now."""
+        """This supervisor's promises and takings as of now."""
         return self._word
 
     def _change(self, word: Word) -> None:
@@ -97,7 +97,7 @@ class Promiser:
             self._changes += 1
 
     def open(self) -> None:
-        """Take up what an earlier life has promised. Raises Refused."""
+        """Load the promises of an earlier process. Raises Refused."""
         if self._file is None:
             return
         found = self._file.read()

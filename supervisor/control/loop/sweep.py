@@ -47,7 +47,7 @@ from supervisor.control.decide.snapshot import JobState
 
 SWEEP_EVERY_MS = 60_000
 SWEEP_ENDED_MS = 3_600_000
-"""Nothing writes to the store of a job that has ended, but its end may have left something there."""
+"""The interval for a job that has ended: its tasks may have left files in the store, and write no more."""
 
 STAGING_AGE_MS = 24 * 3600 * 1000
 """How long a commit may take. It gives up when nothing has moved for a minute."""

@@ -92,7 +92,10 @@ class LeaderContext:
 
 @dataclass(slots=True)
 class ReadProgress:
-    """How far reading has come. Told from several threads: it is for people, and may miss a little."""
+    """The progress of reading.
+
+    Several threads count without a lock: the sum is for people, and may be too low.
+    """
 
     count: int
     total: int
@@ -100,11 +103,11 @@ class ReadProgress:
     moved: int = 0
 
     def add(self, more: int) -> None:
-        """So many more bytes were read."""
+        """Count `more` bytes that were read."""
         self.moved += more
 
     def progress(self, found: CheckView | None = None, end: str = "") -> CheckProgress:
-        """As the caller hears it."""
+        """The progress as a message to the caller."""
         return CheckProgress(self.number, self.count, self.moved, self.total, found, end)
 
 

@@ -44,14 +44,14 @@ from supervisor.control.decide.plan import put
 from supervisor.control.decide.snapshot import Snapshot
 
 MAX_ALL_BYTES = 512 * 1024 * 1024
-"""Of all archives together: a quarter of etcd's space as installed, base64 counted."""
+"""The most bytes of all archives together: a quarter of etcd's space as installed, with base64."""
 
 TRIES = 4
 AT_ONCE = 4
 
 
 class CodeUploads:
-    """Where archives are put for the nodes. `leading` raises Unreachable while this supervisor follows."""
+    """The archives that nodes fetch, in etcd. `leading` raises Unreachable while this supervisor follows."""
 
     def __init__(self, coordination: Coordination, leading: Callable[[], Snapshot]) -> None:
         self._coordination = coordination

@@ -171,7 +171,10 @@ class JobService:
         return Accepted(spec.name, "; ".join(filter(None, told)), admission.cautions(snap, spec))
 
     def _store_user(self, spec: JobSpec, owner: str) -> str:
-        """As whom a job's store is reached in HDFS; empty: as the daemons. Raises UserError: not at all."""
+        """The HDFS user for a job's store; empty: the daemons' own.
+
+        Raises UserError if the store is not allowed.
+        """
         place = parse_uri(normal_uri(spec.checkpoint.uri))
         self._allowed.check(place, owner)
         user = self._allowed.hdfs_user(place, owner)

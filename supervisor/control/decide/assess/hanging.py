@@ -185,7 +185,9 @@ def _tasks(snap: Snapshot, job: JobState, there: tuple[Member, ...]) -> tuple[Ru
 
 
 def _told_of_ms(snap: Snapshot, picture: NodeState, report: Versioned[AttemptReport]) -> int:
-    """For how long its agent could have told of an attempt: one that was restarted has yet to hear of it."""
+    """The time for which its agent could have beaten about an attempt: a restarted agent has yet to learn of
+    it.
+    """
     joined_ms = picture.incarnation.seen_ms if picture.incarnation is not None else 0
     return snap.now_ms - max(report.created_ms, joined_ms)
 

@@ -62,7 +62,7 @@ def saves_of(snap: Snapshot, job: JobState) -> Iterator[tuple[AttemptId, Saves]]
 
 
 def _elsewhere(snap: Snapshot, job: JobState) -> Advice | None:
-    """Of the task that saves, if it is among those that save elsewhere; of none if another saves inside."""
+    """Advice about the task that saves elsewhere, the saver first; None if any task saves inside."""
     known = list(saves_of(snap, job))
     if any(saves.inside for _, saves in known):
         return None

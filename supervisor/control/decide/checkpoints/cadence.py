@@ -81,13 +81,13 @@ def _saves_alone(spec: JobSpec) -> bool:
 
 
 def line(snap: Snapshot, job: JobState) -> str:
-    """For people: how often it saves, and what that and a failure would cost; empty if unknown."""
+    """The interval of a job's saves, their cost and the cost of a failure, for people; empty if unknown."""
     switch = job.switch.value
     return text(_pace(snap, job), lag_ms(snap, job)) if switch.phase is JobPhase.RUNNING else ""
 
 
 def _pace(snap: Snapshot, job: JobState) -> Pace:
-    """Of the saver's newest attempt in the generation in force that has saved."""
+    """The pace of the saver's newest attempt in the generation in force that has saved."""
     found = [
         (attempt.number, saves.pace) for attempt, saves in saves_of(snap, job) if attempt.task == job.saver
     ]

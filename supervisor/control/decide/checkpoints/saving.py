@@ -83,7 +83,7 @@ def uncommitted(snap: Snapshot, job: JobState) -> str:
 
 
 def missing(snap: Snapshot, job: JobState, beat: SaverBeat | None) -> str:
-    """That training goes on, nothing was ever committed, and no finished save waits; empty if not so."""
+    """A warning that a job trains, but has no commit and no save that waits; otherwise empty."""
     checkpoint, lag = job.record.value.spec.checkpoint, lag_ms(snap, job)
     bound_ms = checkpoint.lag_bound_ms
     if beat is None or bound_ms is None or lag < bound_ms or beat.waiting_ms >= 0 or job.commits:

@@ -38,7 +38,7 @@ class Asking:
 
 
 def all_claims(snap: Snapshot) -> tuple[Claim, ...]:
-    """Those of all jobs, one for each task and node."""
+    """The claims of all jobs, one for each task and node."""
     found = tuple(claim for job in snap.jobs.values() for claim in _of_job(snap, job))
     found += tuple(claim for each in snap.aside.values() for claim in each.claims)
     return found
@@ -140,7 +140,7 @@ def _of_placement(job: JobState, placement: Placement, roles: Mapping[str, Resou
 
 
 def _of_attempts(snap: Snapshot, job: JobState) -> Iterator[Claim]:
-    """By attempts that may be alive, whatever became of their plans."""
+    """The claims of attempts that may be alive and that no plan covers."""
     for report, claim in job.once(_beside_plans):
         if may_live(snap, report):
             yield claim
@@ -161,7 +161,7 @@ def _beside_plans(job: JobState) -> tuple[tuple[AttemptReport, Claim], ...]:
 
 
 def _of_untold(snap: Snapshot, job: JobState) -> Iterator[Claim]:
-    """By tasks of a job that has ended which may have begun just before, while no report tells it yet."""
+    """The claims of tasks that may have begun just before their job ended, and are not reported yet."""
     for placement, claim in job.once(_unreported):
         if untold_ms(snap, job, placement):
             yield claim

@@ -16,7 +16,8 @@ def explain(job: JobState, plan: Plan) -> str:
 
 
 def free_ms(snap: Snapshot, job: JobState, member: str) -> int:
-    """For how long a task of the plan in force has waited for nothing, as far as is told; 0 while it waits.
+    """Milliseconds since a task of the plan in force last waited for anything, as its agent tells; 0 while it
+    waits.
 
     A delay counts only from the life that is registered now. A new life tells its own, and gets time for it.
     """

@@ -47,7 +47,7 @@ class Devices:
         self._shares: dict[str, list[int]] = {}
 
     def usable(self, slots: Iterable[GpuSlot], need: Resources) -> list[GpuSlot]:
-        """Those that have what is asked for, and room for one more."""
+        """The slots that suit the request and have room for one more task."""
         return [slot for slot in slots if _suits(slot, need) and self._has_room(slot, need)]
 
     def choose(
@@ -112,7 +112,7 @@ def quarantined(snap: Snapshot, uuid: str) -> GpuQuarantine | None:
 
 
 def quarantines_of(snap: Snapshot, node: str) -> list[GpuQuarantine]:
-    """Those in force on GPUs of a node, by index."""
+    """The quarantines in force on a node's GPUs, by index."""
     held = [each.value for (where, _), each in snap.quarantines.items() if where == node]
     return sorted((each for each in held if not each.lifted), key=lambda each: each.index)
 
@@ -144,7 +144,7 @@ class GpuHarm:
     blames_program: bool = False
 
     def describe(self) -> str:
-        """For people."""
+        """The GPU, its node and its fault, for people."""
         return f"GPU {self.gpu.index} of {self.node} ({self.gpu.uuid}): {self.gpu.reason or 'quarantined'}"
 
 

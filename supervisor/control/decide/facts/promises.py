@@ -39,7 +39,7 @@ def begin(word: Word | None, boot_id: str, now_ms: int, silence_ms: int) -> Word
 
 
 def held_ms(snap: Snapshot, node: str) -> int:
-    """For how long this supervisor may still declare nothing of a node; 0 when it may."""
+    """Milliseconds for which promises still forbid this supervisor to declare a node lost; 0 without any."""
     picture = snap.nodes.get(node)
     ends_ms = [
         promise.until_ms

@@ -76,8 +76,9 @@ def not_dead(job: JobState) -> tuple[Placement, ...]:
 
 
 def untold_ms(snap: Snapshot, job: JobState, placement: Placement) -> int:
-    """For how long an attempt in force may still begin, or run, of which its agent has told nothing: it may
-    have begun it just before it saw that the job has ended.
+    """Milliseconds for which an unreported attempt in force may still begin or run.
+
+    Its agent may have begun it just before it saw that the job has ended.
     """
     plan = job.plan_in_force
     if plan is None or job.report(placement, plan.value) or standing(snap, placement) is Standing.LOST:

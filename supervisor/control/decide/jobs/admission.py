@@ -30,7 +30,8 @@ MAX_GENERATION_SEEN = 9_999_999
 """A directory that claims more was not left by training: no job restarts ten million times."""
 
 FORGOTTEN = 1_000
-"""So many generations that left nothing in the store may have begun by the time etcd forgets a job."""
+"""The most generations of a job that may have begun and left nothing in its store before etcd lost the
+job."""
 
 MOST_FORMER = 100
 MOST_NAMED = 3

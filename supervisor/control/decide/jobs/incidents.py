@@ -247,7 +247,7 @@ def _restored(
     running: list[Versioned[AttemptReport]],
     stepped: list[TaskBeat],
 ) -> Action:
-    """All of it runs: end the phase `restored`. Training may have gone on without those that came last."""
+    """End the phase `restored`: all tasks run. Training may have resumed before the last of them did."""
     incident, runs_ms = held.value, max(report.created_ms for report in running)
     first = _earliest(stepped) if stepped else None
     stepped_ms = snap.now_ms - first.first_step_age_ms if first is not None else runs_ms

@@ -21,7 +21,7 @@ Surroundings = tuple[str, tuple[tuple[str, str], ...], float, int]
 """Launchers of a job that agree in these are interchangeable: program, environment, a container's limits."""
 
 CALM_MS = 2_000
-"""So long all tasks have run before a node is told to import: what starts needs its processors."""
+"""The time that all tasks have run before nodes import for a spare: starting tasks need the processors."""
 
 
 def keep(snap: Snapshot, job: JobState, there: tuple[Member, ...]) -> list[Action]:
@@ -106,7 +106,7 @@ def _over(job: JobState, spare: Spare, picture: NodeState | None) -> bool:
 
 
 def _calm(snap: Snapshot, job: JobState, there: tuple[Member, ...]) -> bool:
-    """Nothing of the job starts now, nor is about to."""
+    """Whether no task of the job starts now, or is about to."""
     if not there or job.next_plan is not None:
         return False
     for member in there:
@@ -118,10 +118,10 @@ def _calm(snap: Snapshot, job: JobState, there: tuple[Member, ...]) -> bool:
 
 
 def _shared(spec: JobSpec, empty: NodeOffer) -> Surroundings | None:
-    """Those that most of the tasks share which this node could take, were it empty; None for no task.
+    """The surroundings of most of the tasks that this node could take if it were empty; None for no task.
 
-    Whether other jobs leave room for one changes all the time, and an import takes its time. A container's
-    GPUs are fixed when it is made, and nobody knows beforehand which a task would get.
+    The room that other jobs leave changes faster than an import, so it does not count. A container's GPUs are
+    fixed when it is made, and a task's GPUs are not known before.
     """
     contained = empty.resources.runtime == DOCKER
     if spec.container is not None and not contained:

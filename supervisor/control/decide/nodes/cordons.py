@@ -50,7 +50,7 @@ def act_on(snap: Snapshot, job: JobState, verdict: NodeVerdict) -> list[Action]:
 
 
 def for_disobedience(picture: NodeState, reason: str, incarnation: str) -> Write:
-    """Until the agent is restarted. An operator's cordon stays, and outlives that."""
+    """Cordon the node of a disobedient agent until that agent restarts. An operator's cordon stays."""
     if picture.cordon is not None and picture.cordon.value.by_operator:
         return (unchanged(picture.cordon),), ()
     return _written(picture, Cordon(picture.node, reason, incarnation))
@@ -64,14 +64,17 @@ def for_gpu(picture: NodeState, reason: str) -> Write:
 
 
 def for_wrong_device(picture: NodeState, reason: str) -> Write:
-    """Until an operator lifts it. A cordon that is there already keeps the device from being used, too."""
+    """Cordon a node with a wrong fence device, until an operator lifts it.
+
+    A present cordon stops the device too.
+    """
     if picture.cordon is not None:
         return (unchanged(picture.cordon),), ()
     return _written(picture, Cordon(picture.node, reason))
 
 
 def for_error(picture: NodeState, reason: str, place: str) -> Write:
-    """Until an operator lifts it: an error about the node was met at `place`."""
+    """Cordon a node until an operator lifts it: an error about it was raised at `place`."""
     return _written(picture, Cordon(picture.node, short(reason), place=place))
 
 

@@ -15,7 +15,7 @@ DOCKER = "docker"
 """The runtime of nodes that run containers, in `NodeResources.runtime`."""
 
 REMARKS = 3
-"""So many nodes are named whose GPUs cannot be given."""
+"""The most nodes that a message names whose GPUs cannot be given."""
 
 _CPU_SLACK = 1e-9
 """Sums of fractions of a CPU may miss their total by a rounding error."""
@@ -67,7 +67,7 @@ class Before:
         return frozenset(self.gpus.get(member, ()))
 
     def others(self, member: str) -> frozenset[str]:
-        """Those of all others."""
+        """The GPUs of all other members."""
         return frozenset(uuid for each, uuids in self.gpus.items() if each != member for uuid in uuids)
 
 
