@@ -271,12 +271,14 @@ class AgentDaemon:
         except Refused as error:
             reason = str(error)
             if not self._unsaved:
-                self._out.sink.error("state not saved: what runs goes on, nothing new starts", reason=reason)
+                self._out.sink.error(
+                    "the state file cannot be written: tasks run on, no task starts", reason=reason
+                )
             # What is on the disk is not known now; a state that goes back to what was saved is saved again.
             self._saved, self._unsaved = None, reason
             return False
         if self._unsaved:
-            self._out.sink.info("state saved again")
+            self._out.sink.info("the state file is written again: tasks can start")
         self._saved, self._unsaved = replace(record, seen=None), ""
         return True
 
@@ -339,7 +341,7 @@ class AgentDaemon:
             try:
                 found = (entry.mod_revision, codec.decode(kind, entry.value))
             except IncompatibleRecord as error:
-                does = "left out" if before is None else "its last version still counts"
+                does = "it is ignored" if before is None else "its last version still counts"
                 self._out.sink.warning(
                     f"record in etcd cannot be read; {does}", key=entry.key, reason=str(error)
                 )
@@ -375,7 +377,9 @@ class AgentDaemon:
         if len(self._told) >= MOST_TOLD:
             self._told.clear()
         self._told[whose] = why
-        self._out.sink.error("an unexpected error; what it is about ends here", what=str(whose), error=why)
+        self._out.sink.error(
+            "an unexpected error ends an attempt, job or launcher on this node", what=str(whose), error=why
+        )
 
     def _beat(self, now_ms: int) -> None:
         me = self.state.me

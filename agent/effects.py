@@ -141,7 +141,11 @@ class Effects:
 
     def _broken(self, instruction: Instruction, error: Exception) -> None:
         what, why = type(instruction).__name__, told(error)
-        self._out.sink.error("an unexpected error; what it is about is set aside", what=what, error=why)
+        self._out.sink.error(
+            "an instruction failed with an unexpected error; only its task or job is hurt",
+            what=what,
+            error=why,
+        )
         event = set_aside.answer_of(instruction, why)
         if event is not None:
             self._post(event)
@@ -372,7 +376,9 @@ class Effects:
             found = await self._out.coordination.get(keys.cluster_spec(read.job, read.plan_id))
             spec = codec.decode(ClusterSpec, found.value) if found is not None else None
         except TfSupervisorError as error:
-            self._out.sink.warning("cannot read the ClusterSpec", job=read.job, reason=str(error))
+            self._out.sink.warning(
+                "cannot read the ClusterSpec of a generation yet", job=read.job, reason=str(error)
+            )
         self._post(SpecRead(read.plan_id, spec))
 
     async def _write(self, write: Write) -> None:
@@ -393,7 +399,9 @@ class Effects:
                 result = await self._out.coordination.txn(compares, [put])
             ok = result.succeeded
         except TfSupervisorError as error:
-            self._out.sink.warning("cannot write yet", key=write.key, reason=str(error))
+            self._out.sink.warning(
+                "cannot write a record to etcd yet; trying again", key=write.key, reason=str(error)
+            )
             ok = False
         if not ok:
             await asyncio.sleep(AGAIN_S)
@@ -418,14 +426,22 @@ class Effects:
                 result = await self._out.coordination.txn(compares, [Put(key, codec.encode(full))])
             ok, peer_lost = result.succeeded, full.exit is not None and _lost_a_peer(full.exit)
         except TfSupervisorError as error:
-            self._out.sink.warning("cannot report yet", attempt=str(record.attempt), reason=str(error))
+            self._out.sink.warning(
+                "cannot report an attempt to etcd yet; trying again",
+                attempt=str(record.attempt),
+                reason=str(error),
+            )
         if not ok:
             await asyncio.sleep(AGAIN_S)
         self._post(Reported(record.attempt, report.serial, ok, stepped, peer_lost))
 
     def _say_unread(self, report: Report, error: Exception) -> None:
         attempt = str(report.record.attempt)
-        self._out.sink.error("files of an attempt cannot be read", attempt=attempt, error=told(error))
+        self._out.sink.error(
+            "the files of an attempt cannot be read: its report lacks them",
+            attempt=attempt,
+            error=told(error),
+        )
 
     def _filled_if_possible(self, report: Report) -> AttemptReport:
         """The report completed from the attempt's files; unchanged if reading them fails unexpectedly."""
@@ -465,7 +481,7 @@ class Effects:
             with effect("agent.tell_gpus", CoordinationUnreachable):
                 ok = (await self._out.coordination.txn([self._membership.fence], [put])).succeeded
         except TfSupervisorError as error:
-            self._out.sink.warning("cannot tell of the GPUs yet", reason=str(error))
+            self._out.sink.warning("cannot report the GPUs to etcd yet; trying again", reason=str(error))
             ok = False
         if not ok:
             await asyncio.sleep(AGAIN_S)
@@ -489,7 +505,12 @@ class Effects:
         except TfSupervisorError as error:
             failure, detail = _unstaged(error), str(error)
         if failure is not None:
-            self._out.sink.warning("base not staged", job=stage.job, base=str(stage.base), reason=detail)
+            self._out.sink.warning(
+                "a generation's base is not staged here; the leader is told",
+                job=stage.job,
+                base=str(stage.base),
+                reason=detail,
+            )
         self._post(StageDone(stage.job, stage.plan_id, stage.base, failure, detail))
 
     async def _bring_in(self, wanted: BringIn) -> None:
@@ -502,7 +523,11 @@ class Effects:
                 await self._out.runtime.bring_in(wanted.container, wanted.plan_id)
         except TfSupervisorError as error:
             failure, unknown, hopeless = f"{what}: {error}", error.retryable, isinstance(error, BadArchive)
-            self._out.sink.warning("not brought in", plan=wanted.plan_id, reason=failure)
+            self._out.sink.warning(
+                "a plan's code or image is not ready here; the leader is told",
+                plan=wanted.plan_id,
+                reason=failure,
+            )
         self._post(BroughtIn(wanted.plan_id, failure, unknown, hopeless))
 
     async def _set_firewall(self, wanted: SetFirewall) -> None:
@@ -516,14 +541,16 @@ class Effects:
         try:
             await self._out.code.keep(keep.digests)
         except TfSupervisorError as error:
-            self._out.sink.warning("old code stays", reason=str(error))
+            self._out.sink.warning("old code archives cannot be removed", reason=str(error))
 
     async def _drain(self, drain: Drain) -> None:
         generation = drain.attempt.generation
         try:
             await self._out.checkpoints.drain(drain.job_uuid, generation, drain.timeout_ms, clean=drain.clean)
         except TfSupervisorError as error:
-            self._out.sink.warning("last commit given up", attempt=str(drain.attempt), reason=str(error))
+            self._out.sink.warning(
+                "an attempt's last save is not committed", attempt=str(drain.attempt), reason=str(error)
+            )
         self._post(Drained(drain.attempt))
 
     async def _dump(self, dump: Dump) -> None:
@@ -537,7 +564,9 @@ class Effects:
             if clean.ended:
                 self._out.outputs.job_ended(clean.job_uuid)
         except TfSupervisorError as error:
-            self._out.sink.warning("old directories stay", job=clean.job, reason=str(error))
+            self._out.sink.warning(
+                "old checkpoint directories cannot be removed", job=clean.job, reason=str(error)
+            )
 
 
 def _as_told_whole(report: AttemptReport, found: KeyValue | None) -> AttemptReport:

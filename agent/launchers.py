@@ -135,14 +135,18 @@ class SocketLaunchers:
         if writer is None or writer.is_closing():
             return
         if writer.transport.get_write_buffer_size() > BACKLOG_BYTES:
-            self._sink.warning("launcher takes nothing", launcher=launcher_id)
+            self._sink.warning("a launcher reads no messages; its connection is closed", launcher=launcher_id)
             writer.transport.abort()
             return
         try:
             line = protocol.encode(message)
         except protocol.ProtocolError as error:
             # Its launcher misses the answer, and ends by its deadline: nobody else does.
-            self._sink.error("message to a launcher is not sent", launcher=launcher_id, reason=str(error))
+            self._sink.error(
+                "a message to a launcher cannot be sent; the launcher will end",
+                launcher=launcher_id,
+                reason=str(error),
+            )
             return
         writer.write(line)
 
@@ -162,7 +166,7 @@ class SocketLaunchers:
         self._open.discard(task)
         error = None if task.cancelled() else task.exception()
         if error is not None:
-            self._sink.error("launcher's connection ended by a bug", error=repr(error))
+            self._sink.error("an unexpected error ended a launcher's connection", error=repr(error))
 
     def _make_room(self, writer: asyncio.StreamWriter, uid: int) -> None:
         """Close the oldest silent connection of the user with the most, so that no job can keep out another's
@@ -217,7 +221,9 @@ class SocketLaunchers:
             TfSupervisorError,
             TimeoutError,
         ) as error:
-            self._sink.warning("launcher's connection failed", launcher=launcher_id, reason=str(error))
+            self._sink.warning(
+                "a launcher's connection failed; it connects again", launcher=launcher_id, reason=str(error)
+            )
         finally:
             self._silent.pop(writer, None)
             writer.close()
@@ -237,7 +243,9 @@ class SocketLaunchers:
             with socket.socket(fileno=os.dup(connected.fileno())) as peer, effect("launchers.lend"):
                 socket.send_fds(peer, [protocol.encode(message)], [fd])
         except OSError as error:
-            self._sink.debug("nothing lent to a launcher", launcher=launcher_id, reason=str(error))
+            self._sink.debug(
+                "a file descriptor was not lent to a launcher", launcher=launcher_id, reason=str(error)
+            )
         finally:
             os.close(fd)
 
@@ -257,7 +265,11 @@ class SocketLaunchers:
         if self._vouch is not None:
             who = peer(space.pid)
             if who is None or not await self._vouch(hello.launcher_id, who):
-                self._sink.warning("hello from a stranger", launcher=hello.launcher_id, pid=space.pid)
+                self._sink.warning(
+                    "connection refused: this process is not the launcher that it names",
+                    launcher=hello.launcher_id,
+                    pid=space.pid,
+                )
                 writer.write(protocol.encode(protocol.Refuse("this process is not that launcher")))
                 return ""
             self._lend_to(writer, hello.launcher_id, who)

@@ -81,7 +81,7 @@ class GrpcLinks:
                 reply = await promise(record, timeout=ASK_S, metadata=self._guard.metadata())
                 answer = codec.decode(PromiseAnswer, reply.json)
         except (grpc.aio.AioRpcError, TfSupervisorError) as error:
-            self._sink.debug("no promise", supervisor=address, reason=str(error))
+            self._sink.debug("a supervisor gave no promise", supervisor=address, reason=str(error))
             return
         self._post(Promised(answer.supervisor, answer.serial, sent_ms, answer.for_ms, answer.refused))
 
@@ -164,10 +164,12 @@ class _Stream:
                 reason = str(error)
             if reason != said and refused:
                 # No passing fault: to this supervisor the node is silent until somebody mends that.
-                text = "a supervisor refuses this agent, to which its node is silent"
+                text = "a supervisor refuses this agent's beats: to it this node is silent"
                 self._sink.warning(text, supervisor=self.address, reason=reason)
             elif reason != said:
-                self._sink.info("supervisor not reached", supervisor=self.address, reason=reason)
+                self._sink.info(
+                    "supervisor not reached; trying again", supervisor=self.address, reason=reason
+                )
             said = reason
             await backoff.wait()
 

@@ -221,7 +221,11 @@ def _remove_firewall(config: AgentConfig, sink: Logger) -> None:
     try:
         firewall.remove(table, task_users(config))
     except Refused as error:
-        sink.warning("the former firewall may still be in force", table=f"inet {table}", reason=str(error))
+        sink.warning(
+            "the firewall of an earlier configuration may still be in force",
+            table=f"inet {table}",
+            reason=str(error),
+        )
 
 
 def nft_firewall(config: AgentConfig) -> firewall.NftFirewall | None:
@@ -252,7 +256,9 @@ def _register(users: TaskUsers | None, sink: Logger) -> None:
         try:
             users.register()
         except TfSupervisorError as error:
-            sink.warning("another agent of this machine may end this one's tasks", reason=str(error))
+            sink.warning(
+                "cannot register launchers: another agent of this machine may kill them", reason=str(error)
+            )
 
 
 def _shared(config: AgentConfig) -> tuple[Mount, ...]:

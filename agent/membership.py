@@ -136,7 +136,7 @@ class Membership:
             except TfSupervisorError as error:
                 if not _passes(error):
                     raise
-                self._sink.warning("cannot join yet", reason=str(error))
+                self._sink.warning("cannot join the cluster yet; trying again", reason=str(error))
                 await asyncio.sleep(self._settings.timing.beat_ms / 1000)
                 continue
             if reason is not None:
@@ -191,7 +191,9 @@ class Membership:
 
     def _joined(self, me: Incarnation, written: int, lease: int, sent_ms: int) -> None:
         self._me, self._written, self._lease, self._marked_ms = me, written, lease, -1
-        self._sink.info("joined", incarnation=me.incarnation, succeeds=len(me.succeeds), d_ms=me.d_ms)
+        self._sink.info(
+            "joined the cluster", incarnation=me.incarnation, succeeds=len(me.succeeds), d_ms=me.d_ms
+        )
         self._post(Joined(me, sent_ms, bool(self._succeeds), me.d_ms))
 
     def _is_own(self, holder: KeyValue) -> bool:
@@ -205,7 +207,9 @@ class Membership:
                 f"node {self._settings.node!r} is in use by another agent (pid {other.pid} at {other.host}, "
                 f"incarnation {other.incarnation}): give each machine its own `node:` and `state_dir:`"
             )
-        self._sink.warning("the node's key holds another incarnation", other=other.incarnation)
+        self._sink.warning(
+            "another agent holds this node's key; waiting until its lease ends", other=other.incarnation
+        )
         await asyncio.sleep(self._settings.timing.beat_ms / 1000)
 
     def _d_ms(self, record: ClusterRecord | None) -> int:
@@ -267,7 +271,7 @@ class Membership:
             except TfSupervisorError as error:
                 if not _passes(error):
                     raise
-                self._sink.warning("beat failed", reason=str(error))
+                self._sink.warning("cannot read etcd; trying again", reason=str(error))
                 reason = None
             if reason is not None:
                 return reason
@@ -311,7 +315,9 @@ class Membership:
             result = await self._coordination.txn(compares, [Put(key, codec.encode(self._me), lease)])
         if result.succeeded:
             self._written, self._lease = result.revision, lease
-            self._sink.warning("wrote the node's key again", incarnation=self._life)
+            self._sink.warning(
+                "the node's key had vanished from etcd; wrote it again", incarnation=self._life
+            )
 
     def _marks(self) -> tuple[str, ...]:
         """The keys of lost marks that concern us.
@@ -330,7 +336,11 @@ class Membership:
             return f"marked lost for good: {record.reason}"
         if self._marked_ms < 0:
             self._marked_ms = now_ms
-            self._sink.warning("marked lost; appealing", incarnation=record.incarnation, reason=record.reason)
+            self._sink.warning(
+                "the leader has marked this node lost; appealing",
+                incarnation=record.incarnation,
+                reason=record.reason,
+            )
         if now_ms - self._marked_ms > self._settings.timing.d_ms + PATIENCE_MS:
             return f"the lost mark stands: {record.reason}"
         # Who joins looks much more often than a leader has to be told.
@@ -355,7 +365,9 @@ class Membership:
                 with effect("membership.keep_alive", CoordinationUnreachable):
                     await self._coordination.keep_alive(self._lease)
             except TfSupervisorError as error:
-                self._sink.debug("lease not renewed", reason=str(error))
+                self._sink.debug(
+                    "the lease of the node's key is not renewed; trying again", reason=str(error)
+                )
 
 
 def _passes(error: TfSupervisorError) -> bool:

@@ -31,7 +31,7 @@ async def strange_lives(record: AgentRecord | None, saved: Saved | None, outside
     if not unknown and later is None:
         return ()
     outside.sink.error(
-        "the state file is not the last one: all that runs on this node is killed, and nothing taken over",
+        "the state file is not the newest: all tasks on this node are killed, and none is adopted",
         unknown=unknown,
         launchers=len(living),
         incarnation=record.incarnation if record is not None else "",
@@ -43,7 +43,9 @@ async def strange_lives(record: AgentRecord | None, saved: Saved | None, outside
     known = record if record is not None and record.boot_id == outside.runtime.boot_id() else None
     while left := await _kill(outside.runtime, to_kill(known, living)):
         if not told:
-            outside.sink.error("what runs here does not die: this node waits for it", processes=left)
+            outside.sink.error(
+                "killed processes are still there; this node joins when they are gone", processes=left
+            )
         told = True
         await asyncio.sleep(AGAIN_S)
         living = await outside.runtime.living()

@@ -29,7 +29,7 @@ class Places:
         found = await self._coordination.get(keys.job_record(job))
         record = codec.decode(JobRecord, found.value) if found is not None else None
         if record is None or record.uuid != job_uuid:
-            raise StoreUnreachable(f"job {job} is over, so that nobody says whose it is")
+            raise StoreUnreachable(f"job {job} is over, and no record names its owner any more")
         place = self._stores.place(uri, record.owner)
         own = self._stores.own_part(place, record.owner)
         if place.scheme is Scheme.FILE and own:

@@ -62,7 +62,11 @@ class CommitFollower:
         try:
             await asyncio.to_thread(make)
         except TfSupervisorError as error:
-            self._sink.error("cannot follow", job=self._what.job, reason=str(error))
+            self._sink.error(
+                "the directory for a follower's checkpoints cannot be made",
+                job=self._what.job,
+                reason=str(error),
+            )
         directory = generation_directory(self._parent, self._what.generation)
         if await asyncio.to_thread(_holds_anything, directory):
             # It was staged when the generation was prepared; one that has moved here finds nothing yet.
@@ -75,7 +79,11 @@ class CommitFollower:
             except TfSupervisorError as error:
                 if str(error) != said:
                     said = str(error)
-                    self._sink.warning("a commit is not brought in yet", job=self._what.job, reason=said)
+                    self._sink.warning(
+                        "a new checkpoint is not copied to this node yet; trying again",
+                        job=self._what.job,
+                        reason=said,
+                    )
             await asyncio.sleep(LOOK_S)
 
     async def _look(self) -> None:
@@ -92,7 +100,9 @@ class CommitFollower:
             self._last = newest.ref
             raise
         self._last = newest.ref
-        self._sink.info("brought in", job=self._what.job, checkpoint=str(newest.ref))
+        self._sink.info(
+            "a new checkpoint was copied to this node", job=self._what.job, checkpoint=str(newest.ref)
+        )
 
     def _is_new(self, record: CommitRecord) -> bool:
         what = self._what

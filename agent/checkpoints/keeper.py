@@ -156,7 +156,9 @@ class NodeCheckpoints:
                 # The disk may be full of copies: this base is needed more.
                 if not await self._copies.make_room():
                     raise
-                self._sink.warning("local copies of checkpoints removed: a base did not fit", job=stage.job)
+                self._sink.warning(
+                    "local copies of checkpoints removed: a generation's base did not fit", job=stage.job
+                )
                 await stager.stage_base(record, stage.generation, owner, STAGE_QUIET_MS, fresh=True)
         if self.users is not None:
             directory = generation_directory(parent, stage.generation)
@@ -211,12 +213,20 @@ class NodeCheckpoints:
             store = self._opener(commit.uri)
             mounted = self._mounted(commit)
         except UserError as error:
-            self._sink.error("cannot commit", job=commit.job, reason=str(error))
+            self._sink.error(
+                "saves of this job are not committed: its store cannot be used",
+                job=commit.job,
+                reason=str(error),
+            )
             return
         try:
             mark_saver(self._parent / commit.job_uuid, commit.generation, self._node)
         except TfSupervisorError as error:
-            self._sink.warning("cannot mark the saver's directory", job=commit.job, reason=str(error))
+            self._sink.warning(
+                "cannot mark the saver's directory: a follower may copy into it",
+                job=commit.job,
+                reason=str(error),
+            )
         site = SaverSite(
             self._node,
             incarnation,
@@ -251,7 +261,11 @@ class NodeCheckpoints:
         try:
             store = self._opener(following.uri)
         except UserError as error:
-            self._sink.error("cannot follow", job=following.job, reason=str(error))
+            self._sink.error(
+                "new checkpoints are not copied to this node: the store cannot be used",
+                job=following.job,
+                reason=str(error),
+            )
             return
         parent = self._parent / following.job_uuid
         stager = Stager(store, parent, self._clock, self._disk.executor)
@@ -288,7 +302,9 @@ class NodeCheckpoints:
                     what.job, what.job_uuid, what.generation, what.uri, what.plan_id
                 )
             except TfSupervisorError as error:
-                self._sink.error("cannot mount", job=what.job, reason=str(error))
+                self._sink.error(
+                    "a follower's checkpoint directory is not mounted", job=what.job, reason=str(error)
+                )
 
         task = asyncio.get_running_loop().create_task(mount())
         self._mounting.add(task)
@@ -339,7 +355,9 @@ class NodeCheckpoints:
         try:
             unmark_saver(self._parent / job_uuid, generation, self._node)
         except TfSupervisorError as error:
-            self._sink.warning("cannot remove the saver's mark", job=job_uuid, reason=str(error))
+            self._sink.warning(
+                "cannot remove the mark of the saver's directory", job=job_uuid, reason=str(error)
+            )
         if saver.pending is not None and not saver.mounted:
             self._given_up[job_uuid] = saver.pending
 

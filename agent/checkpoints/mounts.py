@@ -152,7 +152,12 @@ class NodeMounts:
                 if await asyncio.to_thread(files.read_wish) == wish:
                     await asyncio.to_thread(self._heal, files, wish)
             except TfSupervisorError as error:
-                self._sink.error("cannot mount", job=wish.job, directory=wish.directory, reason=str(error))
+                self._sink.error(
+                    "a checkpoint directory is not mounted; trying again",
+                    job=wish.job,
+                    directory=wish.directory,
+                    reason=str(error),
+                )
 
     async def _retire(self) -> None:
         """End mounts that no generation needs, including those of agents that are gone."""
@@ -163,9 +168,17 @@ class NodeMounts:
                     continue
                 async with self._ending:
                     await asyncio.to_thread(self._end, self._parent / wish.job_uuid, wish.generation)
-                self._sink.info("unmounted", job=wish.job, directory=wish.directory)
+                self._sink.info(
+                    "checkpoint directory unmounted: no generation needs it",
+                    job=wish.job,
+                    directory=wish.directory,
+                )
             except TfSupervisorError as error:
-                self._sink.warning("still mounted", job=wish.job, reason=str(error))
+                self._sink.warning(
+                    "a checkpoint directory is not unmounted yet; trying again",
+                    job=wish.job,
+                    reason=str(error),
+                )
 
     def _wished(self) -> tuple[MountWish, ...]:
         found: list[MountWish] = []
@@ -194,7 +207,12 @@ class NodeMounts:
         self._note_loss(files, state, now_ms)
         late = now_ms - self._began_ms.setdefault(key, now_ms) > STARTING_MS
         if state in {MountState.SILENT, MountState.OTHER} or (state is MountState.STARTING and late):
-            self._sink.warning("mount killed", job=wish.job, directory=wish.directory, state=state.value)
+            self._sink.warning(
+                "killing the process of a checkpoint mount; a new one follows",
+                job=wish.job,
+                directory=wish.directory,
+                state=state.value,
+            )
             with effect("mounts.kill"):
                 control.kill(files, at_once=state is not MountState.OTHER)
             if key in self._children:
@@ -202,7 +220,12 @@ class NodeMounts:
                     self._children[key].kill()
             self._began_ms.pop(key, None)
         elif state is MountState.GONE and key not in self._children:
-            self._sink.info("mount started", job=wish.job, directory=wish.directory, live=wish.live)
+            self._sink.info(
+                "starting the process of a checkpoint mount",
+                job=wish.job,
+                directory=wish.directory,
+                live=wish.live,
+            )
             with effect("mounts.start"):
                 self._children[key] = control.start(self._parent / wish.job_uuid, wish.generation)
             self._began_ms[key] = now_ms
@@ -239,7 +262,9 @@ class NodeMounts:
         # First our own child: one that has only begun has no beat to be found by, and would mount later.
         child = self._children.get(files.wish_path)
         if child is not None and not control.end_child(child):
-            raise StoreUnreachable(f"{generation_directory(parent, generation)}: process {child.pid} stays")
+            raise StoreUnreachable(
+                f"{generation_directory(parent, generation)}: process {child.pid} of its mount does not end"
+            )
         self._children.pop(files.wish_path, None)
         with effect("mounts.end"):
             control.end(files, generation_directory(parent, generation))

@@ -187,7 +187,9 @@ class Saver:
                 break
             await asyncio.wait([task for task in self._tasks if not task.done()], timeout=POLL_S)
         if not watch.done():
-            self._site.sink.warning("commit given up", job=self._job.job, checkpoint="the last save")
+            self._site.sink.warning(
+                "the time for the last commit is over: the last save may be lost", job=self._job.job
+            )
         self._warn_of_pending()
         self._cancel()
         await asyncio.wait(self._tasks)
@@ -200,7 +202,7 @@ class Saver:
         pending = self._committer.pending
         if pending is not None:
             self._site.sink.warning(
-                "commit given up",
+                "the time for a commit is over: the save stays on this node",
                 job=self._job.job,
                 checkpoint=str(pending.manifest.ref),
                 kept=str(pending.directory),
@@ -235,7 +237,7 @@ class Saver:
     def _cannot_use(self, found: Unusable) -> None:
         """Add an unusable save to the beat; the leader reports it to the user."""
         self._site.sink.warning(
-            "unusable checkpoint", job=self._job.job, checkpoint=found.prefix, reason=found.reason
+            "a save cannot be committed", job=self._job.job, checkpoint=found.prefix, reason=found.reason
         )
         one = UnusableSave(found.prefix[:MAX_PATH], found.reason[:MAX_REASON])
         others = (each for each in self._unusable if each.path != one.path)
@@ -253,7 +255,7 @@ class Saver:
             if await self._site.copies.make_room():
                 self._site.sink.warning("local copies of checkpoints removed: the disk is full")
         except TfSupervisorError as error:
-            self._site.sink.debug("local copies stay", reason=str(error))
+            self._site.sink.debug("local copies of checkpoints cannot be removed", reason=str(error))
 
     async def _new_watcher(self) -> Watcher:
         site, job, generation = self._site, self._job, self._job.generation
@@ -306,12 +308,17 @@ class Saver:
             self._skipped += 1
             self._last_skipped = ref
             self._site.sink.info(
-                "commit skipped for a newer one", job=self._job.job, checkpoint=str(ref), so_far=self._skipped
+                "checkpoint not committed: a newer one is ready",
+                job=self._job.job,
+                checkpoint=str(ref),
+                so_far=self._skipped,
             )
             try:
                 await self._site.copies.drop(self._job.job_uuid, ref)
             except TfSupervisorError as error:
-                self._site.sink.warning("old local copies stay", job=self._job.job, reason=str(error))
+                self._site.sink.warning(
+                    "old local copies of checkpoints cannot be removed", job=self._job.job, reason=str(error)
+                )
 
     async def _commit(self) -> NoReturn:
         while True:
@@ -357,7 +364,9 @@ class Saver:
         try:
             await self._site.copies.drop(self._job.job_uuid, taken.manifest.ref)
         except TfSupervisorError as failure:
-            self._site.sink.warning("old local copies stay", job=self._job.job, reason=str(failure))
+            self._site.sink.warning(
+                "old local copies of checkpoints cannot be removed", job=self._job.job, reason=str(failure)
+            )
         else:
             self._watcher = None
 
@@ -366,22 +375,29 @@ class Saver:
         ref = str(taken.manifest.ref)
         if outcome.reason.may_pass:
             if (ref, reason) != self._put_off:
-                self._site.sink.info("not committed yet", job=self._job.job, checkpoint=ref, reason=reason)
+                self._site.sink.info(
+                    "checkpoint not committed yet; trying again",
+                    job=self._job.job,
+                    checkpoint=ref,
+                    reason=reason,
+                )
             self._put_off = (ref, reason)
             await asyncio.sleep(AGAIN_S)
             return
         self._waiting_ms = None
-        self._site.sink.warning("not committed", job=self._job.job, checkpoint=ref, reason=reason)
+        self._site.sink.warning("checkpoint not committed", job=self._job.job, checkpoint=ref, reason=reason)
 
     async def _committed(self, record: CommitRecord, took_ms: int) -> None:
         site, ref = self._site, record.ref
         self._waiting_ms = self._offered_ms if self._committer.pending is not None else None
-        site.sink.info("committed", job=self._job.job, checkpoint=str(ref), took_ms=took_ms)
+        site.sink.info("checkpoint committed", job=self._job.job, checkpoint=str(ref), took_ms=took_ms)
         site.took(took_ms)
         try:
             await site.copies.committed(self._job.job_uuid, ref, record.size)
         except TfSupervisorError as error:
-            site.sink.warning("old local copies stay", job=self._job.job, reason=str(error))
+            site.sink.warning(
+                "old local copies of checkpoints cannot be removed", job=self._job.job, reason=str(error)
+            )
 
 
 def _committer(commit: Commit, site: SaverSite) -> Committer:

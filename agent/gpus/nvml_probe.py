@@ -80,7 +80,7 @@ class NvmlGpus:
             self._undead = [each for each in self._undead if each.returncode is None]
             if len(self._undead) < MOST_UNDEAD:
                 self._why = await self._listen(post, backoff)
-                self._sink.warning("NVML is asked anew", reason=self._why)
+                self._sink.warning("reading NVML failed; a new process reads it", reason=self._why)
             await backoff.wait()
 
     async def _listen(self, post: Post, backoff: Backoff) -> str:

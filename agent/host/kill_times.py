@@ -46,7 +46,7 @@ class RehearsedKills:
             except Refused as error:
                 if str(error) != told:
                     told = str(error)
-                    self._sink.warning("the time that a kill takes is not known here", reason=told)
+                    self._sink.warning("cannot measure how long a kill takes here; trying again", reason=told)
             await asyncio.sleep(AGAIN_S)
 
 
@@ -69,7 +69,7 @@ async def rehearse(nice: int, user: tuple[int, int] | None) -> int:
                 stderr=asyncio.subprocess.PIPE,
             )
     except OSError as error:
-        raise Refused(f"no process for it: {error}") from error
+        raise Refused(f"cannot start the measurement: {error}") from error
     try:
         async with asyncio.timeout(2 * rehearsal.LONGEST_S):
             said, problem = await child.communicate()

@@ -52,7 +52,7 @@ def _rehearse(nice: int, mib: int) -> int:
         for child in children:
             pids.append(_fork(child))
             if not os.read(reader, 1):
-                raise OSError("a process for it has not come up")
+                raise OSError("a process of the measurement did not start")
         for pid in pids:
             priority.lower(pid, nice)
         time.sleep(_SETTLE_S)

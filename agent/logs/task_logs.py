@@ -190,7 +190,7 @@ class AttemptFiles:
             keep = {each.reader.directory for each in self._followed.values()}
             removed = await asyncio.to_thread(make_room, self._root, keep, self._budget_bytes)
         if removed:
-            self._sink.info("removed old output", directories=removed)
+            self._sink.info("removed old output of tasks, to stay within the limit", directories=removed)
 
     def on_disk(self, job_uuid: str, task: TaskId) -> tuple[AttemptId, ...]:
         """The attempts of a task with output here, including earlier lives of this agent; oldest first."""

@@ -194,7 +194,7 @@ class NodeWork:
         await self._write(replace(note, entries=(*stay, *new)))
         for each in new:
             self._sink.warning(
-                "work is kept that no store has",
+                "work that is in no store is kept for a while",
                 job=note.job,
                 directory=str(self._parent / note.job_uuid / each.path),
                 files=each.count,
@@ -244,7 +244,7 @@ class NodeWork:
             try:
                 await self.tidy()
             except TfSupervisorError as error:
-                self._sink.debug("kept work stays for now", reason=str(error))
+                self._sink.debug("cannot look through kept work; trying again", reason=str(error))
             await asyncio.sleep(TIDY_S)
 
     async def load(self) -> None:
@@ -280,7 +280,9 @@ class NodeWork:
                         if (job_uuid, each.path) not in self._stuck:
                             self._stuck.add((job_uuid, each.path))
                             place = {"directory": each.path, "job": job_uuid}
-                            self._sink.warning("kept work cannot be removed", reason=str(error), **place)
+                            self._sink.warning(
+                                "kept work cannot be removed; trying again", reason=str(error), **place
+                            )
                         continue
                     await self._change(job_uuid, each, None)
                     total -= each.size

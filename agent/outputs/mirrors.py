@@ -76,7 +76,7 @@ class Mirrors:
             await asyncio.gather(before, return_exceptions=True)
         files, target, mirror = self._files, self._files.copies(uuid), None
         what = f"reading outputs of {job}"
-        trouble = Trouble("others' outputs are not brought in", job, self._clock, self._sink)
+        trouble = Trouble("outputs of other tasks are not copied to this node", job, self._clock, self._sink)
         while True:
             try:
                 store = self._opener(uri)

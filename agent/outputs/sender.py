@@ -164,7 +164,9 @@ class NodeOutputs:
             # Before its program writes: a successor of this agent knows of it by the note alone.
             await self._call(partial(save_state, self.files.notes(uuid), state))
         except TfSupervisorError as error:
-            self._sink.error("no output directory", task=str(task), reason=str(error))
+            self._sink.error(
+                "the output directory of a task cannot be prepared", task=str(task), reason=str(error)
+            )
         reached = await self._reached(state)
         if reached is not None:
             self._begin(key, state, *reached)
@@ -270,16 +272,31 @@ class NodeOutputs:
                 brought = await bringer.bring(state, index, motion)
         except TfSupervisorError as error:
             # Sent later, files of the same names are told apart by their versions, and none is removed.
-            self._sink.warning("started without its earlier outputs", task=task, reason=str(error))
+            self._sink.warning("a task starts without its earlier outputs", task=task, reason=str(error))
             return state
         if brought.count:
-            self._sink.info("outputs brought in", task=task, files=brought.count, bytes=brought.size)
+            self._sink.info(
+                "earlier outputs of a task were copied to this node",
+                task=task,
+                files=brought.count,
+                bytes=brought.size,
+            )
         if brought.missing:
             first = next(f"{path}: {why}" for path, why in brought.missing.items())
-            self._sink.warning("outputs not brought in", task=task, count=len(brought.missing), first=first)
+            self._sink.warning(
+                "some earlier outputs of a task were not copied to this node",
+                task=task,
+                count=len(brought.missing),
+                first=first,
+            )
         if brought.aside:
             names = ", ".join(brought.aside[:3])
-            self._sink.warning("outputs put aside", task=task, directory=str(aside), files=names)
+            self._sink.warning(
+                "unsent files moved aside: the store has others of their names",
+                task=task,
+                directory=str(aside),
+                files=names,
+            )
             if self.work is not None:
                 await self.work.keep(state.job, state.job_uuid, aside.name, state.keep_ms)
         return replace(state, sent=brought.sent)
@@ -301,7 +318,11 @@ class NodeOutputs:
                 return index
             if self._clock.now_ms() >= until_ms:
                 reason = f"{index.node} has not sent the last of them within {WAIT_MS / 1000:g} s"
-                self._sink.warning("outputs are not whole", task=f"{state.job}/{state.member}", reason=reason)
+                self._sink.warning(
+                    "a task starts without the last of its earlier outputs",
+                    task=f"{state.job}/{state.member}",
+                    reason=reason,
+                )
                 return index
             waited = True
             motion()
@@ -319,7 +340,9 @@ class NodeOutputs:
             return self._opener(state.uri), await self._call(partial(self.files.user, state.job_uuid))
         except TfSupervisorError as error:
             name = f"{state.job}/{state.member}"
-            self._sink.error("outputs stay on this node", task=name, reason=str(error))
+            self._sink.error(
+                "a task's outputs cannot be sent; they stay on this node", task=name, reason=str(error)
+            )
         return None
 
     def _begin(
@@ -360,7 +383,9 @@ class NodeOutputs:
                     if final:
                         entry.put(replace(entry.state, done=True))
                         await self._note(entry)
-                        self._sink.info("outputs are in the store", task=f"{entry.state.job}/{key[1]}")
+                        self._sink.info(
+                            "all outputs of a task are in the store", task=f"{entry.state.job}/{key[1]}"
+                        )
                 if entry.state.ended and entry.state.done:
                     entry.removal = asyncio.get_running_loop().create_task(self._retire(entry))
                     # In its thread it cannot be stopped: whoever comes next waits for it.
@@ -387,7 +412,7 @@ class NodeOutputs:
         left = tuple(f"{path}: {why}" for path, why in list(state.left_out.items())[:3])
         if left and left != told:
             self._sink.warning(
-                "outputs are not sent",
+                "some outputs of a task are not sent",
                 task=f"{state.job}/{state.member}",
                 count=len(state.left_out),
                 first="; ".join(left),

@@ -172,11 +172,13 @@ class DockerRuntime(LocalLaunchers):
             for each in found:
                 if each.labels.get(LAUNCHER, "") not in wanted:
                     self._sink.info(
-                        "container that nobody wants", container=each.id[:12], labels=str(each.labels)
+                        "removing a container that belongs to no task",
+                        container=each.id[:12],
+                        labels=str(each.labels),
                     )
                     await self._engine.remove(each.id)
         except TfSupervisorError as error:
-            self._sink.debug("containers not tidied", reason=str(error))
+            self._sink.debug("cannot look for leftover containers; trying again", reason=str(error))
         await super().tidy(known)
 
     async def close(self) -> None:
@@ -282,7 +284,7 @@ class DockerRuntime(LocalLaunchers):
             for each in await self._engine.list({**self._node.labels, LAUNCHER: launcher_id}):
                 await self._engine.remove(each.id)
         except TfSupervisorError as error:
-            self._sink.debug("container stays for now", launcher=launcher_id, reason=str(error))
+            self._sink.debug("a container cannot be removed yet", launcher=launcher_id, reason=str(error))
 
     def _settle(self, launcher_id: str, process: Process) -> None:
         self._settling.pop(launcher_id, None)

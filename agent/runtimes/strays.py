@@ -49,7 +49,9 @@ class Strays:
             reason = f"looking at this machine's processes takes longer than {MOST_S:g} s"
         except TfSupervisorError as error:
             reason = str(error)
-        self._sink.warning("processes that left their launcher may live on", user=user, reason=reason)
+        self._sink.warning(
+            "not all processes of a task were looked for: some may run on", user=user, reason=reason
+        )
         return 0
 
     def close(self) -> None:
@@ -62,7 +64,9 @@ class Strays:
             if user not in self._spared:
                 self._spared.add(user)
                 reason = "the range of tasks' users holds one of this machine: take uids that nobody has"
-                self._sink.warning("no process is ended by its user", user=user, of=name, reason=reason)
+                self._sink.warning(
+                    "processes of a task are not found by their user", user=user, of=name, reason=reason
+                )
             return 0
         return kill_strays(user, ending, self._users.all_homes(), KILL_MS, children)
 

@@ -109,7 +109,7 @@ def encode_manifest(manifest: Manifest) -> bytes:
     """The canonical form. Raises BadCheckpoint for a manifest that `parse_manifest` would refuse."""
     raw = _render(manifest)
     if _read(raw) != manifest:
-        raise BadCheckpoint("its manifest would not say what it is")
+        raise BadCheckpoint("it has a name, size or number that a manifest cannot hold")
     return raw
 
 

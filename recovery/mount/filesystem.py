@@ -142,7 +142,9 @@ class MountedFiles:
         try:
             return self._written(handle).write(data, offset)
         except OSError as error:
-            self._sink.warning("write refused", file=handle.name, offset=offset, reason=error.strerror)
+            self._sink.warning(
+                "a program's write is refused", file=handle.name, offset=offset, reason=error.strerror
+            )
             raise
 
     async def flush(self, number: int) -> None:
@@ -165,7 +167,11 @@ class MountedFiles:
         file.users -= 1
         if file.users == 0:
             if file.dirty:
-                self._sink.error("file lost", file=file.name, reason="it could not be written to the store")
+                self._sink.error(
+                    "a file is lost: its content is not in the store",
+                    file=file.name,
+                    reason="it could not be written to the store",
+                )
             if self._writing.get(file.name) is file:
                 del self._writing[file.name]
             await file.close()
@@ -235,7 +241,9 @@ class MountedFiles:
                     try:
                         await file.flush()
                     except (TfSupervisorError, OSError) as error:
-                        self._sink.warning("not in the store yet", file=file.name, reason=str(error))
+                        self._sink.warning(
+                            "a file is not in the store yet; trying again", file=file.name, reason=str(error)
+                        )
 
     async def finish(self) -> None:
         """After the unmount: send the remaining bytes to the store as far as possible, and forget all
@@ -245,7 +253,9 @@ class MountedFiles:
             try:
                 await file.flush()
             except (TfSupervisorError, OSError) as error:
-                self._sink.error("file lost", file=file.name, reason=str(error))
+                self._sink.error(
+                    "a file is lost: its content is not in the store", file=file.name, reason=str(error)
+                )
             await file.close()
         self._writing.clear()
         self._handles.clear()
@@ -330,13 +340,15 @@ class MountedFiles:
         except Conflict as error:
             raise OSError(conflict, os.strerror(conflict)) from error
         except Refused as error:
-            self._sink.warning("the store refuses", doing=doing, reason=str(error))
+            self._sink.warning("the store refuses an operation of a program", doing=doing, reason=str(error))
             code = errno.EDQUOT if isinstance(error, OutOfSpace) else errno.EACCES
             raise OSError(code, str(error)) from error
         except UserError as error:
             raise OSError(errno.EINVAL, str(error)) from error
         except TfSupervisorError as error:
-            self._sink.warning("the store does not answer", doing=doing, reason=str(error))
+            self._sink.warning(
+                "the store does not answer an operation of a program", doing=doing, reason=str(error)
+            )
             raise OSError(errno.EIO, str(error)) from error
 
 
@@ -356,7 +368,7 @@ def wait_for(
     while not futures.wait([future], min(LOOK_S, max(0.0, end_s - time.monotonic()))).done:
         if in_vain():
             future.cancel()
-            raise OSError(errno.EINTR, "who asked for it has been killed")
+            raise OSError(errno.EINTR, "the process that asked for it was killed")
         if time.monotonic() >= end_s:
             break
     try:

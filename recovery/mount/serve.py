@@ -78,7 +78,7 @@ class Server:
         try:
             self._files.write_failed(self._clock.now_ms())
         except TfSupervisorError as error:
-            self._sink.warning("a failure could not be noted", reason=str(error))
+            self._sink.warning("cannot note that the store has failed a program", reason=str(error))
 
     async def _open(self) -> tuple[MountedFiles, Backend]:
         wish = self._wish
@@ -116,7 +116,7 @@ def main(parent: Path, generation: int) -> int:
         try:
             Server(files, wish, sink).run()
         except (TfSupervisorError, OSError, RuntimeError) as error:
-            sink.error("not mounted", directory=wish.directory, reason=str(error))
+            sink.error("the checkpoint directory is not mounted", directory=wish.directory, reason=str(error))
             return 1
         finally:
             tee.close()

@@ -144,4 +144,4 @@ def _strike(what: str, point: str, error: Callable[[str], Exception]) -> None:
     elif action == "error":
         raise error(point)
     else:
-        raise ValueError(f"failpoint {point}: nobody knows what {what!r} is")
+        raise ValueError(f"failpoint {point}: {what!r} is not an action")

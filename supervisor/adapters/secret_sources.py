@@ -58,7 +58,7 @@ class SecretSources:
         try:
             return await asyncio.shield(task)
         except Unreachable as error:
-            raise Unreachable(f"the secret {name!r} cannot be had now: {error}") from error
+            raise Unreachable(f"the secret {name!r} cannot be read now: {error}") from error
 
     def _over(self, source: Source, task: asyncio.Task[str]) -> None:
         del self._reading[source]

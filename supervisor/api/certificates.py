@@ -38,7 +38,9 @@ class CertificateEvents:
             try:
                 await self._service.tell_of_certificate(holder, text)
             except TfSupervisorError as error:
-                self._sink.warning("an event cannot be written", about=holder, reason=str(error))
+                self._sink.warning(
+                    "the event about a certificate cannot be written yet", about=holder, reason=str(error)
+                )
 
 
 def _is_told(snap: Snapshot, holder: str, text: str) -> bool:

@@ -24,4 +24,6 @@ async def upload_code(client: ControlClient, archive: CodeArchive) -> bool:
         state = await client.put_code(CodePart(archive.ref.digest, archive.ref.size, index, text))
         if state.complete:
             return True
-    raise Unreachable("the cluster took all of the program's code and has not got it whole; submit again")
+    raise Unreachable(
+        "the cluster took every chunk of the program's code, but lacks a part of it; submit again"
+    )

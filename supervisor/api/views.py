@@ -97,7 +97,7 @@ def find_job(snap: Snapshot, name: str) -> JobState:
     if name in snap.jobs:
         return snap.jobs[name]
     if name in snap.aside:
-        raise Conflict(f"job {name} cannot be dealt with now: {snap.aside[name].why}")
+        raise Conflict(f"job {name} is set aside: {snap.aside[name].why}")
     known = ", ".join(sorted(snap.jobs)[:8]) or "none yet"
     raise NotFound(f"no job {name!r}; jobs here: {known}")
 

@@ -49,7 +49,7 @@ VERBS = {
     "pin": ("supervisor.cli.jobs.control", "Keep a checkpoint for good."),
     "unpin": ("supervisor.cli.jobs.control", "Let a pinned checkpoint be removed when it is old."),
     "nodes": ("supervisor.cli.cluster.nodes", "Show the nodes and what runs on them."),
-    "gpus": ("supervisor.cli.cluster.nodes", "Show the GPUs, how they are and who has them."),
+    "gpus": ("supervisor.cli.cluster.nodes", "Show the GPUs, their health and the tasks that have them."),
     "cordon": ("supervisor.cli.cluster.nodes", "Let no new task go to a node."),
     "uncordon": ("supervisor.cli.cluster.nodes", "Let tasks go to a node, or a GPU, again."),
     "drain": ("supervisor.cli.cluster.nodes", "Move all tasks away from a node."),

@@ -116,7 +116,7 @@ class Gate:
         `policy.owner`.
         """
         if caller is None:
-            raise Refused(f"nobody was let in to call {method}")
+            raise Refused(f"the caller of {method} was not identified")
         self._policy.check_denied(caller)
         if caller.kind is Kind.LOCAL or not needs_target(method):
             return

@@ -58,7 +58,7 @@ class Follower:
         return self.clock.now_ms() - self.mirror.last_alive_ms
 
     def has_lost_its_watch(self) -> bool:
-        return any(event == "mirror lost its watch" for _, event, _ in self.sink.lines)
+        return any(event == "a watch of etcd broke; starting another" for _, event, _ in self.sink.lines)
 
     def value(self, key: str) -> bytes | None:
         entry = self.mirror.entries.get(key)

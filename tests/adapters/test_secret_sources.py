@@ -104,7 +104,7 @@ async def test_a_file_without_a_good_value_gives_none(file: Path, content: bytes
         file.unlink()
     else:
         file.write_bytes(content)
-    with pytest.raises(Unreachable, match="the secret 'hf' cannot be had now: "):
+    with pytest.raises(Unreachable, match="the secret 'hf' cannot be read now: "):
         await of_file(file).read("hf")
 
 

@@ -124,14 +124,14 @@ async def test_an_unreadable_mark_vouches_for_nothing_and_ends_nobody(node: Node
     me = await node.until_joined()
     key = keys.lost(node.name, me.incarnation)
     await node.do(Put(key, b'{"v":1,"record":"LostMark","node":7}'))
-    await logged(node, "beat failed")
+    await logged(node, "cannot read etcd; trying again")
     await node.do(Delete(key))
-    written = node.log.count("beat failed")
+    written = node.log.count("cannot read etcd; trying again")
     await node.put(keys.CLUSTER, ClusterRecord("c", "fast", FAST.d_ms, uuid="u"))
     await node.do(Put(keys.CLUSTER, b"{}"))
 
     async def failed_again() -> bool | None:
-        return node.log.count("beat failed") > written + 1 or None
+        return node.log.count("cannot read etcd; trying again") > written + 1 or None
 
     await node.until(failed_again)
     assert lives(node), node.log

@@ -99,7 +99,7 @@ async def test_one_that_fails_is_told_of_once(monkeypatch: pytest.MonkeyPatch) -
 
 async def test_an_interpreter_that_cannot_be_started_is_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", "/none")
-    with pytest.raises(Refused, match="no process for it"):
+    with pytest.raises(Refused, match="cannot start the measurement"):
         await rehearse(10, None)
     monkeypatch.setattr(sys, "executable", "/bin/false")
     with pytest.raises(Refused, match="ended with code 1"):

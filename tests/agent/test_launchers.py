@@ -33,7 +33,11 @@ async def test_a_bug_in_a_connection_ends_it_and_is_told(tmp_path: Path) -> None
         writer.close()
     finally:
         await launchers.close()
-    assert ("error", "launcher's connection ended by a bug", {"error": "ZeroDivisionError()"}) in sink.lines
+    assert (
+        "error",
+        "an unexpected error ended a launcher's connection",
+        {"error": "ZeroDivisionError()"},
+    ) in sink.lines
 
 
 async def test_who_says_nothing_keeps_no_launcher_out(

@@ -75,7 +75,9 @@ async def test_a_supervisor_whose_answer_cannot_be_read_is_asked_again(tmp_path:
 
     sink = await beat_to(Supervisor(b"{}"), tmp_path / "s", post, asked)
     assert events[0] == DumpAsked(("job/worker:0",))
-    said = [fields["reason"] for _, event, fields in sink.lines if event == "supervisor not reached"]
+    said = [
+        fields["reason"] for _, event, fields in sink.lines if event == "supervisor not reached; trying again"
+    ]
     assert any("not a BeatAck record: version None" in str(reason) for reason in said)
 
 

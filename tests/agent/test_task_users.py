@@ -354,7 +354,9 @@ async def test_a_look_for_strays_that_hangs_holds_up_no_fence_and_no_other_threa
     finally:
         let_go.set()
         strays.close()
-    assert [event for _, event, _ in sink.lines] == ["processes that left their launcher may live on"] * 40
+    assert [event for _, event, _ in sink.lines] == [
+        "not all processes of a task were looked for: some may run on"
+    ] * 40
 
 
 def _orphan(uid: int, mark: str) -> int:

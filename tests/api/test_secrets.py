@@ -155,7 +155,7 @@ async def test_what_the_owner_may_not_use_is_refused_with_the_reason(cluster: Cl
 
 async def test_a_value_that_cannot_be_had_is_waited_for(cluster: Cluster) -> None:
     (cluster.root / "hf").write_text("")
-    with pytest.raises(Unreachable, match="the secret 'hf' cannot be had now: its value has fewer than 8"):
+    with pytest.raises(Unreachable, match="the secret 'hf' cannot be read now: its value has fewer than 8"):
         await cluster.ask(cluster.agent())
 
 

@@ -44,7 +44,7 @@ class Commits(ListSink):
         self._names: asyncio.Queue[object] = asyncio.Queue()
 
     def info(self, event: str, **fields: object) -> object:
-        if event == "committed":
+        if event == "checkpoint committed":
             self._names.put_nowait(fields["checkpoint"])
         return super().info(event, **fields)
 
@@ -275,7 +275,7 @@ async def test_a_save_whose_copy_is_damaged_while_it_waits_is_told_of_and_taken_
     copy.write_bytes(bytes(copy.stat().st_size))
     moody.error = None
     assert await sink.next() == "g1-s10"
-    told = [fields for _, event, fields in sink.lines if event == "unusable checkpoint"]
+    told = [fields for _, event, fields in sink.lines if event == "a save cannot be committed"]
     assert [fields["checkpoint"] for fields in told] == ["model.ckpt-10"]
     assert saver.beat().unusable == ()
     saver.stop()
@@ -365,8 +365,11 @@ async def test_at_the_end_a_commit_that_stands_still_or_fails_is_given_up(
     save(world.parent, CheckpointRef(1, 10))
     await until(lambda: moody.uploads > 0)
     await saver.drain(200, clean=True)
-    told = [fields for _, event, fields in sink.lines if event == "commit given up"]
-    # Where the watch has not ended by then either, that is told too.
+    told = [
+        fields
+        for _, event, fields in sink.lines
+        if event == "the time for a commit is over: the save stays on this node"
+    ]
     (given_up,) = [fields for fields in told if fields["checkpoint"] == "g1-s10"]
     assert Path(str(given_up["kept"])).is_dir()
     assert saver.pending is not None
@@ -391,7 +394,7 @@ async def test_before_the_agent_ends_what_waits_is_committed(
     await settling
     assert {record.ref.step for record in await world.records()} == {10}
     saver.stop()
-    assert "commit given up" not in events(sink, "warning")
+    assert not [event for event in events(sink, "warning") if event.startswith("the time for")]
 
 
 # What else may go wrong in the background.

@@ -177,7 +177,7 @@ async def test_a_lost_etcd_is_made_good_from_the_store(bank: Bank) -> None:
     other = replace(world.spec, name="other")
     with pytest.raises(Conflict, match="of another job"):
         await bank.job_service.submit(SubmitRequest(other))
-    with pytest.raises(NotFound, match="holds those of digits: submit it under that name"):
+    with pytest.raises(NotFound, match="holds checkpoints of digits: submit it under that name"):
         await bank.job_service.submit(SubmitRequest(other, SubmitMode.RESUME))
     accepted = await bank.job_service.submit(SubmitRequest(world.spec, SubmitMode.RESUME))
     assert "checkpoints digits rebuild" in accepted.detail
@@ -242,7 +242,7 @@ async def test_where_etcd_was_lost_nothing_begins_afresh_beside_tasks_that_may_r
     bank.lose_etcd()
     world.form_cluster()
     world.now_ms -= 1
-    with pytest.raises(Conflict, match="tasks of then may still be running: submit again in 1 s"):
+    with pytest.raises(Conflict, match="its tasks may still be running: submit again in 1 s"):
         await bank.job_service.submit(SubmitRequest(world.spec, SubmitMode.FRESH))
     world.now_ms += 1
     await bank.job_service.submit(SubmitRequest(world.spec, SubmitMode.FRESH))

@@ -259,7 +259,7 @@ async def test_records_and_keys_that_cannot_be_read_end_no_supervisor() -> None:
         await until(lambda: "job_parked" in told())
         assert not running.done()
         assert told().count("node_parked") == 1
-        left = {fields["key"] for _level, text, fields in sink.lines if "is left alone" in text}
+        left = {fields["key"] for _level, text, fields in sink.lines if "is set aside" in text}
         assert left == {"jobs/a/b", "events/x", "nodes/n0", "jobs/c", "switches//"}
     finally:
         running.cancel()
@@ -282,5 +282,5 @@ async def test_of_each_life_one_beat_waits_the_newest(monkeypatch: pytest.Monkey
             daemon.on_beat(Beat(LINK_PROTOCOL, node, "i", number))
     assert daemon._inbox.qsize() == 2
     assert {beat.seq for beat in daemon._beats.values()} == {1000}
-    refused = [fields["node"] for level, text, fields in sink.lines if "is refused" in text]
+    refused = [fields["node"] for level, text, fields in sink.lines if "is dropped" in text]
     assert refused == ["n2"], "it is said once a minute"

@@ -146,4 +146,6 @@ async def test_a_full_disk_is_told_once_and_tried_again(tmp_path: Path) -> None:
     life = Life(MemoryStore(), FullDisk(tmp_path))
     life.guard.take(C1, AT_40)
     await life.until(lambda: life.file.read() == Mark("c1", 40))
-    assert [event for _, event, _ in life.sink.lines] == ["how far etcd has come is not on disk"]
+    assert [event for _, event, _ in life.sink.lines] == [
+        "cannot write etcd's newest revision to disk; trying again"
+    ]

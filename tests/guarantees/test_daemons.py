@@ -498,7 +498,7 @@ async def test_what_cannot_be_written_is_not_spawned_and_the_agent_lives_on() ->
         await agent.machine.spawned.wait()
         assert agent.machine.known_at_spawn == [True]
         said = [event for level, event, _ in agent.sink.lines if level == "error"]
-        assert said == ["state not saved: what runs goes on, nothing new starts"]
+        assert said == ["the state file cannot be written: tasks run on, no task starts"]
 
 
 async def test_what_a_watch_shows_of_an_etcd_that_went_back_is_not_wanted() -> None:

@@ -48,7 +48,7 @@ async def test_a_quota_that_is_reached_in_a_commit(
     saver = Saver(COMMIT, site)
     saver.start()
     save(world.parent, OLD)
-    await until(lambda: events(sink, "info").count("committed") == 1)
+    await until(lambda: events(sink, "info").count("checkpoint committed") == 1)
     path = uri.removeprefix(hdfs.uri)
     await asyncio.to_thread(hdfs.set_quota, path, 1 << 20)
     save(world.parent, NEW)
@@ -66,7 +66,7 @@ async def test_a_quota_that_is_reached_in_a_commit(
     staged = await world.stager(tmp_path / "machine").stage_base(record, 2, "x", QUIET_MS, fresh=True)
     assert snapshot(staged.directory) == staged_form(OLD)
     await asyncio.to_thread(hdfs.set_quota, path, None)
-    await until(lambda: events(sink, "info").count("committed") == 2)
+    await until(lambda: events(sink, "info").count("checkpoint committed") == 2)
     assert [record.ref for record in await world.records()] == [OLD, NEW]
     assert events(sink, "warning") == ["checkpoints cannot be committed; trying again"]
     saver.stop()

@@ -284,7 +284,7 @@ async def test_a_start_says_why_earlier_outputs_are_missing(site: Site) -> None:
     site.store = MemoryCheckpointStore()  # it was not prepared: as a file system that is not mounted
     await second.prepare(MOVED)
     assert list(own(second).iterdir()) == []
-    assert any(event == "started without its earlier outputs" for _, event, _ in site.sink.lines)
+    assert any(event == "a task starts without its earlier outputs" for _, event, _ in site.sink.lines)
     await second.close()
     site.store = real
     third = site.node("n3")
@@ -489,7 +489,9 @@ async def test_a_link_in_the_place_of_a_directory_is_not_followed(site: Site) ->
     own(node).parent.mkdir(parents=True)
     own(node).symlink_to(elsewhere)
     await node.prepare(FIRST)
-    assert any(event == "no output directory" for _, event, _ in site.sink.lines)
+    assert any(
+        event == "the output directory of a task cannot be prepared" for _, event, _ in site.sink.lines
+    )
     node.over(FIRST.attempt)
     await until(lambda: any("cannot be sent" in event for _, event, _ in site.sink.lines))
     assert await site.index() is None

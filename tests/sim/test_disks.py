@@ -15,6 +15,6 @@ def test_a_job_goes_to_nodes_that_have_room_for_its_base(seed: int, pick: int) -
     assert result.ok, (*result.violations, result.error)
     refused, left, begun = (
         next(float(line.split()[0]) for line in result.trace if what in line)
-        for what in ("base not staged", "where nothing new can start: cannot write", "2 is in force")
+        for what in ("base is not staged here", "where nothing new can start: cannot write", "2 is in force")
     )
     assert refused < left < begun < 3.0 + FULL_S

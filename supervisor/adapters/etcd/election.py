@@ -76,7 +76,7 @@ class Election:
             except TfSupervisorError as error:
                 if not error.retryable:
                     raise
-                self._sink.warning("campaign waits for etcd", key=self._key, reason=str(error))
+                self._sink.warning("cannot campaign to lead; trying again", key=self._key, reason=str(error))
                 await backoff.wait()
 
     async def wait_lost(self) -> None:
@@ -101,7 +101,11 @@ class Election:
         except TfSupervisorError as error:
             if not error.retryable:
                 raise
-            self._sink.warning("resigned without an answer of etcd", key=self._key, reason=str(error))
+            self._sink.warning(
+                "etcd did not answer the resignation; the lease will run out",
+                key=self._key,
+                reason=str(error),
+            )
 
     async def _try(self) -> tuple[KeyValue, int]:
         """Create the key if it is absent; returns its state, and the revision of that state."""
@@ -183,5 +187,7 @@ class Election:
         if isinstance(renewed, BaseException):
             if not isinstance(renewed, TfSupervisorError):
                 raise renewed
-            self._sink.info("keepalive failed", key=self._key, reason=str(renewed))
+            self._sink.info(
+                "the leader's lease is not renewed; trying again", key=self._key, reason=str(renewed)
+            )
         return holder is not None and holder.create_revision == token.create_revision

@@ -115,7 +115,9 @@ class Mirror:
                     raise
                 if isinstance(error, Compacted):
                     self._listed = False
-                self._sink.warning("mirror lost its watch", prefix=self._prefix, reason=str(error))
+                self._sink.warning(
+                    "a watch of etcd broke; starting another", prefix=self._prefix, reason=str(error)
+                )
                 await self._backoff.wait()
 
     async def _look_back(self) -> None:

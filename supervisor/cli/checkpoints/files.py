@@ -60,8 +60,12 @@ def restore(context: click.Context, given: Globals, checkpoint: str, target: Pat
 
 @click.command("import")
 @click.argument("directory", type=click.Path(path_type=Path, exists=True, file_okay=False))
-@click.option("--step", type=click.IntRange(0, STEPS - 1), help="Its step; else the number in its name.")
-@click.option("--prefix", default="", help="Of TensorFlow's files: model.ckpt-400. Else the newest.")
+@click.option(
+    "--step", type=click.IntRange(0, STEPS - 1), help="The checkpoint's step; else the number in its name."
+)
+@click.option(
+    "--prefix", default="", help="The prefix of TensorFlow's files, as model.ckpt-400; else the newest."
+)
 @click.option("--file", "names", multiple=True, help="A file that is not TensorFlow's, below DIRECTORY.")
 @global_options
 @click.pass_context

@@ -24,7 +24,7 @@ _VERBS = "supervisor.cli.checkpoints.verbs"
 _FILES = "supervisor.cli.checkpoints.files"
 VERBS = {
     "verify": (_VERBS, "Read checkpoints back from the store, and set bad ones aside."),
-    "gc": (_VERBS, "Tell what is kept and why, and remove what is not."),
+    "gc": (_VERBS, "List what is kept and why, and remove the rest."),
     "pin": (_VERBS, "Keep a checkpoint for good."),
     "unpin": (_VERBS, "Let a pinned checkpoint be removed when it is old."),
     "restore": (_FILES, "Bring a checkpoint into a directory of this machine."),
@@ -50,7 +50,7 @@ class JobGroup(LazyGroup):
 @global_options
 @click.pass_context
 def checkpoints(context: click.Context, given: Globals, job: str) -> None:
-    """List JOB's checkpoints, the newest first; with a verb, do something about them."""
+    """List JOB's checkpoints, the newest first; with a command, work on them."""
     context.obj = given
     context.meta[JOB] = check_name("job", job)
     if context.invoked_subcommand is not None:

@@ -85,7 +85,7 @@ def rebuild(context: click.Context, given: Globals) -> None:
 
 
 @click.command()
-@click.option("--dry-run", is_flag=True, help="Only tell what would be removed.")
+@click.option("--dry-run", is_flag=True, help="Only list what would be removed.")
 @global_options
 @click.pass_context
 def gc(context: click.Context, given: Globals, dry_run: bool) -> None:

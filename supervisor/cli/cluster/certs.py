@@ -66,7 +66,11 @@ def certs() -> None:
 @click.argument("directory", type=click.Path(path_type=Path, file_okay=False))
 @click.argument("holders", nargs=-1, required=True, metavar="KIND:NAME[,ADDRESS...]...")
 @click.option(
-    "--days", type=click.IntRange(1, 825), default=DAYS, show_default=True, help="How long each lasts."
+    "--days",
+    type=click.IntRange(1, 825),
+    default=DAYS,
+    show_default=True,
+    help="Days until each certificate ends.",
 )
 @click.option("--renew", is_flag=True, help="Replace certificates that are there.")
 def issue(directory: Path, holders: tuple[str, ...], days: int, renew: bool) -> None:

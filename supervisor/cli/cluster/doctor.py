@@ -22,10 +22,14 @@ if TYPE_CHECKING:
     "--agent-config",
     "path",
     type=click.Path(path_type=Path, dir_okay=False),
-    help="Of this node's agent. Without it, only the machine itself is looked at.",
+    help="Configuration of this node's agent. Without it, only the machine itself is checked.",
 )
-@click.option("--socket", help="Of dockerd; else the configuration's, DOCKER_HOST, /var/run/docker.sock.")
-@click.option("--image", default="", help="That must be there; else the configuration's default.")
+@click.option(
+    "--socket", help="Socket of dockerd; else the configuration's, DOCKER_HOST, /var/run/docker.sock."
+)
+@click.option(
+    "--image", default="", help="The image that dockerd must have; else the configuration's default."
+)
 @global_options
 @click.pass_context
 def doctor(context: click.Context, given: Globals, path: Path | None, socket: str | None, image: str) -> None:

@@ -24,7 +24,7 @@ CONFIG = click.option(
     "path",
     type=click.Path(path_type=Path, dir_okay=False),
     required=True,
-    help="Of any supervisor: it says where etcd is, and the name of the cluster.",
+    help="Configuration of any supervisor: it has etcd's endpoints and the cluster's name.",
 )
 
 CERT = click.option(
@@ -36,7 +36,7 @@ CERT = click.option(
 
 @click.group()
 def etcd() -> None:
-    """Give etcd a user for each daemon, so that it can write what is its own alone.
+    """Give etcd a user for each daemon, so that it can write only its own keys.
 
     The user of the certificate (--cert, `certs issue DIRECTORY etcdctl:NAME`) becomes etcd's administrator.
     """
@@ -46,7 +46,9 @@ def etcd() -> None:
 @HOLDERS
 @CONFIG
 @CERT
-@click.option("--enable", is_flag=True, help="Have etcd refuse everybody who is no user of it, from now on.")
+@click.option(
+    "--enable", is_flag=True, help="From now on, let etcd refuse every client that is not one of its users."
+)
 @global_options
 def setup(given: Globals, holders: tuple[str, ...], path: Path, cert: Path | None, enable: bool) -> None:
     """Make users and roles for supervisor:NAME and agent:NODE. Repeating it does no harm."""
@@ -63,7 +65,7 @@ def setup(given: Globals, holders: tuple[str, ...], path: Path, cert: Path | Non
 def check(
     context: click.Context, given: Globals, holders: tuple[str, ...], path: Path, cert: Path | None
 ) -> None:
-    """Say what users and roles lack, and whether etcd asks for them. Exits with 1 if anything is missing."""
+    """List missing users and roles, and whether etcd requires them. Exits with 1 if anything is missing."""
     told, enabled = asyncio.run(_check(_plan(given, holders, path, cert)))
     _show(given, told, "missing", enabled=enabled)
     context.exit(1 if told or not enabled else 0)

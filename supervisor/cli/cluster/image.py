@@ -68,7 +68,7 @@ class Task:
 def task_options(function: Callable[Concatenate[Task, P], R]) -> Callable[P, R]:
     """Add the options of a Task; the function gets it first."""
 
-    @click.option("--user", help="Whom tasks run as, UID:GID; else 1000:1000, or yourself without root.")
+    @click.option("--user", help="The user of tasks, UID:GID; else 1000:1000, or yourself without root.")
     @click.option("--python", help="The interpreter in the image; else python3, then python.")
     @click.option(
         "--mount", "mounts", multiple=True, metavar="DIR[:TARGET]", help="A directory inside, read-only."
@@ -92,12 +92,14 @@ def task_options(function: Callable[Concatenate[Task, P], R]) -> Callable[P, R]:
 @click.option(
     "--pull", type=click.Choice(["never", "missing", "always"]), default="missing", show_default=True
 )
-@click.option("--socket", help="Of dockerd; else the configuration's, DOCKER_HOST, /var/run/docker.sock.")
+@click.option(
+    "--socket", help="Socket of dockerd; else the configuration's, DOCKER_HOST, /var/run/docker.sock."
+)
 @click.option(
     "--agent-config",
     "path",
     type=click.Path(path_type=Path, dir_okay=False),
-    help="Of an agent, for its socket, user, interpreter and mounts.",
+    help="Configuration of an agent, for its socket, user, interpreter and mounts.",
 )
 @global_options
 @task_options

@@ -56,7 +56,7 @@ def nodes(given: Globals) -> None:
 @click.argument("node", required=False, default="")
 @global_options
 def gpus(given: Globals, node: str) -> None:
-    """Show all GPUs, or those of NODE: how they are, and which task has them."""
+    """Show all GPUs, or those of NODE: their health, and the tasks that have them."""
     document = _ask(given, lambda client: client.gpus(check_name("node", node) if node else ""))
     if given.json:
         render.emit_json(document)
@@ -84,7 +84,7 @@ def gpus(given: Globals, node: str) -> None:
 
 @click.command()
 @click.argument("node")
-@click.option("--reason", default="", help="Why, for whoever looks at `nodes`.")
+@click.option("--reason", default="", help="The reason, which `nodes` shows.")
 @global_options
 def cordon(given: Globals, node: str, reason: str) -> None:
     """Let no new task go to NODE; those that it has stay."""
@@ -94,7 +94,7 @@ def cordon(given: Globals, node: str, reason: str) -> None:
 
 @click.command()
 @click.argument("node")
-@click.option("--gpu", default="", metavar="UUID|INDEX", help="Only lift the quarantine of this GPU of it.")
+@click.option("--gpu", default="", metavar="UUID|INDEX", help="Lift only the quarantine of this GPU.")
 @global_options
 def uncordon(given: Globals, node: str, gpu: str) -> None:
     """Let tasks go to NODE again, or to one GPU of it."""
@@ -104,9 +104,11 @@ def uncordon(given: Globals, node: str, gpu: str) -> None:
 
 @click.command()
 @click.argument("node")
-@click.option("--reason", default="", help="Why, for whoever looks at `nodes`.")
-@click.option("--no-wait", is_flag=True, help="Return as soon as it is asked for.")
-@click.option("--timeout", type=click.FloatRange(min=0), help="Wait so many seconds at most.")
+@click.option("--reason", default="", help="The reason, which `nodes` shows.")
+@click.option("--no-wait", is_flag=True, help="Return at once, before the node is empty.")
+@click.option(
+    "--timeout", type=click.FloatRange(min=0), help="Seconds to wait at most; without it, for ever."
+)
 @global_options
 def drain(given: Globals, node: str, reason: str, no_wait: bool, timeout: float | None) -> None:
     """Let no new task go to NODE, and move those that it has; return when nothing runs there any more.
@@ -143,7 +145,9 @@ async def _left(client: ControlClient, node: str) -> str:
     listed = {view.node: view for view in (await client.nodes()).nodes}
     view = listed.get(node)
     if view is None or view.state not in ("draining", "drained", "suspected"):
-        raise Conflict(f"node {node} is {view.state if view else 'gone'} now; it is drained no more")
+        raise Conflict(
+            f"node {node} is {view.state if view else 'gone'} now; it is not being drained any more"
+        )
     if not view.tasks:
         return ""
     here = {task.partition("/")[0] for task in view.tasks}

@@ -27,7 +27,7 @@ _CHECKPOINT = re.compile(r"(?:g([0-9]{1,8})-s)?([0-9]{1,12})")
 
 @click.command()
 @click.argument("job")
-@click.option("--save", is_flag=True, help="SIGTERM first, and time for the program to save.")
+@click.option("--save", is_flag=True, help="Send SIGTERM first, and give the program time to save.")
 @global_options
 def stop(given: Globals, job: str, save: bool) -> None:
     """Stop JOB. Its checkpoints stay; `start` goes on from the newest."""
@@ -52,7 +52,9 @@ def release(given: Globals, job: str) -> None:
 
 @click.command()
 @click.argument("job", metavar="JOB[/ROLE:INDEX]")
-@click.option("--from", "checkpoint", metavar="STEP", help="From this checkpoint: its step, or gG-sS.")
+@click.option(
+    "--from", "checkpoint", metavar="STEP", help="Restart from this checkpoint: its step, or gG-sS."
+)
 @global_options
 def restart(given: Globals, job: str, checkpoint: str | None) -> None:
     """Restart JOB, or one task of it: JOB/ROLE:INDEX."""

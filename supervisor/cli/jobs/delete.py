@@ -24,9 +24,11 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.argument("job")
-@click.option("--yes", is_flag=True, help="Do not ask whether that is meant.")
-@click.option("--no-wait", is_flag=True, help="Return as soon as it is asked for.")
-@click.option("--timeout", type=click.FloatRange(min=0), help="Wait so many seconds at most.")
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
+@click.option("--no-wait", is_flag=True, help="Return at once, before the job is gone.")
+@click.option(
+    "--timeout", type=click.FloatRange(min=0), help="Seconds to wait at most; without it, for ever."
+)
 @global_options
 def delete(given: Globals, job: str, yes: bool, no_wait: bool, timeout: float | None) -> None:
     """Stop JOB, and have the cluster forget it; return when it has.

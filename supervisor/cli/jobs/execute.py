@@ -23,7 +23,9 @@ MOST_JSON_BYTES = 16 << 20
 
 @click.command("exec")
 @click.argument("task", metavar="JOB/ROLE:INDEX")
-@click.option("--timeout", default=60.0, show_default=True, help="Seconds; then it is killed (code 124).")
+@click.option(
+    "--timeout", default=60.0, show_default=True, help="Seconds until the command is killed (code 124)."
+)
 @click.argument("command", metavar="-- COMMAND...", nargs=-1, required=True, type=click.UNPROCESSED)
 @global_options
 @click.pass_context
@@ -48,7 +50,9 @@ async def _execute(target: Target, request: ExecRequest, screen: _Streams | _Doc
                 screen.show(chunk.stream, base64.b64decode(chunk.data))
             if chunk.code >= 0:
                 return screen.end(chunk)
-    raise Unreachable(f"the end of the command was not told; see `supervisorctl status {request.task}`")
+    raise Unreachable(
+        f"the agent did not report the end of the command; see `supervisorctl status {request.task}`"
+    )
 
 
 class _Streams:

@@ -64,13 +64,18 @@ def explain(given: Globals, job: str) -> None:
 
 @click.command()
 @click.argument("job", required=False, default="")
-@click.option("-f", "--follow", is_flag=True, help="Go on with new events.")
+@click.option("-f", "--follow", is_flag=True, help="Then show new events as they come.")
 @click.option(
-    "-n", "--last", type=click.IntRange(min=0), default=100, show_default=True, help="How many old ones."
+    "-n",
+    "--last",
+    type=click.IntRange(min=0),
+    default=100,
+    show_default=True,
+    help="The number of past events.",
 )
 @global_options
 def events(given: Globals, job: str, follow: bool, last: int) -> None:
-    """Show what happened in the cluster, or to JOB; JSON is one event a line with -f."""
+    """Show what happened in the cluster, or to JOB; with -f, JSON has one event a line."""
     request = EventsRequest(check_name("job", job) if job else "", follow, last)
     asyncio.run(_events(find_target(given), given, request))
 

@@ -48,7 +48,7 @@ class OutputsGroup(JobGroup):
 @global_options
 @click.pass_context
 def outputs(context: click.Context, given: Globals, job: str) -> None:
-    """List what JOB's tasks wrote to their output directories; with a verb, do something about it."""
+    """List the files in the output directories of JOB's tasks; with a command, work on them."""
     context.obj = given
     context.meta[JOB] = check_name("job", job)
     if context.invoked_subcommand is None:
@@ -56,7 +56,7 @@ def outputs(context: click.Context, given: Globals, job: str) -> None:
 
 
 @click.command()
-@click.option("--task", default="", help="Of this task alone: ROLE:INDEX.")
+@click.option("--task", default="", help="Only the files of this task: ROLE:INDEX.")
 @click.argument("paths", nargs=-1)
 @global_options
 @click.pass_context
@@ -69,7 +69,7 @@ def ls(context: click.Context, given: Globals, task: str, paths: tuple[str, ...]
 @click.option(
     "--to", "target", type=click.Path(path_type=Path), required=True, help="An empty directory, or a new one."
 )
-@click.option("--task", default="", help="Of this task alone: ROLE:INDEX.")
+@click.option("--task", default="", help="Only the files of this task: ROLE:INDEX.")
 @click.argument("paths", nargs=-1)
 @global_options
 @click.pass_context

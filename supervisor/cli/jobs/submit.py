@@ -112,7 +112,7 @@ def validate(given: Globals, file: Path, name: str | None, offline: bool) -> Non
 @global_options
 @click.pass_context
 def wait(context: click.Context, given: Globals, job: str, goal: str, timeout: float | None) -> None:
-    """Wait until JOB is there. Exits with 0, 10 (failed), 11 (stopped), 12 (timeout) or 13 (cannot be)."""
+    """Wait for GOAL. Exits with 0, 10 (failed), 11 (stopped), 12 (timeout) or 13 (out of reach)."""
     context.exit(asyncio.run(_wait(find_target(given), given, job, Goal.parse(goal), timeout)))
 
 

@@ -21,7 +21,9 @@ from supervisor.contract.views.jobs import TailChunk, TailRequest
 
 @click.command()
 @click.argument("task", metavar="JOB/ROLE:INDEX")
-@click.option("-f", "--follow", is_flag=True, help="Go on with new output, also of later attempts.")
+@click.option(
+    "-f", "--follow", is_flag=True, help="Then show new output as it comes, also of later attempts."
+)
 @click.option(
     "-c",
     "--bytes",
@@ -29,7 +31,7 @@ from supervisor.contract.views.jobs import TailChunk, TailRequest
     type=click.IntRange(min=0, max=1 << 40),
     default=8192,
     show_default=True,
-    help="How much of the end of each attempt's output.",
+    help="The bytes to show from the end of each attempt's output.",
 )
 @click.option("--raw", is_flag=True, help="Write the bytes as they are; refused on a terminal.")
 @global_options

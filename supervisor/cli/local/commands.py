@@ -30,8 +30,8 @@ def docker_options(function: Callable[Concatenate[LocalDocker | None, P], R]) ->
     """Add the options of `--runtime docker`; the function gets them first, None for plain processes."""
 
     @click.option("--runtime", type=click.Choice(["process", "docker"]), default="process", show_default=True)
-    @click.option("--image", default="", help="docker: for jobs that name none.")
-    @click.option("--socket", help="docker: of dockerd; else DOCKER_HOST, else /var/run/docker.sock.")
+    @click.option("--image", default="", help="docker: the image of jobs that name none.")
+    @click.option("--socket", help="docker: dockerd's socket; else DOCKER_HOST, else /var/run/docker.sock.")
     @click.option(
         "--mount", "mounts", multiple=True, metavar="DIR[:rw]", help="docker: a directory in every container."
     )

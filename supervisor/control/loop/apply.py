@@ -156,7 +156,7 @@ class Applier:
         holder = result.reads[0]
         if not holder or holder[0].create_revision != self._token.create_revision:
             raise Fenced(f"leader token {self._token.create_revision} is no longer in force")
-        self._sink.debug("the picture had changed", what=action.kind, job=action.job)
+        self._sink.debug("an action was refused: a record had changed", what=action.kind, job=action.job)
         return Applied.STALE
 
     def is_deleting(self, key: str) -> bool:
@@ -181,7 +181,9 @@ class Applier:
         finally:
             self._deleting.discard(decision.key)
         for error in errors[1:]:
-            self._sink.warning("no event could be made of a checkpoint that stays", error=told(error))
+            self._sink.warning(
+                "cannot write the event about a checkpoint that stays in its store", error=told(error)
+            )
 
     async def _tell_of_deletion(self, decision: DeleteFiles, error: Exception) -> None:
         text = (

@@ -210,7 +210,9 @@ class ControlDaemon:
         now_ms = self._clock.now_ms()
         if now_ms >= self._refused_until_ms:
             self._refused_until_ms = now_ms + SAY_AGAIN_MS
-            self._sink.warning("beats of too many lives wait; one is refused", node=beat.node, most=MAX_BEATS)
+            self._sink.warning(
+                "too many beats wait; a node's beat is dropped", node=beat.node, most=MAX_BEATS
+            )
 
     async def on_promise(self, request: PromiseRequest) -> PromiseAnswer:
         """Promise to leave an agent alone that etcd does not answer, or say why not (rule 11)."""
@@ -400,7 +402,7 @@ class ControlDaemon:
         self._token = token
         self._applier = None
         self._sink.info(
-            "this supervisor leads; it goes on from what etcd holds",
+            "this supervisor leads; it goes on from the records in etcd",
             supervisor=self._settings.supervisor,
             leader_token=token.create_revision,
         )
@@ -466,7 +468,7 @@ class ControlDaemon:
         met: dict[tuple[str, str], parking.Met] = {}
         for action, error in broken:
             job, node = about = action.job, "" if action.job else action.fields.get("node", "")
-            text = "an action met an unexpected error"
+            text = "an action failed with an unexpected error"
             self._sink.error(text, what=action.kind, job=job, node=node, error=told(error))
             subject = picture.jobs.get(job) or picture.nodes.get(node)
             if subject is not None:
@@ -487,7 +489,7 @@ class ControlDaemon:
         """An error met while something beside decisions was found out about a job; said once."""
         why = told(error)
         if self._told_broken.pop(job, "") != why:
-            text = "an unexpected error about a job; what was to be found out is left out"
+            text = "an unexpected error about a job, beside decisions; the job is skipped here"
             self._sink.error(text, job=job, error=why)
         self._told_broken[job] = why
         if len(self._told_broken) > MOST_TOLD:
@@ -498,7 +500,7 @@ class ControlDaemon:
         for key, why in self._view.unreadable.items():
             if key not in self._told_unreadable:
                 self._sink.error(
-                    "a record in etcd is left alone, with the job or node that it is about",
+                    "a record in etcd cannot be read; its job or node is set aside",
                     key=key[:MAX_KEY],
                     reason=why,
                 )

@@ -110,7 +110,9 @@ class EtcdGuard:
                 await self._file.save(with_write)
             except Refused as error:
                 if str(error) != refused:
-                    self._sink.warning("how far etcd has come is not on disk", reason=str(error))
+                    self._sink.warning(
+                        "cannot write etcd's newest revision to disk; trying again", reason=str(error)
+                    )
                 refused = str(error)
                 continue
             self._saved, refused = mark, ""

@@ -84,7 +84,7 @@ class PowerOffs:
             text = "another supervisor leads; it decides about a node that was to be switched off"
             self._sink.warning(text, node=node, device=device, why=str(error))
         except asyncio.CancelledError:
-            self._sink.warning("the device of a node is asked no more", node=node, device=device)
+            self._sink.warning("the request to a node's fence device is cancelled", node=node, device=device)
             raise
 
     async def _confirm(self, applier: Applier, wanted: PowerOff, fields: dict[str, str]) -> Applied:

@@ -108,7 +108,9 @@ class Promiser:
         left_ms = self.word.silent_until_ms - self._clock.now_ms()
         if left_ms > 0:
             why = "no file of promises was found" if found is None else "this machine has booted since"
-            self._sink.warning("this supervisor declares nothing for a while", reason=why, for_ms=left_ms)
+            self._sink.warning(
+                "this supervisor declares no node lost for a while", reason=why, for_ms=left_ms
+            )
 
     @property
     def concerned(self) -> bool:
@@ -141,7 +143,7 @@ class Promiser:
         self._change(after)
         if not any(each.node == request.node for each in before.promises.values()):
             self._sink.warning(
-                "etcd does not answer; a node is promised to be left alone",
+                "etcd does not answer; promised a node to leave its tasks alone",
                 node=request.node,
                 incarnation=request.incarnation,
                 for_ms=promise_ms,
@@ -186,7 +188,10 @@ class Promiser:
         try:
             await self._save()
         except Refused as error:
-            self._sink.error("cannot note whose tasks are taken away; they stay", reason=str(error))
+            self._sink.error(
+                "cannot write the file of promises: tasks of lost nodes are not replaced yet",
+                reason=str(error),
+            )
             return False
         return True
 

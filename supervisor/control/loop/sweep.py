@@ -189,10 +189,14 @@ class Sweeper:
             self._forget(job_uuid, found)
             for each in found:
                 if each.goes:
-                    self._sink.info("deleted what was never committed", job=job, path=each.path)
+                    self._sink.info(
+                        "deleted files in the store that no record names", job=job, path=each.path
+                    )
         except TfSupervisorError as error:
             self._due_ms[job_uuid] = min(self._due_ms[job_uuid], now_ms + SWEEP_EVERY_MS)
-            self._sink.debug("the store could not be swept", job=job, error=str(error))
+            self._sink.debug(
+                "cannot look for leftover files in a store; trying again later", job=job, error=str(error)
+            )
 
     def keep(self, job_uuids: Container[str]) -> None:
         """Forget all other jobs: there are no records of them any more."""

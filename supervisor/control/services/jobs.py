@@ -463,7 +463,7 @@ def _check_not_parked(picture: JobState) -> None:
 
 def _check_not_aside(snap: Snapshot, name: str) -> None:
     if name in snap.aside:
-        raise Conflict(f"job {name} cannot be dealt with now: {snap.aside[name].why}")
+        raise Conflict(f"job {name} is set aside: {snap.aside[name].why}")
 
 
 def _check_restorable(record: CommitRecord) -> None:

@@ -225,7 +225,7 @@ def check_claims(
     for uuid, job in claims.items():
         if job in left and left[job].uuid in {"", uuid}:
             raise Conflict(
-                f"{uri} is, or was, the directory of job {job}, which may run, and cannot be dealt with now: "
+                f"{uri} is, or was, the directory of job {job}, which may run, and is set aside: "
                 f"{left[job].why}"
             ).about("checkpoint", "uri")
         if uuid in here:
@@ -256,7 +256,7 @@ def check_alone(snap: Snapshot, request: SubmitRequest, before: JobState | None,
         return
     if traces.found or traces.unreadable or traces.claims:
         raise Conflict(
-            f"{request.spec.checkpoint.uri} was used before this cluster's etcd was begun; tasks of then may "
+            f"{request.spec.checkpoint.uri} was used before this cluster's etcd was begun; its tasks may "
             f"still be running: submit again in {left_ms // 1000 + 1} s"
         ).about("checkpoint", "uri")
 
@@ -281,12 +281,12 @@ def _take_up(spec: JobSpec, traces: Traces) -> Begin:
     ours = [each for each in traces.found if each.job == spec.name]
     if not ours:
         others = ", ".join(sorted({each.job for each in traces.found}))
-        holds = (
-            f"those of {others}: submit it under that name" if others else "none; submit it without --resume"
+        what = (
+            f"checkpoints of {others}: submit it under that name"
+            if others
+            else "no checkpoint: submit it without --resume"
         )
-        raise NotFound(
-            f"there is no job {spec.name!r} to resume, and of checkpoints {spec.checkpoint.uri} holds {holds}"
-        )
+        raise NotFound(f"there is no job {spec.name!r} to resume; {spec.checkpoint.uri} holds {what}")
     newest = max(ours, key=lambda each: each.ref)
     times = 1 + traces.claims.count(newest.job_uuid)
     return Begin(newest.job_uuid, traces.floor + times * FORGOTTEN, newest.ref, _lost(spec.name))
