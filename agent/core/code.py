@@ -55,7 +55,7 @@ def _needs_image(work: Work, assignment: Assignment) -> bool:
 
 
 def on_unpacked(work: Work, event: BroughtIn) -> None:
-    """It is there, or cannot be had, or not now."""
+    """Note that the code and image of a plan are here, cannot be had, or cannot be had now."""
     if event.plan_id not in work.state.code:
         return
     if event.unknown:
@@ -66,27 +66,27 @@ def on_unpacked(work: Work, event: BroughtIn) -> None:
 
 
 def standing(work: Work, assignment: Assignment) -> CodeStanding:
-    """Where the code and the image of a task in preparation are."""
+    """The standing of the code and the image of a task in preparation."""
     if assignment.code is None and work.state.settings.resources.runtime != DOCKER:
         return CodeStanding(done=True)
     return work.state.code.get(assignment.plan_id, CodeStanding())
 
 
 def standing_at(work: Work, assignment: Assignment, *, launcher: bool) -> CodeStanding:
-    """The same; with a launcher there already, its image is of no interest any more."""
+    """As `standing`; if its launcher runs already, only the code counts, not the image."""
     if launcher and assignment.code is None:
         return CodeStanding(done=True)
     return standing(work, assignment)
 
 
 def not_now(work: Work, plan_id: str, why: str) -> None:
-    """What was there cannot be used for now: a plan in preparation asks for it again."""
+    """Note that code or an image cannot be used for now, so that a plan in preparation asks for it again."""
     if plan_id in work.state.code:
         work.state.code[plan_id] = CodeStanding(again_ms=work.now_ms + AGAIN_MS, delay=why)
 
 
 def keep_used(work: Work) -> None:
-    """Say what assignments and launchers use whenever that changes: the rest may go."""
+    """Emit the archives in use by assignments and launchers when they change: the others may be removed."""
     view = work.state.view
     refs = [each.code for each in view.assignments] if view is not None else []
     refs += [each.recipe.code for each in work.state.launchers.values()]

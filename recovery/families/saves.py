@@ -80,7 +80,7 @@ class Ready:
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """The content of a checkpoint. `states`: path -> state files that are among its `files`."""
+    """The content of a checkpoint. `states`: path -> content of the `checkpoint` files among its `files`."""
 
     step: int
     prefix: str

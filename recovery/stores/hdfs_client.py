@@ -135,7 +135,7 @@ class HdfsClient:
         await self._call(f"make {path}", lambda hdfs: hdfs.mkdirs(path, create_parent=True), making=True)
 
     async def rename(self, source: str, target: str, *, overwrite: bool) -> None:
-        """Move a file or directory atomically. Raises NotFound, and Conflict when `target` is taken."""
+        """Move a file or directory atomically. Raises NotFound; Conflict if `target` exists."""
         before = await self.info(source)
         trail = _Trail()
         try:

@@ -70,14 +70,17 @@ class Taking:
 
 @dataclass(frozen=True, slots=True)
 class Word:
-    """All that a supervisor has given its word on; on its disk, because a successor must keep it too.
+    """A supervisor's promises and takings.
+
+    It keeps them on disk, because its next process must keep to them too.
 
     Attributes:
-        boot_id: the machine's; without it times on CLOCK_BOOTTIME mean nothing.
-        silent_until_ms: it may have promised what it does not know any more, and declares nothing before.
-        blind: nor does it know what it may have sent to etcd; it promises nothing until that is past.
+        boot_id: the machine's boot id: times on CLOCK_BOOTTIME are of this boot alone.
+        silent_until_ms: until then it may be bound by promises that it has lost, and declares no node lost.
+        blind: it does not know either which takings it has sent to etcd, and gives no promise until they are
+            past.
         promises: by `decide.facts.promises.life_of`.
-        takings: what may still take effect; while there is one, its nodes are promised nothing.
+        takings: transactions that may still take effect; their nodes get no promise meanwhile.
     """
 
     boot_id: str

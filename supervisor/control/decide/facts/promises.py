@@ -26,7 +26,7 @@ KEPT_D = 2
 
 
 def begin(word: Word | None, boot_id: str, now_ms: int, silence_ms: int) -> Word:
-    """The promises and takings that a supervisor starts with, from its file `word`; `silence_ms` is V + D."""
+    """The promises and takings that a supervisor starts with. `word`: from its file; `silence_ms`: V + D."""
     if word is None:
         return Word(boot_id, now_ms + silence_ms, blind=True)
     # The release before keyed them by their incarnations alone. Of two for one life the later one counts.
