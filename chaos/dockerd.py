@@ -41,7 +41,7 @@ from chaos.freezing import Freezable, state
 START_TIMEOUT_S = 60.0
 COMMAND_TIMEOUT_S = 120.0
 SHARES = 16 * 1024
-"""Of the processors, for all containers of tests that share a machine with others; a session has 1024."""
+"""CPU shares of all containers of tests that share a machine with others; a session has 1024."""
 _NETWORK = "network"
 _GUARD = Path(__file__).with_name("dockerd_guard.py")
 _SYSTEM_PATH = "/usr/sbin:/usr/bin:/sbin:/bin"

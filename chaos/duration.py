@@ -25,7 +25,7 @@ def argument(text: str) -> float:
 
 
 def shown(for_s: float) -> str:
-    """For people: `45 s`, `12 min`, `1.5 h`."""
+    """The duration for people: `45 s`, `12 min`, `1.5 h`."""
     if for_s < 100:
         return f"{for_s:.0f} s"
     return f"{for_s / 60:.0f} min" if for_s < 100 * 60 else f"{for_s / 3600:.1f} h"

@@ -137,12 +137,12 @@ class HdfsCluster:
         return Daemon(self, f"datanode{index}")
 
     def journalnode(self, index: int) -> Daemon:
-        """One of three; with HA only."""
+        """A JournalNode, by its index: three, only with HA."""
         return Daemon(self, f"journalnode{index}")
 
     @property
     def daemons(self) -> tuple[Daemon, ...]:
-        """All of them."""
+        """All daemons of the cluster."""
         return tuple(Daemon(self, path.name) for path in sorted((self.directory / "run").iterdir()))
 
     def start(self) -> None:

@@ -17,7 +17,7 @@ _RULE = f"c {MAJOR}:{MINOR} rwm"
 
 
 def runtime_settings(nvml: FakeNvml) -> Mapping[str, object]:
-    """For daemon.json: the runtime `nvidia`."""
+    """The settings of daemon.json for the runtime `nvidia`."""
     return {"runtimes": {RUNTIME: {"path": str(runtime(nvml.state.parent))}}}
 
 
@@ -27,7 +27,7 @@ def runtime(directory: Path) -> Path:
 
 
 def hook_env(nvml: FakeNvml, path: str) -> Mapping[str, str]:
-    """For dockerd's environment: the hook is in its PATH, so that it has `--gpus`."""
+    """The environment of dockerd: the hook is in its PATH, so that it has `--gpus`."""
     script = _script(nvml.state.parent, "nvidia-container-runtime-hook", "hook")
     return {"PATH": f"{script.parent}:{path}"}
 

@@ -95,7 +95,7 @@ def _binds(directory: Path, config: dict[str, dict[str, list[str]]], container: 
 
 
 def _uuid(name: str, there: list[str]) -> str:
-    """Of a GPU by UUID or index; nvidia-docker refuses others, too."""
+    """The UUID of a GPU, given by UUID or index; exits for another name, as nvidia-docker does."""
     uuid = there[int(name)] if name.isdigit() and int(name) < len(there) else name
     if uuid not in there:
         sys.exit(f"nvidia-container-cli: device error: {name}: unknown device")

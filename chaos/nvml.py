@@ -64,7 +64,7 @@ class FakeNvml:
 
     @property
     def uuids(self) -> tuple[str, ...]:
-        """Of all GPUs, by index."""
+        """The UUIDs of all GPUs, by index."""
         return tuple(each.uuid for each in self.gpus)
 
     def write(self) -> None:

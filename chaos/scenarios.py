@@ -63,7 +63,7 @@ def _fields(shape: Shape) -> dict[str, Any]:
 
 
 def scenarios() -> dict[str, Scenario]:
-    """All, by name."""
+    """All scenarios, by name."""
     single = [Scenario(fault.name, fault.text, (fault.name,)) for fault in FAULTS.values()]
     together = [Scenario(PAIR, "two random faults at once", count=2)]
     return {each.name: each for each in (*single, *together)}

@@ -107,7 +107,7 @@ class Cluster:
 
     @property
     def docker_agents(self) -> list[Node]:
-        """Those whose tasks are containers."""
+        """The nodes whose tasks are containers."""
         return [node for node in self.agents if docker.DAEMON in node.daemons]
 
     def docker(self, node: str, *words: str) -> str:

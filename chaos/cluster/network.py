@@ -92,13 +92,14 @@ class Network:
             wires.shorten(self._machine, self._root, node.name, None)
 
     def cut(self, a: str, b: str, *, one_way: bool = False) -> None:
-        """Nothing comes from `a` to `b` any more, nor back unless `one_way`; connections are left hanging."""
+        """Drop all packets from `a` to `b`, and back unless `one_way`; connections stay open and hang."""
         self.cut_off(a, [b], back=not one_way)
 
     def cut_off(self, node: str, others: Iterable[str], *, out: bool = True, back: bool = True) -> None:
-        """Nothing that a node sends reaches the others (`out`), nor the other way (`back`): all at once.
+        """Drop all packets from a node to the others (`out`), and from them to it (`back`), at the same
+        moment.
 
-        What is cut twice is joined twice.
+        Two cuts need two joins.
         """
         for other in others:
             self._cuts.update(_links(node, other, out=out, back=back))

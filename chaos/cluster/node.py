@@ -147,7 +147,7 @@ class Node:
 
     @property
     def clock(self) -> Path:
-        """By how many nanoseconds its wall clock is off, as a C program has them."""
+        """The file with the offset of its wall clock, a C integer of nanoseconds."""
         return self.home / "clock"
 
     @property

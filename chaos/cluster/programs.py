@@ -83,7 +83,7 @@ class Programs:
         return [f"{place.address}:{SUPERVISOR_PORT}" for place in self._kind("sup")]
 
     def write_clients(self) -> None:
-        """For the operator's machine."""
+        """Write the client configurations of the operator's machine."""
         common: dict[str, object] = {"cluster": CLUSTER, "supervisors": self.supervisors()}
         own = {"tls": self.tls(OPERATOR), "checkpoint_base": self.checkpoint_base}
         self._write(self.client, common | own)
@@ -97,7 +97,7 @@ class Programs:
         return self.root / "conf" / "wall_clock.so"
 
     def clock(self, node: str) -> Path:
-        """By how much a node's wall clock is off."""
+        """The file with the offset of a node's wall clock."""
         return self.root / "nodes" / node / "clock"
 
     def nvml(self, node: str) -> Path:

@@ -83,7 +83,7 @@ def whole_frames(pid: int, interface: str) -> None:
 
 
 def narrow(pid: int, interface: str, bytes_s: int) -> None:
-    """So many bytes a second leave by this interface, at most; 0 lifts the bound."""
+    """Limit the interface to `bytes_s` bytes a second, outwards; 0 lifts the limit."""
     if bytes_s == 0:
         run_in(pid, "net", "tc", "qdisc", "del", "dev", interface, "root")
         return

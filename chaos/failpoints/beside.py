@@ -40,7 +40,7 @@ HELD_S = 2
 UNANSWERED_S = 50.0
 """Longer than one call to a mounted directory waits."""
 LARGE_FILE = 257 << 20
-"""As large files go to HDFS in parts."""
+"""Large enough to go to HDFS in parts."""
 LARGE_ENV = 55_000
 MANY_WORKERS = 20
 """Their assignments are more than one transaction takes."""

@@ -73,7 +73,7 @@ def _restart_agent(scene: Scene) -> None:
 
 
 def _restart_leader(scene: Scene) -> None:
-    """By SIGTERM: it resigns first."""
+    """End the leader by SIGTERM: it resigns first."""
     _end(scene, leader(scene)[0], "supervisor", signal.SIGTERM)
 
 
@@ -196,14 +196,14 @@ def _without_etcd(act: Callable[[Scene], None]) -> Callable[[Scene], None]:
 
 
 def _hang(scene: Scene) -> None:
-    """Until it is restarted."""
+    """Let a worker hang until it is restarted."""
     before = scene.task("worker.0")
     with hangs(scene, "worker.0"):
         scene.successor(before, DONE_S)
 
 
 def _slow(scene: Scene) -> None:
-    """For as long as its pace is taken over."""
+    """Make a worker slow for as long as its pace is measured."""
     with slow(scene, "worker.0", ms=SLOW_MS):
         time.sleep(PACE_S)
 

@@ -42,7 +42,7 @@ class Directory:
         fresh.rename(self.root / ARMED / point)
 
     def disarm(self) -> None:
-        """Nothing is to happen any more."""
+        """Disarm all points."""
         for each in (self.root / ARMED).iterdir():
             each.unlink(missing_ok=True)
 

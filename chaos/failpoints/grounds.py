@@ -35,7 +35,7 @@ class Ground:
     program_faults: int = 0
 
     def all_causes(self, stage: Stage) -> tuple[Cause, ...]:
-        """Those that a stage of this shape can have, in the order in which they are tried."""
+        """The causes that a stage of this shape can have, in the order in which they are tried."""
         faults = [FAULTS[name] for name in self.faults]
         possible = [fault for fault in faults if fault.needs(stage.cluster) is None]
         return (*self.causes, *(of_fault(fault, self.program_faults) for fault in possible))

@@ -77,7 +77,7 @@ class Survey:
         self.path.write_text(json.dumps(self.reached, indent=1) + "\n")
 
     def plan(self, causes: Iterable[str]) -> Plan:
-        """For each point that a cause leads to, its causes in this order."""
+        """Point -> the causes that lead to it, in this order."""
         found: dict[str, list[str]] = {}
         for cause in causes:
             for point in self.reached.get(cause, ()):

@@ -60,12 +60,12 @@ class Failpoint:
     line: int
 
     def points(self) -> tuple[str, ...]:
-        """The names that are armed: two, but for an effect from which nobody comes back."""
+        """The names that can be armed: two, but one for an effect from which the process does not return."""
         return (f"{self.name}.before", *(() if self.name == _NO_RETURN else (f"{self.name}.after",)))
 
 
 def failpoints() -> tuple[Failpoint, ...]:
-    """All of them, by name. The two stores share theirs: whichever a job has, its effects are the same."""
+    """All failpoints, by name. The two stores share theirs: a job has the same effects with either."""
     found = (
         Failpoint(name, point.path, point.line)
         for path in paths()
@@ -76,7 +76,7 @@ def failpoints() -> tuple[Failpoint, ...]:
 
 
 def names() -> frozenset[str]:
-    """Of every point that can be armed."""
+    """The names of all points that can be armed."""
     return frozenset(point for each in failpoints() for point in each.points())
 
 

@@ -43,7 +43,7 @@ _HELPERS = _names(
     "copy_file fsync_directory link_or_copy move_directory new_file remove_tree rename_directory_no_replace"
     " write_small"
 )
-"""Of ours: what uses them has the effect, and has to be in a failpoint."""
+"""Functions of the product: a caller of one has its effect, and has to be in a failpoint."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +115,7 @@ class _Call:
 
 @dataclass(slots=True)
 class _Uses:
-    """Of a private function: in which scopes it is used outside of every failpoint."""
+    """The uses of a private function: the scopes where it is called outside of every failpoint."""
 
     bare: list[tuple[str, ...]] = field(default_factory=list)
     count: int = 0

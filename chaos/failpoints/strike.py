@@ -48,13 +48,13 @@ STRUCK_S = 6.0
 LINGER_S = 4.0
 """The light program saves every second or so: commits, collections and renewals all come in this time."""
 TRIES = 3
-"""So many causes are tried for a point to which the first one does not lead again."""
+"""The most causes that are tried for a point to which the first one does not lead again."""
 STOP_S = 60.0
 CHECKED = promises.CHECKS.keys() - {"phases are the stopwatch's"}
-"""That one begins with the one fault of a run; which of a dozen an incident came of, nobody can tell."""
+"""That promise needs a run with one fault: of a dozen, the fault behind an incident is unknown."""
 LOOK_S = 0.02
 SURVEY_SHARE = 0.4
-"""So much of the time at most goes into finding out what leads where."""
+"""The largest share of the time for the survey of causes."""
 
 Say = Callable[[str], None]
 
@@ -201,7 +201,7 @@ class Bout:
         return found
 
     def _settle(self) -> None:
-        """Until the job is healthy again, steps, and commits."""
+        """Wait until the job is healthy again, steps, and commits."""
         since_ms, commit = self._health.mark()
         self.record.healed_ms = since_ms
         with suppress(CommandFailed):
@@ -268,10 +268,10 @@ class Striker:
         self.surveyed: list[RunRecord] = []
 
     def survey(self, until_s: float = math.inf) -> tuple[Plan, bool]:
-        """For each point that a cause leads to, its causes in their order; and whether all were tried.
+        """Try the causes; returns point -> the causes that lead to it, and whether all were tried.
 
-        Those that the directory knows of are not tried again. At least one is if none was, and no other after
-        its share of the time until `until_s` (of `time.monotonic`).
+        Causes in the directory are not tried again. At least one cause is tried if none was, and no other
+        after the survey's share of the time until `until_s` (of `time.monotonic`).
         """
         known = Survey.read(self._directory, self._ground.name)
         left = [cause for name, cause in self._causes.items() if name not in known.reached]

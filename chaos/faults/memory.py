@@ -16,7 +16,7 @@ ROOM_BYTES = 96 << 20
 
 @dataclass(frozen=True, slots=True)
 class MemoryCgroup:
-    """One that is ours."""
+    """A memory cgroup that the tests made."""
 
     directory: Path
 

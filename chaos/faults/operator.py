@@ -63,7 +63,10 @@ class Operator:
         return json.loads(answer["out"])
 
     def insist(self, *words: str) -> object:
-        """As `ctl`, again for a while: a command is refused while leaders change. Raises CommandFailed."""
+        """As `ctl`, with retries for a while: commands are refused while leaders change.
+
+        Raises CommandFailed.
+        """
         deadline = time.monotonic() + INSIST_S
         while True:
             try:

@@ -44,7 +44,7 @@ class Job:
     control: Path
 
     def view(self) -> JobView | None:
-        """As `supervisorctl status` has it; None when no supervisor answers."""
+        """The job in `supervisorctl status`; None if no supervisor answers."""
         try:
             body = self.operator.ctl("status", self.name)
         except CommandFailed:
@@ -52,7 +52,7 @@ class Job:
         return codec.from_plain(ClusterStatus, body).jobs[0]
 
     def story(self) -> Explanation | None:
-        """As `supervisorctl explain` has it; None when no supervisor answers."""
+        """The output of `supervisorctl explain`; None if no supervisor answers."""
         try:
             return codec.from_plain(Explanation, self.operator.ctl("explain", self.name))
         except CommandFailed:

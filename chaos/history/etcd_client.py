@@ -44,7 +44,7 @@ class EtcdAccess:
 
     @property
     def prefix(self) -> str:
-        """Of the product's keys."""
+        """The prefix of the product's keys."""
         return f"/tfsup/{self.cluster}/"
 
 

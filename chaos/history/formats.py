@@ -66,7 +66,7 @@ class Compared:
 
 @dataclass(frozen=True, slots=True)
 class Transaction:
-    """One that took effect, from etcd's own log. `by_lease`: a lease ran out or was revoked."""
+    """A transaction that took effect, from etcd's own log. `by_lease`: a lease ran out or was revoked."""
 
     revision: int
     compares: tuple[Compared, ...]

@@ -76,13 +76,13 @@ class History:
         return [line for line in self.steps if line.attempt.startswith(f"{job}/")]
 
     def faults_between(self, from_ms: float, to_ms: float) -> list[FaultRecord]:
-        """Those that may be the reason of what happened then, their recovery included."""
+        """The faults that may explain events in this span, with their recovery."""
         return [
             fault for fault in self.run.faults if fault.begin_ms <= to_ms and from_ms <= self.until_ms(fault)
         ]
 
     def until_ms(self, fault: FaultRecord) -> float:
-        """Until when its consequences are awaited."""
+        """The time until which a fault may have consequences."""
         healed = max(fault.heal_ms, self.run.healed_ms)
         if fault.heal_ms < 0:
             return FOREVER

@@ -15,7 +15,7 @@ HELD = (STOPPED, FROZEN)
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """For so long a process was surely in a state: seen in it at both ends."""
+    """A time in which a process was surely in a state: it was seen in it at both ends."""
 
     state: str
     begin_ms: float
@@ -77,7 +77,7 @@ class Life:
 
 
 def lives(lines: Iterable[ProcessLine], ended_ms: float) -> list[Life]:
-    """All of them. `ended_ms`: when the recording ended; what had not gone by then was alive."""
+    """The lives of all processes. `ended_ms`: the end of the recording; other processes were alive then."""
     found: dict[tuple[int, int], Life] = {}
     states: dict[tuple[int, int], list[tuple[str, float, float]]] = {}
     for line in lines:

@@ -119,7 +119,7 @@ class State:
         return self.get(Mark, f"lost/{node}/{incarnation}")
 
     def assignments(self, job: str, plan_id: str) -> list[Assignment]:
-        """All that a plan wants."""
+        """The assignments of a plan."""
         return [
             each
             for each in self.all(Assignment, "assignments/")

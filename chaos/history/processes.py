@@ -32,7 +32,9 @@ _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 @dataclass(frozen=True, slots=True)
 class Stat:
-    """Of /proc/PID/stat: the state's letter, the parent, when it began, whether it is being torn down."""
+    """Fields of /proc/PID/stat: the state's letter, the parent, the start time, whether it is being torn
+    down.
+    """
 
     letter: str
     parent: int

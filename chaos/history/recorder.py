@@ -41,7 +41,7 @@ from chaos.history.wal import LogCut, transactions
 from chaos.history.watcher import Watcher
 
 LEFT_WITHIN_S = 15.0
-"""So long after a job's end its last launchers may take to leave: a spare is told by etcd."""
+"""The longest time from a job's end until its last launchers are gone: a spare learns of it from etcd."""
 
 CATCH_UP_S = 20.0
 EVENTS = "events/"
@@ -74,7 +74,7 @@ class Sources:
 
 
 def of_cluster(cluster: Cluster, step_log: Path, job: str) -> Sources:
-    """Those of a chaos cluster."""
+    """The sources of a chaos cluster."""
     tls = cluster.programs.tls(OPERATOR)
     nodes = cluster.nodes.values()
     etcd = [node for node in nodes if node.kind == "etcd"]

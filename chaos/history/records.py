@@ -90,7 +90,7 @@ class Switch:
 
     @property
     def ended(self) -> bool:
-        """Nothing of the job should run."""
+        """Whether the job has ended, so that no task of it should run."""
         return self.phase in ENDED
 
 
@@ -238,7 +238,7 @@ class Incident:
 
     @property
     def to_first_step_ms(self) -> int:
-        """Those that were over when a first new step was made."""
+        """The sum of the phases up to the first new step."""
         return self.total_ms - self.phases_ms.get("all_running", 0)
 
 

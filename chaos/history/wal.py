@@ -232,7 +232,7 @@ def _related(result: str, found: int | bytes, wanted: int | bytes) -> bool:
 
 
 def transactions(member: Path, prefix: str) -> list[Transaction]:
-    """All that took effect below a prefix, from a member's log. Raises LogCut, OSError."""
+    """The transactions that took effect below a prefix, from a member's log. Raises LogCut, OSError."""
     replay = Replay(prefix)
     for request in requests(member):
         replay.run(request)

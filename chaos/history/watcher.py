@@ -42,7 +42,7 @@ class Watcher:
         self._thread.start()
 
     def wait_for(self, serial: int, within_s: float) -> bool:
-        """Until it was sent this event. False: it was not, in so long."""
+        """Wait until it was sent this event. False: it was not, within the time."""
         with self._fresh:
             return self._fresh.wait_for(lambda: serial in self._seen, within_s)
 

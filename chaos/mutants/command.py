@@ -88,7 +88,7 @@ def chosen_of(names: Sequence[str]) -> tuple[Mutant, ...]:
 
 
 def _ordered(known: Mapping[str, Verdict]) -> dict[str, Verdict]:
-    """As in the table, without those that are not in it any more."""
+    """The verdicts in the order of the table, without mutants that it no longer has."""
     return {mutant.name: known[mutant.name] for mutant in MUTANTS if mutant.name in known}
 
 

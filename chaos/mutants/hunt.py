@@ -29,7 +29,7 @@ from chaos.mutants.probe import HASH_SEED, Try
 from chaos.mutants.verdict import Fate, Verdict
 
 LIMIT_S = 1_800.0
-"""For all tries of one mutant: a mistake may also be one that never ends."""
+"""The longest time for all tries of one mutant: a mistake may make a run endless."""
 
 
 def hunt(

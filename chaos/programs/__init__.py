@@ -64,7 +64,7 @@ DIGITS = Program(
     ),
 )
 FILES = str(REPOSITORY / "chaos/programs/files.py")
-"""One that is no TensorFlow and tells no step log."""
+"""A program without TensorFlow and without a step log."""
 
 PROGRAMS = {each.name: each for each in (STEPS, DIGITS)}
 

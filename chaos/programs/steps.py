@@ -115,10 +115,10 @@ class Server(socketserver.ThreadingTCPServer):
 
 
 class Call(socketserver.StreamRequestHandler):
-    """One connection. The first line says whose it is; as with TensorFlow's servers, anybody is answered."""
+    """One connection. Its first line names the caller; any caller is answered, as by TensorFlow's servers."""
 
     def handle(self) -> None:
-        """Until the other side hangs up."""
+        """Answer calls until the other side hangs up."""
         assert isinstance(self.server, Server)
         weights = self.server.weights
         with suppress(OSError, ValueError):
@@ -292,7 +292,7 @@ class Trainer:
             self._save(step, chain)
 
     def _restore(self, client: Client) -> tuple[int, list[int]]:
-        """As TensorFlow does: what the `checkpoint` file names, by its data."""
+        """Restore as TensorFlow does: the save that the `checkpoint` file names."""
         found = read_checkpoint(Path(os.environ["CHECKPOINT_DIR"]))
         generation = int(os.environ["TFSUP_GENERATION"])
         step, chain = found if found is not None else (0, [])

@@ -107,7 +107,7 @@ def _stepped(history: History, attempt: str, at_ms: float) -> bool:
 
 
 def nothing_is_left(history: History) -> Iterator[Broken]:
-    """Nothing left behind: process, container, GPU, port, lease, directory, record."""
+    """A job leaves no process, container, GPU, port, lease, directory or record behind."""
     for left in history.left:
         where = f" on {left.node}" if left.node else ""
         yield Broken(f"{left.kind}{where}: {left.what}", left.at_ms)

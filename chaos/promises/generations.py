@@ -39,7 +39,7 @@ class Flip:
 
 
 def flips(history: History) -> list[Flip]:
-    """Those of the run's job that happened while it was recorded, in order."""
+    """The flips of the run's job during the recording, in order."""
     found = []
     for moment, state in history.walk():
         for line in moment.put("switches/"):
@@ -67,7 +67,7 @@ def switch_of(value: str) -> Switch:
 
 
 def generation_of(attempt: str) -> int:
-    """Of `JOB/ROLE:INDEX@GENERATION.NUMBER`; -1 if it is none."""
+    """The generation of an attempt `JOB/ROLE:INDEX@GENERATION.NUMBER`; -1 for another text."""
     generation = attempt.rpartition("@")[2].partition(".")[0]
     return int(generation) if generation.isdigit() else -1
 

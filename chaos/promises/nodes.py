@@ -23,7 +23,7 @@ class Marked:
 
 
 def marks(history: History) -> list[Marked]:
-    """Those that were set while it was recorded."""
+    """The lost marks that were set during the recording."""
     found: list[Marked] = []
     open_marks: dict[str, tuple[float, int]] = {}
     for moment, state in history.walk():

@@ -85,7 +85,7 @@ def _compares(log: Transaction, key: str, number: int) -> bool:
 
 
 def _author(line: EtcdLine, state: State, moment: Moment, log: Transaction | None) -> Iterator[str]:
-    """By the picture: whom the record names is whom the picture had in force."""
+    """Check by the state of etcd: the author that the record names was in force."""
     key = line.key
     if line.kind != PUT:
         return

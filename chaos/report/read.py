@@ -221,7 +221,10 @@ class SimFile:
 
 @dataclass(frozen=True, slots=True)
 class Findings:
-    """All that lies below a directory. `unread`: what looked like a run and could not be read, and why."""
+    """All findings below a directory.
+
+    `unread`: directories that look like a run and cannot be read, with the reasons.
+    """
 
     runs: tuple[Run, ...]
     sweeps: tuple[SweepFile, ...]

@@ -1,7 +1,7 @@
-"""All that attacks the product, in so much time: mutants, the simulator, failpoints, a sweep.
+"""Runs all attacks on the product within a time: mutants, the simulator, failpoints, a sweep.
 
-Each part gets its share of the time that is left when it begins: what one does not need, the later ones have.
-The sweep is the last, as it can always make use of more. A part that fails keeps none from running.
+Each part gets its share of the time that is left when it begins: the later parts get the time that it does
+not need. The sweep is the last, as it can always make use of more. A part that fails keeps none from running.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Done:
 
     @property
     def well(self) -> bool:
-        """All that it looked at was as it should be."""
+        """Whether it found nothing wrong."""
         return self.code == 0
 
 

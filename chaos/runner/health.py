@@ -91,7 +91,7 @@ class Health:
         return STOPPED if freezing.state(Path("/proc", str(pid))) in "Tt" else RUNS
 
     def wait(self, since_ms: float, commit: CheckpointRef | None, within_s: float) -> str:
-        """Until it is healthy; why it is not, if that takes longer. Empty: it is."""
+        """Wait until the job is healthy; returns the reason if it is not in time, else empty."""
         deadline = time.monotonic() + within_s
         while why := self.ill(since_ms, commit):
             if time.monotonic() > deadline:
@@ -100,7 +100,7 @@ class Health:
         return ""
 
     def wait_end(self, phases: frozenset[str], within_s: float) -> str:
-        """Until the job is in one of these phases; why not. Empty: it is."""
+        """Wait until the job is in one of these phases; returns the reason if it is not, else empty."""
         deadline = time.monotonic() + within_s
         while True:
             view = self.scene.job.view()

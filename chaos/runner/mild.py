@@ -43,7 +43,7 @@ def anybody(scene: Scene) -> Sequence[str]:
 
 
 def members(scene: Scene) -> Sequence[str]:
-    """Those of etcd."""
+    """The members of etcd."""
     return [node.name for node in scene.nodes("etcd-")]
 
 
@@ -111,7 +111,7 @@ TROUBLES = (
 
 @dataclass(frozen=True, slots=True)
 class Trouble:
-    """One that was there, and when (CLOCK_BOOTTIME)."""
+    """One trouble of a run, and when it was there (CLOCK_BOOTTIME)."""
 
     name: str
     target: str
@@ -150,7 +150,7 @@ class MildRecord:
         return 0 if self.troubles and self.steps else 3
 
     def document(self) -> str:
-        """As JSON."""
+        """The record as JSON."""
         return json.dumps(asdict(self), indent=1)
 
 
@@ -170,7 +170,10 @@ class Mild:
         self.record = MildRecord(seed, stage.shape.profile)
 
     def perform(self, for_s: float) -> MildRecord:
-        """Until the time is over. Raises NotHealthy when there is no healthy job to begin with."""
+        """Make mild trouble until the time is over.
+
+        Raises NotHealthy if the job is not healthy at the start.
+        """
         record, job = self.record, self._scene.job
         submit(job, self._program, self._directory, self._scene.cluster.shape)
         if why := self._health.wait(now_ms(), None, self._program.first_steps_s):

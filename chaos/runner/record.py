@@ -138,7 +138,7 @@ class Again:
 
 
 def shape_document(shape: Shape) -> dict[str, object]:
-    """As JSON has it: paths are text."""
+    """The shape for JSON: paths are text."""
     return {name: str(value) if isinstance(value, Path) else value for name, value in asdict(shape).items()}
 
 

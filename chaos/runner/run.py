@@ -31,7 +31,7 @@ from supervisor.contract.checkpoint import CheckpointRef
 APART_S = 1.0
 TARGET_S = 5.0
 ORDERED = 0.3
-"""Of the runs: programs start when those that they need listen."""
+"""The share of runs in which programs start when those that they need listen."""
 STOP_S, STOP_AGAIN_S = 60.0, 0.5
 ENDED = frozenset({"stopped", "failed", "succeeded"})
 Say = Callable[[str], None]
@@ -87,7 +87,7 @@ class Run:
         self.record.replay = shlex.join(["python", "-m", "chaos", "replay", str(directory)])
 
     def perform(self) -> RunRecord:
-        """All of it; whatever happens, the record says so."""
+        """Perform the run; the record has its outcome, also after an error."""
         record = self.record
         record.began_ms, record.wall_s = now_ms(), time.time()
         try:

@@ -50,7 +50,7 @@ class Stage:
         return {name: fault for name, fault in self._fitting() if fault.needs(self.cluster) is None}
 
     def missing(self) -> dict[str, str]:
-        """Those that a cluster of this shape should have and this one cannot, and why."""
+        """The faults that a cluster of this shape should have and this one cannot, with the reasons."""
         found = {name: fault.needs(self.cluster) for name, fault in self._fitting()}
         return {name: why for name, why in found.items() if why is not None}
 

@@ -88,7 +88,7 @@ class Summary:
         return 3 if self.outcomes.get(Outcome.ERROR) or not self.runs else 0
 
     def document(self) -> str:
-        """As JSON."""
+        """The summary as JSON."""
         body: dict[str, object] = {
             "seed": self.seed,
             "took_s": round(self.took_s, 1),

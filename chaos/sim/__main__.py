@@ -29,7 +29,7 @@ from chaos.sim.trouble.aimed import Aim, aims
 
 HASH_SEED = "0"
 PLAIN_SHARE = 0.3
-"""Of the time, with --strike: seeds as they are."""
+"""The share of the time, with --strike, for seeds without an aimed failpoint."""
 STORIES: dict[str, Run] = {
     "gpus": run_gpus,
     "booked": run_booked,

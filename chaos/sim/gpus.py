@@ -63,7 +63,7 @@ class TwoJobs:
         self._rng = random.Random(f"gpus {world.seed}")
 
     async def tell(self) -> None:
-        """All of it; returns early at the first broken promise."""
+        """Perform the run; returns early at the first broken promise."""
         world = self._world
         world.start_all()
         await self._until("the GPUs of all nodes", self._all_told)

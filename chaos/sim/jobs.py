@@ -25,13 +25,14 @@ FIRST, SECOND, LATE = "digits", "letters", "words"
 HUNG_MS = 3_000
 HOLD_MS = 12_000
 WITHOUT_CHIEF = 0.25
-"""Of the seeds: worker 0 of their job is TensorFlow's chief, and saves."""
+"""The share of seeds in which worker 0 is TensorFlow's chief, and saves."""
 COORDINATED, RINGS = 0.15, 0.2
-"""Of the seeds of the swarm: a coordinator trains; the workers are a ring without parameter servers."""
+"""The shares of seeds in which a coordinator trains, and in which workers are a ring without servers."""
 SIMPLER = 0.3
-"""Of these: in a graph of its own, where all stand and fall together; or one process that trains alone."""
+"""The share of those with a graph of its own, where all tasks fail together, or with one process that trains
+alone."""
 FED = 0.15
-"""Of the seeds: a task that TensorFlow does not know of serves the others, and is restarted alone."""
+"""The share of seeds in which a task outside the ClusterSpec serves the others, and is restarted alone."""
 STEP_S = 0.1
 SAVE_S = 0.05
 
@@ -102,7 +103,7 @@ def first_job(rng: random.Random, seed: int, shape: Shape, *, fatal: bool) -> Dr
 
 
 def another_job(rng: random.Random, seed: int, shape: Shape, name: str) -> Draft:
-    """One that shares the nodes; SECOND also the GPUs, where there are any."""
+    """A job that shares the nodes; SECOND also shares the GPUs, if there are any."""
     second = name == SECOND
     needs = _needs(rng, shape) if second else Resources()
     beside = Resources()

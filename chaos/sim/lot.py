@@ -64,7 +64,7 @@ class Lot:
         self.reached: dict[int, dict[str, int]] = {}
 
     def run(self, works: Sequence[Work], *, covered: bool) -> Found:
-        """All of them; prints how it goes, and what has failed."""
+        """Run all seeds; prints the progress and the failures."""
         began_s = monotonic()
         failed: dict[int, str] = {}
         virtual_s = cpu_s = 0.0

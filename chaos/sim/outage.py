@@ -84,7 +84,7 @@ class Outage:
         return tuple(sorted((first, *rest), key=lambda fault: fault.at_s))
 
     async def tell(self) -> None:
-        """All of it; returns early at the first broken promise."""
+        """Perform the run; returns early at the first broken promise."""
         world = self._world
         world.start_all()
         await self._until("all nodes", self._cluster_up)
@@ -127,7 +127,7 @@ class Outage:
         )
 
     async def _watch_calm(self, until_s: float) -> None:
-        """Nothing but etcd is gone: every task lives and steps, all the time."""
+        """Check while only etcd is gone: every task lives and steps, all the time."""
         world = self._world
         while world.loop.time() < until_s and not world.violations:
             await asyncio.sleep(0.5)
@@ -216,7 +216,9 @@ class Outage:
         return snap is not None and len(snap.nodes) == len(self._world.nodes)
 
     async def _settle(self) -> None:
-        """As always, but what was promised to a node that is lost, or is forgotten, is waited for."""
+        """Wait until the job is healthy again; promises to nodes that are lost, or were forgotten, must end
+        first.
+        """
         world = self._world
         healed_s, why = world.loop.time(), "?"
         most_s = SETTLE_S + world.vows.promise_s + world.timing.d_ms / 1000

@@ -27,14 +27,14 @@ from chaos.sim.trouble.flaws import EFFECTS, Flaw, agent_rules, install, rules
 
 SCRATCH = "tfsup-sim"
 CALM = 0.5
-"""Of the seeds with a flaw: nothing else goes wrong."""
+"""The share of seeds with a flaw that have no other fault."""
 BY_AGENTS = 0.3
-"""Of the flaws: a rule of the agents raises."""
+"""The share of flaws in which a rule of the agents raises."""
 AT_EFFECTS = 0.2
-"""Of the flaws: an effect raises, once."""
+"""The share of flaws in which an effect raises, once."""
 MOST_DELETIONS = 3
 LASTING = 0.5
-"""Of the flaws: the rule raises again and again."""
+"""The share of flaws in which the rule raises again and again."""
 
 
 @dataclass(frozen=True, slots=True)

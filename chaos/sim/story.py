@@ -22,9 +22,9 @@ READY_S = 20.0
 SETTLE_S = 45.0
 RECALL_S = 45.0
 UNREAD_S = 30.0
-"""An evaluator whose steps nobody reads has the whole of its grace when training is over."""
+"""An evaluator whose output shows no steps uses its whole grace when training is over."""
 SHIPS = 0.5
-"""Of the seeds: their job's program is shipped."""
+"""The share of seeds whose job ships its program."""
 
 
 class Toothless(Exception):
@@ -78,7 +78,7 @@ class Story:
         self._settle_s = SETTLE_S * shape.pace + shape.promise_s + unread_s
 
     async def tell(self) -> None:
-        """All of it; returns early at the first broken promise."""
+        """Perform the run; returns early at the first broken promise."""
         world = self._world
         if self._families:
             world.say(f"== families: {', '.join(self._families)}; profile {world.timing.profile}")

@@ -20,15 +20,15 @@ from supervisor.contract.timing import DEFAULT, FAST, Timing
 ROOMY, ROOMY_NODES = 3, 5
 PLENTY_CPUS, SCARCE_CPUS = 8.0, 2.0
 BOOKED = 0.6
-"""Of the seeds with two jobs that do not share GPUs: they ask for CPUs and memory."""
+"""The share of seeds with two jobs that do not share GPUs in which they ask for CPUs and memory."""
 CONTAINERS = 0.3
-"""Of the seeds: tasks are in containers."""
+"""The share of seeds with tasks in containers."""
 PROMISED, PROMISE_S = 0.15, (2.0, 6.0, 15.0)
-"""Of the seeds: supervisors promise tasks to live on without etcd (rule 11), for one of these times."""
+"""The share of seeds with promises for an etcd that is gone (rule 11), and the times of a promise."""
 SLOW_DISKS, DISK_S = 0.3, (0.002, 0.02, 0.15)
-"""Of the seeds: what daemons give to threads, as all work on a disk is, takes up to one of these times."""
+"""The share of seeds with slow disks, and the longest times of work that daemons give to threads."""
 FENCED, DEVICES = 0.3, (Device.WORKS, Device.WORKS, Device.LATE, Device.BROKEN)
-"""Of the seeds: supervisors have fence devices, which behave as one of these."""
+"""The share of seeds with fence devices, and how these behave."""
 
 
 SHARES = (0.0, 0.2, 0.5)
@@ -97,7 +97,7 @@ class Shape:
 
     @property
     def layout(self) -> Layout:
-        """Of its cluster."""
+        """The sizes of its cluster."""
         return Layout(
             self.supervisors,
             self.nodes,

@@ -68,7 +68,7 @@ def _networked(rng: random.Random, draft: Draft, shape: Shape) -> Draft:
 
 
 def _mute(rng: random.Random, draft: Draft, shape: Shape) -> Draft:
-    """Nothing that it prints is a step. Its recoveries take half a minute, which no short run has."""
+    """Its output shows no steps. Its recoveries take half a minute, too long for a short run."""
     if shape.watched or shape.length is Length.SHORT:
         return draft
     return replace(draft, temper=replace(draft.temper, mute=True))

@@ -71,7 +71,7 @@ def _told(scene: Scene, held: Held) -> dict[str, object]:
 
 
 def health_of(scene: Scene, held: Held) -> str:
-    """As its agent reports it, by NVML outside of containers."""
+    """The health of a GPU in its agent's report, by NVML outside of containers."""
     return str(_told(scene, held)["health"])
 
 
@@ -94,9 +94,9 @@ def _other(now: dict[str, object], before: dict[str, object]) -> dict[str, objec
 
 
 def _mended(scene: Scene, held: Held) -> None:
-    """As after a reset: the agent is started anew, and an operator lets tasks come back.
+    """Mend a GPU as a reset does: restart the agent, and lift the quarantine as an operator.
 
-    What could not be seen is seen again without that.
+    A GPU that NVML could not see is seen again without that.
     """
     scene.wait("NVML's answer", lambda: health_of(scene, held) != UNSEEN or None, SEEN_S)
     if health_of(scene, held) != SETTLED:

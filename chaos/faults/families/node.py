@@ -18,7 +18,7 @@ from chaos.faults.fault import Expects, Family, Fault, Incidents, expects
 from chaos.faults.scene import DidNotBite, Scene, send
 
 LOST = expects(Incidents.ONE, "node_lost", "deadline", scopes=["all"])
-"""One that is back before another has imported a large program is not lost: its tasks alone had ended."""
+"""A node that is back before another node has imported a large program is not lost: only its tasks ended."""
 EITHER = expects(
     Incidents.ANY, "node_lost", "deadline", "killed", "peer_lost", "hang", "base_missed", "store_lost"
 )
@@ -139,7 +139,7 @@ def frozen(scene: Scene, node: str) -> Iterator[str]:
 
 @contextmanager
 def cut_off(scene: Scene, node: str, *, others: Others, out: bool = True, back: bool = True) -> Iterator[str]:
-    """Nothing goes `out` to the others, or comes `back` from them, until the heal."""
+    """Drop all packets `out` to the others, and `back` from them, until the heal."""
     network = scene.cluster.network
     names = others(scene, node)
     if not names:

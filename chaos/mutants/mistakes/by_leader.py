@@ -31,7 +31,7 @@ KILLS = tuple(Fault(1.0 + 2.5 * n, "task_kill", pick, 0.1) for n, pick in enumer
 """A worker, and then whatever was started last: 59 is one before a multiple of three, four and five."""
 
 STUCK = tuple(Fault(0.5, "task_stuck", 0, 8.0) for _ in range(6))
-"""All that run, one after the other: whoever is stuck is not struck again."""
+"""Hits every running task, one after the other: a stuck task is not hit again."""
 
 STUCK_LAUNCHERS = (*STUCK, *(Fault(0.8, "launcher_kill", pick, 0.1) for pick in range(6)))
 NEW_LEADER = Fault(3.2, "supervisor_kill", 0, 1.0)

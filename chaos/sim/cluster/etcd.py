@@ -61,7 +61,8 @@ class RecordingStore(MemoryStore):
         super().__init__(election_timeout_s=election_timeout_s)
         self.watcher: Watcher = lambda _effect: None
         self.vouched_s: dict[str, float] = {}
-        """By node key: when its agent last sent what rule 3 counts: a read of key and mark, or a new key."""
+        """Node key -> when its agent last sent a request that rule 3 counts: a read of key and mark, or a new
+        key."""
         self._loop = loop
 
     def commit_as(

@@ -28,7 +28,7 @@ Work = Coroutine[Any, Any, T] | Generator[Any, None, T]
 
 
 class Deadlock(Exception):
-    """Nothing is scheduled and nothing ever will be."""
+    """No callback is scheduled, so the run can never go on."""
 
 
 class TooManySteps(Exception):

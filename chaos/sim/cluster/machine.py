@@ -45,7 +45,7 @@ class NodeClock(Clock):
         return self._wall_ms + int(self._loop.time() * 1000)
 
     def set_wall(self, by_ms: int) -> None:
-        """Somebody sets the wall clock; the other one goes on as it was."""
+        """Set the wall clock forward by `by_ms`; the boot clock stays as it is."""
         self._wall_ms += by_ms
 
 
@@ -114,12 +114,12 @@ class Ports:
         self._holders.get(port, set()).discard(holder)
 
     def held(self) -> dict[int, set[object]]:
-        """All ports that somebody holds."""
+        """Port -> its holders, for each port that is held."""
         return {port: holders for port, holders in self._holders.items() if holders}
 
 
 class Addresses:
-    """Those of a docker network that spans all machines: who comes gets the lowest that is free."""
+    """The addresses of a docker network that spans all machines: each container gets the lowest free one."""
 
     def __init__(self) -> None:
         self._holders: dict[int, MachineProcess] = {}
@@ -158,7 +158,7 @@ class Board:
 
     @property
     def uuids(self) -> tuple[str, ...]:
-        """By index."""
+        """The UUIDs of its GPUs, by index."""
         return tuple(f"GPU-{self.name}-{index}" for index in range(self.count))
 
     def look(self) -> Sight:

@@ -130,14 +130,14 @@ class SimRuntime:
         return found
 
     def free_bytes(self) -> int:
-        """As the machine has."""
+        """The free bytes of the machine's disk."""
         return self._machine.free_bytes
 
     def launching(self, launcher_id: str, *, yields: bool) -> None:
-        """These processors are never busy."""
+        """Do nothing: these processors are never busy."""
 
     def began(self, process: Process) -> None:
-        """Nothing is remembered."""
+        """Do nothing: no start is remembered here."""
 
     async def last_words(self, launcher_id: str, attempts: tuple[str, ...]) -> tuple[protocol.Exited, ...]:
         """A container's files stay; what other launchers write is lost with them, as on a full disk."""
@@ -374,11 +374,11 @@ class SimTaskFiles:
         return None
 
     async def dump(self, attempt: AttemptId) -> bool:
-        """Nothing to see."""
+        """Return False: there are no stacks here."""
         return False
 
     def stack(self, attempt: AttemptId) -> str:
-        """Nothing was kept."""
+        """Return an empty text: no stack was kept."""
         return ""
 
     def hold(self, attempt: AttemptId, hold_ms: int) -> str:

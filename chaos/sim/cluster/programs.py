@@ -156,7 +156,7 @@ class Program:
 
     @property
     def job_uuid(self) -> str:
-        """Of the life of its job that it belongs to."""
+        """The UUID of the life of its job."""
         return self.directory.parent.name
 
     @property
@@ -218,11 +218,11 @@ class Training:
         self._listening: dict[str, Program] = {}
 
     def alive(self, job: str = "") -> list[Program]:
-        """All that are not gone, of one job or of all."""
+        """The programs that are alive, of one job or of all."""
         return [each for each in self.programs if each.alive and (not job or each.attempt.task.job == job)]
 
     def jobs(self) -> list[str]:
-        """Those that have begun, by name."""
+        """The names of jobs with a program that has begun."""
         return sorted({each.attempt.task.job for each in self.programs})
 
     def finished(self, job: str) -> list[Program]:

@@ -16,7 +16,7 @@ from chaos.bundles import bundle, plain
 Weights = tuple[int, tuple[int, ...]]
 """The global step, and the generations that the weights descend from, the oldest first."""
 PLAIN_FILES = ("weights-{step}.bin", "state-{step}.json")
-"""Of a save that is not TensorFlow's, in the order in which they are written."""
+"""The files of a save that is not TensorFlow's, in the order in which they are written."""
 NUMBERED, OVERWRITTEN = "model.ckpt-{step}", "run/mlp.ckpt"
 """The names of a program's saves: by step, or the same for all, in a directory below."""
 UINT8, INT64 = 4, 9
@@ -38,8 +38,10 @@ def files_of(step: int, chain: tuple[int, ...], *, own: bool, named: str = NUMBE
 async def write_bundle(
     directory: Path, files: dict[str, bytes], save_s: float, wall_ms: Callable[[], int]
 ) -> None:
-    """As `tf.train.Checkpoint` does: the data, by a rename, `save_s` seconds later the index, in place, then
-    what names it the newest. Files get the time of the machine's wall clock, which somebody may set back.
+    """Save as `tf.train.Checkpoint` does.
+
+    It writes the data by a rename, `save_s` seconds later the index in place, then the file `checkpoint`.
+    Files get the time of the machine's wall clock, which a fault may set back.
     """
     (data, values), (index, table) = files.items()
     path = directory / data

@@ -59,7 +59,7 @@ class Weather:
     cut_from_etcd: set[str] = field(default_factory=set)
 
     def clear(self) -> None:
-        """Nothing is lost or late any more."""
+        """End all losses and delays."""
         self.lost = self.twice = self.slow = self.etcd_fault = self.store_fault = 0.0
         self.store_lag_s = self.watch_lag_s = self.word_lag_s = 0.0
 

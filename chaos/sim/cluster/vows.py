@@ -100,7 +100,7 @@ class Vows:
         seat.clock = NodeClock(self.loop, offset_ms, 1.0, 1_700_000_000_000)
 
     def until_s(self, node: str) -> float:
-        """Until when the tasks of a node may run by promises alone, whatever clocks and daemons think."""
+        """The true time until which the tasks of a node may run by promises alone."""
         given = self.given_s.get(node, {})
         names = [seat.name for seat in self.supervisors]
         if not self.promise_s or any(name not in given for name in names):

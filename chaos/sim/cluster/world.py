@@ -59,9 +59,9 @@ GPU_SHARE = 2
 NETWORK = "training"
 """Docker's, which spans all machines."""
 WENT_BACK = "UserError: etcd has gone back"
-"""How a supervisor ends that is to decide on an old snapshot."""
+"""The error of a supervisor that meets an etcd restored from an old snapshot."""
 PORTS_FORGOTTEN = 0.3
-"""Of the seeds: ports are not taken in turn."""
+"""The share of seeds in which ports are not taken in turn."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,9 +89,10 @@ class Layout:
 
 
 class World:
-    """All of it. `say` adds a line to the trace; `violations` is what the promises found.
+    """The simulated cluster. `say` adds a line to the trace; `violations` has the broken promises.
 
-    `reached`: how often daemons have come to each failpoint, but for those of twins. At `aim` one is killed.
+    `reached`: failpoint -> how often daemons have come to it, without those of twins. At `aim` a daemon is
+    killed.
     """
 
     def __init__(self, seed: int, root: Path, layout: Layout = Layout()) -> None:

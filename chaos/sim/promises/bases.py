@@ -17,7 +17,7 @@ from supervisor.contract.desired import JobPhase, JobSwitch
 from supervisor.control.decide.checkpoints.collecting import ADOPTED
 
 CLOCKS_S = 0.1
-"""By how much ages may be told apart."""
+"""The tolerance of ages, in seconds."""
 
 
 class Bases:

@@ -32,7 +32,7 @@ STEPPING_S = 1.5
 COMMITTED_S = 3.0
 """In a healthy job a save this old is committed, or a newer one."""
 CLOCKS_S = 0.1
-"""By how much ages may be told apart."""
+"""The tolerance of ages, in seconds."""
 
 
 class Promises:

@@ -129,7 +129,7 @@ class Conduct:
             self._seen.broken("no step before the base", f"{program.attempt} at {program.last_step}")
 
     async def poll(self) -> None:
-        """For ever."""
+        """Check the promises about time, for ever."""
         while True:
             await asyncio.sleep(POLL_S)
             self._check_zombies()

@@ -271,7 +271,7 @@ class Records:
             self._check_board(quarantine.node, f"{quarantine.uuid}: {quarantine.reason}")
 
     def _check_board(self, node: str, what: str) -> None:
-        """Nothing is done about GPUs that have had no fault, because they cannot be seen."""
+        """Check that no GPU is quarantined for being invisible alone, without a fault."""
         seat = self._world.nodes.get(node)
         board = seat.machine.gpus if seat is not None and seat.machine is not None else None
         if board is not None and board.hung and board.faults == 0:

@@ -38,7 +38,7 @@ class Picture:
             self._switches.pop(key, None)
 
     def forget(self) -> None:
-        """All of it is lost."""
+        """Forget all entries, as etcd lost them."""
         for held in (self._raw, self._created, self._modified, self._commits, self._switches):
             held.clear()
 
@@ -86,7 +86,7 @@ class Picture:
         return self._switches.get(keys.switch(job))
 
     def switches(self) -> list[JobSwitch]:
-        """Those of all jobs."""
+        """The switches of all jobs."""
         return list(self._switches.values())
 
     def must_switch(self, job: str) -> JobSwitch:
@@ -121,7 +121,7 @@ class Picture:
         return list(self._commits.values())
 
     def commits_of(self, job: str) -> list[CommitRecord]:
-        """Those of a job that can be restored, on whatever lineage."""
+        """The commits of a job that can be restored, on any lineage."""
         uuid = self.must_switch(job).job_uuid
         mine = (record for record in self._commits.values() if record.job_uuid == uuid)
         return [record for record in mine if record.state is CommitState.COMMITTED]

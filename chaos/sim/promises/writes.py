@@ -187,7 +187,7 @@ class Writes:
         self._check_addresses(switch, old)
 
     def _check_deletion(self, switch: JobSwitch) -> None:
-        """Nothing of a job runs when it is deleted: what is frozen then never runs again."""
+        """Check that no program of a deleted job runs; a program that is frozen then must never run again."""
         self._seen.count("deletions")
         for program in self._world.training.alive(switch.job):
             if executes(program):

@@ -15,10 +15,10 @@ from supervisor.contract.boundaries import unwatched
 from supervisor.contract.views.checkpoints import ImportPlace
 
 STEPS = (1, 50, 10_000)
-"""Of what is imported: early, in the middle, and beyond what any run comes to."""
+"""The steps of imports: early, in the middle, and beyond the last step of any run."""
 POLL_S, STOPS_S = 0.2, 8.0
 TORN = 0.25
-"""Of the imports: a file has another byte than the manifest says."""
+"""The share of imports in which a file has another byte than its manifest says."""
 
 
 async def ended(world: World, promises: Promises, job: str) -> bool:

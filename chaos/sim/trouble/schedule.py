@@ -27,7 +27,7 @@ __all__ = [
 ]
 
 GPU_KINDS: dict[str, int] = {"gpu_restart": 12, "gpu_reset": 16, "gpu_gone": 6, "gpu_unknown": 10}
-"""For clusters that have GPUs."""
+"""Kind of GPU fault -> its weight, for clusters with GPUs."""
 
 FAMILIES: dict[str, dict[str, int]] = {
     "tasks": {"task_exit": 6, "task_kill": 6, "task_freeze": 3, "task_stuck": 3, "task_early": 1},
@@ -95,7 +95,7 @@ KINDS: dict[str, int] = {
     for family in (*_PLAIN, "network", "store", "operator")
     for kind, weight in FAMILIES[family].items()
 }
-"""For a cluster of any shape."""
+"""Kind of fault -> its weight, for a cluster of any shape."""
 
 ACTIONS: dict[str, strikes.Strike] = {
     "task": strikes.task,
@@ -125,7 +125,7 @@ ACTIONS: dict[str, strikes.Strike] = {
     "disk": surroundings.disk,
     "clock": surroundings.clock,
 }
-"""By the first word of a kind."""
+"""First word of a kind -> the function that carries it out."""
 
 COUNTS = (1, 2, 3, 4, 5, 6, 8, 11)
 

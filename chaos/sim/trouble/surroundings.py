@@ -104,7 +104,10 @@ def _lose_etcd(world: World, fault: Fault) -> None:
 
 
 def _restore_etcd(world: World, fault: Fault) -> None:
-    """Somebody restores a snapshot. Supervisors refuse to work on it; then it is done as it should be."""
+    """Restore a snapshot of etcd.
+
+    Supervisors refuse to work on it; then etcd is started empty, as the docs say.
+    """
     backup = world.etcd.backup()
 
     def restore() -> None:
@@ -286,7 +289,7 @@ def disk(world: World, fault: Fault) -> None:
 
 
 def clock(world: World, fault: Fault) -> None:
-    """Somebody sets a wall clock wrong by an hour, and right again."""
+    """Set a wall clock wrong by an hour, and right again."""
     seats = [*world.nodes.values(), *world.supervisors]
     seat = seats[fault.pick % len(seats)]
     by_ms = HOUR_MS if fault.pick % 2 else -HOUR_MS
