@@ -1,1 +1,1 @@
-"""This machine: its memory, processes, pids, owners of files, and how long a kill takes on it."""
+"""This machine: its memory, processes, pids, owners of files, and the duration of a kill."""

@@ -18,15 +18,15 @@ from recovery.io.trees import TooMany, space_below
 
 LOOK_S = 30.0
 MOST_ENTRIES = 200_000
-"""Files of one job. More of them count as too much, whatever they take: a disk has so many at most, too."""
+"""Most files of one job. More count as too much at any size, as a disk's number of files is limited too."""
 SHARE = 20
-"""A look that takes a second is followed by a pause of so many, at least."""
+"""Seconds of pause after each second that a measurement takes, at least."""
 
 
 class DiskWatch:
     """Measures all jobs that have tasks here, one after the other, in a thread of its own.
 
-    `parent`, `attempts`: have a directory for each job, by UUID. `launchers`: has one for each launcher.
+    `parent` and `attempts` hold a directory for each job, by UUID; `launchers` one for each launcher.
     """
 
     def __init__(self, limit_bytes: int, parent: Path, attempts: Path, launchers: Path) -> None:
@@ -49,7 +49,7 @@ class DiskWatch:
             await asyncio.sleep(max(LOOK_S, SHARE * (loop.time() - began_s)))
 
     def look(self, job_uuid: str, launcher_ids: Iterable[str]) -> str:
-        """Why a job takes too much; empty if it does not. Blocks."""
+        """The reason why a job takes too much; empty if it does not. Blocks."""
         directories = [self._parent / job_uuid, self._attempts / job_uuid]
         directories += [self._launchers / each for each in launcher_ids]
         taken: dict[Path, int] = {}

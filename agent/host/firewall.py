@@ -28,17 +28,17 @@ LOOKUPS = 64
 LOOPBACK = ("127.0.0.1", "::1")
 _PORTS = range(1, 1 << 16)
 _NO_TABLES = ("not supported", "cache initialization failed: Invalid argument", "No such file or directory")
-"""`nft` says one of these where the kernel has no nf_tables, or no such table."""
+"""Texts of `nft` for a kernel without nf_tables, or without the table."""
 _BEGINS = "tcp flags & (fin | syn | rst | ack) == syn"
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """The connections that tasks of one uid need.
+    """The allowed connections of tasks of one uid.
 
     Attributes:
         reach: (address, port) of the tasks of their job.
-        ports: their own, on this node.
+        ports: their own ports on this node.
         peers: addresses of the machines of their job.
     """
 
@@ -50,7 +50,10 @@ class Rule:
 
 @dataclass(slots=True)
 class NftFirewall:
-    """`Firewall` by the program `nft`. `ports`: the lowest and the highest of tasks, on all nodes alike."""
+    """`Firewall` by the program `nft`.
+
+    `ports`: the lowest and the highest port of tasks, the same on all nodes.
+    """
 
     table: str
     users: UserRange
@@ -59,7 +62,7 @@ class NftFirewall:
     """Addresses of the hosts in force; None before this life has set anything."""
 
     def check(self) -> None:
-        """Raise UserError where this machine cannot keep such rules."""
+        """Raise UserError if this machine does not support such rules."""
         uid = self.users.high
         reach = frozenset((each, self.ports[0]) for each in LOOPBACK)
         sample = Rule(uid, reach, frozenset({self.ports[0]}), frozenset(LOOPBACK))
@@ -72,13 +75,13 @@ class NftFirewall:
             ) from error
 
     async def set(self, openings: tuple[Opening, ...]) -> FirewallSet:
-        """Put these in force, at once.
+        """Put these in force, atomically.
 
-        A name that cannot be resolved now keeps the addresses that it had. A plan with a name that never had
-        any is left out: none of its tasks runs yet. When a life sets its first table they may run already:
-        then the table of the life before stays.
+        A host name that cannot be resolved now keeps its last addresses. A plan with a name that never had an
+        address is left out: none of its tasks runs yet. At the first call of a life its tasks may run
+        already, so the table of the life before stays then.
 
-        Raises Refused, and what `TaskUsers.of` raises.
+        Raises Refused, and the errors of `TaskUsers.of`.
         """
         return await asyncio.to_thread(self._set, openings)
 
@@ -114,7 +117,7 @@ class NftFirewall:
         return Rule(uid, frozenset(reach), frozenset(opening.ports), peers)
 
     def text(self, rules: Iterable[Rule]) -> str:
-        """For `nft -f`: one transaction that replaces the table."""
+        """The input for `nft -f`: one transaction that replaces the table."""
         reach: dict[int, set[str]] = {4: set(), 6: set()}
         peers: dict[int, set[str]] = {4: set(), 6: set()}
         ports: set[str] = set()
@@ -157,10 +160,10 @@ table inet {self.table} {{
 
 
 def remove(table: str, users: TaskUsers) -> None:
-    """Remove the table of a former life, where the firewall has been turned off; nothing without one.
+    """Remove the table of an earlier life after the firewall was switched off, if there is one.
 
-    Raises Refused where it may still be there. A node without a uid for each job is taken to have none where
-    this agent cannot look.
+    Raises Refused if it may still be there. If this agent cannot look, a node without a uid for each job is
+    assumed to have none.
     """
     if not isinstance(users, UserRange) and (os.geteuid() != 0 or shutil.which("nft") is None):
         return
@@ -193,7 +196,7 @@ def _set(name: str, kind: str, elements: set[str]) -> str:
 
 
 def _addresses_of(host: str) -> frozenset[str]:
-    """Of a name or an address, as programs on this machine resolve it; empty where that fails."""
+    """The addresses of a host, resolved as by programs on this machine; empty if that fails."""
     try:
         found = socket.getaddrinfo(host.strip("[]"), None, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError):
@@ -202,7 +205,7 @@ def _addresses_of(host: str) -> frozenset[str]:
 
 
 def _nft(text: str, *options: str) -> None:
-    """Raises Refused."""
+    """Run `nft` with this input; raises Refused."""
     command = ["nft", *options, "-f", "-"]
     try:
         with effect("firewall.nft"):

@@ -1,6 +1,6 @@
-"""Pids that a launcher tells of are those of its own pid namespace; here they become this machine's.
+"""Translation of pids from a launcher's pid namespace to this machine's.
 
-Everything behind the socket works on this machine's pids: signals, fencing, memory, what an operator sees.
+All code behind the socket uses this machine's pids: signals, fencing, memory, operators' views.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class PidSpace:
 
     @property
     def nested(self) -> bool:
-        """Whether pids mean something else there than here."""
+        """Whether pids there differ from those here."""
         return len(self.levels) > 1
 
     def here(self, message: object) -> object:
@@ -43,7 +43,7 @@ class PidSpace:
                 return message
 
     def _find(self, pid: int, start_ticks: int) -> int:
-        """An attempt's main process is a child of its launcher."""
+        """The pid here of an attempt's main process, which is a child of its launcher."""
         for child in _children(self.pid):
             if self._is(child, pid, start_ticks):
                 return child
@@ -63,13 +63,13 @@ class PidSpace:
 
 
 def peer(pid: int) -> Process | None:
-    """Who is at the other end of a connection; None when it has ended."""
+    """The process at the other end of a connection; None if it has ended."""
     found = fence.read_process(pid)
     return Process(pid, found.start_ticks) if found is not None else None
 
 
 def pids_of(pid: int, proc: Path = PROC) -> tuple[int, ...]:
-    """A process's pid in each namespace that it is in, from ours to its own; empty when it is gone."""
+    """A process's pids in all its namespaces, from ours to its own; empty if it is gone."""
     try:
         text = (proc / str(pid) / "status").read_text()
     except OSError:

@@ -1,4 +1,4 @@
-"""How long kills take on this node, rehearsed at intervals (decision 0046)."""
+"""The duration of kills on this node, rehearsed at intervals (decision 0046)."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ from supervisor.contract.boundaries import Logger
 from supervisor.contract.errors import Refused
 
 FIRST_S = 10.0
-"""Not at once: an agent that comes back has to adopt its tasks first."""
+"""Seconds before the first rehearsal: a restarted agent has to adopt its tasks first."""
 AGAIN_S = 600.0
 MIB, LITTLE_MIB = 128, 16
-"""Memory of the rehearsing task, in MiB, and its memory where little is free."""
+"""Memory of the rehearsing task in MiB, and its memory if little is free."""
 ROOT = Path(__file__).resolve().parents[2]
 
 
 class RehearsedKills:
     """`KillTimes` by a child process (`agent.inside.rehearsal`).
 
-    `nice`: of tasks that train. `user`: (uid, gid) of launchers that are another user's.
+    `nice`: the nice value of tasks that train. `user`: (uid, gid) of launchers of another user.
     """
 
     def __init__(self, nice: int, user: tuple[int, int] | None, sink: Logger) -> None:
         self._nice, self._user, self._sink = nice, user, sink
 
     async def run(self, post: Post) -> NoReturn:
-        """Post KillRehearsed now and then. Agents of one machine that start together take turns by chance."""
+        """Post KillRehearsed at intervals. Agents of one machine that start together are spread by chance."""
         told = ""
         await asyncio.sleep(FIRST_S * random.uniform(1, 2))
         while True:
@@ -51,7 +51,7 @@ class RehearsedKills:
 
 
 async def rehearse(nice: int, user: tuple[int, int] | None) -> int:
-    """The longest of a few kills, in milliseconds. Raises Refused where none can be made."""
+    """The longest of a few kills, in milliseconds. Raises Refused if none can be made."""
     uid, gid = user or (-1, -1)
     mib = MIB if psutil.virtual_memory().available > 8 * MIB << 20 else LITTLE_MIB
     try:

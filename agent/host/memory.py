@@ -1,4 +1,4 @@
-"""How much memory this machine, or the cgroup that this process is in, has left, and whom it has killed."""
+"""Free memory of this machine and of this process's cgroup, and the kills of the OOM killer in a cgroup."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ CGROUPS = Path("/sys/fs/cgroup")
 
 
 def free_bytes(meminfo: Path = MEMINFO) -> int:
-    """Of the machine, or of our cgroup where that has less; -1 if unknown."""
+    """Free bytes of the machine, or of our cgroup if that has less; -1 if unknown."""
     found = [each for each in (_available(meminfo), _left(Cgroup.of("self"))) if each >= 0]
     return min(found, default=-1)
 
 
 class Cgroup:
-    """The memory cgroup that a process is in, version 2 or 1; without one everything is unknown."""
+    """The memory cgroup of a process, version 2 or 1; without one all values are unknown."""
 
     def __init__(self, directory: Path | None, version: int = 2) -> None:
         self.directory = directory
@@ -24,7 +24,7 @@ class Cgroup:
 
     @classmethod
     def of(cls, pid: int | str, proc: Path = PROC, root: Path = CGROUPS) -> Cgroup:
-        """That of a process that lives."""
+        """The cgroup of a living process."""
         try:
             lines = (proc / str(pid) / "cgroup").read_text().splitlines()
         except OSError:
@@ -47,7 +47,7 @@ class Cgroup:
         return most, max(0, used - max(0, idle)) if used >= 0 else -1
 
     def oom_kills(self) -> int:
-        """How many processes of it the OOM killer has ended; -1 if unknown."""
+        """The number of its processes that the OOM killer has ended; -1 if unknown."""
         return self._field("memory.events" if self.version == 2 else "memory.oom_control", "oom_kill")
 
     def _number(self, name: str) -> int:

@@ -1,4 +1,6 @@
-"""Whether the kernel's OOM killer ended a process, as the kernel's log tells it, or another in its cgroup."""
+"""Detection of kills by the kernel's OOM killer: of a process by the kernel's log, of others by its
+cgroup.
+"""
 
 from __future__ import annotations
 
@@ -26,9 +28,10 @@ _MOST_KNOWN = 1_000
 
 
 def with_oom(end: Exit, *, killed: bool, beside: Beside) -> Exit:
-    """The end of a failed attempt, with what the OOM killer has to do with it.
+    """The end of a failed attempt, with the part of the OOM killer in it.
 
-    `killed`: it ended the main process. An end that followed from the loss of a child is its doing, too.
+    `killed`: it ended the main process. An end that followed from the loss of a child is attributed to it
+    too.
     """
     if killed:
         return replace(end, oom=True)
@@ -41,9 +44,9 @@ def with_oom(end: Exit, *, killed: bool, beside: Beside) -> Exit:
 
 
 class OomNearby:
-    """What the memory cgroups of processes count: kills of the OOM killer, by whoever is in them.
+    """The counts of OOM kills in the memory cgroups of attempts.
 
-    A cgroup that is also ours, or that is unknown, says nothing of one attempt.
+    A cgroup that is also the agent's, or that is unknown, gives no count for an attempt.
     """
 
     def __init__(self, proc: Path = PROC, root: Path = CGROUPS) -> None:
@@ -53,20 +56,22 @@ class OomNearby:
         self._launched: dict[Path | None, int] = {}
 
     def launching(self, launcher: int) -> None:
-        """An attempt begins now, alone in the cgroup of this launcher: it may lose a child before `began`."""
+        """Begin to count for an attempt that starts alone in its launcher's cgroup: it may lose a child
+        before `began`.
+        """
         cgroup = Cgroup.of(launcher, self._proc, self._root)
         if cgroup.directory != self._own.directory:
             self._launched[cgroup.directory] = cgroup.oom_kills()
             _forget_the_oldest(self._launched)
 
     def began(self, pid: int) -> None:
-        """From now on; it must live, as a dead process has no cgroup any more."""
+        """Begin to count from now on. The process must be alive, as a dead one has no cgroup."""
         cgroup = Cgroup.of(pid, self._proc, self._root)
         self._known[pid] = (cgroup, self._launched.pop(cgroup.directory, cgroup.oom_kills()))
         _forget_the_oldest(self._known)
 
     def struck(self, pid: int) -> Beside:
-        """Since `began`; also when it has ended."""
+        """The kills since `began`, even after the process has ended."""
         cgroup, before = self._known.get(pid, (Cgroup(None), -1))
         if before < 0 or cgroup.oom_kills() <= before:
             return Beside.NOBODY
@@ -74,9 +79,9 @@ class OomNearby:
 
 
 class OomLog:
-    """The pids that were killed since this was made. Where the log cannot be read, nobody is said to be.
+    """The pids that were killed since its construction; none if the log cannot be read.
 
-    The log names pids of the machine, so it says nothing to an agent in a pid namespace of its own.
+    The log has pids of the machine, so it is of no use to an agent in a pid namespace of its own.
     """
 
     def __init__(self, path: Path = KMSG) -> None:
@@ -88,7 +93,7 @@ class OomLog:
                 os.lseek(self._fd, 0, os.SEEK_END)
 
     def killed(self, pid: int) -> bool:
-        """Whether it was killed in the last ten minutes, since this was made."""
+        """Whether a process was killed in the last ten minutes, since the log's construction."""
         for _ in range(_MOST_READS if self._fd >= 0 else 0):
             try:
                 record = os.read(self._fd, _READ_BYTES)
@@ -106,7 +111,7 @@ class OomLog:
         return pid in self._killed
 
     def close(self) -> None:
-        """Give back the descriptor."""
+        """Close the descriptor."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1

@@ -1,4 +1,4 @@
-"""Whose the files are that tasks write to, where tasks run as another user than their agent."""
+"""Owners of the files that tasks write to, if tasks run as another user than their agent."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from agent.host.task_users import TaskUsers, User, UserRange
 from supervisor.adapters.failpoints import effect
 
 SUMMARIES = "summaries"
-"""A directory beside a job's generations, for TensorBoard's files of all of them."""
+"""The directory beside a job's generations for TensorBoard's files of all of them."""
 _LISTED = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _MOST_DEEP = 32
 TASK_UMASK = 0o022
-"""Of tasks, as in containers. The agent's own umask keeps everybody else out of what it writes."""
+"""The umask of tasks, as in containers. The agent's own umask gives other users no access to its files."""
 
 
 def give(path: Path, user: User) -> None:
-    """Make it the container's user's; without root that is who the agent is already. Raises OSError."""
+    """Give a path to a user; without root that is the agent's own user already. Raises OSError."""
     if os.geteuid() == 0:
         os.chown(path, *user, follow_symlinks=False)
 
@@ -36,7 +36,9 @@ class Credentials(TypedDict, total=False):
 
 
 def credentials(user: User | None) -> Credentials:
-    """To start a process as that user, and in none of the agent's groups; None: as the agent's own user."""
+    """Arguments to start a process as that user, without the agent's groups; None: as the agent's own
+    user.
+    """
     if user is None:
         return {"umask": TASK_UMASK}
     return {"umask": TASK_UMASK, "user": user[0], "group": user[1], "extra_groups": []}
@@ -44,10 +46,10 @@ def credentials(user: User | None) -> Credentials:
 
 @dataclass(frozen=True, slots=True)
 class TaskDirectories:
-    """Where tasks of another user than the agent's write on this node.
+    """The directories on this node for tasks of another user than the agent's.
 
     Attributes:
-        attempts, checkpoints: have a directory for each job, by UUID.
+        attempts, checkpoints: they hold a directory for each job, by UUID.
         lock_dir: the port locks.
     """
 
@@ -57,7 +59,10 @@ class TaskDirectories:
     lock_dir: Path
 
     def make(self, job_uuid: str, user: User) -> None:
-        """Make a job's directories; exactly those that its tasks write to are theirs. Raises OSError."""
+        """Make a job's directories, and give exactly those that its tasks write to to their user.
+
+        Raises OSError.
+        """
         attempts, checkpoints = (each / job_uuid for each in (self.attempts, self.checkpoints))
         with effect("runtime.make_directories"):
             attempts.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -76,7 +81,7 @@ class TaskDirectories:
 
 
 def _take_locks(directory: Path, users: TaskUsers) -> None:
-    """Make the port locks of all jobs root's: a job could keep others from those that it has made."""
+    """Give all port locks to root: a job could otherwise block the locks that it has made."""
     with os.scandir(directory) as entries:
         found = [entry for entry in entries if users.has(entry.stat(follow_symlinks=False).st_uid)]
     for entry in found:
@@ -96,10 +101,12 @@ def _take_locks(directory: Path, users: TaskUsers) -> None:
 
 
 def give_tree(directory: Path, user: User) -> None:
-    """The same of a directory and all in it; the directory comes last, so that nobody can interfere.
+    """Give a directory and all in it to a user.
 
-    It may be that user's already, and in use: what is replaced by a link meanwhile leads nowhere else. What
-    is deeper than any checkpoint is the user's own work, and left alone.
+    The directory comes last, so that the user cannot interfere.
+
+    It may belong to that user already, and be in use: a link that replaces an entry meanwhile is not
+    followed. Entries deeper than any checkpoint are left alone.
     """
     if os.geteuid() != 0:
         return

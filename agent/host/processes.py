@@ -15,13 +15,13 @@ _MOVED = (b"rchar", b"wchar", b"read_bytes", b"write_bytes")
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """The use of a process tree so far.
+    """The usage of a process tree so far.
 
     Attributes:
         cpu_s: processor time.
         runnable: one of its main threads runs, or could run.
-        moved_bytes: bytes that it has read and written, of files, pipes and disks. What is sent and received
-            on connections does not count. 0 where the kernel does not tell.
+        moved_bytes: bytes that it has read and written in files, pipes and disks, without network traffic; 0
+            if unknown.
     """
 
     cpu_s: float
@@ -30,7 +30,7 @@ class Usage:
 
 
 def usage_of(roots: Iterable[fence.Root]) -> dict[fence.Root, Usage]:
-    """What each root and its descendants have used; roots that are gone are left out."""
+    """Root -> usage of the root and its descendants; roots that are gone are left out."""
     table = fence.all_processes()
     children: dict[int, list[int]] = {}
     for process in table.values():
@@ -53,7 +53,9 @@ def usage_of(roots: Iterable[fence.Root]) -> dict[fence.Root, Usage]:
 
 
 def _moved_bytes(pid: int) -> int:
-    """By its system calls, and between memory and disks: a write of gigabytes is one call."""
+    """Bytes that a process has moved: by its system calls, and between memory and disks, as a write of
+    gigabytes is one call.
+    """
     try:
         raw = Path(f"/proc/{pid}/io").read_bytes()
         told = dict(line.split(b": ") for line in raw.splitlines())

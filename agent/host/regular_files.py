@@ -1,7 +1,9 @@
-"""Small files in directories that programs can write to: a pipe or a link in their place holds nobody up.
+"""Access to small files in directories that programs can write to.
 
-Where programs are another user's, the directory itself may have become a link to what is not theirs, and the
-file another name of one (where `fs.protected_hardlinks` is 0).
+A pipe or a link in their place does not block it.
+
+Programs of another user may have replaced the directory itself by a link to foreign files, or the file by a
+hard link to one (if `fs.protected_hardlinks` is 0).
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""The users that tasks run as: one for all jobs of a node, or one of a range for each job.
+"""The users of tasks: one for all jobs of a node, or one of a range for each job.
 
-The user of a job is nowhere but on the disk: the group of the job's directory below `checkpoint_parent` is
-that user's, and nobody else may pass it. So it is found again after any loss, agents of one machine that
-share that directory agree on it, and it is given back when the directory is gone.
+The user of a job is recorded only on the disk: it is the group of the job's directory below
+`checkpoint_parent`, which no other user may enter. So it survives any loss, agents of one machine that share
+that directory agree on it, and it is free again when the directory is gone.
 """
 
 from __future__ import annotations
@@ -28,16 +28,17 @@ User = tuple[int, int]
 """(uid, gid)."""
 
 LOCK = ".users"
-"""Beside the jobs' directories. In it are the agents that share them: `UserRange.homes` of each, by lines."""
+"""A file beside the jobs' directories, with one line of `UserRange.homes` for each agent that shares them."""
 _MOST_BYTES = 64 << 10
 SHARED = (Path("/tmp"), Path("/var/tmp"), Path("/dev/shm"), Path("/dev/mqueue"))
 """Directories in which tasks may leave files that outlive their job, where they are mounted."""
 SYSTEM_V = Path("/proc/sysvipc")
-"""Has a table for each kind of System V IPC objects, which outlive their job, too."""
+"""The directory of a table for each kind of System V IPC objects, which outlive their job too."""
 MOST_KNOWN = 100
-"""Numbers of a range that may turn out to be a user's or group's of this machine: a directory is slow."""
+"""Most numbers of a range that are looked up as users or groups of this machine: a directory service is
+slow."""
 MOST_ENTRIES = 100_000
-"""Of each of them are looked at. All agents of the machine wait for that."""
+"""Most entries to look at in each directory. All agents of the machine wait for that."""
 _NOBODY = -1
 
 
@@ -46,31 +47,31 @@ class TaskUsers(Protocol):
 
     @property
     def mode(self) -> int:
-        """The mode of a job's directory below `checkpoint_parent`, which its tasks pass."""
+        """The mode of a job's directory below `checkpoint_parent`, which its tasks must enter."""
 
     @property
     def own(self) -> User:
-        """The user as which the agent rehearses what tasks do."""
+        """The user for the agent's rehearsals of kills."""
 
     def has(self, uid: int) -> bool:
-        """Whether tasks of some job may have this uid."""
+        """Whether tasks of a job may have this uid."""
 
     def has_group(self, gid: int) -> bool:
-        """The same of a gid."""
+        """Whether tasks of a job may have this gid."""
 
     def is_of_one_job(self, uid: int) -> bool:
-        """Whether a uid is of the tasks of one job, and of nobody else on this machine."""
+        """Whether a uid belongs to the tasks of one job, and to no other process of this machine."""
 
     def all_homes(self) -> frozenset[str]:
-        """Directories in which agents that share these users have those of launchers.
+        """The directories with the launchers of all agents that share these users.
 
-        Raises what `mapped_errors` raises.
+        Raises the errors of `mapped_errors`.
         """
 
     def of(self, job_uuid: str) -> User:
-        """The user of a job's tasks on this node, from its first use until nothing of the job is left here.
+        """The user of a job's tasks on this node, from its first use until no file of the job is left here.
 
-        Raises NoRoom where none is free, and what `mapped_errors` raises.
+        Raises NoRoom if none is free, and the errors of `mapped_errors`.
         """
 
 
@@ -83,44 +84,44 @@ class OneUser:
 
     @property
     def mode(self) -> int:
-        """Everybody may pass it."""
+        """All users may enter it."""
         return 0o711
 
     @property
     def own(self) -> User:
-        """The tasks' own."""
+        """The user of the tasks."""
         return self.uid, self.gid
 
     def has(self, uid: int) -> bool:
-        """Only this one."""
+        """Whether it is the user's."""
         return uid == self.uid
 
     def has_group(self, gid: int) -> bool:
-        """Only this one."""
+        """Whether it is the user's."""
         return gid == self.gid
 
     def is_of_one_job(self, uid: int) -> bool:
-        """All jobs share it."""
+        """False: all jobs share it."""
         del uid
         return False
 
     def all_homes(self) -> frozenset[str]:
-        """None is told of."""
+        """Empty: agents do not register."""
         return frozenset()
 
     def of(self, job_uuid: str) -> User:
-        """The same for each."""
+        """The one user."""
         del job_uuid
         return self.uid, self.gid
 
 
 @dataclass(frozen=True, slots=True)
 class UserRange:
-    """A uid of its own for each job, and the gid of the same number; `low` is of no job.
+    """A uid of its own for each job, and the gid of the same number. `low` is for no job.
 
     Attributes:
-        checkpoints, attempts: have a directory for each job, by UUID.
-        homes: has a directory for each launcher, which is the user's of its job.
+        checkpoints, attempts: they hold a directory for each job, by UUID.
+        homes: holds a directory for each launcher, which belongs to its job's user.
     """
 
     low: int
@@ -131,7 +132,7 @@ class UserRange:
 
     @property
     def mode(self) -> int:
-        """Only its group may pass it, beside root."""
+        """Only its group and root may enter it."""
         return 0o710
 
     @property
@@ -140,19 +141,19 @@ class UserRange:
         return self.low, self.low
 
     def has(self, uid: int) -> bool:
-        """One that a job has, or may get."""
+        """Whether a job has this uid, or may get it."""
         return self.low < uid <= self.high
 
     def has_group(self, gid: int) -> bool:
-        """The same numbers."""
+        """Whether a job has this gid, or may get it."""
         return self.has(gid)
 
     def is_of_one_job(self, uid: int) -> bool:
-        """Each of them is."""
+        """Whether it is in the range."""
         return self.has(uid)
 
     def all_homes(self) -> frozenset[str]:
-        """As the agents have registered them."""
+        """The directories that agents have registered."""
         with mapped_errors(f"read {self.checkpoints / LOCK}"):
             try:
                 fd = os.open(self.checkpoints / LOCK, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -164,7 +165,7 @@ class UserRange:
                 os.close(fd)
 
     def register(self) -> None:
-        """Have this agent's `homes` among `all_homes`. Raises what `mapped_errors` raises."""
+        """Have this agent's `homes` among `all_homes`. Raises the errors of `mapped_errors`."""
         own = os.path.realpath(self.homes)
         if own in self.all_homes():
             return
@@ -176,7 +177,7 @@ class UserRange:
                 os.pwrite(fd, os.fsencode(own) + b"\n", len(known))
 
     def of(self, job_uuid: str) -> User:
-        """The group of the job's directory, which is made and given a free one where it has none."""
+        """The group of the job's directory. If there is none, the directory is made and gets a free one."""
         directory = self.checkpoints / job_uuid
         with mapped_errors(f"give job {job_uuid} a user"):
             uid = _group_of(directory)
@@ -202,7 +203,7 @@ class UserRange:
         return uid
 
     def _free(self, job_uuid: str) -> int:
-        """The first that is free, from one on that differs from job to job: a number is used again late."""
+        """The first free uid, from a start that differs from job to job, so that numbers are reused late."""
         before = _owner_of(self.attempts / job_uuid)
         taken = self._taken(job_uuid)
         if self.has(before) and before not in taken and not _name_of(before):
@@ -251,7 +252,7 @@ class UserRange:
 def users_of(configured: str | None, field: str, checkpoints: Path, attempts: Path, homes: Path) -> TaskUsers:
     """Read the users that a `field` of the configuration names.
 
-    Raises UserError where this agent cannot make files for them.
+    Raises UserError if this agent cannot make files for them.
     """
     own = (os.geteuid(), os.getegid())
     span = range_of(configured or "")
@@ -270,9 +271,9 @@ def users_of(configured: str | None, field: str, checkpoints: Path, attempts: Pa
 
 
 def user_named(uid: int) -> str:
-    """The user of this machine that has it; empty where there is none.
+    """The name of the uid's user on this machine; empty if there is none.
 
-    No list of all users has those of a directory such as LDAP, so each number is asked for. Blocks.
+    No list of users contains those of a directory service such as LDAP, so each number is looked up. Blocks.
     """
     with suppress(KeyError):
         return f"user {pwd.getpwuid(uid).pw_name}"
@@ -280,7 +281,7 @@ def user_named(uid: int) -> str:
 
 
 def _name_of(number: int) -> str:
-    """The same of a user or group."""
+    """The name of the user or group with this number; empty if there is none."""
     with suppress(KeyError):
         return user_named(number) or f"group {grp.getgrgid(number).gr_name}"
     return ""
@@ -288,9 +289,9 @@ def _name_of(number: int) -> str:
 
 @contextmanager
 def _locked(directory: Path) -> Iterator[int]:
-    """The open book, for one at a time of all agents of this machine that share `directory`.
+    """The open file LOCK, locked against all other agents of this machine that share `directory`.
 
-    No task can take part.
+    Tasks cannot open it.
     """
     directory.mkdir(parents=True, exist_ok=True)
     fd = os.open(directory / LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
@@ -312,7 +313,10 @@ def _entries(directory: Path) -> list[Path]:
 
 
 def _owners_in(directory: Path) -> set[int]:
-    """Those of its entries. Raises NoRoom where these are too many: one that is not seen may be of a job."""
+    """The owners of a directory's entries.
+
+    Raises NoRoom beyond MOST_ENTRIES, as the rest may belong to a job.
+    """
     found = set[int]()
     with suppress(FileNotFoundError), os.scandir(directory) as entries:
         for number, entry in enumerate(entries):
@@ -327,7 +331,7 @@ def _owners_in(directory: Path) -> set[int]:
 
 
 def _owners_by(table: Path) -> set[int]:
-    """Owners and creators: both may use and remove an object."""
+    """The owners and creators in a table of IPC objects: both may use and remove an object."""
     names, *objects = map(str.split, table.read_text().splitlines())
     columns = [names.index(each) for each in ("uid", "cuid")]
     return {int(each[column]) for each in objects for column in columns}

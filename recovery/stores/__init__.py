@@ -1,1 +1,1 @@
-"""Where checkpoints are kept: implementations of `CheckpointStore` that pass one contract suite."""
+"""Stores for checkpoints: implementations of `CheckpointStore` that pass one contract suite."""

@@ -15,21 +15,23 @@ from supervisor.contract.access import Kind
 from supervisor.contract.errors import UserError
 
 OWNER = "{owner}"
-"""In an entry, as the whole name of a directory: the name of the user whose job it is."""
+"""A directory name in an entry that stands for the name of the job's user."""
 EVERYWHERE = tuple(f"{scheme.value}:" for scheme in Scheme)
 
 
 def entries_or_default(entries: Iterable[str]) -> tuple[str, ...]:
-    """A configuration's `stores:`; where it is empty, all but root's whole disk."""
+    """The entries of a configuration's `stores:`; without any, all stores, except that root may not use the
+    whole disk.
+    """
     return tuple(entries) or (EVERYWHERE if os.geteuid() != 0 else (f"{Scheme.HDFS.value}:",))
 
 
 @dataclass(frozen=True, slots=True)
 class AllowedStores:
-    """The places that `entries` name, with all below them.
+    """The places that `entries` name, and everything below them.
 
-    An entry is a URI as jobs have it; or `file:`, or `hdfs:`, for all of that kind. Raises UserError for one
-    that is neither. `proxy_users`: those in HDFS are reached as the owners of jobs.
+    An entry is a URI as in a job file, or `file:` or `hdfs:` for all stores of that kind. Raises UserError
+    for any other entry. `proxy_users`: those in HDFS are reached as the owners of jobs.
     """
 
     entries: tuple[str, ...] = EVERYWHERE
@@ -49,7 +51,7 @@ class AllowedStores:
 
     @property
     def by_owner(self) -> bool:
-        """Whether it matters whose job it is."""
+        """Whether the allowed places depend on the job's owner."""
         return self.proxy_users or self._names_owners
 
     @property
@@ -57,9 +59,11 @@ class AllowedStores:
         return any(OWNER in each for each in self.entries)
 
     def check(self, place: StoreUri, owner: str | None = None) -> None:
-        """Raise UserError for a place that is not allowed to a job of `owner`, as its record names it.
+        """Raise UserError for a place that a job of `owner` may not use.
 
-        None: whose job it is has been checked elsewhere; any user's place will do.
+        `owner` is spelt as in the job's record.
+
+        None: the owner was checked elsewhere, and the place of any user is allowed.
         """
         if any(_covers(each, place, owner) for each in self.entries):
             if owner is not None and place.user not in {"", self.hdfs_user(place, owner)}:
@@ -96,7 +100,7 @@ class AllowedStores:
     def own_part(self, place: StoreUri, owner: str) -> str:
         """The part of an allowed place's path that is its user's own directory: /data/alice of /data/alice/a.
 
-        Empty where the place is allowed to everybody.
+        Empty if all users may use the place.
         """
         covering = [each for each in self.entries if _covers(each, place, owner)]
         if not covering or not all(OWNER in each for each in covering):
@@ -109,7 +113,7 @@ ANYWHERE = AllowedStores()
 
 
 def user_of(owner: str | None) -> str:
-    """The user's name in a job's owner; empty where the owner is no user with a certificate."""
+    """The user's name in a job's owner; empty if the owner is not a user with a certificate."""
     kind, _, name = (owner or "").partition(":")
     return name if kind == Kind.USER.value else ""
 

@@ -24,26 +24,26 @@ from supervisor.contract.boundaries import Moved, StoredDirectory, StoredFile, u
 from supervisor.contract.errors import Conflict, NotFound, StoreUnreachable, UserError
 
 STREAM_BYTES = 32 << 20
-"""What one connection to a DataNode brings: making one costs some milliseconds."""
+"""Bytes to read by one connection to a DataNode. A new connection costs some milliseconds."""
 STREAMS = max(2, min(4, len(os.sched_getaffinity(0))))
-"""At a time, of one file: what comes takes the processors, and more streams than those are slower."""
+"""Connections at a time for one file. The received bytes occupy the processors, so more are slower."""
 WRITE_TRIES = 12
 BLOCK_UNIT_BYTES = 1 << 20
 LEFTOVER_AGE_MS = 3_600_000
 _MARKER_TEXT = b"tf-supervisor checkpoint store, layout 1\n"
 
 Write = Callable[[str, int | None], Awaitable[tuple[int, int]]]
-"""Writes the file of a name, in blocks of so many bytes or (None) as always; says its size and crc32c."""
+"""Writes a file, given its path and its block size (None: the default); returns its size and crc32c."""
 
 
 class HdfsStore:
     """`CheckpointStore` below the directory `root` of a cluster.
 
-    A file is written under a name that no listing shows, closed, checked, and renamed to its own: it is there
-    whole or not at all. When DataNodes are lost under it, it is begun again under another such name. A call
-    that is cancelled removes its unfinished file in the background; a cancelled `rename` or `delete_tree` may
-    still happen. What a process that died left goes with its staging directory; `prepare` removes what is in
-    the root.
+    A file is written under a name that no listing shows, closed, checked, and then renamed: it is there whole
+    or not at all. When DataNodes are lost meanwhile, it is begun again under another such name. A call that
+    is cancelled removes its unfinished file in the background; a cancelled `rename` or `delete_tree` may
+    still happen. Unfinished files of a process that died go with their staging directory; `prepare` removes
+    those in the root.
     """
 
     def __init__(
@@ -169,7 +169,7 @@ class HdfsStore:
             await self._client.delete(doomed, recursive=False)
 
     async def _remove_leftovers(self, now_ms: int) -> None:
-        """Remove what processes that died left in the root; `now_ms` is the NameNode's own time."""
+        """Remove files that dead processes left in the root; `now_ms` is the NameNode's own time."""
         for one in await self._client.list(self._root):
             if one.path.startswith(f"{self._root}/{PART_PREFIX}") and one.mtime_ms < now_ms - LEFTOVER_AGE_MS:
                 self._client.discard(one.path)
@@ -182,7 +182,7 @@ class HdfsStore:
         return f"{directory}/{PART_PREFIX}{secrets.token_hex(8)}"
 
     async def _ready(self) -> None:
-        """A root without our mark is a wrong cluster or directory, and says nothing about checkpoints."""
+        """Raise StoreUnreachable for a root without our mark: it is the wrong cluster or directory."""
         if not await self._has_marker():
             raise StoreUnreachable(
                 f"{self._client.uri}{self._root} is no checkpoint store ({MARKER} is missing); "
@@ -196,7 +196,7 @@ class HdfsStore:
             return False
 
     async def _require_free(self, path: str) -> None:
-        """Say it before the data are sent; the rename at the end decides."""
+        """Raise Conflict for a taken path before the data are sent. The rename at the end decides."""
         with suppress(NotFound):
             await self._client.info(path)
             raise Conflict(f"{self._client.uri}{path} exists already")
@@ -207,7 +207,7 @@ class HdfsStore:
         )
 
     async def _create(self, path: str, write: Write, size: int) -> tuple[int, int]:
-        """Write the new file `path` of about `size` bytes; returns (size, crc32c) of what was sent."""
+        """Write the new file `path` of about `size` bytes; returns (size, crc32c) of the bytes sent."""
         pauses = self._client.patience.pauses()
         block_bytes = None
         for tries_left in reversed(range(WRITE_TRIES)):

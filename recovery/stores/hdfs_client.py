@@ -1,11 +1,11 @@
-"""HDFS as the rest of this project may use it; with `hdfs_files`, the only importer of `hdfs_native`.
+"""The client for HDFS; with `hdfs_files`, the only importer of `hdfs_native`.
 
-What the library lacks is added here: a deadline on every call, a fresh connection to another NameNode after
-silence, bounded retries of what may pass, errors of our tree that name the server and what to do, and files
-that never count as written because a block of code was left (decision 0018).
+It adds to the library: a deadline on every call, a fresh connection to another NameNode after silence,
+bounded retries of failures that may pass, errors of our tree that name the server and the remedy, and files
+that count as written only after an explicit close (decision 0018).
 
-Paths are absolute paths in HDFS. A call that is cancelled may still take effect; only what `HdfsWriter.close`
-returned for is a file.
+Paths are absolute paths in HDFS. A call that is cancelled may still take effect. A file exists only once
+`HdfsWriter.close` has returned for it.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ T = TypeVar("T")
 _DEFAULTS = HadoopSettings()
 DEFAULT_BLOCK_BYTES = 128 << 20
 _LANES = 2
-"""Connections to a cluster with one NameNode: when one is silent, the other is tried."""
+"""Number of connections to a cluster with one NameNode: when one is silent, the other is tried."""
 _UNITS = {"k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 
 
@@ -61,7 +61,7 @@ PATIENT = Patience()
 
 @dataclass(frozen=True, slots=True)
 class FileInfo:
-    """What a NameNode says of a file or directory; `mtime_ms` is on its wall clock."""
+    """A NameNode's record of a file or directory; `mtime_ms` is on its wall clock."""
 
     path: str
     size: int
@@ -71,7 +71,9 @@ class FileInfo:
 
 @dataclass(slots=True)
 class _Trail:
-    """What became of a call: an attempt without an answer may have taken effect; one was answered."""
+    """The attempts of a call: whether one got no answer, so that it may have taken effect, and whether one
+    was answered.
+    """
 
     unsure: bool = False
     answered: bool = False
@@ -111,7 +113,7 @@ class HdfsClient:
 
     @property
     def block_bytes(self) -> int:
-        """The size of a file's blocks: what the configuration says, or Hadoop's default."""
+        """The size of a file's blocks in bytes: the configured one, or Hadoop's default."""
         return self._block_bytes or DEFAULT_BLOCK_BYTES
 
     @property
@@ -122,7 +124,7 @@ class HdfsClient:
         return f"{self.uri} ({', '.join(node.address for node in self._nodes)})"
 
     async def info(self, path: str) -> FileInfo:
-        """What is at `path`. Raises NotFound."""
+        """The file or directory at `path`. Raises NotFound."""
         return _info(await self._call(f"look at {path}", lambda hdfs: hdfs.get_file_info(path)))
 
     async def list(self, path: str) -> tuple[FileInfo, ...]:
@@ -154,13 +156,13 @@ class HdfsClient:
             raise
 
     async def delete(self, path: str, *, recursive: bool) -> bool:
-        """Remove a file or directory; whether there was one. Raises Conflict where it has children."""
+        """Remove a file or directory; returns whether there was one. Raises Conflict if it has children."""
         trail = _Trail()
         done = await self._call(f"delete {path}", lambda hdfs: hdfs.delete(path, recursive), trail=trail)
         return done or trail.unsure
 
     async def open(self, path: str) -> HdfsReader:
-        """A file to read. Its size is that of now; raises NotFound, UserError for a directory."""
+        """Open a file to read, with its present size. Raises NotFound, UserError for a directory."""
 
         async def reopen() -> FileReader:
             return await self._open_whole(path)
@@ -168,7 +170,7 @@ class HdfsClient:
         return HdfsReader(self._place(path), await reopen(), reopen)
 
     async def _open_whole(self, path: str) -> FileReader:
-        """Open it with all of its blocks.
+        """Open a file with all of its blocks.
 
         Where the NameNode lets a file be closed before its last block is complete
         (`dfs.namenode.file.close.num-committed-allowed`), the client leaves that block out for some
@@ -193,13 +195,13 @@ class HdfsClient:
     async def create(
         self, path: str, *, overwrite: bool, parents: bool = False, block_bytes: int | None = None
     ) -> HdfsWriter:
-        """A new file to write. Raises Conflict when it exists; NotFound without its directory.
+        """Open a new file to write. Raises Conflict when it exists; NotFound without its directory.
 
         Args:
-            path: where.
-            overwrite: take the place of a file that is there, also from a writer that has it open.
+            path: the absolute path of the file.
+            overwrite: replace an existing file, even while another writer has it open.
             parents: make the directories above it.
-            block_bytes: size of its blocks; None for what the configuration or the NameNode says.
+            block_bytes: size of its blocks; None for the size of the configuration or the NameNode.
         """
         options = WriteOptions(
             block_size=block_bytes or self._block_bytes,
@@ -228,18 +230,18 @@ class HdfsClient:
         return HdfsWriter(self._place(path), raw, lambda: self.delete(path, recursive=False))
 
     async def append(self, path: str) -> HdfsWriter:
-        """An existing file to write on at its end. Raises NotFound; Conflict while somebody has it open."""
+        """Open an existing file to append to. Raises NotFound; Conflict while another client has it open."""
         raw = await self._call(f"append to {path}", lambda hdfs: hdfs.inner.append(path))
         return HdfsWriter(self._place(path), raw, None)
 
     def discard(self, path: str) -> None:
-        """Remove in the background what is left of an unfinished write, whatever becomes of the caller."""
+        """Remove the file of an unfinished write in the background, even if the caller is cancelled."""
         task = asyncio.get_running_loop().create_task(self._discard(path))
         self._discarding.add(task)
         task.add_done_callback(self._discarding.discard)
 
     async def close(self) -> None:
-        """End what runs in the background."""
+        """End the work in the background."""
         if self._discarding:
             await asyncio.wait(self._discarding, timeout=self.patience.answer_ms / 1000)
         for task in self._discarding:
@@ -253,7 +255,7 @@ class HdfsClient:
             await self.delete(path, recursive=False)
 
     def _turn_away(self, lane: int) -> None:
-        """The next call uses another connection, which asks the next NameNode of a nameservice first."""
+        """Make the next call use another connection, which asks the next NameNode of a nameservice first."""
         if self._lane == lane:
             self._lane = (lane + 1) % max(_LANES, len(self._nodes))
 
@@ -266,7 +268,7 @@ class HdfsClient:
         trail: _Trail | None = None,
         late: Callable[[T], object] | None = None,
     ) -> T:
-        """Run one call of the library until it has an answer that counts, or `call_ms` are over."""
+        """Run one call of the library, with retries, until it has a final answer or `call_ms` are over."""
         trail = trail or _Trail()
         patience = self.patience
         clock = asyncio.get_running_loop().time
@@ -299,7 +301,7 @@ class HdfsClient:
             await pauses.wait()
 
     def error(self, failure: Failure, doing: str, *, making: bool = False) -> TfSupervisorError:
-        """The error of ours for a failure, with the server and what to do."""
+        """The error of our tree for a failure, with the server and the remedy."""
         what = f"cannot {doing} in {self.uri}: {failure.text}"
         match failure.meaning:
             case Meaning.NOT_FOUND:
@@ -333,7 +335,7 @@ class HdfsClient:
         return Place(path, self.uri, self.patience, self._threads, partial(self.error, making=True))
 
     async def _moved(self, before: FileInfo, target: str) -> bool:
-        """Whether `target` is what was at the source: a rename changes neither its size nor its time."""
+        """Whether `target` is the source after its rename: a rename changes neither size nor time."""
         try:
             found = await self.info(target)
         except NotFound:
@@ -361,10 +363,10 @@ def _made_once(
     kerberos: Kerberos | None,
     _distinct: tuple[str | None, str | None, int],
 ) -> Client:
-    """A connection of the library, shared by the whole process and never let go.
+    """A connection of the library, shared by the whole process and never freed.
 
-    Who lets one go waits for its threads with the interpreter's lock in hand, also for one that asks a DNS
-    that does not answer. So there are few of them, and not even the end of the interpreter frees them.
+    Freeing one waits for its threads while it holds the interpreter's lock, even for a thread that waits for
+    a DNS that does not answer. So there are few, and the end of the interpreter does not free them either.
     """
     made = Client(
         uri,

@@ -1,6 +1,6 @@
-"""What an error of HDFS means: the client library types few, and puts the Java class into the text.
+"""The meaning of HDFS errors. The client library has few types, and puts the Java class into the text.
 
-Everything here is a function of the exception; what may pass is tried again by `hdfs_client`.
+All results are functions of the exception. `hdfs_client` retries failures that may pass.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _ANSWER = re.compile(r'RPCError\("[\w.]*?\.?(?:\w+\$)?(\w*)", "(.*)"\)', re.DOTA
 """A NameNode's exception as the library shows it: the Java class, without its package, and the message."""
 
 _GSS = re.compile(r'GSSAPIError\(.*, \d+, "(.*)"\)', re.DOTALL)
-"""What the Kerberos library said, at the end of its codes."""
+"""The message of the Kerberos library, after its codes."""
 
 _SERVICE = re.compile(
     r"User: ([^\s/@]+)\S* is not allowed to impersonate|Unauthorized connection for super-user: ([^\s/@]+)"
@@ -26,12 +26,12 @@ _MAX_TEXT = 300
 
 
 class Meaning(Enum):
-    """What to make of an error.
+    """The classes of failures.
 
     Attributes:
-        LATER: HDFS did nothing, said so, and may be able to do it soon: safe mode, a standby, a lease.
-        UNKNOWN: no answer came. It may have happened.
-        LOST: a write or a read was broken off; what was written so far does not count.
+        LATER: HDFS reports that it did nothing, and may be able to do it soon: safe mode, a standby, a lease.
+        UNKNOWN: no answer came, so the call may have taken effect.
+        LOST: a write or a read was broken off; the bytes written so far do not count.
     """
 
     NOT_FOUND = "not found"
@@ -48,14 +48,14 @@ class Meaning(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """One failed attempt: what it means, and one line of what HDFS said."""
+    """A failed attempt: its meaning, and one line of the text of HDFS."""
 
     meaning: Meaning
     text: str
 
     @property
     def may_pass(self) -> bool:
-        """Whether trying again soon is worth it."""
+        """Whether a retry may soon succeed."""
         return self.meaning in {Meaning.LATER, Meaning.UNKNOWN}
 
 
@@ -111,7 +111,7 @@ _BY_TYPE = {
 
 
 def read_failure(error: Exception) -> Failure:
-    """What an exception of the client library means. Anything that it does not name is UNKNOWN."""
+    """The meaning of an exception of the client library. An unknown text gives UNKNOWN."""
     raw = str(error)
     answer = _ANSWER.search(raw)
     gss = _GSS.search(raw)
@@ -130,7 +130,7 @@ def read_failure(error: Exception) -> Failure:
 
 
 def read_answer(java_class: str, text: str) -> Failure:
-    """What an exception of a NameNode means, by its Java class without the package."""
+    """The meaning of a NameNode's exception, by its Java class without the package."""
     # A NameNode that answers with an exception that is not in the table is there, and did nothing.
     return Failure(_BY_CLASS.get(java_class, Meaning.LATER), _one_line(text))
 
@@ -161,7 +161,7 @@ def panics_as_errors() -> Iterator[None]:
 
 
 def _one_line(text: str) -> str:
-    """The first line, printable and short: a NameNode sends whole stack traces."""
+    """The first line of a text, printable and short: a NameNode sends whole stack traces."""
     lines = text.replace("\\n", "\n").replace('\\"', '"').strip().splitlines()
     first = lines[0] if lines else ""
     clean = "".join(letter if letter.isprintable() else " " for letter in first)

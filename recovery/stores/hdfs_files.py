@@ -26,14 +26,14 @@ PIECE_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """How long HDFS may take, in milliseconds.
+    """The time limits for HDFS, in milliseconds.
 
     Attributes:
-        answer_ms: one answer of a NameNode; then the next one is asked, on a new connection.
-        call_ms: one call with all its retries.
-        piece_ms: one mebibyte to or from DataNodes.
-        close_ms: closing a file: its last block must be on enough DataNodes.
-        pause_ms: before the second attempt; doubled up to `longest_pause_ms`.
+        answer_ms: limit for one answer of a NameNode; then the next one is asked, on a new connection.
+        call_ms: limit for one call with all its retries.
+        piece_ms: limit for one mebibyte to or from DataNodes.
+        close_ms: limit for closing a file, which waits until its last block is on enough DataNodes.
+        pause_ms: pause before the second attempt; doubled up to `longest_pause_ms`.
     """
 
     answer_ms: int = 4_000
@@ -44,21 +44,24 @@ class Patience:
     longest_pause_ms: int = 2_000
 
     def pauses(self) -> Backoff:
-        """The waits between attempts."""
+        """The pauses between attempts."""
         return Backoff(self.pause_ms, self.longest_pause_ms)
 
 
 class DataLost(StoreUnreachable):
-    """DataNodes broke off a transfer or did not move for too long. Another attempt may meet others."""
+    """DataNodes broke off a transfer, or made no progress for too long.
+
+    Another attempt may use other DataNodes.
+    """
 
 
 class NotJoined(DataLost):
-    """The parts of a file could not be joined. In one piece it can be written."""
+    """The parts of a file could not be joined. The file can still be written in one piece."""
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A path in a cluster, and how failures there become errors of ours."""
+    """A path in a cluster, with the errors of our tree for failures there."""
 
     path: str
     uri: str
@@ -87,13 +90,13 @@ class HdfsReader:
     async def read_into(
         self, offset: int, length: int, take: Callable[[int, bytes], None]
     ) -> tuple[int, int]:
-        """Hand at most `length` bytes from `offset` to `take(offset, bytes)` as they come.
+        """Pass at most `length` bytes from `offset` to `take(offset, bytes)` as they arrive.
 
-        `take` is called in a thread, may be told the same bytes again, and a last time after this call has
-        ended. Its errors (OSError, ours) are raised as they are; else as `read` does. No range is ever whole
-        in memory: that costs less processor time than `read`.
+        `take` is called in a thread. It may get the same bytes again, and may be called once after this call
+        has ended. Its errors (OSError, ours) are raised as they are; else as `read` does. No range is ever
+        whole in memory: that costs less processor time than `read`.
 
-        Returns how many they were, and their crc32c.
+        Returns their number and their crc32c.
         """
         wanted = min(length, self.size - offset)
         handed_on = 0
@@ -125,7 +128,10 @@ class HdfsReader:
     async def _within(
         self, wanted: int, work: Callable[[FileReader], T], progress: Callable[[], int] | None = None
     ) -> T:
-        """`work` on the open file, in a thread; again while it may help. With `progress` it may take long."""
+        """Do `work` on the open file in a thread, with retries.
+
+        With `progress` the limit is for a pause of the progress.
+        """
         patience = self._place.patience
         limit_s = (patience.piece_ms + (0 if progress else wanted // PIECE_BYTES * 100)) / 1000
         clock = asyncio.get_running_loop().time
@@ -148,7 +154,7 @@ class HdfsReader:
             await pauses.wait()
 
     async def _open_again(self) -> FileReader:
-        """Look the blocks up again: they may be elsewhere now."""
+        """Look the blocks up again: they may have moved."""
         raw = await self._reopen()
         if len(raw) != self.size:
             raise NotFound(f"{self.path} in {self._place.uri} was replaced while it was read")
@@ -157,12 +163,14 @@ class HdfsReader:
 
 
 class HdfsWriter:
-    """A file that is being written. It counts when `close` has returned; until then call `abandon` instead.
+    """A file that is being written.
 
-    A writer that met an error, or whose call was cancelled, is broken: only `abandon` is of use.
+    It exists once `close` has returned. To give up before that, call `abandon`.
+
+    After an error or a cancelled call a writer is broken: only `abandon` works.
 
     It holds the library's inner writer. The outer one is a Python file, which the interpreter closes when it
-    collects it: in whatever thread, for as long as HDFS takes, and with the half of a file that had arrived.
+    frees it: in any thread, for as long as HDFS takes, and with only a part of the file written.
     """
 
     def __init__(
@@ -188,8 +196,8 @@ class HdfsWriter:
     async def copy(self, read: Callable[[], bytes], moved: Moved = unwatched) -> tuple[int, int]:
         """Append what `read` returns, piece by piece until it is empty, all of it in one thread.
 
-        When nobody waits for this call any more, `read` has to end it: by an error, or by nothing. Its errors
-        (OSError, ours) are raised as they are; else as `write` does.
+        When this call is cancelled, `read` has to end the copy, by an error or by returning nothing. Its
+        errors (OSError, ours) are raised as they are; else as `write` does.
 
         Returns how many bytes they were, and their crc32c.
         """
@@ -218,11 +226,13 @@ class HdfsWriter:
         return size, crc
 
     async def close(self) -> None:
-        """Finish the file: now it counts. Raises DataLost, Refused."""
+        """Finish the file; it exists when this returns. Raises DataLost, Refused."""
         await self._within(self._take().close, self._place.patience.close_ms)
 
     async def abandon(self) -> None:
-        """Give up: a file that this writer created is removed; one that it appended to keeps what arrived."""
+        """Give up. A file that this writer created is removed; a file that it appended to keeps the bytes
+        that arrived.
+        """
         self._raw = None
         if self._remove is not None:
             await self._remove()
@@ -253,6 +263,6 @@ class HdfsWriter:
 
 
 def _broken(error: Exception) -> Failure:
-    """What ends a transfer and is no plain refusal means that its data are lost."""
+    """The failure of a transfer: LOST, unless HDFS refuses plainly."""
     failure = read_failure(error)
     return Failure(Meaning.LOST, failure.text) if failure.may_pass else failure

@@ -22,15 +22,16 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 SILENT_S = 600.0
-"""After nobody could be asked to join, until that is tried again."""
+"""Seconds until the next try, after no NameNode answered."""
 REFUSED_S = 86_400.0
-"""After HDFS would not join, as in an encryption zone: every try costs the time to send the file twice."""
+"""Seconds until the next try, after HDFS refused to join, as in an encryption zone. Each try in vain costs a
+second transfer of the file."""
 
 
 class Joiner:
     """`concat` of one cluster, for those of its NameNodes that speak HTTP at `addresses`.
 
-    `sink` is told for how long files go in one piece, and why.
+    `sink` gets the time for which files are sent in one piece, and the reason.
     """
 
     def __init__(
@@ -51,9 +52,9 @@ class Joiner:
         self._not_before_s = 0.0
 
     async def works(self, path: str) -> bool:
-        """Whether `join` is worth trying: over HTTP, too, there is the file `path` as it is.
+        """Whether `join` may work: whether the file `path` looks the same over HTTP.
 
-        After a no, or a join that failed, the answer is no for a while.
+        After a negative answer or a failed join, the answer is False for a while.
         """
         nodes = self._nodes()
         if not nodes or asyncio.get_running_loop().time() < self._not_before_s:
@@ -75,8 +76,8 @@ class Joiner:
     async def join(self, target: str, parts: Sequence[str], size: int) -> None:
         """Make the file `target`, followed by the files `parts`, one file `target` of `size` bytes.
 
-        All lie in one directory; `parts` are gone afterwards. Nothing is copied. Raises NotJoined, after
-        which it may still happen.
+        All lie in one directory; `parts` are gone afterwards. No bytes are copied. Raises NotJoined; the join
+        may still happen after that.
         """
         pauses, loop = self._patience.pauses(), asyncio.get_running_loop()
         end = loop.time() + self._patience.call_ms / 1000
@@ -110,7 +111,7 @@ class Joiner:
             self._sink.warning("large files go to HDFS in one piece, which takes longer", **said)
 
     async def _ask(self, call: Callable[..., T], *args: object) -> T:
-        """One call in a thread. Raises WebFailed."""
+        """Make one call in a thread. Raises WebFailed."""
         limit_s = self._patience.answer_ms / 1000
         try:
             return await self._threads.run(partial(call, *args, limit_s), limit_s)
@@ -119,7 +120,7 @@ class Joiner:
 
 
 def _user() -> str | None:
-    """Whom a cluster without Kerberos takes the library for; None where this process's user has no name."""
+    """The library's user in a cluster without Kerberos; None if this process's user has no name."""
     with suppress(KeyError):
         return os.environ.get(USER_VARIABLE) or pwd.getpwuid(os.geteuid()).pw_name
     return None

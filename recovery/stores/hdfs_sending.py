@@ -1,8 +1,8 @@
 """Sending a local file to HDFS: in one piece, or a large one in parts side by side that HDFS then joins.
 
 A file in HDFS has one writer, which after each block waits until the DataNodes have it on their disks. So a
-large file is written as several. All of their blocks are full but the very last: what they are joined to is
-like a file that was written in one piece.
+large file is written as several. All blocks are full except the very last, so the joined file is like one
+that was written in one piece.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from supervisor.contract.boundaries import Moved
 from supervisor.contract.errors import StoreUnreachable
 
 PARTS = 4
-"""More of them take the processors from each other (docs/decisions/0029)."""
+"""Number of parts. More would compete for the processors (docs/decisions/0029)."""
 PARTED_BYTES = 256 << 20
-"""Files from this size on are sent in parts."""
+"""Size in bytes from which a file is sent in parts."""
 
 Fill = Callable[[HdfsWriter], Awaitable[tuple[int, int]]]
-"""Writes the content of a file, and says how much that was and its crc32c. It may be called again."""
+"""Writes the content of a file; returns (size, crc32c). It may be called again."""
 
 
 class Sender:
-    """Writes files under names that the caller chooses, and removes when this fails.
+    """Writes files under names that the caller chooses, and removes after a failure.
 
-    `known` is a file that is always in the store. Files of `parted_bytes` or more go in parts.
+    `known` is a file that is always in the store. Files of `parted_bytes` or more are sent in parts.
     """
 
     def __init__(self, client: HdfsClient, steps: Steps, known: str, parted_bytes: int) -> None:
@@ -52,8 +52,8 @@ class Sender:
     ) -> tuple[int, int]:
         """Write the local file `source` of about `size` bytes as `path`; returns (size, crc32c).
 
-        It goes in one piece where somebody wants blocks of a certain size. Raises DataLost; NotJoined, when
-        the next try will be in one piece; OSError.
+        With `block_bytes` it is sent in one piece. Raises DataLost; NotJoined, after which the next try is in
+        one piece; OSError.
         """
         block = self._client.block_bytes
         blocks = -(-size // block)

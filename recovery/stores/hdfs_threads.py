@@ -1,4 +1,6 @@
-"""Blocking calls of the HDFS library, each in a thread that may hang without anybody waiting for it.
+"""Blocking calls of the HDFS library, each in a thread of its own.
+
+A hanging thread holds up no other work.
 
 The library's own asyncio classes are not used: their futures are advanced under the interpreter's lock, and
 wait for locks that other threads of the library hold while they want the interpreter's (decision 0018).
@@ -26,11 +28,11 @@ EXIT_S = 2.0
 
 
 class TooManyHang(RuntimeError):
-    """All threads wait for answers that do not come."""
+    """All threads wait for answers."""
 
 
 class Threads:
-    """Daemon threads, made when they are needed and ended when they are not."""
+    """Daemon threads, started on demand and ended when idle."""
 
     def __init__(self, most: int = MOST_THREADS) -> None:
         self._most = most
@@ -50,10 +52,10 @@ class Threads:
         """The result of `work`. Raises what it raises; TimeoutError; TooManyHang.
 
         Args:
-            work: runs in a thread; when nobody waits for it any more, it goes on.
-            limit_s: how long it may take, or with `progress`, how long that may stand still.
-            late: called with a result that nobody waits for any more, in the thread.
-            progress: a number that grows while the work gets on.
+            work: runs in a thread; it goes on after this call has timed out or was cancelled.
+            limit_s: limit for its time, or with `progress`, for a pause of the progress.
+            late: called in the thread with a result that comes after this call has ended.
+            progress: returns a number that grows while the work makes progress.
         """
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[T] = loop.create_future()
@@ -84,9 +86,10 @@ class Threads:
         return answer.result()
 
     def wait_idle(self, limit_s: float) -> None:
-        """Wait until no call is in progress, at most so long.
+        """Wait until no call is in progress, at most `limit_s`.
 
-        Done before the interpreter ends, too: a call that returned meanwhile would abort the process.
+        This is called before the interpreter ends too: a call that returned during its end would abort the
+        process.
         """
         end = time.monotonic() + limit_s
         while self._count > self._free and time.monotonic() < end:
@@ -121,7 +124,7 @@ class Threads:
 
 
 class _Caught:
-    """Keeps whatever is raised in its block: a thread hands it to whoever waits, and serves on."""
+    """Catches any exception of its block. A thread passes it to the waiting call, and serves on."""
 
     def __init__(self) -> None:
         self.error: BaseException | None = None

@@ -1,6 +1,6 @@
-"""The one call of a NameNode that the client library lacks: `concat`, over the NameNode's own WebHDFS.
+"""`concat` over a NameNode's own WebHDFS: the one call that the client library lacks.
 
-Everything here blocks. Nothing of a file's content comes this way, and no redirect is followed.
+All functions block. No content of a file is sent this way, and no redirect is followed.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ MAX_ANSWER_BYTES = 64 << 10
 
 
 class WebFailed(Exception):
-    """A NameNode did not do it."""
+    """A NameNode refused, or did not answer."""
 
     def __init__(self, failure: Failure) -> None:
         super().__init__(failure.text)
@@ -24,7 +24,7 @@ class WebFailed(Exception):
 
 
 class WebNameNode:
-    """One NameNode at `HOST:PORT`, of a cluster that takes `user` for whom it says it is."""
+    """One NameNode at `HOST:PORT`, of a cluster that trusts the name in `user`."""
 
     def __init__(self, address: str, user: str) -> None:
         self.address = address
@@ -42,7 +42,7 @@ class WebNameNode:
     def concat(self, target: str, sources: Sequence[str], timeout_s: float) -> None:
         """Move the blocks of `sources`, in this order, to the end of `target`. Raises WebFailed.
 
-        They are gone then. All lie in the directory of `target`, and no path has a comma.
+        The sources are gone then. All lie in the directory of `target`, and no path has a comma.
         """
         self._ask("POST", target, {"op": "CONCAT", "sources": ",".join(sources)}, timeout_s)
 

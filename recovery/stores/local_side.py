@@ -1,4 +1,4 @@
-"""Local files at the other end of a transfer: each step runs in a thread, and may be abandoned there."""
+"""The local files of a transfer. Each step runs in a thread, and its caller may be cancelled meanwhile."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ class Steps:
         self._executor = executor
 
     def begin(self, work: Callable[[], T]) -> asyncio.Future[T]:
-        """Have `work` done, whether or not somebody waits for it."""
+        """Start `work`; it is done even if the returned future is cancelled."""
         return asyncio.get_running_loop().run_in_executor(self._executor, work)
 
     async def run(self, work: Callable[[], T]) -> T:
-        """What `work` returns."""
+        """Run `work` in a thread and return its result."""
         return await self.begin(work)
 
     async def opened(self, work: Callable[[], T], close: Callable[[T], object]) -> T:
-        """What `work` opens; closed again when nobody waits for it any more."""
+        """Open something by `work`; if this call is cancelled meanwhile, the result is closed."""
         opening = self.begin(work)
 
         def let_go(done: asyncio.Future[T]) -> None:
@@ -69,7 +69,7 @@ class Source:
             return data
 
     def close(self) -> None:
-        """Let go of the file, after a read that is still in progress."""
+        """Close the file, after a read that is still in progress."""
         with self._lock:
             fd, self._fd = self._fd, -1
             if fd >= 0:
@@ -108,7 +108,7 @@ class NewFile:
                 view = view[written:]
 
     def finish(self) -> None:
-        """Give it its name."""
+        """Give the file its name."""
         with self._lock:
             _require(self._fd)
             self._fd = -1
@@ -118,7 +118,7 @@ class NewFile:
                 os.close(self._directory)
 
     def give_up(self) -> None:
-        """Remove it, after a write that is still in progress; nothing happens after `finish`."""
+        """Remove the file, after a write that is still in progress; without effect after `finish`."""
         reason = StoreUnreachable("the caller has gone away")
         with self._lock:
             if self._fd < 0:

@@ -16,7 +16,7 @@ from supervisor.contract.errors import Conflict, NotFound, StoreUnreachable, Use
 
 
 class Moment(Enum):
-    """When a hook is called: before anything, with data half written, and after it took effect."""
+    """The moments of a hook: before any effect, with data half written, and after the effect."""
 
     BEFORE = "before"
     HALF = "half"
@@ -29,7 +29,7 @@ Hook = Callable[[str, str, Moment], Awaitable[None]]
 
 @dataclass(slots=True)
 class MemoryDisk:
-    """What is stored. Several stores, each with its own faults, may share one."""
+    """The stored files. Several stores, each with its own faults, may share one disk."""
 
     files: dict[str, bytes] = field(default_factory=dict)
     prepared: bool = False
@@ -37,7 +37,7 @@ class MemoryDisk:
 
 @dataclass(frozen=True, slots=True)
 class LocalSide:
-    """How a store reads and writes files of the machine that it is used on."""
+    """Access to files of the machine on which a store is used."""
 
     read: Callable[[str], bytes]
     write_new: Callable[[str, bytes], None]

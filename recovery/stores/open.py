@@ -28,9 +28,8 @@ NOT_MOUNTED = (
 class Stores:
     """Opens the stores of one process. All stores in one HDFS cluster share one client.
 
-    What HDFS needs is imported when the first `hdfs://` URI is opened, if `preload` has not done so.
-    `sink` is told what a store cannot do as it should, where that is no failure. Only places that are
-    `allowed` are opened.
+    The modules for HDFS are imported when the first `hdfs://` URI is opened, if `preload` has not done so.
+    `sink` gets warnings about stores that work with a restriction. Only places that are `allowed` are opened.
     """
 
     def __init__(
@@ -48,7 +47,7 @@ class Stores:
         self._users = UserStores(hadoop)
 
     def preload(self) -> None:
-        """Import what HDFS needs, if a configuration of Hadoop's says that there is one. Blocking."""
+        """Import the modules for HDFS, if there is a configuration of Hadoop. Blocking."""
         if self._hadoop.directory() is not None and not self._hadoop.proxy_users:
             importlib.import_module("recovery.stores.hdfs")
 
@@ -79,9 +78,9 @@ class Stores:
         return store
 
     def place(self, uri: str, owner: str | None = None) -> StoreUri:
-        """The place that a URI means, if this daemon may use it for a job of `owner`. Raises UserError.
+        """The place of a URI, if this daemon may use it for a job of `owner`. Raises UserError.
 
-        None: any user's place will do.
+        None: the place of any user is allowed.
         """
         place = parse_record_uri(uri)
         self._allowed.check(self._known(place), owner)
@@ -93,7 +92,7 @@ class Stores:
 
     @property
     def by_owner(self) -> bool:
-        """Whether it matters whose job it is."""
+        """Whether the allowed places depend on the job's owner."""
         return self._allowed.by_owner
 
     def client(self, place: StoreUri) -> HdfsClient:
@@ -120,12 +119,12 @@ class Stores:
 def open_store(
     uri: str, executor: Executor | None = None, hadoop: HadoopSettings = _DEFAULTS
 ) -> CheckpointStore:
-    """One store with a client of its own, for programs that end soon; daemons share clients by `Stores`."""
+    """A store with a client of its own, for programs that end soon. Daemons share clients by `Stores`."""
     return Stores(hadoop, executor).open(uri)
 
 
 def normal_uri(uri: str, hadoop: HadoopSettings = _DEFAULTS) -> str:
-    """The one way to write this place, so that equal places give equal texts. Raises UserError.
+    """The normal form of a URI: equal places give equal texts. Raises UserError.
 
     A NameNode of a nameservice that Hadoop's configuration knows is written as that nameservice.
     """

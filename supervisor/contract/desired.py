@@ -1,4 +1,4 @@
-"""What the leader has decided: the records that it alone writes, each under its token."""
+"""The decisions of the leader: records that it alone writes, each under its token."""
 
 from __future__ import annotations
 
@@ -27,7 +27,9 @@ class LeaderToken:
 
 @dataclass(frozen=True, slots=True)
 class LeaderRecord:
-    """Value of the election key: who leads, and where its API and heartbeat link listen."""
+    """The value of the election key: the leader's name, and the addresses of its API and its heartbeat
+    link.
+    """
 
     supervisor: str
     address: str
@@ -36,11 +38,12 @@ class LeaderRecord:
 
 @dataclass(frozen=True, slots=True)
 class ClusterRecord:
-    """The cluster's settings that both sides must agree on. D is one value for all of it (rule 11).
+    """The settings that leader and agents must agree on. D is one value for the whole cluster (rule 11).
 
-    `promise_ms`: for how long supervisors promise to leave a node alone when etcd is gone, 0 for not at all;
-    `supervisors`: all whose promises that takes, by name, sorted. `uuid`: made with the record, so that a
-    cluster whose etcd began anew is told from the one before; empty in records of earlier releases.
+    `promise_ms`: the time for which supervisors promise to leave a node alone when etcd is gone; 0: no
+    promises. `supervisors`: sorted names of those whose promises an agent needs. `uuid`: made with the
+    record, so that a cluster with a new etcd differs from the one before; empty in records of earlier
+    releases.
     """
 
     cluster: str
@@ -53,10 +56,10 @@ class ClusterRecord:
 
 @dataclass(frozen=True, slots=True)
 class LostMark:
-    """The leader's word that an incarnation is lost (rule 3). A `final` one takes no appeal (rule 10).
+    """The leader's record that an incarnation is lost (rule 3). A `final` one allows no appeal (rule 10).
 
-    `boot_id`: of the machine when that life was last seen registered; empty if it no longer was. `off`: since
-    then a fence device has confirmed that the machine is off.
+    `boot_id`: the machine's boot id when that incarnation was last seen registered; empty if it was not
+    registered. `off`: since then a fence device has confirmed that the machine is off.
     """
 
     node: str
@@ -69,7 +72,7 @@ class LostMark:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Where one task of a plan goes, and the GPUs that it gets there, by UUID."""
+    """The node for one task of a plan, and the UUIDs of its GPUs there."""
 
     role: str
     index: int
@@ -87,7 +90,7 @@ class Placement:
 class Plan:
     """A generation in preparation: inert until the switch names this plan id (rule 6).
 
-    `code` is the digest of the shipped directory that it runs, empty where none is shipped.
+    `code` is the digest of the shipped directory that it runs; empty if none is shipped.
     """
 
     job: str
@@ -182,22 +185,24 @@ class Assignment:
 
     @property
     def task(self) -> TaskId:
-        """The task that this is about."""
+        """The task of this assignment."""
         return task_id(self.job, self.role, self.index)
 
     @property
     def attempt_id(self) -> AttemptId:
-        """The attempt that is wanted now."""
+        """The attempt that the leader wants to run now."""
         return attempt_id(self.job, self.role, self.index, self.generation, self.attempt)
 
 
 @dataclass(frozen=True, slots=True)
 class Spare:
-    """What a launcher of a job imports in, for a node that keeps one in reserve: a task that moves there then
-    starts warm. Nothing is ever started by this record; it names no task and no generation.
+    """A launcher in reserve: a node keeps it preloaded for a job, so that a task that moves there starts
+    warm.
 
-    `wanted`: False where none is to be kept, nor one that a task has left, as nothing can come to this node.
-    `templated`: `env` may have placeholders, as in an Assignment.
+    The record names no task and no generation, and starts no program.
+
+    `wanted`: False if the node should keep none, not even one that a task has left, as no task can come
+    there. `templated`: `env` may have placeholders, as in an Assignment.
     """
 
     job: str
@@ -254,15 +259,16 @@ class JobPhase(Enum):
 
     @property
     def ended(self) -> bool:
-        """Nothing of this job runs, and nothing will until an operator asks."""
+        """Whether the job has ended: no task of it runs, and none starts until an operator asks."""
         return self in (JobPhase.SUCCEEDED, JobPhase.FAILED, JobPhase.STOPPED, JobPhase.PARKED)
 
 
 @dataclass(frozen=True, slots=True)
 class Parked:
-    """An unexpected error of ours was met while this job was dealt with: no rule looks at it any more.
+    """A job is parked: an unexpected error was raised while it was processed, and no rule looks at it any
+    more.
 
-    `phase`: the one that it was in. `error`: what the error said. `place`: file, line and function.
+    `phase`: the job's phase before. `error`: the error's text. `place`: its file, line and function.
     """
 
     phase: JobPhase
@@ -301,9 +307,9 @@ class Ledger:
 
 @dataclass(frozen=True, slots=True)
 class DeletedJob:
-    """A job that was deleted. A later one of its name begins above `generation`, the last that it had.
+    """A deleted job. A later job of its name begins above `generation`, its last one.
 
-    `owner`, `group`: whose it was. While this is kept, its name and checkpoints are theirs.
+    `owner`, `group`: its owner and group. While this record is kept, its name and checkpoints belong to them.
     """
 
     job: str
