@@ -226,7 +226,7 @@ class AgentDaemon:
                 self._out.secrets.learn(running.attempt, running.secrets)
 
     async def _with_last_words(self, event: LauncherGone) -> LauncherGone:
-        """What it said last may still be in its connection, or never have been sent."""
+        """Add the last messages of a launcher, which may still be in its connection or were never sent."""
         launcher_id, attempts = event.launcher_id, self.state.attempts.values()
         live = tuple(str(each.id) for each in attempts if each.launcher_id == launcher_id and not each.end)
         return replace(event, exits=await self._out.runtime.last_words(launcher_id, live)) if live else event

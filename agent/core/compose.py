@@ -85,9 +85,9 @@ def _filled(assignment: Assignment, values: dict[str, str]) -> tuple[tuple[str, 
 
 
 def device_env(gpus: tuple[str, ...], *, shared: bool) -> dict[str, str]:
-    """What makes TensorFlow see these GPUs and no others: none at all without any, on whatever node.
+    """The variables that show TensorFlow these GPUs and no others; without any GPU it sees none, on any node.
 
-    It takes all of a GPU's memory unless it is told to take it as it needs it.
+    On a shared GPU it takes memory as it needs it, instead of all at once.
     """
     visible = {"CUDA_VISIBLE_DEVICES": ",".join(gpus) or NO_DEVICE}
     return {**visible, "TF_FORCE_GPU_ALLOW_GROWTH": "true"} if gpus and shared else visible

@@ -1,4 +1,4 @@
-"""What the leader's records ask of this node, as a function of them alone (rule 6)."""
+"""The state that the leader's records want on this node, as a function of them alone (rule 6)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ DOCKER = "docker"
 
 @dataclass(frozen=True, slots=True)
 class Wants:
-    """What should be so.
+    """The state that the leader wants on this node.
 
     Attributes:
         prepare: a launcher and a port, by reservation name.
@@ -28,9 +28,9 @@ class Wants:
         stage: the base of a closing switch, by plan id, and one of the plan's assignments here.
         commit: the saver's assignment here, by job.
         follow: a reader of commits that runs here, by job.
-        linger: what the switch wants to end, but gives time for it, by task.
-        held: what is kept, stopped, of a job that has failed, by task.
-        spares: what a launcher in reserve imports in, by job; None where none is to be kept.
+        linger: a task that the switch ends after some time, by task.
+        held: a stopped task of a failed job, kept for inspection, by task.
+        spares: the recipe of a launcher in reserve, by job; None if the node keeps none.
         live: switches of jobs that have not ended, by name.
         switches: every switch, by name.
     """

@@ -77,11 +77,11 @@ class Evicted:
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """What the leader has decided, whole, as the mirrors show it.
+    """All decisions of the leader, as the mirrors show them.
 
     `assignments` and `spares` are those of this node; `switches` of every job. `heard_ms`: the older of the
-    last signs of life of the mirrors that show assignments and switches; nothing safe hangs on the third.
-    `seen`: the newest write of these two.
+    last signs of life of the mirrors that show assignments and switches; no safety rule depends on the third
+    mirror. `seen`: the newest write of these two.
     """
 
     assignments: tuple[Assignment, ...]

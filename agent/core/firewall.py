@@ -1,7 +1,8 @@
-"""The ports that tasks of this node reach, and are reached by, where there is a firewall (decision 0052).
+"""The connections that a firewall opens for the tasks of this node (decision 0052).
 
-What is needed follows from the attempts here and the ClusterSpecs of their plans. No attempt starts before it
-is in force. The plans' addresses are in the state file: a successor sets the same rules before it reads etcd.
+They follow from the attempts here and the ClusterSpecs of their plans. No attempt starts before its openings
+are in force. The plans' addresses are in the state file: a successor sets the same rules before it reads
+etcd.
 """
 
 from __future__ import annotations

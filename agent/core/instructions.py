@@ -1,4 +1,4 @@
-"""What the core tells the daemon to do. The state file is saved before any of them is carried out."""
+"""The instructions of the core to the daemon. The state file is saved before any of them is carried out."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class First:
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """What makes two launchers interchangeable: the environment that they imported in.
+    """The environment in which a launcher has imported: launchers with equal recipes are interchangeable.
 
     With `code`, the directory is this node's copy of it, and `workdir` says where it came from. `container`,
     `resources` and `gpus` are fixed when a container is made; a plain process has none of them. `first` is

@@ -1,4 +1,4 @@
-"""What launchers say, and what becomes of them."""
+"""Handles the messages of launchers, and their ends."""
 
 from __future__ import annotations
 

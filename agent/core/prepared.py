@@ -1,4 +1,4 @@
-"""What the leader is told of tasks in preparation: where they are, why nowhere, and what they wait for."""
+"""Reports to the leader on tasks in preparation: their addresses, their failures, and what they wait for."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def refuse(work: Work, assignment: Assignment, why: str) -> None:
 
 
 def _about(work: Work, assignment: Assignment) -> Prepared:
-    """What each word about a task in preparation begins with."""
+    """The fields that every report on a task in preparation has."""
     return Prepared(
         assignment.job,
         assignment.plan_id,

@@ -1,4 +1,4 @@
-"""What one life of an agent knows of the promises of supervisors (rule 11)."""
+"""The promises of supervisors that one life of an agent has (rule 11)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class PromiseBook:
-    """What this life knows of promises.
+    """The promises that this life has.
 
     Attributes:
         supervisors: all that must promise, by name; none: promises are off.

@@ -1,4 +1,6 @@
-"""What this node owes the leader beside running tasks: reports, staged bases, commits, clean directories."""
+"""The work of this node for the leader beside running tasks: reports, staged bases, commits, clean
+directories.
+"""
 
 from __future__ import annotations
 
@@ -154,7 +156,7 @@ def clean(work: Work, wants: Wants) -> None:
 
 
 def _take_over(work: Work, wants: Wants) -> None:
-    """What an earlier life has left goes with its job, though none of its tasks may run here again."""
+    """Have files of an earlier life cleaned with their job, as none of its tasks may come here again."""
     for job, switch in wants.switches.items():
         if switch.job_uuid in work.state.found:
             work.state = replace(work.state, found=work.state.found - {switch.job_uuid})

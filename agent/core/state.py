@@ -271,10 +271,10 @@ class SecretStanding:
 
 @dataclass(frozen=True, slots=True)
 class Delay:
-    """What the leader was told last, by a Prepared record, of why a task waits; empty: nothing any more.
-    None: that is unknown, as the write has failed.
+    """The last report to the leader of why a task waits, by a Prepared record; empty: it waits no more.
 
-    `telling`: that is being written, and no other word about the same task may be.
+    None: unknown, as the write has failed. `telling`: the report is being written, and no other report on the
+    task may be written meanwhile.
     """
 
     reason: str | None
@@ -364,7 +364,7 @@ class AgentState:
         return _made(*(each.copy() if type(each) is dict else each for each in _all_of(self)))
 
     def but(self, **changes: object) -> AgentState:
-        """What `dataclasses.replace` makes, but sooner: for what nearly every event needs."""
+        """As `dataclasses.replace`, but faster, for the changes that nearly every event needs."""
         values = list(_all_of(self))
         for name, value in changes.items():
             values[_PLACES[name]] = value

@@ -78,9 +78,9 @@ def step(
 
     The given state is left as it was.
 
-    Where an unexpected error is met, each event is a step of its own. What the error is about is set aside,
-    and that step is made again without it. Raises an error that is about nothing of the kind or, at one
-    place, about all jobs that are here; and InvalidTransition.
+    If an unexpected error is raised, each event becomes a step of its own. The task, launcher or job of the
+    error is set aside, and that step is made again without it. Raises an error that is about nothing of the
+    kind or, at one place, about all jobs that are here; and InvalidTransition.
     """
     if len(events) > 1:
         errors: list[Exception] = []

@@ -12,10 +12,11 @@ from supervisor.contract.observed import ExitReason
 
 KILL_AGAIN_MS = 1_000
 KILL_TIMES = 3
-"""So often the profile's kill_time a launcher that pulls has for a kill, before it is fenced.
+"""How many times the profile's kill_time a launcher that pulls has for a kill before it is fenced.
 
-What is killed must be let run once more in order to end, and a busy machine takes its time. With the launcher
-goes its warm start, which such a machine needs the more. One that cannot kill costs no more than that.
+A killed process must run once more in order to end, which takes time on a busy machine. Fencing a launcher
+costs its warm start, which such a machine needs most. A launcher that cannot kill costs no more than this
+delay.
 """
 FENCE_AGAIN_MS = 500
 

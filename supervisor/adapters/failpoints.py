@@ -29,7 +29,7 @@ ARMED, REACHED, STRUCK = "armed", "reached", "struck"
 
 
 def io_error(point: str) -> Exception:
-    """What a disk that fails raises."""
+    """The error of a disk that fails."""
     return OSError(errno.EIO, os.strerror(errno.EIO), f"failpoint {point}")
 
 
@@ -101,7 +101,7 @@ def arm(environ: Mapping[str, str]) -> str:
 
 
 class _Directory:
-    """What is to happen at which point, as files that a test makes and sees."""
+    """The directory of failpoints: orders by a test, and traces of reached and struck points."""
 
     def __init__(self, root: str) -> None:
         self._root = root

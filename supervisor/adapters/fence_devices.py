@@ -62,7 +62,7 @@ class FenceDevices(PowerSwitch):
         self.load(devices, after_ms)
 
     def load(self, devices: Sequence[FenceDevice], after_ms: int) -> None:
-        """Use these from now on. What is under way goes on as it began."""
+        """Use these devices from now on. A request in progress goes on with the old ones."""
         self._devices = tuple(devices)
         self.after_ms = after_ms
 

@@ -364,14 +364,14 @@ class Cordon:
 
     The leader lifts it after `cooldown_ms`; 0: an operator does.
 
-    One that the leader set (rule 10) names the disobedient `incarnation`, and is lifted when an agent
-    registers there that adopted nothing from it: such a one has killed all that was left (rule 12).
-    `drain`: what runs there moves away, too, as soon as there is room elsewhere. `place`: the line of code at
-    which an error about the node was met, where the node is parked for that.
+    A cordon by the leader (rule 10) names the disobedient `incarnation`. It is lifted when an agent registers
+    there that adopted no task from it: such an agent has killed all that were left (rule 12). `drain`: tasks
+    there move away, too, as soon as there is room elsewhere. `place`: the line of code that raised an error
+    about the node, if the node is parked for that.
 
-    The record stays when the cordon is lifted. `lifted`: the revision of etcd that was known then. What began
-    on the node by that revision is not held against it again: a failure that waits for the node to be free
-    would cordon it at once. The next cordon keeps this.
+    The record stays when the cordon is lifted. `lifted`: the revision of etcd that was known then. Failures
+    of attempts that began by that revision do not count against the node again; otherwise they would cordon
+    it at once. The next cordon keeps this.
     """
 
     node: str

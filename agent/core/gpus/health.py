@@ -1,9 +1,9 @@
-"""What the node's GPUs are, how they are, and what their newest fault asks for: a fold over what NVML tells.
+"""The node's GPUs, their health, and the action that their newest fault asks for: a fold over NVML's reports.
 
-A fault raises its GPU's serial once. One that asks for less than another that still stands, or that follows
-one of its kind within a burst, is the same: a kernel that fails writes an XID for each of its units, and the
-death of its program two more. What a GPU is known for outlives the agent (`GpuRecord`, in its state file), so
-that a serial is never used for two faults.
+A fault raises its GPU's serial once. A fault that asks for less than one that still stands, or that follows
+one of its kind within a burst, counts as the same fault: a failing kernel writes an XID for each of its
+units, and the death of its program two more. The record of a GPU outlives the agent (`GpuRecord`, in its
+state file), so that a serial is never used for two faults.
 """
 
 from __future__ import annotations
@@ -74,11 +74,11 @@ class Xid:
 
 @dataclass(frozen=True, slots=True)
 class Sight:
-    """What the watcher of the GPUs has to tell.
+    """A report of the watcher of the GPUs.
 
-    `problem`: why NVML tells nothing; then `gpus` is None. `gpus`: all that there are now; None if this only
-    brings XIDs. `unopened`: how many GPUs are there, but could not be opened; nobody knows which they are.
-    `kernel`: number of the last record of the kernel's log that was read; -1 for none.
+    `problem`: why NVML gives no data; then `gpus` is None. `gpus`: all present GPUs; None if the report has
+    only XIDs. `unopened`: the number of GPUs that are present but could not be opened; it is unknown which
+    they are. `kernel`: number of the last record of the kernel's log that was read; -1 for none.
     """
 
     driver: str = ""
@@ -91,7 +91,7 @@ class Sight:
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """What is wrong with a GPU, what it asks for, and whether that is mostly its program's doing."""
+    """A fault of a GPU: the action that it asks for, its reason, and whether mostly the program causes it."""
 
     action: GpuAction
     reason: str
@@ -99,12 +99,12 @@ class Fault:
 
     @property
     def reach(self) -> int:
-        """Faults are as heavy as what they ask for."""
+        """The weight of the fault, which is that of its action."""
         return _REACH[self.action]
 
     @property
     def bars(self) -> bool:
-        """The GPU cannot be used as long as it stands."""
+        """Whether the GPU cannot be used as long as the fault stands."""
         return self.reach >= _REACH[GpuAction.RESET_GPU]
 
 
@@ -119,7 +119,7 @@ _AWAY = {
 
 @dataclass(frozen=True, slots=True)
 class GpuRecord:
-    """What a successor of this agent must know of a GPU."""
+    """The record of a GPU for this agent's next process."""
 
     uuid: str
     fault: int = 0
@@ -203,7 +203,7 @@ def remembered(records: tuple[GpuRecord, ...]) -> GpuBook:
 
 
 def fold(book: GpuBook, sight: Sight, now_ms: int) -> GpuBook:
-    """What is known after this, too."""
+    """The book after a report."""
     known = dict(book.known)
     if sight.gpus is not None:
         seen = {each.uuid: each for each in sight.gpus}

@@ -1,4 +1,4 @@
-"""What the watch over the GPUs tells, and what the leader is told of it: a report, whenever that changes."""
+"""Takes in the reports of the GPUs' watcher, and reports changes to the leader."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""What each XID asks for, after NVIDIA's "Xid Catalog" (docs.nvidia.com/deploy/xid-errors), in our actions.
+"""The action for each XID, after NVIDIA's "Xid Catalog" (docs.nvidia.com/deploy/xid-errors).
 
 The catalogue's buckets become: IGNORE -> NONE; RESTART_APP -> RESTART_TASK; RESET_GPU and the workflows that
 end in one -> RESET_GPU; RESTART_BM and RESTART_VM -> DRAIN_NODE; CONTACT_SUPPORT, CHECK_MECHANICALS and
-UPDATE_SWFW -> CONTACT. An XID that it does not know asks for nothing by itself: what the driver then wants
-done to the GPU is in its recovery action, which is read beside.
+UPDATE_SWFW -> CONTACT. An XID that the catalogue does not have asks for no action by itself: the driver's
+recovery action of the GPU, which is read too, says what to do.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from supervisor.contract.observed import GpuAction
 
 @dataclass(frozen=True, slots=True)
 class Meaning:
-    """What an XID asks for, what it means, and whether it mostly tells of a fault of the program itself."""
+    """The meaning of an XID: its action, its text, and whether mostly a fault of the program causes it."""
 
     action: GpuAction
     text: str

@@ -17,7 +17,7 @@ SHORT_CHAIN = 8
 
 
 def record_of(state: AgentState) -> AgentRecord:
-    """What must be on disk before the instructions that led to `state` are carried out."""
+    """The record that must be on disk before the instructions that led to `state` are carried out."""
     return AgentRecord(
         node=state.settings.node,
         boot_id=state.boot_id,

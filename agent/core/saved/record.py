@@ -1,4 +1,4 @@
-"""What an agent must find again after its own death (rule 12): the content of its state file."""
+"""The content of an agent's state file, for its next process (rule 12)."""
 
 from __future__ import annotations
 

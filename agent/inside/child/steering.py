@@ -267,7 +267,9 @@ def _change_manager(current: Current, is_kept: IsKept, module: types.ModuleType)
 
 
 def _change_backup(current: Current, is_kept: IsKept, module: types.ModuleType) -> None:
-    """One that counts batches. What one of epochs saved in the middle would be restored as an epoch's end."""
+    """Steer a BackupAndRestore that counts batches; a save of one by epochs would be restored as an epoch's
+    end.
+    """
     callback, ended = _method(module, "BackupAndRestore", "on_train_batch_end")
     if callback is None or ended is None:
         return
