@@ -217,7 +217,9 @@ class AgentDaemon:
         return events, outputs
 
     def _learn_secrets(self, launcher_id: str, hello: protocol.Hello) -> None:
-        """Those of the attempt that runs there, which an earlier life of this agent has started."""
+        """Learn the secrets of the attempt that runs there, which an earlier process of this agent has
+        started.
+        """
         running = hello.attempt
         if running is None or too_many(running.secrets):
             return

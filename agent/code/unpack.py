@@ -32,7 +32,7 @@ _MAX_NAME_BYTES = 255
 """The bytes that a file system takes as one name."""
 
 _LINKS_S = 10.0
-"""So much of a processor may it take to follow all links: links through links can take hours."""
+"""The most processor time for following all links: links through links can take hours."""
 
 
 @dataclass(frozen=True, slots=True)

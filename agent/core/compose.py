@@ -12,7 +12,8 @@ from supervisor.contract.job.placeholders import fill, fill_earlier
 from supervisor.contract.job.tf_config import placeholder_values, tf_config
 
 NO_DEVICE = "-1"
-"""For CUDA: no such device, and none after it. Some programs take an empty list for no list at all."""
+"""A device that CUDA does not have, so that it sees none. Some programs take an empty list for no list at
+all."""
 
 _QUEUES = "TF_GRPC_WORKER_CACHE_QUEUES"
 _MOST_QUEUES = 64

@@ -237,7 +237,7 @@ class DumpAsked:
 
 @dataclass(frozen=True, slots=True)
 class KillRehearsed:
-    """So long, in milliseconds, the longest of a few kills has just taken on this node."""
+    """The duration of the longest of a few kills on this node just now, in milliseconds."""
 
     kill_ms: int
 

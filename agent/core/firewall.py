@@ -71,7 +71,7 @@ def on_set(work: Work, event: FirewallSet) -> None:
 
 
 def _needed(state: AgentState) -> tuple[Opening, ...]:
-    """For all attempts of plans that go on: one that starts in place finds its port open."""
+    """The openings for all attempts of plans that go on, so that a start in place finds its port open."""
     found = []
     for plan in state.addresses.values():
         ports = {each.port for each in state.attempts.values() if each.plan_id == plan.plan_id}

@@ -289,7 +289,7 @@ class FollowCommits:
 
 @dataclass(frozen=True, slots=True)
 class StopFollowing:
-    """Nobody here reads the commits of this generation any more."""
+    """Stop fetching the commits of this generation: no task here reads them any more."""
 
     job_uuid: str
     generation: int

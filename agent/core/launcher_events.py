@@ -14,7 +14,7 @@ from agent.inside import protocol
 from supervisor.contract.observed import ExitReason
 
 PATIENCE_MS = 60_000
-"""So long is a launcher waited for that cannot be made for now, before an attempt in place is given up."""
+"""The time to wait for a launcher that cannot be made for now, before an attempt in place is given up."""
 
 _REASONS = {
     "exit": ExitReason.EXIT,

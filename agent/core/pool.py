@@ -17,9 +17,9 @@ STALL_TICKS = 8
 SPARE_DELAY_MS = 2_000
 SPARE_AGAIN_MS = 10_000
 SPARE_BYTES = 3 << 29
-"""That much memory must be free for one more spare; a launcher that has imported TensorFlow takes a third."""
+"""The free memory for one more spare; a launcher that has imported TensorFlow takes a third of it."""
 SCARCE_BYTES = 1 << 28
-"""With less than that left, spares are the first to go."""
+"""With less free memory than this, spares are removed first."""
 
 
 def silence_ms(state: AgentState) -> int:

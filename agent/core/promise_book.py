@@ -33,5 +33,5 @@ class PromiseBook:
     said: str = ""
 
     def anew(self) -> PromiseBook:
-        """For another life: of the promises to the one before nothing counts."""
+        """The book for another life of the agent: promises to the life before do not count."""
         return PromiseBook(self.supervisors, self.for_ms, self.asked, floor=self.asked, released=self.asked)

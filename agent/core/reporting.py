@@ -100,7 +100,7 @@ def _find_saving(work: Work, assignment: Assignment) -> None:
 
 
 def leave_checkpoints(work: Work) -> None:
-    """For a life that is lost: what is saved is not its to commit any more, nor that of the life after it."""
+    """Stop committing and following for a lost life: no later life may commit its saves either."""
     for job in list(work.state.commits):
         _stop_commit(work, job)
     for mark in work.state.following.values():

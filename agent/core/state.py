@@ -195,7 +195,7 @@ class Attempt:
 
     @property
     def settled(self) -> bool:
-        """Nothing is left to do about it."""
+        """Whether no work is left to do about it."""
         return not self.alive and self.drained and self.told >= ReportLevel.DRAINED
 
 
@@ -214,7 +214,7 @@ class Staging:
 
 
 ROOM_AGAIN_MS = 20_000
-"""For so long nothing new starts on a node that had no room."""
+"""The time for which no task starts on a node that had no room."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -411,7 +411,9 @@ class AgentState:
 
     @property
     def runs_until_ms(self) -> int | None:
-        """By reads of etcd, or by the promises of all supervisors; None before the first good read."""
+        """The time until which tasks may run, by reads of etcd or by all supervisors' promises; None before
+        the first read.
+        """
         return None if self.deadline_ms is None else max(self.deadline_ms, self.promises.until_ms)
 
 

@@ -111,7 +111,7 @@ def _strays(
 
 
 def _forked(processes: list[fence.Process]) -> set[int]:
-    """Those that an agent, this one or another, has just forked: they have their job's user, and no mark yet.
+    """The processes that this or another agent has just forked: they have their job's user, and no mark yet.
 
     They show the environment of their agent, which no task can read. In the midst of an exec a process shows
     nothing, and its mark a moment later.

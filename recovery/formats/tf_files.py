@@ -52,7 +52,7 @@ class FileSet:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """All of them, sorted."""
+        """The names of all its files, sorted."""
         return tuple(sorted((self.index, *self.shards, *self.others)))
 
     def in_place(self, name: str) -> bool:

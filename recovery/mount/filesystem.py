@@ -232,7 +232,7 @@ class MountedFiles:
                 self._writing[new] = file
 
     async def keep_flushing(self) -> None:
-        """Until cancelled: send the bytes of open files to the store when their programs pause."""
+        """Send the bytes of open files to the store when their programs pause, until cancelled."""
         while True:
             await asyncio.sleep(IDLE_FLUSH_S)
             latest_ns = time.time_ns() - int(IDLE_FLUSH_S * 1e9)

@@ -39,6 +39,8 @@ def raised_on(
 
 
 def _shortly_before(past: Past, present: Present) -> bool:
-    """By the leader's own clock and by the wall clock, whichever says more."""
+    """Whether a failure was shortly before, by the larger age on the leader's own clock and on the wall
+    clock.
+    """
     ago_ms = max(present.at_ms - past.seen_ms, present.wall_ms - past.incident.wall_ms)
     return ago_ms < STEADY_MS

@@ -82,7 +82,7 @@ class AllowedStores:
         ).about("checkpoint", "uri")
 
     def hdfs_user(self, place: StoreUri, owner: str) -> str:
-        """As whom a place is reached for a job of `owner`; empty: as the daemon itself.
+        """The HDFS user for a place and a job of `owner`; empty: the daemon's own.
 
         Raises UserError for an owner who is no user of HDFS.
         """

@@ -138,7 +138,7 @@ def _file(answered: tuple[StoreAnswer, bytes]) -> StoredFile:
 
 @dataclass(frozen=True, slots=True)
 class _Waiting:
-    """Somebody waits for the end of a call."""
+    """A call whose end is awaited."""
 
     end: asyncio.Future[tuple[StoreAnswer, bytes]]
     moved: Moved

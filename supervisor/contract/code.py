@@ -11,7 +11,7 @@ MAX_PACKED_BYTES = 16 * MIB
 """Most bytes of one archive. etcd holds it, so it is meant for programs, not for data."""
 
 MAX_UNPACKED_BYTES = 128 * MIB
-"""Of all files of an archive together."""
+"""Most bytes of all files of an archive together."""
 
 MAX_FILES = 10_000
 """Files, directories and links of an archive."""
@@ -23,7 +23,7 @@ MAX_PATH_PARTS = 64
 """Directories of a path in an archive, and the name in the last one."""
 
 CHUNK_BYTES = 384 * 1024
-"""Of the archive in one chunk; in base64 that is 512 KiB of etcd's 1.5 MiB for a request."""
+"""Bytes of the archive in one chunk; in base64 that is 512 KiB of etcd's 1.5 MiB for a request."""
 
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 

@@ -114,7 +114,8 @@ _AWAY = {
     15: Fault(GpuAction.DRAIN_NODE, "the GPU is lost: NVML cannot reach it"),
     16: Fault(GpuAction.RESET_GPU, "the GPU wants a reset"),
 }
-"""By NVML's code (0: it answers, and the GPU is not there). One that is back from these has been reset."""
+"""NVML's code -> its fault (0: NVML answers, and the GPU is missing). A GPU that is back from these was
+reset."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +156,7 @@ class KnownGpu:
         return max(known, key=lambda each: each.reach, default=None)
 
     def told(self) -> Gpu:
-        """As the report has it."""
+        """The GPU for the report."""
         standing = self.standing
         if standing is not None:
             return replace(self.gpu, health=GpuHealth.FAULTY, action=standing.action, reason=standing.reason)
@@ -169,9 +170,9 @@ class KnownGpu:
 
 @dataclass(frozen=True, slots=True)
 class GpuBook:
-    """All that this agent knows of its GPUs.
+    """The agent's knowledge of its GPUs.
 
-    `looked`: something was heard. `records`: what an earlier life knew.
+    `looked`: a report has come. `records`: from an earlier process of the agent.
     """
 
     driver: str = ""
@@ -181,14 +182,14 @@ class GpuBook:
     records: dict[str, GpuRecord] = field(default_factory=dict)
 
     def report(self, node: str, incarnation: str, boot_id: str) -> GpuReport | None:
-        """For etcd; None before the first look."""
+        """The report for etcd; None before the first look."""
         if not self.looked:
             return None
         gpus = sorted((each.told() for each in self.known.values()), key=lambda gpu: (gpu.index, gpu.uuid))
         return GpuReport(node, incarnation, boot_id, self.driver, self.problem, tuple(gpus))
 
     def kept(self) -> tuple[GpuRecord, ...]:
-        """For the state file: every GPU that ever had a fault."""
+        """The records for the state file, of every GPU that ever had a fault."""
         records = dict(self.records)
         for uuid, each in self.known.items():
             gpu = each.gpu
@@ -224,7 +225,10 @@ def fold(book: GpuBook, sight: Sight, now_ms: int) -> GpuBook:
 
 
 def _first(book: GpuBook, sight: GpuSight) -> KnownGpu:
-    """As an earlier life left it; its XIDs do not stand any more, for who resets a GPU must end the agent."""
+    """A GPU at its first look, with the record of an earlier process.
+
+    Its XIDs are over: a reset ends the agent.
+    """
     record = book.records.get(sight.uuid, GpuRecord(sight.uuid))
     gpu = Gpu(sight.uuid, sight.index, sight.name, sight.memory_bytes)
     gpu = replace(gpu, fault=record.fault, action=record.action, reason=record.reason)

@@ -48,7 +48,7 @@ class End:
     rebooted: bool = False
 
     def as_exit(self) -> Exit:
-        """For the report; the daemon adds age and tail."""
+        """The exit for the report; the daemon adds age and tail."""
         return Exit(
             self.reason,
             self.code,

@@ -9,9 +9,9 @@ import math
 
 LEAST_MS = 5_000
 MOST_MS = 3_600_000
-"""Of what the failures ask for. A save that takes long may be further apart."""
+"""The longest interval by failures alone. Saves that take long may be further apart."""
 COMMITS_APART = 2
-"""A store that takes a save in a second is given one every two seconds at most."""
+"""The shortest interval, in times of a commit."""
 
 
 def interval_ms(save_ms: float, mtbf_ms: float, commit_ms: float, max_overhead: float) -> int:

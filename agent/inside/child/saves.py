@@ -146,7 +146,7 @@ def begin(attempt_dir: str, env: dict[str, str]) -> None:
 
 
 def cadence() -> Optional[Cadence]:
-    """That of this process, once its program begins."""
+    """The cadence of this process; None before its program begins."""
     return _journals[0].cadence if _journals else None
 
 

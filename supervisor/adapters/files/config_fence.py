@@ -21,7 +21,7 @@ class FenceDeviceConfig(Strict):
 
     @property
     def device(self) -> FenceDevice:
-        """The same as the supervisor wants it."""
+        """The device in the supervisor's form."""
         return FenceDevice(
             tuple(self.command), self.options, self.options_file or "", frozenset(self.nodes), self.labels
         )

@@ -126,7 +126,7 @@ WRITERS: dict[str, tuple[int, tuple[str, ...]]] = {
     "SavedModelBuilder": (0, ("export_dir",)),
     "export": (0, ("filepath",)),
 }
-"""The same for writers of summaries and exports."""
+"""Writer of summaries or exports -> position and names of its directory argument."""
 
 _RESOLVERS = ("TFConfigClusterResolver", "train_and_evaluate")
 _FLAG_OWNERS = re.compile(r"(?i)(?:.*_)?(?:args?|flags|opts?|options|params|hparams|config|cfg)_?")
