@@ -142,7 +142,7 @@ class Effects:
     def _broken(self, instruction: Instruction, error: Exception) -> None:
         what, why = type(instruction).__name__, told(error)
         self._out.sink.error(
-            "an instruction failed with an unexpected error; only its task or job is hurt",
+            "an instruction failed with an unexpected error; its task or job is set aside",
             what=what,
             error=why,
         )

@@ -222,7 +222,9 @@ class SocketLaunchers:
             TimeoutError,
         ) as error:
             self._sink.warning(
-                "a launcher's connection failed; it connects again", launcher=launcher_id, reason=str(error)
+                "a launcher's connection failed; it may connect again",
+                launcher=launcher_id,
+                reason=str(error),
             )
         finally:
             self._silent.pop(writer, None)
