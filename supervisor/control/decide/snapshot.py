@@ -217,7 +217,12 @@ class JobState:
     def saver(self) -> TaskId:
         """The task whose node commits checkpoints: the one that was seen to save, else the likeliest."""
         spec, member = self.record.value.spec, self.switch.value.saver
-        return next((task for task in spec.tasks() if task.member == member), spec.saver)
+        seen = self.task(member) if member else None
+        # Asked for each task of the job: it looks at no other task.
+        known = seen is not None and any(
+            role.name == seen.role and seen.index < role.count for role in spec.roles
+        )
+        return seen if seen is not None and known else spec.saver
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,8 @@ def notices_of(snap: Snapshot, job: JobState) -> tuple[tuple[str, Notice], ...]:
     return tuple(
         (node, notice)
         for node, picture in sorted(snap.nodes.items())
-        if picture.beat is not None and snap.silence_ms(picture) < snap.timing.suspect_ms
+        if picture.beat is not None and picture.beat.notices
+        if snap.silence_ms(picture) < snap.timing.suspect_ms
         for notice in picture.beat.notices
         if notice.job == job.name and notice.kind in NOTICES
     )
