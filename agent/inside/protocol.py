@@ -126,7 +126,8 @@ class ReserveFailed:
 
 @dataclass(frozen=True)
 class Started:
-    """The attempt's main process runs. `warm`: forked from the pre-imported interpreter.
+    """The attempt's main process runs. `warm`: forked from the pre-imported interpreter, or the parent of a
+    wrapper whose Python may be.
 
     `tensorflow`: as in `RunningAttempt`.
     """

@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import os
 import pwd
+import re
 import shutil
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 from agent.boundaries import Process
@@ -29,6 +31,8 @@ from supervisor.contract.timing import Timing
 INSIDE = Path(__file__).resolve().parents[1] / "inside"
 # All that a job inherits from the agent: where programs and files are, and the language of messages.
 OF_A_USER = ("HOME", "USER", "LOGNAME", "SHELL", "TMPDIR")
+_VERSION = re.compile(r"python3\.(\d+)")
+_LEAST_MINOR = 8
 INHERITED = (*OF_A_USER, "PATH", "LANG", "LC_ALL", "TZ", "VIRTUAL_ENV")
 
 
@@ -114,7 +118,7 @@ class ProcessRuntime(LocalLaunchers):
             raise UserError(f"workdir {recipe.workdir!r}: {wrong}")
         if not Path(recipe.workdir).is_dir():
             raise UserError(f"workdir {recipe.workdir!r} is not a directory on this node")
-        interpreter = find_interpreter(recipe, env)
+        *wrapped, interpreter = find_interpreters(recipe, env)
         home = self._home(launcher_id)
         config = protocol.LauncherConfig(
             protocol=protocol.PROTOCOL,
@@ -143,16 +147,25 @@ class ProcessRuntime(LocalLaunchers):
                     tasks.make(recipe.job_uuid, user)
                     give(path, user)
                     give(home, user)
-                child = subprocess.Popen(
-                    [interpreter, str(INSIDE), str(path)],
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=log,
-                    cwd=recipe.workdir,
-                    env=environ,
-                    start_new_session=True,
-                    **credentials(user),
-                )
+
+                def execute(python: str) -> subprocess.Popen[bytes]:
+                    return subprocess.Popen(
+                        [python, str(INSIDE), str(path)],
+                        stdin=subprocess.DEVNULL,
+                        stdout=log,
+                        stderr=log,
+                        cwd=recipe.workdir,
+                        env=environ,
+                        start_new_session=True,
+                        **credentials(user),
+                    )
+
+                child = None
+                for python in wrapped:
+                    with suppress(PermissionError):  # a Python that is not for the tasks' user
+                        child = execute(python)
+                        break
+                child = child or execute(interpreter)
         except OSError as error:
             if user is not None and isinstance(error, PermissionError) and error.filename == interpreter:
                 raise UserError(
@@ -185,10 +198,25 @@ def identity(uid: int) -> dict[str, str]:
     return {"HOME": entry.pw_dir, "USER": entry.pw_name, "LOGNAME": entry.pw_name}
 
 
-def find_interpreter(recipe: Recipe, env: dict[str, str]) -> str:
-    """The Python that the job's command names, else our own. Raises UserError when it does not exist."""
-    if not program.is_python((recipe.program,)):
-        return sys.executable
+def find_interpreters(recipe: Recipe, env: dict[str, str]) -> tuple[str, ...]:
+    """The Python that the job's command names. Raises UserError when it does not exist.
+
+    For other commands our own, the last one; first those that a wrapper finds, if modules are preloaded for
+    its program.
+    """
+    if program.is_python((recipe.program,)):
+        return (_named_interpreter(recipe, env),)
+    return (*_wrapped_interpreters(env), sys.executable) if recipe.preload else (sys.executable,)
+
+
+def _wrapped_interpreters(env: dict[str, str]) -> list[str]:
+    """Those of our names in PATH that are known to be new enough for a launcher."""
+    found = (shutil.which(name, path=env.get("PATH", os.defpath)) for name in ("python", "python3"))
+    versions = {path: _VERSION.fullmatch(Path(path).resolve().name) for path in found if path}
+    return [path for path, version in versions.items() if version and int(version[1]) >= _LEAST_MINOR]
+
+
+def _named_interpreter(recipe: Recipe, env: dict[str, str]) -> str:
     if "/" in recipe.program:
         found = os.path.normpath(Path(recipe.workdir) / recipe.program)
         if not os.access(found, os.X_OK):

@@ -40,6 +40,8 @@ _REHEARSAL = "a measurement: its processes hold nothing and end with their agent
 _LOCK = "a lock's file holds nothing: the lock ends with its process"
 _UNNAMED = "a file without a name: it ends with its process"
 _AGAIN = "made again, to the same end, whenever the daemon starts"
+_BEFORE_EACH_START = "looked at and made again before each start of a task"
+_OWN_END = "a process of the attempt signals another one, or itself: its launcher kills all of them"
 _NEXT_LOOK = "done again, to the same end, by the next look at these outputs"
 
 EXEMPT = (
@@ -94,7 +96,7 @@ EXEMPT = (
     Exempt("recovery/mount/control.py", _LOG, ("log.open",)),
     Exempt("agent/inside/trainer_hook.py", _LOG),
     Exempt("agent/inside/child/saves.py", _LOG),
-    Exempt("agent/inside/child/adopt.py", "looked at and made again before each start of a task"),
+    Exempt("agent/inside/child/adopt.py", _BEFORE_EACH_START),
     Exempt(
         "agent/checkpoints/adopted.py", "done again by the next life, as the job's directory is still there"
     ),
@@ -108,6 +110,11 @@ EXEMPT = (
         ("os.kill",),
         1,
     ),
+    Exempt("agent/inside/shim.py", _OWN_END),
+    Exempt("agent/inside/processes/zygote.py", _OWN_END, ("os.kill",)),
+    Exempt("agent/inside/processes/spawn.py", _POINT_OUTSIDE, ("os.fork",), 1),
+    Exempt("agent/inside/processes/peer.py", _NO_EFFECT, ("open",)),
+    Exempt("agent/inside/launcher/wrapper.py", _BEFORE_EACH_START, ("os.unlink", "os.chmod")),
     Exempt("agent/inside/rehearsal.py", _REHEARSAL),
     Exempt("agent/host/kill_times.py", _REHEARSAL, ("child.kill",), 1),
     Exempt("agent/inside/launcher/ports.py", _LOCK),

@@ -122,11 +122,23 @@ def test_a_name_given_beside_the_file_wins(tmp_path: Path) -> None:
     [
         ("[python3.11, x]", ("tensorflow",)),
         ("[/opt/venv/bin/python, x]", ("tensorflow",)),
+        ("[sh, -c, 'set -e; exec python train.py']", ("tensorflow",)),
+        ("[/usr/bin/env, X=1, python3.11, train.py]", ("tensorflow",)),
+        ("[bash, run.sh]", ("tensorflow",)),
+        ("[./run.sh]", ("tensorflow",)),
+        ("[bash, other.sh]", ()),
+        ("[bash, missing.sh]", ()),
+        ("[sh, -c, pythonic && ./my-python]", ()),
+        ("[./train, --engine, python]", ()),
         ("[./train]", ()),
         ("[pythonic]", ()),
     ],
 )
-def test_only_python_programs_start_warm(tmp_path: Path, command: str, preload: tuple[str, ...]) -> None:
+def test_python_programs_and_wrappers_that_name_one_start_warm(
+    tmp_path: Path, command: str, preload: tuple[str, ...]
+) -> None:
+    (tmp_path / "run.sh").write_text("#!/bin/sh\nset -e\nexec python train.py\n")
+    (tmp_path / "other.sh").write_text("#!/bin/sh\n# no python here\n./train\n")
     text = f"name: a\nstrategy: plain\ncommand: {command}\nroles: {{worker: {{count: 1}}}}\n"
     assert load(tmp_path, text).preload == preload
 

@@ -6,6 +6,7 @@ from tests.guarantees.guarantee import AGENT, FILES, LAUNCHER, MEMBER, Guarantee
 
 STEPS = "tests/agent/test_batches.py::"
 PORTS = "tests/agent/test_core_ports.py::"
+WRAPPER = LAUNCHER + "test_wrapper.py::"
 
 USER = "tests/agent/test_task_user.py::"
 USERS = "tests/agent/test_task_users.py::"
@@ -147,6 +148,30 @@ ROWS = (
         "self.key.fresh or fence.user_of(pid) == os.geteuid()",
         "launcher_id",
         USER + "test_a_forged_mark_ends_nothing",
+    ),
+    Guarantee(
+        4,
+        "A wrapper's program that starts warm dies with what stands for it.",
+        "agent/inside/processes/zygote.py",
+        "number = said[0] if said else signal.SIGKILL",
+        "number = said[0] if said else signal.SIGCONT",
+        WRAPPER + "test_a_program_dies_with_what_stands_for_it",
+    ),
+    Guarantee(
+        4,
+        "A wrapper and its warm program die with the main process of their attempt.",
+        "agent/inside/processes/zygote.py",
+        "            spawn.die_with(zygote)\n",
+        "",
+        WRAPPER + "test_all_of_a_wrappers_attempt_dies_with_its_launcher",
+    ),
+    Guarantee(
+        5,
+        "Only processes of its own attempt get a wrapper's warm interpreter.",
+        "agent/inside/processes/zygote.py",
+        " or not peer.descends_from(pid, frozenset({os.getpid(), os.getppid()}))",
+        "",
+        WRAPPER + "test_another_process_gets_no_warm_start",
     ),
     Guarantee(
         13,

@@ -1,5 +1,6 @@
 """The real thing: TensorFlow preloaded, forked, serving on a port that the launcher holds."""
 
+import sys
 from pathlib import Path
 
 from agent.inside import protocol
@@ -19,13 +20,18 @@ server.join()
 
 
 def test_a_server_comes_up_on_the_held_port_again_and_again(tmp_path: Path, free: int) -> None:
-    env = {"TF_CPP_MIN_LOG_LEVEL": "2", "CUDA_VISIBLE_DEVICES": "", "PATH": "/usr/bin:/bin"}
+    path = f"{Path(sys.executable).parent}:/usr/bin:/bin"
+    env = {"TF_CPP_MIN_LOG_LEVEL": "2", "CUDA_VISIBLE_DEVICES": "", "PATH": path}
     with launcher(preload=["tensorflow"], env=env) as rig, Agent(rig.socket_path) as agent:
         assert agent.expect(protocol.Warm, timeout_s=60).error is None
         port = port_of(rig.reserve(agent, "r", free, free + 9, lock_dir=str(tmp_path)))
         rig.write("prog.py", SERVER)
-        for _ in range(3):
-            attempt = rig.start(agent, "python", "prog.py", reservation="r", env={"PORT": str(port)})
+        for command in (
+            ["python", "prog.py"],
+            ["sh", "-c", "python prog.py; echo over"],
+            ["python", "prog.py"],
+        ):
+            attempt = rig.start(agent, *command, reservation="r", env={"PORT": str(port)})
             log = rig.logged("poll", 30).decode()
             assert "answer 42" in log
             assert "30" not in log.partition("poll")[2]

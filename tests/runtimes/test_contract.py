@@ -8,6 +8,7 @@ import signal
 import sys
 import tempfile
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -121,7 +122,7 @@ class Site:
         await self.until("LauncherGone", look)
         return look()[0]
 
-    async def run(self, launcher_id: str, source: str) -> protocol.Started:
+    async def run(self, launcher_id: str, source: str, *argv: str) -> protocol.Started:
         """Start a program, as an agent does, with a grant of half a minute."""
         (self.work / "prog.py").write_text(source)
         await self.heard(launcher_id, protocol.Hello)
@@ -129,7 +130,7 @@ class Site:
         start = protocol.Start(
             "job/worker:0@1.1",
             "inc",
-            (self.python, "prog.py"),
+            argv or (self.python, "prog.py"),
             str(self.work),
             str(self.root / "attempts" / "uuid" / "1"),
         )
@@ -219,6 +220,23 @@ async def test_preloading_that_fails_is_told(site: Site) -> None:
     assert isinstance(warm, protocol.Warm)
     assert warm.error is not None
     assert "no_such_module" in warm.error
+
+
+async def test_a_wrappers_python_starts_warm(site: Site) -> None:
+    path = f"{Path(sys.executable).parent}:/usr/bin:/bin"
+    env = {"PATH": path} if isinstance(site.runtime, ProcessRuntime) else {}
+    launcher_id, _ = await site.spawn(replace(site.recipe("sh", preload=("calendar",)), env=env))
+    await site.heard(launcher_id, protocol.Warm)
+    source = "import sys, time; print('calendar' in sys.modules); time.sleep(600)"
+    started = await site.run(launcher_id, source, "sh", "-c", "python3 prog.py; echo over")
+    assert started.warm
+    log = site.root / "attempts" / "uuid" / "1" / "output.log"
+    await site.until("output", lambda: log.exists() and log.read_bytes())
+    assert log.read_bytes() == b"True\n"
+    members = fence.survivors(f"{launcher_id}#")
+    assert len(members) == 5, "launcher, main process, shell, what stands for the program, the program"
+    assert await site.runtime.fence(launcher_id, ()) == 0
+    assert not [each for each in members if fence.read_process(each.pid)]
 
 
 async def test_an_interpreter_that_is_not_there_is_the_jobs_fault(site: Site) -> None:

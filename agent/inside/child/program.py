@@ -50,7 +50,7 @@ def warm_program(argv: tuple[str, ...], cwd: str, env: dict[str, str]) -> Progra
     option that changes it, a missing script, a directory or an archive) are left to exec, so that Python
     itself gives its own message.
     """
-    if not is_python(argv) or not _is_this_interpreter(argv[0], env):
+    if not is_python(argv) or not is_this_interpreter(argv[0], env):
         return None
     if any(_LATCHED.fullmatch(name) and os.environ.get(name) != value for name, value in env.items()):
         return None
@@ -71,12 +71,13 @@ def warm_program(argv: tuple[str, ...], cwd: str, env: dict[str, str]) -> Progra
 
 def cold_command(argv: tuple[str, ...], env: dict[str, str]) -> tuple[str, ...]:
     """The command line to exec: a bare `python` is the interpreter that the agent chose for this job."""
-    if is_python(argv) and "/" not in argv[0] and _is_this_interpreter(argv[0], env):
+    if is_python(argv) and "/" not in argv[0] and is_this_interpreter(argv[0], env):
         return (sys.executable, *argv[1:])
     return argv
 
 
-def _is_this_interpreter(command: str, env: dict[str, str]) -> bool:
+def is_this_interpreter(command: str, env: dict[str, str]) -> bool:
+    """Whether the command, a path or a name in PATH, is the interpreter that runs this."""
     version = (_PYTHON.fullmatch(os.path.basename(command)) or [""])[1]
     if not f"{sys.version_info[0]}.{sys.version_info[1]}".startswith(version):
         return False
@@ -171,7 +172,11 @@ def _prepare(program: Program) -> None:
 
 
 def _run_script(program: Program) -> None:
-    path = program.target if sys.version_info < (3, 9) else os.path.abspath(program.target)
+    path = program.target
+    if sys.version_info >= (3, 9):
+        # As it stands there, but for one "./": Python does not resolve "..".
+        relative = path[2:] if path[:2] == "./" else path
+        path = os.path.join(os.getcwd(), relative)
     main = sys.modules["__main__"]
     main.__file__ = path
     main.__dict__["__cached__"] = None

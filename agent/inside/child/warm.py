@@ -17,6 +17,12 @@ from . import pages, patches, saves, steering, tf1
 
 # One thread for OpenBLAS and the like: the launcher must be single-threaded when it forks.
 THREADS_VARIABLE = "OMP_NUM_THREADS"
+# Read by TensorFlow and what it imports, or by the C library, before the first line of a program.
+_LATCHED = re.compile(
+    r"TF_(?!CONFIG$|USE_LEGACY_KERAS$|NUM_INT(RA|ER)OP_THREADS$|FORCE_GPU_ALLOW_GROWTH$|GRPC_REUSE_PORT$).*"
+    r"|(OMP|OPENBLAS)_(?!NUM_THREADS$).*|(XLA|KERAS|KMP|MKL|GOTO|GOMP|BLIS|NUMEXPR|MALLOC|GRPC|ABSL|LC|PYENV)_.*"
+    r"|LANG|LANGUAGE|TZ|GLIBC_TUNABLES"
+)
 _MOST_VERSION = 64
 # glibc's mallopt. Once one is set, glibc leaves the thresholds where they are: at the most that it goes to.
 _MALLOPT = ((-2, 8 << 20), (-1, 64 << 20), (-3, 32 << 20))
@@ -68,6 +74,13 @@ def tensorflow_version() -> str:
     """The version of the imported TensorFlow; empty without one."""
     version = getattr(sys.modules.get("tensorflow"), "__version__", "")
     return version[:_MOST_VERSION] if isinstance(version, str) and version.isprintable() else ""
+
+
+def is_latched(changed: dict[str, str]) -> bool:
+    """Whether one of these variables is another one here, and was read when the modules were imported."""
+    return any(
+        _LATCHED.fullmatch(name) and os.environ.get(name, "") != value for name, value in changed.items()
+    )
 
 
 def launcher_environment(job_env: dict[str, str]) -> dict[str, str]:

@@ -33,6 +33,8 @@ class Attempt:
         output: pump.Pump,
         status_fd: int,
         weight: priority.Weight,
+        *,
+        is_wrapped: bool = False,
     ) -> None:
         self.start = start
         self.pid = pid
@@ -49,6 +51,7 @@ class Attempt:
         self.terminated = False
         self._status_fd = status_fd
         self._weight = weight
+        self._is_wrapped = is_wrapped
         own = fence.read_process(os.getpid())
         self._launcher = (os.getpid(), own.start_ticks if own is not None else 0)
         self._wait_status: int | None = None
@@ -69,6 +72,12 @@ class Attempt:
     def wake_ms(self) -> int | None:
         """The time of the next call of `step`; None if none is needed."""
         return self._next_sweep_ms if self.ending else None
+
+    def leaders(self) -> tuple[int, ...]:
+        """The processes of it that lead a session or a group of ours: the main process; with a wrapper, its
+        children, too.
+        """
+        return (self.pid, *fence.children(self.pid)) if self._is_wrapped else (self.pid,)
 
     def running(self) -> protocol.RunningAttempt:
         """Its entry in the Hello."""

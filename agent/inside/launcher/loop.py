@@ -17,8 +17,8 @@ from collections.abc import Callable
 from .. import failpoints, protocol
 from ..child import program, warm
 from ..clock import boot_id, now_ms
-from ..processes import fence, priority, spawn
-from . import devices, environ, link, mask, ports, pump, surroundings
+from ..processes import fence, priority, spawn, zygote
+from . import devices, environ, link, mask, ports, pump, surroundings, wrapper
 from .attempt import Attempt
 from .deadman import DeadMan
 from .exits import ExitRecords
@@ -287,6 +287,8 @@ class Launcher:
             if claim is not None and start.alone:
                 claim.make_room()
             pid = spawn.spawn(order)
+            if order.listener is not None:
+                order.listener.close()
         except OSError as error:
             if claim is not None:
                 claim.hold_again()
@@ -299,17 +301,22 @@ class Launcher:
             return
         os.close(output_write)
         os.close(status_write)
-        attempt = Attempt(start, pid, claim.port if claim else None, output, status_read, self._weight)
+        is_wrapped = order.listener is not None
+        port = claim.port if claim else None
+        attempt = Attempt(start, pid, port, output, status_read, self._weight, is_wrapped=is_wrapped)
         self._attempt = attempt
         self._output_told = (0, 0)
         self._selector.register(output_read, selectors.EVENT_READ, self._on_output)
-        running, warmly = attempt.running(), order.warm_program is not None
+        running, warmly = attempt.running(), order.warm_program is not None or is_wrapped
         self._link.send(
             protocol.Started(
                 start.attempt, pid, running.start_ticks, attempt.started_ms, warmly, running.tensorflow
             )
         )
         kept = {name: value for name, value in order.cold_env.items() if name not in start.secrets}
+        if is_wrapped:
+            # An operator's command is none of the attempt.
+            kept["PATH"] = wrapper.without(self._config.state_dir, kept["PATH"])
         environ.keep(self._config.state_dir, start.attempt, start.cwd, kept)
 
     def _order(
@@ -320,12 +327,16 @@ class Launcher:
         env["TFSUP_ATTEMPT"] = start.attempt
         if claim is not None and not start.alone:
             env["TF_GRPC_REUSE_PORT"] = "true"
-        chosen = None
+        chosen, offered = None, None
         if start.warm and self._warm:
             chosen = program.warm_program(start.argv, start.cwd, env)
         cold_env = {**self._config.env, fence.MARKER_VARIABLE: self._marker, **env}
         if program.is_python(start.argv):
             cold_env.setdefault("PYTHONUNBUFFERED", "1")
+        elif start.warm and self._warm and self._config.preload:
+            offered = wrapper.offer(self._config.state_dir, cold_env)
+        if offered is not None:
+            cold_env["PATH"] = offered.path
         return spawn.Order(
             argv=start.argv if chosen else program.cold_command(start.argv, cold_env),
             cwd=start.cwd,
@@ -337,7 +348,7 @@ class Launcher:
             output_fd=output_fd,
             status_fd=status_fd,
             lock_fd=claim.lock_fd if claim else -1,
-            keep_fds=self._preloaded_fds if chosen else frozenset(),
+            keep_fds=self._preloaded_fds if chosen or offered else frozenset(),
             oom_score_adj=self._config.oom_score_adj,
             wait_for=start.wait_for,
             wait_ms=start.wait_ms,
@@ -347,6 +358,7 @@ class Launcher:
             attempt_dir=start.attempt_dir,
             nice=self._config.task_nice // 2 if start.yields else 0,
             contained=self._config.inherits,
+            listener=offered.listener if offered else None,
         )
 
     def _on_output(self, _now: int) -> None:
@@ -371,7 +383,8 @@ class Launcher:
     def _step_attempt(self, attempt: Attempt, now: int) -> None:
         if not (attempt.settled or attempt.ending) and now >= attempt.started_ms + self._config.settle_ms:
             attempt.settled = True
-            priority.lower(attempt.pid, self._config.task_nice, contained=self._config.inherits)
+            for pid in attempt.leaders():
+                priority.lower(pid, self._config.task_nice, contained=self._config.inherits)
         if attempt.step(self._marker, now):
             # Every writer is dead, so this ends; the log is whole before the exit is told.
             attempt.output.read_some(sys.maxsize)
@@ -442,13 +455,18 @@ def main(config_path: str) -> None:
     config, marker = surroundings.take(config)
     failpoints.arm(os.environ)
     launcher = Launcher(config, marker)
-    chosen = None
+    starts = None
     try:
         launcher.run()
     except spawn.ProgramStarts as start:
-        chosen = start.program
-    if chosen is not None:
-        # Not inside `except`: the program's exceptions would be chained to ours. `launcher` stays referenced,
-        # for its sockets would otherwise close descriptors that by then are the program's.
+        starts = start.order, start.wrapper
+    if starts is not None:
+        # Not inside `except`: the program's exceptions would be chained to ours. `launcher` and `server` stay
+        # referenced, for their sockets would otherwise close descriptors that by then are the program's.
+        order, wrapped = starts
+        chosen, server = order.warm_program, None
+        if chosen is None:
+            server = zygote.Zygote(order, wrapped)
+            chosen = server.run()
         program.run(chosen)
     os._exit(0)

@@ -125,6 +125,11 @@ def all_processes() -> dict[int, Process]:
     return {process.pid: process for process in seen if process is not None}
 
 
+def children(pid: int) -> tuple[int, ...]:
+    """The children of a process; none where the kernel does not list them."""
+    return tuple(map(int, _read(f"/proc/{pid}/task/{pid}/children").split()))
+
+
 def survivors(marker: str) -> tuple[Process, ...]:
     """Live processes that carry the marker, the launcher included."""
     return members(marker)

@@ -6,6 +6,7 @@ import ctypes
 import fcntl
 import os
 import signal
+import socket
 import sys
 import warnings
 from dataclasses import dataclass
@@ -19,21 +20,26 @@ _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 # What the launcher or the interpreter changed, and a program must find as exec'd programs do.
 _HANDLED = (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT)
-_IGNORED_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)
+IGNORED_BY_PYTHON = frozenset({signal.SIGPIPE, signal.SIGXFSZ})
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class ProgramStarts(BaseException):
-    """Raised in the forked child, to leave the launcher's loop and run the program low in the stack."""
+    """Raised in the forked child, to leave the launcher's loop and run the program low in the stack.
 
-    def __init__(self, chosen: program.Program) -> None:
+    Without a program of its own it is to serve the process `wrapper` (`zygote`).
+    """
+
+    def __init__(self, order: Order, wrapper: int) -> None:
         super().__init__()
-        self.program = chosen
+        self.order = order
+        self.wrapper = wrapper
 
 
 @dataclass(frozen=True)
 class Order:
-    """The order for a child. `warm_program` None means exec `argv` with exactly `cold_env`.
+    """The order for a child. `warm_program` None means exec `argv` with exactly `cold_env`; with a `listener`
+    in a child of its own, whose Python may then ask there for a warm start (`zygote`).
 
     `env` is added to the launcher's own environment in a warm child. `keep_fds` stay open; `lock_fd` (-1:
     none) is also inherited through exec. A failure before the program runs is written to `status_fd`. Before
@@ -64,6 +70,7 @@ class Order:
     attempt_dir: str = ""
     nice: int = 0
     contained: bool = False
+    listener: Optional[socket.socket] = None
 
 
 def become_subreaper() -> None:
@@ -111,9 +118,7 @@ def spawn(order: Order) -> int:
     before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     try:
         with effect("launcher.fork"):
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # Python 3.12 warns of threads that a preloaded module left
-                pid = os.fork()
+            pid = fork()
             if pid == 0:
                 _become(order, launcher)
     finally:
@@ -121,12 +126,19 @@ def spawn(order: Order) -> int:
     return pid
 
 
+def fork() -> int:
+    """Fork; as `os.fork`."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Python 3.12 warns of threads that a preloaded module left
+        return os.fork()
+
+
 def _become(order: Order, launcher: int) -> None:
     what = "cannot set up the process"
     try:
         os.setsid()
         die_with(launcher)
-        _reset_signals(for_exec=order.warm_program is None)
+        _reset_signals(for_exec=order.warm_program is None and order.listener is None)
         if order.nice:
             priority.lower(os.getpid(), order.nice, contained=order.contained)
         _redirect(order)
@@ -144,20 +156,38 @@ def _become(order: Order, launcher: int) -> None:
         failure = waiting.wait(order.wait_for, order.wait_ms)
         if failure:
             _give_up(order, failure, waiting.NEVER_READY)
-        if order.warm_program is None:
+        wrapper = 0 if order.listener is None else _fork_wrapper(order)
+        if order.warm_program is None and wrapper == 0:
             what = f"cannot run {order.argv[0]!r}"
             with effect("launcher.exec"):
                 os.execvpe(order.argv[0], order.argv, order.cold_env)
-        what = "cannot set the environment"
-        warm.restore(order.job_env, order.env, order.preloaded)
-        stacks.register(order.attempt_dir)
-        saves.begin(order.attempt_dir, order.env)
+        if order.warm_program is not None:
+            what = "cannot set the environment"
+            warm.restore(order.job_env, order.env, order.preloaded)
+            stacks.register(order.attempt_dir)
+            saves.begin(order.attempt_dir, order.env)
         os.close(order.status_fd)
     except OSError as error:
         _give_up(order, f"{what}: {error.strerror}", 126 if isinstance(error, PermissionError) else 127)
     except ValueError as error:
         _give_up(order, f"{what}: {error}", 127)  # a NUL, or half a character, in a word or a variable
-    raise ProgramStarts(order.warm_program)
+    raise ProgramStarts(order, wrapper)
+
+
+def _fork_wrapper(order: Order) -> int:
+    """Fork the process that the wrapper runs in; 0 in it."""
+    zygote = os.getpid()
+    with effect("launcher.fork_wrapper"):
+        pid = fork()
+    if pid == 0:
+        os.setsid()
+        die_with(zygote)
+        _reset_signals(for_exec=True)
+        if order.nice:
+            priority.lower(os.getpid(), order.nice, contained=order.contained)
+        for fd in order.keep_fds:
+            os.close(fd)
+    return pid
 
 
 def _give_up(order: Order, message: str, code: int) -> NoReturn:
@@ -171,7 +201,7 @@ def _reset_signals(*, for_exec: bool) -> None:
     for number in _HANDLED:
         signal.signal(number, signal.SIG_DFL)
     if for_exec:
-        for number in _IGNORED_BY_PYTHON:
+        for number in IGNORED_BY_PYTHON:
             signal.signal(number, signal.SIG_DFL)
     else:
         signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -184,6 +214,8 @@ def _redirect(order: Order) -> None:
     os.dup2(order.output_fd, 1)
     os.dup2(order.output_fd, 2)
     keep = order.keep_fds | {0, 1, 2, order.status_fd, order.lock_fd}
+    if order.listener is not None:
+        keep |= {order.listener.fileno()}
     for fd in open_fds() - keep:
         os.close(fd)
     if order.lock_fd >= 0:

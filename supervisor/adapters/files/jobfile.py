@@ -50,7 +50,12 @@ FOLLOWERS = ("evaluator", "tensorboard")
 OUTSIDERS = ("dispatcher", "data_worker")
 """Roles of tf.data's service: by default TF_CONFIG does not name them."""
 
-_PYTHON = re.compile(r"python[0-9.]*")
+_WRAPPERS = frozenset(
+    {"sh", "bash", "dash", "ksh", "zsh", "env", "nice", "nohup", "setsid", "stdbuf", "taskset", "numactl"}
+    | {"time", "timeout"}
+)
+_SCRIPT_WORDS, _SCRIPT_BYTES = 3, 1 << 16
+_PYTHON = re.compile(r"""(?<![^\s/;&|('"=])python[0-9.]*(?![^\s;&|)'"])""")
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,9 +144,9 @@ def _check_mounted(document: Document, spec: JobSpec) -> None:
 
 def _spec(model: JobModel, workdir: str, checkpoint_base: str) -> JobSpec:
     roles = tuple(_role(name, role, model) for name, role in model.roles.items())
-    preload = (
-        tuple(model.preload) if model.preload is not None else ("tensorflow",) if _any_python(roles) else ()
-    )
+    preload = tuple(model.preload or ())
+    if model.preload is None and any(_runs_python(role.command, workdir) for role in roles):
+        preload = ("tensorflow",)
     return JobSpec(
         name=model.name,
         strategy=model.strategy,
@@ -251,8 +256,23 @@ def _secrets(env: Mapping[str, Value]) -> dict[str, str]:
     return {name: value.secret for name, value in env.items() if isinstance(value, SecretModel)}
 
 
-def _any_python(roles: Sequence[RoleSpec]) -> bool:
-    return any(_PYTHON.fullmatch(PurePosixPath(role.command[0]).name) for role in roles)
+def _runs_python(command: Sequence[str], workdir: str) -> bool:
+    """Whether a command is a Python program, or a wrapper that names one, as `sh -c "... python x.py"`."""
+    name = PurePosixPath(command[0]).name
+    if _PYTHON.fullmatch(name):
+        return True
+    told = list(command) if name in _WRAPPERS else []
+    told += [_script(Path(workdir, word)) for word in command[:_SCRIPT_WORDS] if word.endswith(".sh")]
+    return any(map(_PYTHON.search, told))
+
+
+def _script(path: Path) -> str:
+    """The beginning of a script, without its comments; empty if it is no file here."""
+    try:
+        text = path.read_bytes()[:_SCRIPT_BYTES].decode(errors="replace") if path.is_file() else ""
+    except OSError:
+        return ""
+    return "\n".join(line for line in text.splitlines() if not line.lstrip().startswith("#"))
 
 
 def _workdir(document: Document, model: JobModel, path: Path) -> str:

@@ -68,7 +68,6 @@ def draft(name: str, script: str, command: Sequence[str], facts: Facts | None) -
     if facts is None:
         made.why = "nothing is known of a program that is not Python"
         made.counts = {"worker": 1}
-        made.imports_tensorflow = False
         made.unknown.append(
             "how the program distributes its work, saves and prints its steps: it is not Python"
         )

@@ -1,0 +1,297 @@
+"""The Python of a wrapper starts warm and is like the real one: each script runs both ways."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from agent.inside import protocol
+from agent.inside.child import stacks
+from agent.inside.processes import fence
+from tests.launcher.harness import Agent, Rig, launcher, of, wait_for
+
+# Programs of the scripts below. Each first notes in a file whether its interpreter has the preloaded module.
+PROGRAMS = {
+    "surroundings.py": """
+import json, os, resource, signal, stat, threading
+status = dict(line.split(":", 1) for line in open("/proc/self/status"))
+limits = [name for name in dir(resource) if name.startswith("RLIMIT_")]
+print(json.dumps({
+    "argv": sys.argv, "orig": sys.orig_argv, "executable": sys.executable, "prefix": sys.prefix,
+    "path": sys.path, "flags": str(sys.flags), "cwd": os.getcwd(), "main": __file__, "name": __name__,
+    "env": {name: os.environ[name] for name in sorted(os.environ) if not name.startswith("TFSUP_")},
+    "umask": os.umask(0), "nice": os.nice(0), "processors": sorted(os.sched_getaffinity(0)),
+    "limits": {name: resource.getrlimit(getattr(resource, name)) for name in limits},
+    "tty": [os.isatty(fd) for fd in range(3)],
+    "kinds": [stat.S_IFMT(os.fstat(fd).st_mode) for fd in range(3)],
+    "descriptors": [int(fd) for fd in sorted(os.listdir("/proc/self/fd")) if int(fd) < 900][:-1],
+    "handlers": [str(signal.getsignal(number)).split(" at ")[0] for number in range(1, 32)],
+    "mask": sorted(signal.pthread_sigmask(signal.SIG_BLOCK, ())),
+    "ignored": status["SigIgn"], "blocked": status["SigBlk"], "threads": threading.active_count(),
+    "streams": [each.encoding + each.errors + each.name for each in (sys.stdin, sys.stdout, sys.stderr)],
+    "sizes": [str(os.get_inheritable(fd)) for fd in range(3)],
+}, indent=1))
+""",
+    "read.py": "print(repr(sys.stdin.read()))",
+    "exit.py": "sys.exit(int(sys.argv[1]))",
+    "die.py": "import os; os.kill(os.getpid(), int(sys.argv[1]))",
+    "raise.py": "raise KeyError('x')",
+    "child.py": """
+import subprocess
+print(subprocess.run([sys.argv[1], "exit.py", "5"]).returncode, flush=True)
+print(subprocess.run(f"{sys.argv[1]} exit.py 6", shell=True).returncode)
+""",
+    "descriptor.py": "import os; os.write(7, b'seven'); print(os.read(8, 10))",
+    "closes.py": """
+import os
+os.close(1); os.close(2)
+open("closed", "w").close()
+while not os.path.exists("over"):
+    pass
+""",
+    "handler.py": """
+import signal, time
+def got(number, frame):
+    print("got", number, flush=True)
+    if number == signal.SIGTERM:
+        sys.exit(9)
+for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP, signal.SIGWINCH, signal.SIGRTMIN):
+    signal.signal(number, got)
+open("ready", "w").close()
+while True:
+    time.sleep(60)
+""",
+    "sleep.py": """
+import os, time
+with open("pid.new", "w") as file:
+    file.write(str(os.getpid()))
+os.rename("pid.new", "pid")
+time.sleep(600)
+""",
+    "console": "print('console', sys.argv[0].rpartition('/')[2], sys.argv[1:])",
+}
+NOTE = 'import sys; open("{}", "a").write("warm " if "calendar" in sys.modules else "cold ")\n'
+AND_KILL = (
+    "python handler.py & p=$!; until [ -e ready ]; do sleep 0.01; done; kill -{} $p; {}wait $p; echo $?"
+)
+AND_SLEEP = "python sleep.py & p=$!; until [ -e pid ]; do sleep 0.01; done; {}"
+
+# Each script, and how its programs start. `sh -c`, but for those that are lists of words.
+SCRIPTS: dict[str, tuple[str | list[str], str]] = {
+    "surroundings": ("python surroundings.py a '' 'b c'", "warm"),
+    "its own environment": ("export A=1; B=$(printf 'x\\ny') HOME=/ python surroundings.py", "warm"),
+    "a variable that is gone": ("unset HOME; python3 surroundings.py", "warm"),
+    "another directory": ("mkdir -p below; cd below; python ../surroundings.py", "warm"),
+    "a directory that is gone": (
+        "mkdir gone; cd gone; rmdir ../gone; exec python ../surroundings.py",
+        "cold",
+    ),
+    "another umask": ("umask 027; python surroundings.py", "warm"),
+    "limits": ("ulimit -n 1000; ulimit -c 0; ulimit -S -f 50000; python surroundings.py", "warm"),
+    "the size of stacks": ("ulimit -s 4096; python surroundings.py", "cold"),
+    "a lower priority": ("nice -n 5 python surroundings.py", "warm"),
+    "fewer processors": ("taskset -c 0 python surroundings.py", "warm"),
+    "ignored signals": ("trap '' INT HUP USR1; python surroundings.py", "warm"),
+    "in the background": ("python surroundings.py & wait $!", "warm"),
+    "nohup": ("nohup python surroundings.py", "warm"),
+    "more descriptors": ("exec 7>seven 8</dev/zero 5>&1; python surroundings.py", "warm"),
+    "passed descriptors": ("exec 7>seven 8</dev/null; python descriptor.py; cat seven", "warm"),
+    "a closed descriptor": ("python exit.py 3 <&-", "cold"),
+    "terminal": ("script -qec 'python surroundings.py' /dev/null", "cold"),
+    "input": ("echo text | python read.py", "warm"),
+    "no input": ("python read.py </dev/null", "warm"),
+    "a pipe": ("python surroundings.py | tee copy", "warm"),
+    "a file": ("python surroundings.py >out 2>&1; cat out", "warm"),
+    "the end of a pipe": ("(python closes.py &) | cat; touch over", "warm"),
+    "exit": ("python exit.py 7; echo $?; python exit.py 0; echo $?", "warm warm"),
+    "exit at once": ("set -e; python exit.py 4; echo never", "warm"),
+    "exec": ("exec python exit.py 11", "warm"),
+    "exec of what dies": ("exec python die.py 15", "warm"),
+    "env": (["env", "-u", "LANG", "A=1", "python", "exit.py", "12"], "cold"),
+    "env alone": (["env", "A=1", "python", "surroundings.py"], "warm"),
+    "bash": (["bash", "-c", "set -euo pipefail; python raise.py | cat"], "warm"),
+    "a script": (["bash", "run.sh", "x"], "warm"),
+    "death": (
+        "python die.py 9; echo $?; python die.py 6; echo $?; python die.py 15; echo $?",
+        "warm warm warm",
+    ),
+    "interrupt": ("python die.py 2; echo $?", "warm"),
+    "two at a time": (
+        "python sleep.py & until [ -e pid ]; do sleep 0.01; done; python exit.py 3; echo $?; kill $!",
+        "warm cold",
+    ),
+    "from the program": ("python child.py python", "warm cold cold"),
+    "by path from the program": (f"python child.py {sys.executable}", "warm cold cold"),
+    "by path": (f"{sys.executable} exit.py 3; echo $?", "cold"),
+    "another python first": ("mkdir -p v; ln -sf /usr/bin/true v/python; PATH=v:$PATH python exit.py 3", ""),
+    "module": ("python -m exit 5", "warm"),
+    "unbuffered": ("python -u surroundings.py | cat", "warm"),
+    "code": ("python -c 'import sys; print(sys.argv, sys.executable)' a", ""),
+    "standard input": ("echo 'print(__name__)' | python - a", ""),
+    "version": ("python -V", ""),
+    "option": ("python -O exit.py 3", "cold"),
+    "no such file": ("python nonesuch.py; echo $?", ""),
+    "a variable of Python": ("PYTHONOPTIMIZE=1 python exit.py 1", "cold"),
+    "a variable of TensorFlow": ("TF_CPP_MIN_LOG_LEVEL=3 python exit.py 1", "cold"),
+    "no such python": ("python3.1 exit.py 1", ""),
+    "a link": ("ln -sf $(command -v python) link; ./link exit.py 3; echo $?", "cold"),
+    "a relative place in PATH": ("PATH=$PATH:. python exit.py 3; echo $?", "cold"),
+    "a console script": ("./console x", "warm"),
+    "TERM": (AND_KILL.format("TERM", ""), "warm"),
+    "TERM later": (AND_KILL.format("USR1", "sleep 0.1; kill -HUP $p; sleep 0.1; kill $p; "), "warm"),
+    "INT": (["timeout", "-s", "INT", "0.7", "python", "handler.py"], "warm"),
+    "KILL": (AND_KILL.format("KILL", ""), "warm"),
+    "KILL of what stands for it": (
+        AND_SLEEP.format(
+            "kill -9 $p; wait $p; echo $?; while kill -0 $(cat pid); do sleep 0.01; done 2>&1 | tail -1"
+        ),
+        "warm",
+    ),
+    "KILL of the program": (AND_SLEEP.format("kill -9 $(cat pid); wait $p; echo $?"), "warm"),
+    "STOP and CONT": (
+        AND_SLEEP.format(
+            "kill -STOP $p; until grep -q '^State:.T' /proc/$(cat pid)/status; do sleep 0.01; done; "
+            "echo stands; kill -CONT $p; "
+            "while grep -q '^State:.T' /proc/$(cat pid)/status; do sleep 0.01; done; "
+            "kill -TERM $p; wait $p; echo $?"
+        ),
+        "warm",
+    ),
+    "timeout": ("timeout -s TERM 0.7 python handler.py; echo $?", "warm"),
+}
+
+
+@pytest.fixture(scope="module")
+def served() -> Iterator[tuple[Rig, Agent]]:
+    with launcher(preload=["calendar"]) as rig, Agent(rig.socket_path) as agent:
+        agent.expect(protocol.Warm)
+        for name, source in PROGRAMS.items():
+            head = "#!/usr/bin/env python\n" if name == "console" else ""
+            rig.write(name, head + NOTE.format(rig.root / "was") + source.lstrip())
+        (rig.root / "console").chmod(0o755)
+        rig.write("run.sh", 'export A=1\npython surroundings.py "$@"\n')
+        yield rig, agent
+
+
+def run(rig: Rig, agent: Agent, *argv: str, warm: bool) -> tuple[str, int | None, str]:
+    for name in ("was", "ready", "closed", "over", "pid", "seven", "out", "copy"):
+        (rig.root / name).unlink(missing_ok=True)
+    (rig.root / "was").touch()
+    exited = rig.run(agent, *argv, warm=warm)
+    code = exited.code if exited.signal is None else -exited.signal
+    return rig.log().decode(), code, (rig.root / "was").read_text().strip()
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_a_wrappers_python_is_like_the_real_one(served: tuple[Rig, Agent], name: str) -> None:
+    rig, agent = served
+    script, expected = SCRIPTS[name]
+    argv = ["sh", "-c", script] if isinstance(script, str) else script
+    cold = run(rig, agent, *argv, warm=False)
+    warm = run(rig, agent, *argv, warm=True)
+    assert _comparable(warm[0]) == _comparable(cold[0])
+    assert warm[1] == cold[1]
+    assert warm[2] == expected
+
+
+def _comparable(log: str) -> str:
+    """A log without what differs between two runs: a shell tells of a death if it has seen it in time."""
+    return re.sub(r'"(_|OLDPWD)": .*|/fd/\d+|.*(Killed|Aborted|Terminated|Interrupt).*\n', "", log)
+
+
+def test_a_wrapper_that_cannot_be_run_fails_to_start(served: tuple[Rig, Agent]) -> None:
+    rig, agent = served
+    exited = rig.run(agent, "./nonesuch", "python", "exit.py", "3")
+    assert (exited.code, exited.reason) == (127, "start_failed")
+    assert "cannot run './nonesuch'" in exited.detail
+
+
+def test_all_of_a_wrappers_attempt_dies_with_its_launcher() -> None:
+    with launcher(preload=["calendar"]) as rig, Agent(rig.socket_path) as agent:
+        agent.expect(protocol.Warm)
+        members = _sleeping(rig, agent)
+        rig.process.kill()
+        wait_for("their end", lambda: not any(map(fence.read_process, members)))
+
+
+def test_a_program_dies_with_what_stands_for_it(served: tuple[Rig, Agent]) -> None:
+    rig, agent = served
+    members = _sleeping(rig, agent, "python sleep.py; echo $?; sleep 600")
+    directory = str(rig.root / "state" / "bin").encode()
+    (shim,) = [pid for pid in members if directory in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    program = int((rig.root / "pid").read_text())
+    os.kill(shim, signal.SIGKILL)
+    rig.logged("137")
+    wait_for("its end", lambda: fence.read_process(program) is None)
+    agent.send(protocol.Kill(agent.all(protocol.Started)[-1].attempt))
+    _over(agent)
+
+
+def test_a_killed_attempt_leaves_nothing_of_a_wrapper(served: tuple[Rig, Agent]) -> None:
+    rig, agent = served
+    members = _sleeping(rig, agent)
+    agent.send(protocol.Kill(agent.all(protocol.Started)[-1].attempt))
+    exited = _over(agent)
+    assert (exited.signal, exited.confirmed_dead) == (signal.SIGKILL, True)
+    assert not any(map(fence.read_process, members))
+
+
+def test_the_program_belongs_to_the_main_process_which_dumps_its_stacks(served: tuple[Rig, Agent]) -> None:
+    rig, agent = served
+    members = _sleeping(rig, agent)
+    main = agent.all(protocol.Started)[-1].pid
+    program = int((rig.root / "pid").read_text())
+    assert {main, program} < set(members)
+    assert program in fence.children(main)
+    logs = rig.root / "logs" / str(rig._count)
+    os.kill(main, stacks.SIGNAL)
+    wait_for("stacks", lambda: b"sleep.py" in (logs / stacks.FILE).read_bytes())
+    assert (logs / "saves.json").exists()
+    agent.send(protocol.Terminate(agent.all(protocol.Started)[-1].attempt))
+    assert _over(agent).signal == signal.SIGTERM
+
+
+def test_another_process_gets_no_warm_start(served: tuple[Rig, Agent]) -> None:
+    rig, agent = served
+    _sleeping(rig, agent, "sleep 600; python exit.py 1")
+    (rig.root / "was").write_text("")
+    directory = rig.root / "state" / "bin"
+    path = f"{directory}:{Path(sys.executable).parent}:{os.environ['PATH']}"
+    env = {"PATH": path, "HOME": str(rig.root), "LANG": "C.UTF-8"}
+    done = subprocess.run([directory / "python", "exit.py", "3"], cwd=rig.root, env=env, check=False)
+    assert (done.returncode, (rig.root / "was").read_text()) == (3, "cold ")
+    agent.send(protocol.Kill(agent.all(protocol.Started)[-1].attempt))
+    _over(agent)
+
+
+def test_without_preload_a_wrapper_is_run_as_it_is() -> None:
+    with launcher() as rig, Agent(rig.socket_path) as agent:
+        agent.expect(protocol.Warm)
+        rig.run(agent, "sh", "-c", "echo $PATH; ps -o args= $PPID")
+        assert not agent.all(protocol.Started)[-1].warm
+        assert "state/bin" not in rig.log().decode()
+        assert not (rig.root / "state" / "bin").exists()
+
+
+def _sleeping(rig: Rig, agent: Agent, script: str = "python sleep.py; echo over") -> list[int]:
+    """The processes of an attempt whose program sleeps."""
+    (rig.root / "pid").unlink(missing_ok=True)
+    if not (rig.root / "sleep.py").exists():
+        rig.write("sleep.py", NOTE.format(rig.root / "was") + PROGRAMS["sleep.py"].lstrip())
+    attempt = rig.start(agent, "sh", "-c", script)
+    agent.expect(protocol.Started, of(attempt))
+    if "sleep.py" in script:
+        wait_for("its program", (rig.root / "pid").exists)
+    return [each.pid for each in fence.members(f"{rig.root.name}#", spare=(rig.process.pid,))]
+
+
+def _over(agent: Agent) -> protocol.Exited:
+    attempt = agent.all(protocol.Started)[-1].attempt
+    exited = agent.expect(protocol.Exited, of(attempt))
+    agent.send(protocol.AckExit(attempt))
+    return exited
