@@ -1,7 +1,8 @@
 """`tfsup-agent --config FILE`: connects one node's agent to etcd, its supervisors and this machine.
 
 SIGTERM ends the agent and leaves its tasks running: a new agent on the same state directory adopts them
-(an upgrade), and if none comes they end by themselves before D.
+(an upgrade), and if none comes they end by themselves before D. With `--fence` the program is no agent. It
+ends what a dead one has left, so that the cluster need not wait for D.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from agent.checkpoints.mounts import NodeMounts
 from agent.code.store import NodeCode
 from agent.core.desired import DOCKER
 from agent.daemon import AgentDaemon
+from agent.fencing import Fencing, fence_node
 from agent.gpus.nvml_probe import NvmlGpus
 from agent.host import firewall
 from agent.host.disk import DiskWatch
@@ -76,14 +78,36 @@ fence, and must not wait for a store or a disk that hangs."""
 
 @click.command()
 @click.option("--config", "config_path", type=click.Path(path_type=Path), required=True)
-def main(config_path: Path) -> None:
+@click.option("--fence", is_flag=True, help="End all tasks of this node, whose agent is dead, and tell etcd.")
+def main(config_path: Path, *, fence: bool) -> None:
     """Run one node's agent until SIGTERM; its tasks then wait for a successor."""
-    service.run("tfsup-agent", partial(_prepare, config_path))
+    service.run("tfsup-agent", partial(_prepare, config_path, fence=fence))
 
 
-def _prepare(path: Path) -> tuple[AgentConfig, dict[str, str], service.Serve]:
+def _prepare(path: Path, *, fence: bool) -> tuple[AgentConfig, dict[str, str], service.Serve]:
     config = load_agent(path)
-    return config, {"node": config.node}, partial(_serve, config, partial(load_agent, path))
+    work = partial(_fence, config) if fence else partial(_serve, config, partial(load_agent, path))
+    return config, {"node": config.node}, work
+
+
+async def _fence(config: AgentConfig, sink: Logger) -> None:
+    coordination = service.connect(config)
+    runtime, _ = _runtime(config, sink, other_users(config))
+    state_file = LockedStateFile(Path(config.state_dir), Path(config.socket_dir))
+    given = Fencing(
+        node=config.node,
+        timing=config.timing,
+        state_file=state_file,
+        runtime=runtime,
+        coordination=coordination,
+        clock=BootClock(),
+        sink=sink,
+    )
+    try:
+        await fence_node(given)
+    finally:
+        await runtime.close()
+        await coordination.close()
 
 
 async def _serve(config: AgentConfig, load: Callable[[], AgentConfig], sink: Logger) -> None:
@@ -164,7 +188,7 @@ def _outside(
     _register(tasks, sink)
     checkpoints.mounts = NodeMounts(parent, coordination, stores, hadoop, clock, sink, tasks)
     checkpoints.mounts.open()
-    runtime, launchers = _docker(config, sink) if config.runtime == DOCKER else _process(config, sink, tasks)
+    runtime, launchers = _runtime(config, sink, tasks)
     output_files = OutputFiles(config.node, parent, state_dir / "outputs")
     outputs = NodeOutputs(output_files, coordination, stores.open, clock, sink, new_id, quiet_threads())
     checkpoints.work = outputs.work = NodeWork(
@@ -267,6 +291,10 @@ def _shared(config: AgentConfig) -> tuple[Mount, ...]:
         return (Mount("/", "/", read_only=False),)
     always = [each for each in config.docker.mounts if each.always]
     return tuple(Mount(each.source, each.source, each.read_only) for each in always)
+
+
+def _runtime(config: AgentConfig, sink: Logger, users: TaskUsers | None) -> tuple[Runtime, SocketLaunchers]:
+    return _docker(config, sink) if config.runtime == DOCKER else _process(config, sink, users)
 
 
 def _process(config: AgentConfig, sink: Logger, users: TaskUsers | None) -> tuple[Runtime, SocketLaunchers]:

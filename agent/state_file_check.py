@@ -14,6 +14,7 @@ from agent.boundaries import Outside, Process, Runtime
 from agent.core.saved import adopt
 from agent.core.saved.record import AgentRecord, Saved
 from supervisor.adapters.failpoints import effect
+from supervisor.contract.boundaries import Logger
 
 AGAIN_S = 0.1
 
@@ -38,19 +39,21 @@ async def strange_lives(record: AgentRecord | None, saved: Saved | None, outside
         serial=record.serial if record is not None else 0,
         saved=saved.serial if saved is not None else 0,
     )
-    told = False
-    # Of an earlier boot it names processes that are somebody else's now.
-    known = record if record is not None and record.boot_id == outside.runtime.boot_id() else None
-    while left := await _kill(outside.runtime, to_kill(known, living)):
-        if not told:
-            outside.sink.error(
-                "killed processes are still there; this node joins when they are gone", processes=left
-            )
-        told = True
-        await asyncio.sleep(AGAIN_S)
-        living = await outside.runtime.living()
+    await end_all(record, outside.runtime, outside.sink)
     lives = [later.incarnation] if later is not None else []
     return tuple(dict.fromkeys((*lives, *(each.rpartition("-")[0] for each in unknown))))
+
+
+async def end_all(record: AgentRecord | None, runtime: Runtime, sink: Logger) -> None:
+    """Kill all processes of this node's launchers. Returns when none is seen; some may never die."""
+    told = False
+    # Of an earlier boot it names processes that are somebody else's now.
+    known = record if record is not None and record.boot_id == runtime.boot_id() else None
+    while left := await _kill(runtime, to_kill(known, await runtime.living())):
+        if not told:
+            sink.error("killed processes are still there; it is waited until they are gone", processes=left)
+        told = True
+        await asyncio.sleep(AGAIN_S)
 
 
 async def _kill(runtime: Runtime, roots: Mapping[str, Iterable[Process]]) -> int:

@@ -35,6 +35,7 @@ class Incarnation:
     incarnation: str
     d_ms: int
     succeeds: tuple[str, ...] = ()
+    fenced: bool = False
 
     @property
     def lives(self) -> tuple[str, ...]:

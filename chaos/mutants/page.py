@@ -63,6 +63,7 @@ def hunter_of(hunter: Hunter) -> str:
                 "flawed": ", a bug",
                 "deleted": ", deletions",
                 "powered": ", fence devices",
+                "stopped": ", nodes that fence their tasks",
             }.get(hunter.story, "")
             return f"simulator, {how}{where}"
         case CrashPoints():

@@ -102,7 +102,7 @@ def _author(line: EtcdLine, state: State, moment: Moment, log: Transaction | Non
         fresh = record(Incarnation, key, line.value)
         marked = [life for life in fresh.lives if state.mark(fresh.node, life) is not None]
         lifted = {each.key for each in moment.deleted("lost/")}
-        for life in marked:
+        for life in marked if not fresh.fenced else ():
             if f"lost/{fresh.node}/{life}" not in lifted:
                 yield f"{life} is marked lost"
 

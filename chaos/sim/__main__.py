@@ -22,7 +22,7 @@ from chaos.failpoints.points import names
 from chaos.sim.gpus import run_gpus
 from chaos.sim.lot import Found, Lot, Run, Work
 from chaos.sim.outage import run_outage
-from chaos.sim.run import run_booked, run_deleted, run_flawed, run_powered, run_swarm
+from chaos.sim.run import run_booked, run_deleted, run_flawed, run_powered, run_stopped, run_swarm
 from chaos.sim.shrink import shrink
 from chaos.sim.swarm import Length
 from chaos.sim.trouble.aimed import Aim, aims
@@ -37,6 +37,7 @@ STORIES: dict[str, Run] = {
     "flawed": run_flawed,
     "deleted": run_deleted,
     "powered": run_powered,
+    "stopped": run_stopped,
 }
 
 
@@ -125,6 +126,7 @@ def _parser() -> argparse.ArgumentParser:
     story.add_argument("--flawed", action="store_true", help="two jobs, for one of which a rule raises")
     story.add_argument("--deleted", action="store_true", help="two jobs, which operators delete amid trouble")
     story.add_argument("--powered", action="store_true", help="fence devices that are late, or do not work")
+    story.add_argument("--stopped", action="store_true", help="nodes fence what a stopped agent has left")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes for --seeds")
     parser.add_argument("--json", type=Path, help="write what came of --seeds here, too")
     limit = "of --seeds, begin none after that: 90s, 30m or 1h"

@@ -13,6 +13,7 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from chaos.sim.cluster.fencing import Keeper
 from chaos.sim.cluster.loop import Deadlock, TooManySteps
 from chaos.sim.cluster.power import Device
 from chaos.sim.cluster.world import World
@@ -118,6 +119,12 @@ def run_powered(seed: int, script: Sequence[Fault] = ()) -> Result:
     device = random.Random(f"device {seed}").choice((Device.LATE, Device.BROKEN))
     shape = plain(seed) if script else swarm(seed)
     return _run(seed, replace(shape, device=device), tuple(script) or None)
+
+
+def run_stopped(seed: int, script: Sequence[Fault] = (), keeper: Keeper = Keeper.WORKS) -> Result:
+    """Run a seed whose nodes fence what a stopped agent has left, under its faults or the given ones."""
+    shape = plain(seed) if script else swarm(seed)
+    return _run(seed, replace(shape, keeper=keeper), tuple(script) or None)
 
 
 def run_swarm(

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
 
+from chaos.sim.cluster.fencing import Keeper
 from chaos.sim.cluster.loop import MOST_STEPS
 from chaos.sim.cluster.power import Device
 from chaos.sim.cluster.world import Layout
@@ -29,6 +30,8 @@ SLOW_DISKS, DISK_S = 0.3, (0.002, 0.02, 0.15)
 """The share of seeds with slow disks, and the longest times of work that daemons give to threads."""
 FENCED, DEVICES = 0.3, (Device.WORKS, Device.WORKS, Device.LATE, Device.BROKEN)
 """The share of seeds with fence devices, and how these behave."""
+KEPT, KEEPERS = 0.6, (Keeper.WORKS, Keeper.WORKS, Keeper.LATE)
+"""The share of seeds with nodes that fence what a stopped agent has left, and how they do it."""
 
 
 SHARES = (0.0, 0.2, 0.5)
@@ -77,6 +80,7 @@ class Shape:
         promise_s: for so long supervisors promise tasks to live on without etcd; 0: not at all.
         disk_s: so long at most takes what daemons give to threads; 0: no time.
         device: how the fence devices behave.
+        keeper: what a node does where its agent is stopped.
     """
 
     supervisors: int
@@ -94,6 +98,7 @@ class Shape:
     promise_s: float = 0.0
     disk_s: float = 0.0
     device: Device = Device.NONE
+    keeper: Keeper = Keeper.NONE
 
     @property
     def layout(self) -> Layout:
@@ -108,6 +113,7 @@ class Shape:
             self.docker,
             self.disk_s,
             self.device,
+            self.keeper,
         )
 
     @property
@@ -155,9 +161,10 @@ def swarm(seed: int, length: Length = Length.FULL) -> Shape:
     )
     booked = shape.second and not gpus and random.Random(f"booked {seed}").random() < BOOKED
     power = random.Random(f"power {seed}")
-    return replace(
-        shape, booked=booked, device=power.choice(DEVICES) if power.random() < FENCED else Device.NONE
-    )
+    device = power.choice(DEVICES) if power.random() < FENCED else Device.NONE
+    kept = random.Random(f"keeper {seed}")
+    keeper = kept.choice(KEEPERS) if kept.random() < KEPT else Keeper.NONE
+    return replace(shape, booked=booked, device=device, keeper=keeper)
 
 
 def _nodes(seed: int) -> int:

@@ -43,6 +43,7 @@ class Incarnation:
         address: the address of its own API (logs).
         port_low, port_high: the range, inclusive, for its tasks' ports.
         directory: device and inode of the directory of its jobs' files. Nodes of one machine may share it.
+        fenced: its agent is dead, and its node has ended all that this life and those before it had started.
     """
 
     node: str
@@ -58,6 +59,7 @@ class Incarnation:
     succeeds: tuple[str, ...] = ()
     release: str = ""
     directory: str = ""
+    fenced: bool = False
 
     def acts_for(self, incarnation: str) -> bool:
         """Whether a record addressed to `incarnation` is addressed to this agent."""

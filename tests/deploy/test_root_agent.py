@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from supervisor.control.decide.nodes.node_loss import FENCED
 from tests.deploy.box import ROOT, Box, scratch_directory, wait_for
 from tests.deploy.services import AGENT, Services
 
@@ -54,4 +55,20 @@ def test_the_agent_can_do_to_a_task_what_it_has_to(services: Services) -> None:
     services.ask("restart", "counting")
     wait_for("its end", lambda: not services.alive(before["pid"]), 60)
     services.ask("wait", "counting", "--for", "running", "--timeout", "60")
+    wait_for("the next attempt", lambda: services.task()["pid"] not in (None, before["pid"]), 60)
+
+
+def test_an_agent_that_is_stopped_leaves_nothing_behind_and_one_that_is_restarted_everything(
+    services: Services,
+) -> None:
+    services.ask("wait", "counting", "--for", "running", "--timeout", "60")
+    before, agent = services.task(), services.box.main_pid(AGENT)
+    services.box.run("systemctl", "restart", AGENT)
+    services.new_agent(agent)
+    services.ask("wait", "counting", "--for", "running", "--timeout", "30")
+    assert services.task()["pid"] == before["pid"]
+    services.box.run("systemctl", "stop", AGENT)
+    assert not services.alive(before["pid"])
+    assert FENCED in services.ask("nodes", "--output", "json")
+    services.box.run("systemctl", "start", AGENT)
     wait_for("the next attempt", lambda: services.task()["pid"] not in (None, before["pid"]), 60)

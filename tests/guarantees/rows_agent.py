@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tests.guarantees.guarantee import AGENT, FILES, LAUNCHER, MEMBER, Guarantee
 
+FENCING = "tests/agent/test_fencing.py::"
 STEPS = "tests/agent/test_batches.py::"
 PORTS = "tests/agent/test_core_ports.py::"
 WRAPPER = LAUNCHER + "test_wrapper.py::"
@@ -13,6 +14,22 @@ USERS = "tests/agent/test_task_users.py::"
 FIREWALL = "tests/agent/test_firewall.py::"
 
 ROWS = (
+    Guarantee(
+        3,
+        "A node says that it is fenced only when no process of its tasks is left.",
+        "agent/fencing.py",
+        "    await end_all(record, given.runtime, given.sink)\n",
+        "    _ = asyncio.create_task(end_all(record, given.runtime, given.sink))\n",
+        FENCING + "test_nothing_is_told_while_a_process_lives",
+    ),
+    Guarantee(
+        3,
+        "A node that is fenced leaves the key of another agent alone.",
+        "agent/fencing.py",
+        "        if life.incarnation not in own:\n",
+        "        if not own:\n",
+        FENCING + "test_the_key_of_another_agent_is_left_alone",
+    ),
     Guarantee(
         9,
         "Removing what a task has written leaves a file system that is mounted below it alone.",

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -23,6 +24,7 @@ from chaos.faults.families.task import of
 from chaos.faults.fault import Family, Fault, Incidents, expects
 from chaos.faults.kernel import Life
 from chaos.faults.scene import DidNotBite, Scene, send
+from supervisor.contract.errors import Refused
 
 DAEMON = "agent"
 STATE = Path("state/agent.json")
@@ -42,6 +44,34 @@ def holders(scene: Scene) -> Sequence[str]:
 def everybody(_: Scene) -> Sequence[str]:
     """One target: all of them."""
     return ["all agents"]
+
+
+@contextmanager
+def fenced(scene: Scene, node: str) -> Iterator[str]:
+    """It is killed for good, and its node fences what it has left. On a busy machine D may be over before."""
+    found, before = scene.cluster.nodes[node], scene.generation()
+    task = scene.process(scene.task_on(node))
+    with dead(scene, node, daemon=DAEMON) as evidence:
+        began_s = time.monotonic()
+        config = scene.cluster.root / "conf" / f"{node}.yaml"
+        done = subprocess.run(
+            found.inside(sys.executable, "-m", "agent.main", "--config", str(config), "--fence"),
+            cwd=REPOSITORY,
+            env=os.environ | {"PYTHONPATH": str(REPOSITORY)},
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=REFUSED_S,
+        )
+        if done.returncode not in {0, Refused.exit_code}:
+            raise DidNotBite(f"`--fence` ended with exit code {done.returncode}: {done.stderr[-400:]}")
+        took_ms, ended = 1000 * (time.monotonic() - began_s), scene.gone(task)
+        scene.wait("another generation", lambda: scene.generation() > before or None, REFUSED_S)
+        next_ms = 1000 * (time.monotonic() - began_s)
+        yield (
+            f"{evidence}; its task's {ended}; `--fence` took {took_ms:.0f} ms, and the next generation "
+            f"began {next_ms:.0f} ms after the kill"
+        )
 
 
 @contextmanager
@@ -256,6 +286,16 @@ FAULTS: tuple[Fault, ...] = (
         partial(dead, daemon=DAEMON),
         _LOST,
         hold_s=(D_S + 2.0, D_S + 5.0),
+    ),
+    Fault(
+        "agent-fenced",
+        Family.AGENT,
+        "SIGKILL of an agent that does not come back, and its node fences what it has left: no wait for D",
+        holders,
+        fenced,
+        _LOST,
+        hold_s=(0.0, 2.0),
+        alone=True,
     ),
     Fault(
         "agent-lost-busy",

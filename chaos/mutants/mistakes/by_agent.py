@@ -35,6 +35,26 @@ OLD_DISKS = tuple(
 
 MUTANTS = (
     Mutant(
+        "a node says that it is fenced while its tasks run",
+        3,
+        ("a node that is fenced runs nothing", "a lost node's tasks are dead before the flip"),
+        (
+            Edit(
+                "agent/fencing.py",
+                "    await end_all(record, given.runtime, given.sink)\n",
+                "    _ = end_all\n",
+            ),
+        ),
+        Simulated((AGENT_DOWN,), "stopped"),
+    ),
+    Mutant(
+        "the word that a node is fenced goes over whatever is there",
+        3,
+        ("a decision compares what it relies on",),
+        (Edit("agent/fencing.py", "[ModifiedAt(key, held.mod_revision)],\n", "[],\n"),),
+        Simulated((AGENT_DOWN,), "stopped"),
+    ),
+    Mutant(
         "incarnation not compared",
         2,
         (FENCED,),

@@ -18,8 +18,10 @@ from typing import TypeVar
 from agent.boundaries import NoGpus, Outside
 from agent.checkpoints.keeper import NodeCheckpoints
 from agent.daemon import AgentDaemon
+from agent.fencing import Fencing, fence_node
 from agent.settings import AgentSettings
 from chaos.sim.cluster.etcd import EtcdUser, RecordingStore, SimEtcd
+from chaos.sim.cluster.fencing import Keeper, LyingRuntime
 from chaos.sim.cluster.loop import PROCESS, Life, SimProcess, VirtualLoop
 from chaos.sim.cluster.machine import Addresses, Machine, NodeClock, Ports
 from chaos.sim.cluster.network import Network
@@ -75,6 +77,7 @@ class Layout:
         docker: tasks are in containers.
         disk_s: the longest time of work that a daemon gives to a thread; 0: no time.
         device: how the fence devices behave.
+        keeper: what a node does where its agent is stopped.
     """
 
     supervisors: int = 2
@@ -86,6 +89,7 @@ class Layout:
     docker: bool = False
     disk_s: float = 0.0
     device: Device = Device.NONE
+    keeper: Keeper = Keeper.NONE
 
 
 class World:
@@ -102,7 +106,7 @@ class World:
         """Where operators have checkpoints that they bring in."""
         self.rng = random.Random(seed)
         self.timing = layout.timing
-        self._device = layout.device
+        self._device, self._keeper = layout.device, layout.keeper
         self.pace = self.timing.d_ms / FAST.d_ms
         self.loop = VirtualLoop()
         self.loop.threads = _threads(random.Random(f"threads {seed}"), layout.disk_s)
@@ -184,8 +188,9 @@ class World:
         for seat in (*self.supervisors, *self.nodes.values()):
             self.start(seat)
 
-    def start(self, seat: Seat) -> None:
-        """A new life of a daemon."""
+    def start(self, seat: Seat, *, fence: bool = False) -> None:
+        """A new life of a daemon. `fence`: of an agent's program that ends what a dead agent has left."""
+        # The state directory's lock lets one of them run at a time.
         if seat.running or (seat.machine is not None and not seat.machine.up):
             return
         seat.lives += 1
@@ -203,8 +208,9 @@ class World:
         )
         if seat.name in self.weather.cut_from_etcd:
             seat.etcd.disconnect()
-        self.say(f"{process.name} starts")
-        main = process.context.run(self._agent if seat.machine is not None else self._supervisor, seat)
+        self.say(f"{process.name} fences" if fence else f"{process.name} starts")
+        begin = self._fence if fence else self._agent if seat.machine is not None else self._supervisor
+        main = process.context.run(begin, seat)
         task = self.loop.spawn(process, main)
         self.loop.begin(None, self._keep(seat, process, task))
 
@@ -217,6 +223,15 @@ class World:
         self.loop.kill(process)
         self._bury(seat)
         self._restart_later(seat)
+
+    def stop(self, seat: Seat) -> None:
+        """A node's agent ends, and its keeper does not bring it back. It may fence what is left there."""
+        seat.kept = False
+        self.kill(seat)
+        if self._keeper is not Keeper.NONE:
+            rng = random.Random(f"keeper {self.seed} {seat.host} {seat.lives}")
+            delay_s = self.pace * rng.uniform(*self._keeper.delay_s)
+            self.loop.post(None, delay_s, lambda: None if seat.kept else self.start(seat, fence=True))
 
     def freeze(self, seat: Seat) -> None:
         """SIGSTOP of a daemon."""
@@ -407,6 +422,23 @@ class World:
         seat.agent = AgentDaemon(settings, outside)
         return seat.agent.run()
 
+    def _fence(self, seat: Seat) -> Coroutine[object, object, None]:
+        machine = seat.machine
+        assert machine is not None
+        assert seat.etcd is not None
+        assert seat.process is not None
+        kind = LyingRuntime if self._keeper is Keeper.LIES else SimRuntime
+        given = Fencing(
+            node=seat.name,
+            timing=self.timing,
+            state_file=SimStateFile(machine, self.rng),
+            runtime=kind(machine, seat.table, self.training, self.timing.pull_ms, self._addresses),
+            coordination=seat.etcd,
+            clock=seat.clock,
+            sink=SimSink(seat.process.name, self.say),
+        )
+        return fence_node(given)
+
     def outside(self, seat: Seat, settings: AgentSettings, launchers: SimLaunchers) -> Outside:
         """The boundaries of one agent."""
         machine = seat.machine
@@ -459,7 +491,8 @@ class World:
             return
         error = None if task.cancelled() else task.exception()
         self.say(f"{process.name} ends: {error!r}")
-        self._judge_end(process, error)
+        if seat.agent is not None or seat.control is not None:
+            self._judge_end(process, error)
         self.loop.kill(process)
         self._bury(seat)
         self._restart_later(seat)

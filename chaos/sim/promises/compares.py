@@ -113,7 +113,10 @@ class Compares:
         self._need(effect, "a mark", keys.node(mark.node))
 
     def _check_node(self, effect: Effect, me: Incarnation) -> None:
-        """A new life may not have been marked yet; one that registers again may."""
+        """A new life may not have been marked yet; one that registers again may, and one that is over."""
+        if me.fenced:
+            self._need(effect, "the word that a node is fenced", keys.node(me.node))
+            return
         lives = list(me.succeeds)
         if (me.node, me.incarnation) in self._registered:
             lives.append(me.incarnation)

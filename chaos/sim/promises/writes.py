@@ -101,15 +101,29 @@ class Writes:
         return False
 
     def _may_register(self, effect: Effect, key: str) -> bool:
-        """Rules 3 and 12: over nothing, or over the very key that was read; and never past a lost mark."""
+        """Rules 3 and 12: over nothing, or over the very key that was read; and never past a lost mark.
+
+        That a node has fenced its tasks is written under a mark, too: no life goes on.
+        """
         me = codec.decode(Incarnation, effect.puts[key])
         over = any(each.key == key for each in effect.compares)
+        if me.fenced:
+            self._check_fenced(effect, me)
+            return over
         lives = (me.incarnation, *me.succeeds)
         marked = [life for life in lives if self._picture.has(keys.lost(me.node, life))]
         self._check_taken_over(effect, key)
         if marked:
             self._seen.broken("no life goes on past its lost mark", f"{key}: {marked[0]} is marked")
         return over
+
+    def _check_fenced(self, effect: Effect, me: Incarnation) -> None:
+        """Rule 3: nothing of a node runs that says so, by the machine's own truth."""
+        seat = self._world.seat_of(effect.process) if effect.process is not None else None
+        self._seen.count("nodes that have fenced their tasks")
+        for program in self._world.training.alive():
+            if seat is not None and program.machine is seat.machine:
+                self._seen.broken("a node that is fenced runs nothing", f"{me.node}: {program.attempt}")
 
     def _check_taken_over(self, effect: Effect, key: str) -> None:
         """Rule 12: where an agent joins an etcd that was begun anew, nothing runs from before that."""

@@ -150,8 +150,7 @@ def agent(world: World, fault: Fault) -> None:
         case "agent_freeze":
             _freeze(world, fault, seat)
         case "agent_down":
-            seat.kept = False
-            world.kill(seat)
+            world.stop(seat)
             later(world, fault, lambda: _bring_back(world, seat))
         case "agent_loop":
             every(world, fault, LOOP_S, lambda: world.kill(seat))

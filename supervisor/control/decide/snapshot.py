@@ -122,6 +122,11 @@ class NodeState:
         """Whether the agent registered now is that incarnation or adopted from it."""
         return self.incarnation is not None and self.incarnation.value.acts_for(incarnation)
 
+    def fenced(self, incarnation: str) -> Versioned[Incarnation] | None:
+        """The node's key, if it says that nothing is left of this incarnation; None otherwise."""
+        held = self.incarnation
+        return held if held is not None and held.value.fenced and held.value.acts_for(incarnation) else None
+
     @property
     def cordon(self) -> Versioned[Cordon] | None:
         """The cordon that keeps new tasks away; None where there is none, or it was lifted."""
@@ -308,6 +313,7 @@ class Snapshot:
         """Whether new tasks may be placed on the node."""
         return (
             picture.incarnation is not None
+            and not picture.incarnation.value.fenced
             and picture.node not in self.nodes_aside
             and picture.cordon is None
             and picture.incarnation.value.incarnation not in picture.marks

@@ -1,7 +1,8 @@
 """The standing of the nodes that tasks were placed on: alive, suspected or lost (rule 3). Pure.
 
 A node is lost for good once D has passed on this leader's clock since it saw the node's lost mark, or its
-machine is known to be off, as long as no appeal is there and no promise of rule 11 is in force.
+machine is known to be off, or it has fenced all that ran there. No appeal may be there, and no promise of
+rule 11 in force.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ class Standing(Enum):
 
 def standing(snap: Snapshot, placement: Placement) -> Standing:
     """Whether the placement's agent is alive, suspected, or lost: D has passed since its mark was seen, or a
-    fence device has confirmed that its machine is off.
+    fence device, or the node itself, has confirmed that nothing runs there.
 
     One that etcd does not answer is suspected before it is marked: it is about to end its tasks and cannot
     report that, so that what ends elsewhere meanwhile may have followed from it.
@@ -55,7 +56,10 @@ def lost_since_ms(snap: Snapshot, placement: Placement) -> int:
 
 def _lost_from_ms(snap: Snapshot, picture: NodeState, mark: Versioned[LostMark]) -> int:
     waited_ms = mark.created_ms + wait_ms(snap, picture)
-    return min(waited_ms, mark.seen_ms) if mark.value.off else waited_ms
+    known_ms = [mark.seen_ms] if mark.value.off else []
+    if (holder := picture.fenced(mark.value.incarnation)) is not None:
+        known_ms.append(max(mark.created_ms, holder.seen_ms))
+    return min([waited_ms, *known_ms])
 
 
 def suspected_placements(snap: Snapshot, job: JobState) -> tuple[Placement, ...]:

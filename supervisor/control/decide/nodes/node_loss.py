@@ -1,12 +1,13 @@
 """Losing a node (rule 3): from suspicion to a lost mark, from an appeal to its withdrawal, from D to *lost*.
 
 A node is suspected if it is silent, or if its beats say that etcd has not answered it for longer than a
-healthy agent ever waits.
+healthy agent ever waits, or if it says that it has fenced all that its dead agent had started.
 
 A mark is a declaration, not a proof. It is safe to replace a node's tasks once D has passed on this leader's
-clock since it saw the mark: by then every read that could have let the agent go on is older than D. The
-transaction that replaces them turns the mark `final`, after which no appeal counts. It also compares that no
-appeal has come that this leader has not seen: its watch may be late.
+clock since it saw the mark: by then every read that could have let the agent go on is older than D. It is
+safe at once while the node's key says that it is fenced: no agent can take that key over while the mark is
+there. The transaction that replaces them turns the mark `final`, after which no appeal counts. It also
+compares that no appeal has come that this leader has not seen: its watch may be late.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from supervisor.control.decide.snapshot import JobState, NodeState, Snapshot, Ve
 
 MARKS_KEPT_MS = 3_600_000
 DISOBEDIENT_AFTER = 2
+FENCED = "its agent is gone, and its node has ended all that ran there"
 _RETURNS = frozenset({"node_back", power.DISPROVED})
 
 
@@ -35,12 +37,14 @@ def by_marks(
 ) -> tuple[tuple[Compare, ...], tuple[Op, ...]]:
     """The compares and writes of a transaction that takes tasks away by these marks.
 
-    The compares fail if a mark was withdrawn or appealed against since this snapshot. The writes make the
-    marks final: no later appeal counts.
+    The compares fail if a mark was withdrawn or appealed against since this snapshot, or if the key of a node
+    that is fenced was written since. The writes make the marks final: no later appeal counts.
     """
     compares, ops = list[Compare](), list[Op]()
     for mark in marks:
         compares.append(unchanged(mark))
+        if (holder := snap.nodes[mark.value.node].fenced(mark.value.incarnation)) is not None:
+            compares.append(unchanged(holder))
         if not mark.value.final:
             node, incarnation = mark.value.node, mark.value.incarnation
             known = snap.nodes[node].appeals.get(incarnation)
@@ -90,6 +94,8 @@ def _mark_suspected(snap: Snapshot, picture: NodeState) -> list[Action]:
 
 def _suspicion(snap: Snapshot, picture: NodeState) -> str:
     """Why its agent, alive or not, will not run tasks much longer; empty for no reason to think so."""
+    if picture.incarnation is not None and picture.incarnation.value.fenced:
+        return FENCED
     silence_ms, unread_ms = _silence_ms(snap, picture), snap.unread_ms(picture)
     if silence_ms >= _patience_ms(snap, picture):
         return f"no beat for {silence_ms} ms"
@@ -143,10 +149,11 @@ def _has_just_appealed(snap: Snapshot, picture: NodeState, incarnation: str) -> 
 def _mark(mark: LostMark, compare: Compare) -> Action:
     node, incarnation, reason = mark.node, mark.incarnation, mark.reason
     key = keys.lost(node, incarnation)
+    then = "are replaced now" if reason == FENCED else "are left alone until D has passed"
     return Action(
         kind="node_suspected",
         job="",
-        text=f"node {node} is suspected: {reason}; its tasks are left alone until D has passed",
+        text=f"node {node} is suspected: {reason}; its tasks {then}",
         compares=(compare, Absent(key)),
         ops=(put(key, mark),),
         fields={"node": node, "incarnation": incarnation, "reason": reason},

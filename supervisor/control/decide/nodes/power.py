@@ -46,6 +46,8 @@ def _of_node(snap: Snapshot, picture: NodeState) -> list[PowerOff]:
         taken_over = holder is not None and holder.value.incarnation != life
         if taken_over or mark.value.final or mark.value.off or appeal_of(picture, mark) is not None:
             continue
+        if picture.fenced(life) is not None:
+            continue
         unappealed = unchanged_or_absent(keys.appeal(picture.node, life), picture.appeals.get(life))
         counts = (unchanged(mark), unappealed)
         begins = (*counts, unchanged_or_absent(keys.node(picture.node), holder))

@@ -1,0 +1,36 @@
+"""What the nodes of the simulated cluster do where their agents are stopped: some fence their tasks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import Enum
+
+from agent.boundaries import Process
+from chaos.sim.cluster.node import SimRuntime
+
+
+class Keeper(Enum):
+    """How the nodes of a run behave. LATE: when it may be over already. LIES: they end nothing, and say so.
+
+    `delay_s`: the time until it begins, in seconds of a fast cluster.
+    """
+
+    NONE = "none", (0.0, 0.0)
+    WORKS = "works", (0.02, 0.4)
+    LATE = "late", (1.0, 8.0)
+    LIES = "lies", (0.02, 0.4)
+
+    def __init__(self, _word: str, delay_s: tuple[float, float]) -> None:
+        self.delay_s = delay_s
+
+
+class LyingRuntime(SimRuntime):
+    """A runtime that sees nothing of what runs."""
+
+    async def living(self) -> Mapping[str, tuple[Process, ...]]:
+        """Nothing, it says."""
+        return {}
+
+    async def fence(self, launcher_id: str, processes: tuple[Process, ...]) -> int:
+        """All are dead, it says."""
+        return 0
