@@ -22,6 +22,39 @@ FAMILIES = "tests/checkpoints/test_families.py::"
 
 ROWS = (
     Guarantee(
+        13,
+        "How often a program is asked to save follows from the failures that cost steps, and from no others.",
+        "supervisor/control/decide/checkpoints/cadence.py",
+        "sum(past.incident.scope is Scope.ALL and past.incident.cause not in ASKED for past in life)",
+        "len(life)",
+        "tests/control/test_cadence.py"
+        "::test_failures_that_cost_steps_are_told_to_the_next_generation_by_any_leader",
+    ),
+    Guarantee(
+        7,
+        "Tasks that must all save at the same step are not asked to save, each at a time of its own.",
+        "supervisor/control/decide/checkpoints/cadence.py",
+        "        steers=_saves_alone(spec),\n",
+        "        steers=True,\n",
+        "tests/control/test_cadence.py::test_tasks_that_save_together_are_not_asked_each_at_its_own_time",
+    ),
+    Guarantee(
+        7,
+        "A saver that was asked, and of which no save is seen, is asked no more.",
+        "agent/inside/child/steering.py",
+        "        if self._asked_s and not cadence.saved_since(self._asked_s):\n",
+        "        if False:\n",
+        "tests/launcher/test_cadence.py::test_a_saver_whose_saves_are_not_seen_is_asked_once",
+    ),
+    Guarantee(
+        13,
+        "An error in what is added to a program stops no training, ends all asking, and is told to its user.",
+        "agent/inside/child/cadence.py",
+        "            cadence.give_up(error)\n",
+        "            pass\n",
+        "tests/launcher/test_cadence.py::test_an_error_in_what_is_added_is_told_and_ends_the_asking",
+    ),
+    Guarantee(
         8,
         "An archive whose members overlap is no checkpoint, and is not unpacked.",
         "recovery/commit/archives.py",

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from agent.inside import protocol, trainer_hook
 from agent.inside.child import cadence as cadence_module
 from agent.inside.child import saves, steering
-from agent.inside.child.cadence import COMMIT, PROBE_S, TOGETHER, Cadence
+from agent.inside.child.cadence import COMMIT, OWN_ERROR, PROBE_S, TOGETHER, Cadence
 from agent.inside.child.interval import COMMITS_APART, LEAST_MS, MOST_MS, interval_ms
 from supervisor.contract.bounds import MAX_DURATION_MS
 
@@ -511,6 +511,32 @@ def test_an_error_in_what_is_added_stops_no_training(
     assert not trainer_hook.should_save()
     monkeypatch.setattr(Cadence, "steer", fails)
     made(Known, process.cadence)
+
+
+def test_an_error_in_what_is_added_is_told_and_ends_the_asking(
+    process: Process, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = 0
+
+    def fails(_: Cadence) -> bool:
+        nonlocal asked
+        asked += 1
+        raise OverflowError
+
+    hook = made(Known, process.cadence)
+    process.cadence.open()
+    for _ in range(3):
+        process.save()
+        process.now_s += 600
+    monkeypatch.setattr(Cadence, "due", fails)
+    asked_steps(process, hook, 100, noted=False)
+    assert asked == 1
+    found = process.cadence.pace()
+    assert found["why"].startswith(f"{OWN_ERROR}, OverflowError at test_cadence.py:")
+    assert found["own_ms"] == -1
+    # A loop that asks by itself saves by its own clock, as without a supervisor.
+    monkeypatch.setattr(trainer_hook, "_last_s", [trainer_hook._last_s[0] - 600.0])
+    assert trainer_hook.should_save()
 
 
 @pytest.mark.parametrize(

@@ -27,18 +27,11 @@ PROBE_S = 60.0
 SOON = 20
 """The second save is at most so many times as far away as the first one took, where no cost is known."""
 TOGETHER = "all of its tasks must save at the same step"
+OWN_ERROR = "an error of tf-supervisor's own"
 _KEPT = 8
 _MOST_COMMIT_BYTES = 16
 MOST_OWN_MS = 366 * 86_400_000
 """The agent believes no longer interval (`MAX_DURATION_MS`)."""
-
-
-def harmless(ask: Callable[[], object]) -> bool:
-    """Whether the answer is yes. An error in what tf-supervisor adds to a program stops no training."""
-    try:
-        return bool(ask())
-    except Exception:
-        return False
 
 
 class _Told(NamedTuple):
@@ -89,7 +82,7 @@ class Cadence:
         except OSError:
             pass  # a full disk stops no training
         if self._steers:
-            setattr(sys, ASKED, lambda: harmless(self.should_save))
+            setattr(sys, ASKED, lambda: harmless(self, self.should_save))
 
     @property
     def steers(self) -> bool:
@@ -114,6 +107,14 @@ class Cadence:
         """The saver that was asked is asked no more. Another one says so with its next ask (`steer`)."""
         self._own_ms = -1
         self.leave(why)
+
+    def give_up(self, error: Exception) -> None:
+        """Nothing in this process is asked any more. A loop that asks by itself goes on by its own clock."""
+        self._steers = False
+        self._own_ms = -1
+        self._why = f"{OWN_ERROR}, {type(error).__name__} at {_place(error)}"
+        if getattr(sys, ASKED, None) is not None:
+            setattr(sys, ASKED, None)
 
     def saved(self, began_s: float, ended_s: float) -> None:
         """A checkpoint was saved. The first save of a process is slow: it counts until there is another."""
@@ -207,3 +208,26 @@ class Cadence:
         except (OSError, ValueError):
             pass  # none yet, or it is being written
         return self._known_commit_ms
+
+
+def harmless(cadence: Optional[Cadence], ask: Callable[[], object]) -> bool:
+    """Whether the answer is yes. An error in what tf-supervisor adds to a program stops no training.
+
+    It ends all asking, and `status` says why (`Cadence.give_up`).
+    """
+    try:
+        return bool(ask())
+    except Exception as error:
+        if cadence is not None:
+            cadence.give_up(error)
+        return False
+
+
+def _place(error: Exception) -> str:
+    """FILE:LINE where it was raised."""
+    found = error.__traceback__
+    while found is not None and found.tb_next is not None:
+        found = found.tb_next
+    if found is None:
+        return "?"
+    return f"{os.path.basename(found.tb_frame.f_code.co_filename)}:{found.tb_lineno}"

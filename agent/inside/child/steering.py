@@ -61,14 +61,16 @@ class _Asker:
 
     def __init__(self, cadence: Cadence, objection: Callable[[], str]) -> None:
         self.asked_step: Optional[int] = None
-        self._cadence = cadence
+        self.cadence = cadence
         self._objection = objection
         self._is_asked: Optional[bool] = None
         self._own_ms = 0.0
         self._asked_s = 0.0
 
     def due(self) -> bool:
-        cadence = self._cadence
+        cadence = self.cadence
+        if not cadence.steers:
+            return False
         if self._is_asked is None:
             self._is_asked = False  # also where the next line fails
             why = self._objection()
@@ -96,7 +98,7 @@ class _Asker:
         """The saver saves every `own_ms` by itself."""
         self._own_ms = own_ms
         if self._is_asked:
-            self._cadence.steer(own_ms)
+            self.cadence.steer(own_ms)
 
 
 class _Timer:
@@ -130,13 +132,13 @@ class _Timer:
             return False
         if self._own.should_trigger_for_step(step):
             return True
-        self._asked = self._asked or harmless(self._asker.due)
+        self._asked = self._asked or harmless(self._asker.cadence, self._asker.due)
         self._asked_step = step if self._asked else None
         return self._asked
 
     def update_last_triggered_step(self, step: int) -> object:
         """It saves now."""
-        harmless(lambda: self._learn(step))
+        harmless(self._asker.cadence, lambda: self._learn(step))
         between = step == self._asked_step and bool(getattr(self._own, "_every_steps", None))
         self._asked, self._asked_step = False, None
         if between and not self._own.should_trigger_for_step(step):
@@ -164,7 +166,8 @@ def _change_hook(current: Current, is_kept: IsKept, module: types.ModuleType) ->
 
     def steered(self: object, *args: object, **kwargs: object) -> None:
         init(self, *args, **kwargs)
-        harmless(lambda: _steer(self, current(), is_kept))
+        cadence = current()
+        harmless(cadence, lambda: _steer(self, cadence, is_kept))
 
     put(hook, "__init__", steered, init)
     if save is None:
@@ -179,7 +182,7 @@ def _change_hook(current: Current, is_kept: IsKept, module: types.ModuleType) ->
             if cadence is not None and cadence.steers:
                 # With its listeners and its summary.
                 ended_s = time.monotonic()
-                harmless(lambda: cadence.widen(began_s, ended_s))
+                harmless(cadence, lambda: cadence.widen(began_s, ended_s))
 
     put(hook, "_save", measured, save)
 
@@ -246,7 +249,7 @@ def _change_manager(current: Current, is_kept: IsKept, module: types.ModuleType)
         last = getattr(self, "_last_checkpoint_step", None)
         if interval is None or last is None or len(args) > 1 or not kwargs.get("check_interval", True):
             return save(self, *args, **kwargs)
-        if not harmless(lambda: askers.due(self)):
+        if not harmless(current(), lambda: askers.due(self)):
             return save(self, *args, **kwargs)
         asker, fields = askers[self], vars(self)
         if asker.asked_step is not None:
@@ -283,7 +286,7 @@ def _change_backup(current: Current, is_kept: IsKept, module: types.ModuleType) 
         every, counted = getattr(self, "save_freq", None), getattr(self, "_batches_count", None)
         if type(every) is not int or type(counted) is not int or not 0 <= counted < every - 1:
             return ended(self, *args, **kwargs)
-        if not harmless(lambda: askers.due(self)):
+        if not harmless(current(), lambda: askers.due(self)):
             return ended(self, *args, **kwargs)
         vars(self)["_batches_count"] = every - 1
         try:

@@ -121,8 +121,8 @@ MUTANTS = (
         (
             Edit(
                 "supervisor/control/loop/power_off.py",
-                "                    await self._devices.switch_off(node, wanted.labels)\n",
-                "                    asyncio.ensure_future(self._devices.switch_off(node, wanted.labels))\n",
+                "                await self._devices.switch_off(node, labels)\n",
+                "                asyncio.ensure_future(self._devices.switch_off(node, labels))\n",
             ),
         ),
         Simulated((CUT_OFF,), "powered"),

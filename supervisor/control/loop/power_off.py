@@ -55,31 +55,8 @@ class PowerOffs:
     async def _switch_off(self, applier: Applier, wanted: PowerOff) -> None:
         """The end of this supervisor's leadership is no error."""
         node, device = wanted.node, self._devices.device(wanted.node, wanted.labels)
-        fields = {"node": node, "incarnation": wanted.mark.value.incarnation, "device": device}
-
-        async def tell(kind: str, text: str, *compares: Compare) -> Applied:
-            return await applier.run(Action(kind, "", text, compares, (), fields))
-
         try:
-            # In etcd first, under the leader token and by the mark: a deposed leader switches nothing off.
-            reason = wanted.mark.value.reason
-            text = f"node {node} is switched off by {device}: it is suspected ({reason})"
-            begun = await tell("power_off_begun", text, *wanted.begins)
-            if begun is not Applied.DONE:
-                if begun is not Applied.BROKEN:
-                    self._asked.discard(_mark_of(wanted))
-                return
-            try:
-                async with asyncio.timeout(wanted.left_ms / 1000):
-                    await self._devices.switch_off(node, wanted.labels)
-            except (Refused, TimeoutError) as error:
-                why = str(error) or "D was over before it ended"
-                text = f"node {node} could not be switched off by {device}: {why}; D is waited for"
-                await tell("power_off_failed", text)
-                return
-            if await self._confirm(applier, wanted, fields) is Applied.STALE:
-                text = f"node {node} was switched off by {device}, but its lost mark had changed meanwhile"
-                await tell("power_off_late", text)
+            await self._use(applier, wanted, device)
         except Fenced as error:
             text = "another supervisor leads; it decides about a node that was to be switched off"
             self._sink.warning(text, node=node, device=device, why=str(error))
@@ -87,17 +64,39 @@ class PowerOffs:
             self._sink.warning("the request to a node's fence device is cancelled", node=node, device=device)
             raise
 
-    async def _confirm(self, applier: Applier, wanted: PowerOff, fields: dict[str, str]) -> Applied:
+    async def _use(self, applier: Applier, wanted: PowerOff, device: str) -> None:
+        node, reason = wanted.node, wanted.mark.value.reason
+        # In etcd first, under the leader token and by the mark: a deposed leader switches nothing off.
+        text = f"node {node} is switched off by {device}: it is suspected ({reason})"
+        begun = await applier.run(_event(wanted, device, "power_off_begun", text, wanted.begins))
+        if begun in (Applied.STALE, Applied.UNKNOWN):
+            self._asked.discard(_mark_of(wanted))
+        if begun is not Applied.DONE:
+            return
+        if why := await self._failure(wanted):
+            text = f"node {node} could not be switched off by {device}: {why}; D is waited for"
+            await applier.run(_event(wanted, device, "power_off_failed", text))
+            return
+        if await self._confirm(applier, wanted, device) is Applied.STALE:
+            text = f"node {node} was switched off by {device}, but its lost mark had changed meanwhile"
+            await applier.run(_event(wanted, device, "power_off_late", text))
+
+    async def _failure(self, wanted: PowerOff) -> str:
+        """Run the device. Returns why it has failed; empty if it has confirmed that the machine is off."""
+        node, labels = wanted.node, wanted.labels
+        try:
+            async with asyncio.timeout(wanted.left_ms / 1000):
+                await self._devices.switch_off(node, labels)
+        except (Refused, TimeoutError) as error:
+            return str(error) or "D was over before it ended"
+        return ""
+
+    async def _confirm(self, applier: Applier, wanted: PowerOff, device: str) -> Applied:
         mark = wanted.mark
-        off = Action(
-            kind="power_off_confirmed",
-            job="",
-            text=f"node {wanted.node} is off, as {fields['device']} confirms; its tasks are replaced now",
-            # An agent that appealed just before it lost its power has not shown that its device lies.
-            compares=wanted.counts,
-            ops=(put(mark.key, replace(mark.value, off=True)),),
-            fields=fields,
-        )
+        text = f"node {wanted.node} is off, as {device} confirms; its tasks are replaced now"
+        # An agent that appealed just before it lost its power has not shown that its device lies.
+        told = _event(wanted, device, "power_off_confirmed", text, wanted.counts)
+        off = replace(told, ops=(put(mark.key, replace(mark.value, off=True)),))
         for _ in range(TRIES):
             applied = await applier.run(off)
             if applied is not Applied.UNKNOWN:
@@ -108,3 +107,8 @@ class PowerOffs:
 
 def _mark_of(wanted: PowerOff) -> Mark:
     return wanted.mark.key, wanted.mark.create_revision
+
+
+def _event(wanted: PowerOff, device: str, kind: str, text: str, compares: tuple[Compare, ...] = ()) -> Action:
+    fields = {"node": wanted.node, "incarnation": wanted.mark.value.incarnation, "device": device}
+    return Action(kind, "", text, compares, (), fields)
