@@ -111,6 +111,20 @@ def test_a_wish_that_is_taken_back_changes_nothing() -> None:
     assert counts(world)["worker"] == 2
 
 
+def test_a_wish_in_the_middle_of_a_recovery_does_not_make_it_longer() -> None:
+    world = World().start()
+    world.end_task("ps.0", signal=9)
+    world.until(lambda: world.job().next_plan is not None)
+    plan = world.job().next_plan
+    assert plan is not None
+    wish(world, worker=3)
+    world.until(lambda: world.switch().generation == 2)
+    assert world.switch().plan_id == plan.value.plan_id
+    world.until(lambda: len(world.running()) == 4)
+    world.commit(2, 100)
+    world.until(lambda: len(world.running()) == 5, limit_ms=120_000)
+
+
 def test_another_wish_makes_another_plan() -> None:
     world = World().start()
     wish(world, worker=5)

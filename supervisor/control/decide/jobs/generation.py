@@ -59,7 +59,7 @@ def advance(snap: Snapshot, job: JobState, need: Need) -> list[Action]:
     refused = _refused(job, plan.value)
     if refused is not None:
         return _give_up(snap, job, plan, need, refused)
-    if _is_too_large_or_small(job, plan.value):
+    if _is_of_another_size(job, plan.value, need):
         return [abandon(job, plan, "another size of the job is wanted")]
     if _is_for_another(job, plan.value, need):
         return [abandon(job, plan, f"it was prepared for another reason; now {need.detail}")]
@@ -83,7 +83,11 @@ def _is_for_another(job: JobState, plan: Plan, need: Need) -> bool:
     return need.firm if held is None else held.value.outcome is not Outcome.OPEN
 
 
-def _is_too_large_or_small(job: JobState, plan: Plan) -> bool:
+def _is_of_another_size(job: JobState, plan: Plan, need: Need) -> bool:
+    """Whether the plan has not the size that is wanted; that of what runs will do where something failed."""
+    failed = job.switch.value.phase is JobPhase.RUNNING and not need.patience_ms
+    if failed and job.planned(plan) is job.record.value.spec:
+        return False
     wanted = {role.name: role for role in job.wanted.roles}
     planned = {role.name: role.count for role in job.planned(plan).roles}
     return any(not (role.least or role.count) <= planned[name] <= role.count for name, role in wanted.items())
