@@ -129,5 +129,5 @@ def test_those_that_swallow_packets_hold_up_nobody(held: socket.socket) -> None:
             deaf.append(f"worker:{len(deaf)}=127.0.0.1:{listener.getsockname()[1]}")
         held.listen()
         began = now_ms()
-        assert waiting._silent([*deaf, target(held)]) == deaf
+        assert waiting.silent([*deaf, target(held)]) == deaf
         assert now_ms() - began < 3.5 * waiting._CONNECT_S * 1000, "one after the other takes four"

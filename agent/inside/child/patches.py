@@ -8,7 +8,7 @@ import sys
 import types
 from collections.abc import Sequence
 from importlib.machinery import ModuleSpec, SourceFileLoader
-from typing import Callable, cast
+from typing import Callable, Optional, Tuple, cast
 
 Change = Callable[[types.ModuleType], None]
 
@@ -29,6 +29,16 @@ def as_if(ours: Callable[..., object], theirs: types.FunctionType) -> Callable[.
 def put(owner: type, name: str, ours: Callable[..., object], theirs: types.FunctionType) -> None:
     """`ours` in the place of `theirs`, a method of the class `owner`."""
     setattr(owner, name, as_if(ours, theirs))
+
+
+def method(
+    module: types.ModuleType, name: str, method: str
+) -> Tuple[Optional[type], Optional[types.FunctionType]]:
+    """A class of the module and a function of it; None where it is not what it is known as."""
+    found = vars(module).get(name)
+    function = vars(found).get(method) if isinstance(found, type) else None
+    known = isinstance(found, type) and isinstance(function, types.FunctionType)
+    return (found, function) if known else (None, None)
 
 
 def apply(changes: dict[str, Change]) -> None:

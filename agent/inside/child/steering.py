@@ -14,7 +14,7 @@ import weakref
 from typing import Callable, Dict, MutableMapping, Optional, Protocol, SupportsIndex
 
 from .cadence import Cadence, harmless
-from .patches import Change, put
+from .patches import Change, method, put
 
 Current = Callable[[], Optional[Cadence]]
 """The cadence of this process; None before its program begins."""
@@ -159,8 +159,8 @@ class _Timer:
 
 
 def _change_hook(current: Current, is_kept: IsKept, module: types.ModuleType) -> None:
-    hook, init = _method(module, "CheckpointSaverHook", "__init__")
-    _, save = _method(module, "CheckpointSaverHook", "_save")
+    hook, init = method(module, "CheckpointSaverHook", "__init__")
+    _, save = method(module, "CheckpointSaverHook", "_save")
     if hook is None or init is None:
         return
 
@@ -233,7 +233,7 @@ class _Askers:
 
 def _change_manager(current: Current, is_kept: IsKept, module: types.ModuleType) -> None:
     """A manager with an interval saves when it has passed, and is asked each time whether it has."""
-    manager, save = _method(module, "CheckpointManager", "save")
+    manager, save = method(module, "CheckpointManager", "save")
     if manager is None or save is None:
         return
 
@@ -273,7 +273,7 @@ def _change_backup(current: Current, is_kept: IsKept, module: types.ModuleType) 
     """Steer a BackupAndRestore that counts batches; a save of one by epochs would be restored as an epoch's
     end.
     """
-    callback, ended = _method(module, "BackupAndRestore", "on_train_batch_end")
+    callback, ended = method(module, "BackupAndRestore", "on_train_batch_end")
     if callback is None or ended is None:
         return
 
@@ -296,13 +296,3 @@ def _change_backup(current: Current, is_kept: IsKept, module: types.ModuleType) 
             vars(self)["_batches_count"] = counted + 1
 
     put(callback, "on_train_batch_end", steered, ended)
-
-
-def _method(
-    module: types.ModuleType, name: str, method: str
-) -> tuple[type | None, types.FunctionType | None]:
-    """A class of the module and a function of it; None where it is not what it is known as."""
-    found = vars(module).get(name)
-    function = vars(found).get(method) if isinstance(found, type) else None
-    known = isinstance(found, type) and isinstance(function, types.FunctionType)
-    return (found, function) if known else (None, None)

@@ -32,14 +32,14 @@ def wait(targets: tuple[str, ...], wait_ms: Optional[int]) -> str:
     Returns a sentence that names the targets that did not within `wait_ms`; empty if all are up.
     """
     began = now_ms()
-    missing = _silent(list(targets))
+    missing = silent(list(targets))
     if missing:
         os.write(2, f"tf-supervisor: waiting for {_named(missing)} to listen\n".encode())
     while missing:
         if wait_ms is not None and now_ms() - began >= wait_ms:
             return f"never ready: {_named(missing)} did not listen within {wait_ms / 1000:g} s"
         time.sleep(_LOOK_AGAIN_S)
-        missing = _silent(missing)
+        missing = silent(missing)
     return ""
 
 
@@ -65,7 +65,7 @@ def wait_to_see(path: str, wait_ms: int) -> str:
     return ""
 
 
-def _silent(targets: list[str]) -> list[str]:
+def silent(targets: list[str]) -> list[str]:
     """The targets that accept no connection now.
 
     All are tried at the same time, so one that drops packets holds up no other.

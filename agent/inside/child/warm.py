@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from . import pages, patches, saves, steering, tf1
+from . import pages, patches, peers, saves, steering, tf1
 
 # One thread for OpenBLAS and the like: the launcher must be single-threaded when it forks.
 THREADS_VARIABLE = "OMP_NUM_THREADS"
@@ -54,7 +54,12 @@ class Preloaded:
 def preload(modules: tuple[str, ...], job_env: dict[str, str]) -> Preloaded:
     """Import `modules`, and prepare the interpreter for forks."""
     patches.apply(
-        {tf1.MODULE: tf1.shorten_poll, **saves.changes(), **steering.changes(saves.cadence, saves.is_kept)}
+        {
+            tf1.MODULE: tf1.shorten_poll,
+            **saves.changes(),
+            **steering.changes(saves.cadence, saves.is_kept),
+            **peers.changes(),
+        }
     )
     for name in modules:
         try:

@@ -11,6 +11,7 @@ from ..clock import now_ms
 from ..failpoints import effect
 from ..processes import fence, priority
 from . import pump
+from .peers import Peers
 
 REPORT_UNCONFIRMED_MS = 5_000
 # A pass over /proc costs some milliseconds of a processor that the dying need. The main process is killed
@@ -33,6 +34,7 @@ class Attempt:
         output: pump.Pump,
         status_fd: int,
         weight: priority.Weight,
+        peers: Peers,
         *,
         is_wrapped: bool = False,
     ) -> None:
@@ -40,6 +42,7 @@ class Attempt:
         self.pid = pid
         self.port = port
         self.output = output
+        self.peers = peers
         process = fence.read_process(pid)
         # A zombie still has its row in /proc; only a process that was never there has none.
         self.start_ticks = process.start_ticks if process is not None else 0
@@ -179,6 +182,7 @@ class Attempt:
     def close(self) -> None:
         """Close the descriptors."""
         self.output.close()
+        self.peers.close()
         os.close(self._status_fd)
         self._weight.restore()
 

@@ -6,6 +6,7 @@ last granted (rule 4), and then kills the attempt. Each turn of the loop looks a
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import selectors
@@ -13,12 +14,13 @@ import signal
 import socket
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 
 from .. import failpoints, protocol
 from ..child import program, warm
 from ..clock import boot_id, now_ms
 from ..processes import fence, priority, spawn, zygote
-from . import devices, environ, link, mask, ports, pump, surroundings, wrapper
+from . import devices, environ, link, mask, peers, ports, pump, surroundings, wrapper
 from .attempt import Attempt
 from .deadman import DeadMan
 from .exits import ExitRecords
@@ -184,7 +186,7 @@ class Launcher:
                 marker=self._marker,
                 adopts=True,
                 keeps_secrets=True,
-                joins=False,
+                joins=True,
             )
         )
 
@@ -225,7 +227,7 @@ class Launcher:
         elif isinstance(message, protocol.Suspend):
             self._on_suspend(message)
         elif isinstance(message, protocol.Peers):
-            self._on_peers(message)
+            self._on_peers(message, now)
         elif isinstance(message, protocol.AckExit):
             self._exits.forget(message.attempt)
 
@@ -263,8 +265,6 @@ class Launcher:
             reason = f"attempt {current.start.attempt} is not confirmed dead"
         elif self._leaving:
             reason = "the launcher is leaving"
-        elif message.joins:
-            reason = "this launcher has no program join a running cluster"
         elif message.incarnation != self._incarnation:
             reason = f"incarnation {message.incarnation} is not the one that serves this launcher"
         elif message.reservation is not None and self._reservations.of(message.reservation) is None:
@@ -284,6 +284,13 @@ class Launcher:
             masker = mask.Masker(start.secrets.values())
             output = pump.Pump(output_read, start.attempt_dir, start.log_max_bytes, start.log_files, masker)
             order = self._order(start, claim, output_write, status_write)
+            peers_fd = -1
+            if order.warm_program is not None:
+                peers_fd, child_fd = peers.pair()
+                fds += (peers_fd, child_fd)
+                order = replace(order, peers_fd=child_fd)
+            elif start.joins:
+                raise OSError(errno.ENOTSUP, "a program that is started cold joins no running cluster")
             if claim is not None and start.alone:
                 claim.make_room()
             pid = spawn.spawn(order)
@@ -299,11 +306,13 @@ class Launcher:
                 os.close(fd)
             self._link.send(protocol.StartFailed(start.attempt, f"cannot start: {error}"))
             return
-        os.close(output_write)
-        os.close(status_write)
-        is_wrapped = order.listener is not None
-        port = claim.port if claim else None
-        attempt = Attempt(start, pid, port, output, status_read, self._weight, is_wrapped=is_wrapped)
+        for fd in set(fds) - {output_read, status_read, peers_fd}:
+            os.close(fd)
+        told = peers.Peers(peers_fd)
+        if told.fd >= 0:
+            self._selector.register(told.fd, selectors.EVENT_READ, self._on_answer)
+        is_wrapped, port = order.listener is not None, claim.port if claim else None
+        attempt = Attempt(start, pid, port, output, status_read, self._weight, told, is_wrapped=is_wrapped)
         self._attempt = attempt
         self._output_told = (0, 0)
         self._selector.register(output_read, selectors.EVENT_READ, self._on_output)
@@ -359,11 +368,23 @@ class Launcher:
             nice=self._config.task_nice // 2 if start.yields else 0,
             contained=self._config.inherits,
             listener=offered.listener if offered else None,
+            joins=start.joins,
         )
 
     def _on_output(self, _now: int) -> None:
         if self._attempt is not None and self._attempt.output.read_some(_OUTPUT_PER_TURN):
             self._selector.unregister(self._attempt.output.fd)
+
+    def _on_answer(self, _now: int) -> None:
+        if self._attempt is not None:
+            fd = self._attempt.peers.fd
+            self._peers_failed(self._attempt, self._attempt.peers.heard())
+            if self._attempt.peers.fd < 0:
+                self._selector.unregister(fd)
+
+    def _peers_failed(self, attempt: Attempt, reason: str) -> None:
+        if reason and not attempt.ending:
+            self._link.send(protocol.PeersFailed(attempt.start.attempt, reason))
 
     def _on_devices_lost(self, missing: str, now: int) -> None:
         if self._attempt is not None:
@@ -385,6 +406,7 @@ class Launcher:
             attempt.settled = True
             for pid in attempt.leaders():
                 priority.lower(pid, self._config.task_nice, contained=self._config.inherits)
+        self._peers_failed(attempt, attempt.peers.overdue(now))
         if attempt.step(self._marker, now):
             # Every writer is dead, so this ends; the log is whole before the exit is told.
             attempt.output.read_some(sys.maxsize)
@@ -392,8 +414,8 @@ class Launcher:
             if claim is not None:
                 claim.hold_again()
             self._report(attempt.exited(confirmed_dead=True, now=now))
-            if attempt.output.fd in self._selector.get_map():
-                self._selector.unregister(attempt.output.fd)
+            for fd in {attempt.output.fd, attempt.peers.fd} & set(self._selector.get_map()):
+                self._selector.unregister(fd)
             attempt.close()
             environ.forget(self._config.state_dir)
             self._attempt = None
@@ -433,9 +455,9 @@ class Launcher:
         if self._attempt is not None and self._attempt.start.attempt == message.attempt:
             self._attempt.suspend(self._marker)
 
-    def _on_peers(self, message: protocol.Peers) -> None:
+    def _on_peers(self, message: protocol.Peers, now: int) -> None:
         if self._attempt is not None and self._attempt.start.attempt == message.attempt:
-            self._link.send(protocol.PeersFailed(message.attempt, "the launcher cannot tell its program"))
+            self._peers_failed(self._attempt, self._attempt.peers.tell(message.cluster, now))
 
     def _shut_down(self, now: int, reason: str = "killed", detail: str = "") -> None:
         self._leaving = True

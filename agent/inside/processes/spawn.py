@@ -12,7 +12,7 @@ import warnings
 from dataclasses import dataclass
 from typing import NoReturn, Optional
 
-from ..child import adopt, program, saves, stacks, waiting, warm
+from ..child import adopt, joining, patches, peers, program, saves, stacks, waiting, warm
 from ..failpoints import effect
 from . import priority
 
@@ -47,7 +47,8 @@ class Order:
     checkpoint directory (`adopt`), and all of `wait_for` must listen within `wait_ms` (`waiting`). A warm
     child's stacks are dumped to `attempt_dir` on the agent's request (`stacks`), and its saves are noted
     there (`saves`). `nice`: the nice value of its session; 0: the launcher's. `contained`: as for
-    `priority.lower`.
+    `priority.lower`. `peers_fd`: the child's end of the socket for new addresses (`peers`), -1 if there is
+    none. `joins`: a warm child joins a running cluster (`joining`).
     """
 
     argv: tuple[str, ...]
@@ -71,6 +72,8 @@ class Order:
     nice: int = 0
     contained: bool = False
     listener: Optional[socket.socket] = None
+    peers_fd: int = -1
+    joins: bool = False
 
 
 def become_subreaper() -> None:
@@ -166,6 +169,10 @@ def _become(order: Order, launcher: int) -> None:
             warm.restore(order.job_env, order.env, order.preloaded)
             stacks.register(order.attempt_dir)
             saves.begin(order.attempt_dir, order.env)
+            peers.begin(order.peers_fd)
+            if order.joins:
+                what = "cannot join the running cluster"
+                patches.apply(joining.changes())
         os.close(order.status_fd)
     except OSError as error:
         _give_up(order, f"{what}: {error.strerror}", 126 if isinstance(error, PermissionError) else 127)
@@ -213,7 +220,7 @@ def _redirect(order: Order) -> None:
     os.dup2(null, 0)
     os.dup2(order.output_fd, 1)
     os.dup2(order.output_fd, 2)
-    keep = order.keep_fds | {0, 1, 2, order.status_fd, order.lock_fd}
+    keep = order.keep_fds | {0, 1, 2, order.status_fd, order.lock_fd, order.peers_fd}
     if order.listener is not None:
         keep |= {order.listener.fileno()}
     for fd in open_fds() - keep:

@@ -1,0 +1,402 @@
+"""The chief of style `coordinator` takes the new address of a worker that has moved, while its program runs.
+
+TensorFlow 2 renews a coordinator's view of its cluster after the loss of a worker. It waits for the address
+that the worker had inside that call, and hears of no other. Here the call is made once all workers accept
+connections, so until then another address can take the place of the former one. The rest of TensorFlow's own
+recovery is as it was.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import fcntl
+import functools
+import json
+import os
+import socket
+import struct
+import threading
+import time
+import types
+import weakref
+from typing import (
+    Any,
+    Callable,
+    Dict,
+    Iterator,
+    List,
+    MutableMapping,
+    MutableSet,
+    NamedTuple,
+    Optional,
+    Protocol,
+    Sequence,
+    Set,
+    Tuple,
+    cast,
+)
+
+from . import waiting
+from .patches import Change, method, put
+
+COORDINATOR = "tensorflow.python.distribute.coordinator.cluster_coordinator"
+CONTEXT = "tensorflow.python.eager.context"
+WORKER, PS = "worker", "ps"
+MOST_BYTES = 1 << 20
+"""The rest of a longer message is lost, and what is left is no JSON."""
+
+_HIGH_FD = 900
+_LOOK_AGAIN_S = 0.1
+_AT_A_TIME = 64
+_UPDATE_S = 10.0
+"""A call that renews the view takes some hundredths of a second."""
+_SEVERED_S = 60.0
+"""An attempt to connect to a node that is gone takes 20 s, and what waits for it waits as long."""
+_MAPPED = b"\0" * 10 + b"\xff" * 2
+"""An address of IPv4 in a socket of IPv6 follows this."""
+_SERVER_DEF, _RUNS, _DUE = "_server_def", "_should_preemption_thread_run", "_cluster_due_for_update_or_finish"
+"""Attributes of TensorFlow's handler of lost workers."""
+
+IsLost = Callable[[Exception], bool]
+"""Whether TensorFlow takes an error for the loss of a worker, and renews its view again."""
+
+
+class _Job(Protocol):
+    """The part of a JobDef that is used."""
+
+    name: str
+    tasks: MutableMapping[int, str]
+
+
+class _ClusterDef(Protocol):
+    job: Sequence[_Job]
+
+
+class _ServerDef(Protocol):
+    cluster: _ClusterDef
+
+
+class _Peers:
+    """The handlers of lost workers in this process, and its end of the socket to the launcher."""
+
+    def __init__(self, fd: int) -> None:
+        self._socket = socket.socket(fileno=fd)
+        self._changed = threading.Condition()
+        self._handlers: MutableSet[object] = weakref.WeakSet()
+        self._updating: Set[int] = set()
+        self._former: Dict[int, str] = {}
+        self._severed: Dict[str, float] = {}
+        self._listens = False
+
+    def watch(self, handler: object) -> None:
+        """From now on this handler of a coordinator gets the addresses of moved workers."""
+        with self._changed:
+            self._handlers.add(handler)
+            if not self._listens:
+                self._listens = True
+                threading.Thread(target=self._listen, name="tfsup-peers", daemon=True).start()
+
+    def is_moving(self, name: str) -> bool:
+        """Whether this worker (`/job:worker/replica:0/task:1`) has another address, not yet in force."""
+        former = self._former
+        return bool(former) and any(name == f"/job:{WORKER}/replica:0/task:{index}" for index in former)
+
+    def wait(self, name: str) -> None:
+        """Wait until this worker's address is in force."""
+        with self._changed:
+            while self.is_moving(name):
+                self._changed.wait()
+
+    def renew(self, server_def: object, update: Callable[[object], object], is_lost: IsLost) -> object:
+        """Call `update` with the newest addresses, once all workers accept connections."""
+        with self._changed:
+            handler = next((each for each in self._handlers if _server_def(each) is server_def), None)
+        if handler is None:
+            return update(server_def)
+        newest = self._begin(handler)
+        try:
+            found = update(newest)
+        except Exception as error:
+            if self._former and not is_lost(error):
+                self._answer({"failed": f"its view of the cluster cannot be renewed: {error}"})
+            raise
+        else:
+            self._former = {}
+            return found
+        finally:
+            with self._changed:
+                self._updating.discard(id(handler))
+                self._changed.notify_all()
+
+    def _begin(self, handler: object) -> _ServerDef:
+        while _runs(handler):
+            newest = _server_def(handler)
+            is_up = _all_listen(newest)
+            with self._changed:
+                if newest is not _server_def(handler):
+                    continue
+                if is_up:
+                    self._updating.add(id(handler))
+                    return newest
+                self._changed.wait(_LOOK_AGAIN_S)
+        raise RuntimeError("the coordinator has stopped")
+
+    def _listen(self) -> None:
+        while True:
+            now_s = time.monotonic()
+            self._severed = {each: until_s for each, until_s in self._severed.items() if now_s < until_s}
+            sever(list(self._severed))
+            self._socket.settimeout(_LOOK_AGAIN_S if self._severed else None)
+            try:
+                message = self._socket.recv(MOST_BYTES)
+            except socket.timeout:
+                continue
+            except OSError:
+                return
+            if not message:
+                return
+            try:
+                failure = self._take(json.loads(message)["cluster"])
+            except Exception as error:
+                failure = f"{type(error).__name__}: {error}"
+            self._answer({"failed": failure} if failure else {})
+
+    def _answer(self, words: Dict[str, str]) -> None:
+        try:
+            self._socket.send(json.dumps(words).encode())
+        except OSError:
+            pass  # the launcher is gone, and takes this process along
+
+    def _take(self, cluster: Dict[str, List[str]]) -> str:
+        """Returns the failure; empty if the addresses are in force from now on, or were before."""
+        until_s = time.monotonic() + _UPDATE_S
+        with self._changed:
+            while self._updating:
+                if time.monotonic() >= until_s:
+                    return "TensorFlow waits for a former address inside a call"
+                self._changed.wait(_LOOK_AGAIN_S)
+            former: Dict[int, str] = {}
+            running = [each for each in self._handlers if _runs(each)]
+            renewed = [(each, _renewed(_server_def(each), cluster, former)) for each in running]
+            for handler, server_def in renewed:
+                if server_def is not None:
+                    vars(handler)[_SERVER_DEF] = server_def
+            self._former = {**self._former, **former}
+            self._changed.notify_all()
+        _tell_environment(cluster)
+        until_s = time.monotonic() + _SEVERED_S
+        used = {each for addresses in cluster.values() for each in addresses}
+        known = {**self._severed, **dict.fromkeys(former.values(), until_s)}
+        self._severed = {each: until_s for each, until_s in known.items() if each not in used}
+        for handler, server_def in renewed:
+            if server_def is not None:
+                vars(handler)[_DUE].set()
+        return ""
+
+
+def _server_def(handler: object) -> _ServerDef:
+    found: _ServerDef = vars(handler)[_SERVER_DEF]
+    return found
+
+
+def _runs(handler: object) -> bool:
+    return bool(vars(handler)[_RUNS])
+
+
+_current: List[_Peers] = []
+"""The one of this process, once its program begins."""
+
+
+def _is_moving(name: str) -> bool:
+    return bool(_current) and _current[0].is_moving(name)
+
+
+def begin(fd: int) -> None:
+    """The program begins; `fd` is its end of the launcher's socket, -1 if there is none."""
+    if fd < 0:
+        return
+    try:
+        # A program that closes all foreign descriptors, and then opens its own files, reuses low ones.
+        high = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, _HIGH_FD)
+    except OSError:
+        high = fd  # no room for so many: RLIMIT_NOFILE
+    else:
+        os.close(fd)
+    _current.append(_Peers(high))
+
+
+def changes() -> Dict[str, Change]:
+    """The changes that let a coordinator take new addresses, by module.
+
+    They do nothing in a module that they do not recognise: the launcher then gets no answer.
+    """
+    lost: List[IsLost] = []
+    return {
+        COORDINATOR: functools.partial(_change_handler, lost),
+        CONTEXT: functools.partial(_change_context, lost),
+    }
+
+
+class _Known(NamedTuple):
+    """What is needed of the coordinator's module."""
+
+    handler: type
+    init: types.FunctionType
+    wait_on_failure: types.FunctionType
+    closure: type
+    execute_on: types.FunctionType
+    resource: type
+    is_lost: IsLost
+    cancelled: Callable[[None, None, str], Exception]
+
+    @classmethod
+    def of(cls, module: types.ModuleType) -> Optional[_Known]:
+        """None if something is not as it is known."""
+        handler, init = method(module, "WorkerPreemptionHandler", "__init__")
+        _, wait_on_failure = method(module, "WorkerPreemptionHandler", "wait_on_failure")
+        closure, execute_on = method(module, "Closure", "execute_on")
+        others = (vars(module).get("ResourceClosure"), vars(module).get("_is_worker_failure"))
+        cancelled = getattr(vars(module).get("errors"), "CancelledError", None)
+        found = (handler, init, wait_on_failure, closure, execute_on, *others, cancelled)
+        if None in found or init is None or not {_SERVER_DEF, _RUNS, _DUE} <= set(init.__code__.co_names):
+            return None
+        return cls(*cast(Any, found))
+
+
+def _change_handler(lost: List[IsLost], module: types.ModuleType) -> None:
+    known = _Known.of(module)
+    if known is None:
+        return
+    _, init, wait_on_failure, _, execute_on, resource, is_lost, cancelled = known
+    lost.append(is_lost)
+
+    def watched(self: object, *args: object, **kwargs: object) -> None:
+        init(self, *args, **kwargs)
+        for peers in _current:
+            peers.watch(self)
+
+    @contextlib.contextmanager
+    def watching(self: object, *args: object, **kwargs: object) -> Iterator[None]:
+        name = str(kwargs.get("worker_device_name"))
+        with wait_on_failure(self, *args, **kwargs):
+            try:
+                yield
+            except Exception:
+                if _is_moving(name):
+                    # After this error TensorFlow gives the closure back, and forgets nothing of the worker.
+                    # To forget, it calls the former address, and holds the interpreter's lock meanwhile.
+                    raise cancelled(None, None, f"{name} moves to another address") from None
+                raise
+        for peers in _current:
+            peers.wait(name)
+
+    def executed(self: object, worker: object) -> object:
+        name = str(vars(worker)["device_name"])
+        for peers in _current:
+            if isinstance(self, resource):
+                peers.wait(name)  # no other worker can do it
+        if _is_moving(name):
+            raise cancelled(None, None, name)
+        return execute_on(self, worker)
+
+    put(known.handler, "__init__", watched, init)
+    put(known.handler, "wait_on_failure", watching, wait_on_failure)
+    put(known.closure, "execute_on", executed, execute_on)
+
+
+def _change_context(lost: List[IsLost], module: types.ModuleType) -> None:
+    context, update = method(module, "Context", "update_server_def")
+    if context is None or update is None:
+        return
+
+    def renewing(self: object, server_def: object, *args: object, **kwargs: object) -> object:
+        if not _current or not lost:
+            return update(self, server_def, *args, **kwargs)
+        return _current[0].renew(server_def, lambda newest: update(self, newest, *args, **kwargs), lost[0])
+
+    put(context, "update_server_def", renewing, update)
+
+
+def sever(addresses: List[str]) -> None:
+    """Break all connections of this process to these addresses, and its attempts to connect.
+
+    A call to a node that is gone without a word would never return, and the next one would wait for 20 s.
+    """
+    places = {place for each in addresses for place in _places(each)}
+    if not places:
+        return
+    inodes = {inode for name in ("tcp", "tcp6") for remote, inode in _remotes(name) if remote in places}
+    for fd in map(int, os.listdir("/proc/self/fd")):
+        try:
+            if os.readlink(f"/proc/self/fd/{fd}") in inodes:
+                with socket.socket(fileno=os.dup(fd)) as sock:
+                    sock.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            continue  # closed by now
+
+
+def _remotes(name: str) -> List[Tuple[str, str]]:
+    """The remote address of each socket of TCP, and the name that it has as an open file."""
+    with open(f"/proc/self/net/{name}", encoding="ascii") as file:
+        rows = [line.split() for line in file]
+    return [(row[2], f"socket:[{row[9]}]") for row in rows[1:]]
+
+
+def _places(address: str) -> Set[str]:
+    """An address as the kernel lists it: words of the machine's byte order; a port."""
+    host, _, port = address.rpartition(":")
+    try:
+        found = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)
+    except (OSError, ValueError):
+        return set()
+    places = set()
+    for family, _, _, _, name in found:
+        raw = socket.inet_pton(family, str(name[0]))
+        for each in (raw, _MAPPED + raw)[: 2 if family == socket.AF_INET else 1]:
+            words = struct.unpack(f"={len(each) // 4}I", each)
+            places.add("".join(f"{word:08X}" for word in words) + f":{int(port):04X}")
+    return places
+
+
+def _all_listen(server_def: _ServerDef) -> bool:
+    workers = [
+        f"{WORKER}:{index}={address}"
+        for job in server_def.cluster.job
+        if job.name == WORKER
+        for index, address in sorted(job.tasks.items())
+    ]
+    return not any(
+        waiting.silent(workers[first : first + _AT_A_TIME]) for first in range(0, len(workers), _AT_A_TIME)
+    )
+
+
+def _renewed(
+    server_def: _ServerDef, cluster: Dict[str, List[str]], former: Dict[int, str]
+) -> Optional[_ServerDef]:
+    """A copy with the addresses of `cluster`; None if none differs. `former` gets those that are replaced.
+
+    Raises ValueError if more differs than the addresses of workers.
+    """
+    found, moved = copy.deepcopy(server_def), False
+    for job in found.cluster.job:
+        if job.name not in (WORKER, PS):
+            continue
+        addresses = cluster.get(job.name, [])
+        for index, address in sorted(job.tasks.items()):
+            if index >= len(addresses) or (job.name != WORKER and addresses[index] != address):
+                raise ValueError(f"{job.name}:{index} is not at {address} any more; only workers can move")
+            if addresses[index] != address:
+                job.tasks[index], moved = addresses[index], True
+                former[index] = address
+    return found if moved else None
+
+
+def _tell_environment(cluster: Dict[str, List[str]]) -> None:
+    """A strategy that the program makes later reads the addresses here."""
+    try:
+        told = json.loads(os.environ["TF_CONFIG"])
+        told["cluster"] = {role: cluster.get(role, old) for role, old in told["cluster"].items()}
+    except (KeyError, ValueError, TypeError, AttributeError):
+        return  # the program has made something else of it
+    os.environ["TF_CONFIG"] = json.dumps(told)

@@ -1,0 +1,149 @@
+"""The chief of style `coordinator` takes the new address of a worker while closures are pending."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+from pathlib import Path
+
+import pytest
+
+from agent.inside import protocol
+from tests.launcher.harness import Agent, launcher, wait_for
+from tests.support.herd import addresses, herd
+
+ENV = {
+    "TF_CPP_MIN_LOG_LEVEL": "2",
+    "CUDA_VISIBLE_DEVICES": "",
+    "PATH": "/usr/bin:/bin",
+    "TF_USE_LEGACY_KERAS": "1",
+}
+
+SERVES = """
+import json, os
+import tensorflow as tf
+told = json.loads(os.environ["TF_CONFIG"])
+task, cluster = told["task"], tf.train.ClusterSpec(told["cluster"])
+server = tf.distribute.Server(cluster, job_name=task["type"], task_index=task["index"])
+print("up", flush=True)
+server.join()
+"""
+
+COUNTS = """
+import collections, os, sys, threading, time
+import tensorflow as tf
+from tensorflow.python.distribute.coordinator import cluster_coordinator
+done, execute = collections.Counter(), cluster_coordinator.Closure.execute_on
+def counted(closure, worker):
+    execute(closure, worker)
+    done[worker.worker_index] += type(closure) is cluster_coordinator.Closure
+cluster_coordinator.Closure.execute_on = counted
+strategy = tf.distribute.ParameterServerStrategy(tf.distribute.cluster_resolver.TFConfigClusterResolver())
+scheduled, last, gap = 0, time.monotonic(), 0
+def tell(more):
+    global scheduled, last, gap
+    scheduled += more
+    gap, last = max(gap, time.monotonic() - last), time.monotonic()
+    print("scheduled %d done %s gap %.3f" % (scheduled, dict(done), gap), flush=True)
+def end(steps):
+    print("ends with %d of %d, TF_CONFIG %s" % (steps, scheduled, os.environ["TF_CONFIG"]), flush=True)
+"""
+
+LOOP = (
+    COUNTS
+    + """
+coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
+with strategy.scope():
+    n = tf.Variable(0, dtype=tf.int64)
+    big = tf.Variable(tf.random.normal([100, 100]))
+data = iter(coordinator.create_per_worker_dataset(lambda: tf.data.Dataset.range(10**6).repeat()))
+@tf.function
+def step(data):
+    x = big.read_value() + tf.cast(next(data), tf.float32)
+    for _ in tf.range(10):
+        x = tf.matmul(x, x) * 1e-3
+    n.assign_add(1)
+    return tf.reduce_sum(x)
+while not os.path.exists(os.environ["STOP"]):
+    results = [coordinator.schedule(step, args=(data,)) for _ in range(20)]
+    coordinator.join()
+    assert all(each.fetch() is not None for each in results)
+    tell(20)
+end(n.numpy())
+"""
+)
+
+FIT = (
+    COUNTS
+    + """
+with strategy.scope():
+    model = tf.keras.Sequential([tf.keras.layers.Dense(1, input_shape=(1,))])
+    model.compile(optimizer=tf.keras.optimizers.SGD(0.01), loss="mse")
+class Tells(tf.keras.callbacks.Callback):
+    def on_epoch_end(self, epoch, logs=None):
+        tell(20)
+        self.model.stop_training = os.path.exists(os.environ["STOP"])
+def data(context):
+    x = tf.random.uniform([64, 1])
+    return tf.data.Dataset.from_tensor_slices((x, 3 * x)).repeat().batch(8)
+made = tf.keras.utils.experimental.DatasetCreator(data)
+model.fit(made, epochs=10**6, steps_per_epoch=20, callbacks=[Tells()], verbose=0)
+end(model.optimizer.iterations.numpy())
+"""
+)
+
+
+@pytest.mark.parametrize(
+    ("way", "program"),
+    [
+        ("killed", LOOP),
+        pytest.param("silent", LOOP, marks=pytest.mark.slow),
+        pytest.param("killed", FIT, marks=pytest.mark.slow),
+        pytest.param("silent", FIT, marks=pytest.mark.slow),
+    ],
+    ids=["killed-loop", "silent-loop", "killed-fit", "silent-fit"],
+)
+def test_a_chief_goes_on_with_a_worker_that_has_moved(way: str, program: str, tmp_path: Path) -> None:
+    with (
+        herd(ENV) as tasks,
+        addresses("ps", "chief", "worker", "former", "new") as at,
+        launcher(preload=["tensorflow"], env=ENV) as rig,
+        Agent(rig.socket_path) as agent,
+    ):
+        cluster = {"chief": [at["chief"]], "ps": [at["ps"]], "worker": [at["former"], at["worker"]]}
+        moved = {**cluster, "worker": [at["new"], at["worker"]]}
+
+        def env(cluster: dict[str, list[str]], role: str, index: int) -> dict[str, str]:
+            told = json.dumps({"cluster": cluster, "task": {"type": role, "index": index}})
+            return {"TF_CONFIG": told, "TF_GRPC_REUSE_PORT": "true", "STOP": str(tmp_path / "stop")}
+
+        for name, role, index in (("ps", "ps", 0), ("former", "worker", 0), ("worker", "worker", 1)):
+            tasks.start(name, SERVES, env=env(cluster, role, index))
+        agent.expect(protocol.Warm, timeout_s=60)
+        rig.write("prog.py", program)
+        chief = rig.start(agent, "python", "prog.py", env=env(cluster, "chief", 0))
+
+        def done() -> tuple[int, int]:
+            found = re.findall(r"done \{(.*)\}", rig.log().decode())
+            each = dict(re.findall(r"(\d): (\d+)", found[-1])) if found else {}
+            return int(each.get("0", 0)), int(each.get("1", 0))
+
+        rig.logged("scheduled", 60)
+        wait_for("closures on both", lambda: min(done()) > 20, 60)
+        tasks.signal("former", signal.SIGKILL if way == "killed" else signal.SIGSTOP)
+        before = done()
+        if way == "killed":
+            wait_for("closures on the other", lambda: done()[1] > before[1] + 40)
+        agent.send(protocol.Peers(chief, moved))
+        wait_for("closures on the other", lambda: done()[1] > before[1] + 80)
+        tasks.start("new", SERVES, env=env(moved, "worker", 0))
+        wait_for("closures on the moved one", lambda: done()[0] > before[0] + 40)
+        agent.send(protocol.Peers(chief, moved))
+        (tmp_path / "stop").touch()
+        exited = agent.expect(protocol.Exited, lambda each: each.attempt == chief)
+        assert exited.code == 0, rig.log()
+        ends = re.findall(r"ends with (\d+) of (\d+), TF_CONFIG (.*)", rig.log().decode())
+        assert 0 <= int(ends[0][0]) - int(ends[0][1]) <= 1, "the closure that was cut off may count twice"
+        assert json.loads(ends[0][2])["cluster"] == moved
+        assert agent.all(protocol.PeersFailed) == []
