@@ -20,7 +20,7 @@ from supervisor.contract.observed import AttemptReport, ExitReason
 from tests.agent.cluster import Job, Node, is_alive
 from tests.support.etcd_server import EtcdServer
 
-SAID = "the state file is not the last one"
+SAID = "the state file is not the newest"
 
 
 @pytest.fixture(scope="module")
