@@ -234,11 +234,15 @@ class Node:
             daemon.start()
 
     def power_off(self) -> None:
-        """Everything on it is gone at once, and nobody hears of it: no connection is closed."""
+        """Everything on it is gone at once, and nobody hears of it: no connection is closed.
+
+        A power switch may have taken its power away before.
+        """
         pid, self._pid = self.pid, None
         self.detach(self)
         if self.cgroup is not None:
-            os.kill(pid, signal.SIGKILL)
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
             (self.cgroup / "cgroup.freeze").write_text("0")
             empty = self.cgroup / "cgroup.events"
             wait(lambda: "populated 0" in empty.read_text(), DEATH_S, f"{self.name} does not end")

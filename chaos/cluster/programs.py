@@ -14,6 +14,7 @@ from chaos.cluster.enter import SYSTEM_PATH
 from chaos.cluster.hadoop import Hadoop
 from chaos.cluster.program import REPOSITORY, Program
 from chaos.cluster.shape import AGENT_PORT, CLIENT_PORT, OPERATOR, PEER_PORT, SUPERVISOR_PORT, Place, Shape
+from chaos.machine import power_switch
 from chaos.nvml import LIBRARY
 from supervisor.adapters import failpoints
 
@@ -161,8 +162,18 @@ class Programs:
         if self.shape.promise_s:
             own["promise_for"] = f"{self.shape.promise_s}s"
             own["supervisors"] = [each.name for each in self._kind("sup")]
+        if self.shape.fence:
+            own["fence"] = {"devices": [self._power_switch()]}
         config = self._write_daemon(place, SUPERVISOR_PORT, own)
         return Program("supervisor", self._python("supervisor.main", config), self._env(place))
+
+    def _power_switch(self) -> dict[str, object]:
+        program = self.root / "conf" / power_switch.PROGRAM
+        program.write_text(power_switch.script())
+        program.chmod(0o755)
+        options = {"machine": str(self.root / "machine.sock"), "plug": "{node}"}
+        nodes = [place.name for place in self._kind("node")]
+        return {"command": [str(program)], "options": options, "nodes": nodes}
 
     def _agent(self, place: Place) -> Program:
         disk = self.disks[place.name]

@@ -32,6 +32,7 @@ class Shape:
         hdfs: a NameNode and three DataNodes; hdfs_ha: two NameNodes, and three JournalNodes and DataNodes.
             Jobs without a checkpoint URI of their own then keep their checkpoints there.
         promise_s: so long supervisors promise tasks to live on without etcd; 0: they promise nothing.
+        fence: supervisors can switch the power of nodes with agents off (`chaos.machine.power_switch`).
         log_budget: of each agent.
         task_user: of tasks, in containers too, as agents have it; empty: our own. Containers then
             see no store. A range of uids comes with the firewall.
@@ -53,6 +54,7 @@ class Shape:
     promise_s: int = 0
     etcd_binary: Path | None = None
     profile: str = "fast"
+    fence: bool = False
     log_budget: str = "256MiB"
     task_user: str = ""
     tenants: tuple[str, ...] = ()

@@ -24,6 +24,7 @@ from chaos.machine.init import Init, Request, forked
 DISK = "/srv"
 """Where a node has its own disk, as root."""
 _PATIENCE_S = 30.0
+_SWITCH_S = 4.0
 _NO_CGROUP = "-"
 _CGROUPS = "/sys/fs/cgroup"
 
@@ -35,7 +36,8 @@ class Machine(Init):
         super().__init__(root / "machine.sock")
         self._root = root
         self._isolated = isolated
-        self.verbs["boot"] = self._boot
+        self._cgroups: dict[str, Path] = {}
+        self.verbs |= {"boot": self._boot, "power_off": self._power_off, "power": self._power}
 
     def _boot(self, request: Request) -> Request:
         """Switch a node on: its first process listens on nodes/NAME/control.sock soon."""
@@ -45,8 +47,24 @@ class Machine(Init):
             disk = home / "disk"
             if not os.path.ismount(disk):
                 kernel.mount("tmpfs", str(disk), "tmpfs", 0, f"size={request['disk_bytes']},mode=755")
+            self._cgroups[name] = Path(str(request["cgroup"])).parent
         forked(partial(self._become_node, home, request))
         return {}
+
+    def _power_off(self, request: Request) -> Request:
+        """A power switch takes a node's power away, frozen or not; it is off when this returns."""
+        (self._cgroups[str(request["name"])] / "cgroup.kill").write_text("1")
+        deadline = time.monotonic() + _SWITCH_S
+        while self._power(request)["on"]:
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"{request['name']} does not end")
+            time.sleep(0.005)
+        return {}
+
+    def _power(self, request: Request) -> Request:
+        """Whether anything runs on a node."""
+        events = (self._cgroups[str(request["name"])] / "cgroup.events").read_text()
+        return {"on": "populated 1" in events}
 
     def _become_node(self, home: Path, request: Request) -> None:
         self.close_for_child()

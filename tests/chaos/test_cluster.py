@@ -23,8 +23,9 @@ from chaos.cluster import Cluster, CommandFailed, Node, Shape
 from chaos.cluster.cluster import cannot_isolate, temporary
 from chaos.cluster.etcd_reader import EtcdReader
 from chaos.cluster.network import Unavailable
+from chaos.cluster.program import REPOSITORY
 from chaos.cluster.programs import AUDIT
-from chaos.machine import kernel
+from chaos.machine import kernel, power_switch
 
 ETCD_ALONE = Shape(etcd=3, supervisors=0, agents=0)
 PATIENCE_S = 60.0
@@ -112,6 +113,29 @@ class TestNodes:
         assert not [pid for pid in pids if alive(pid)]
         assert said(healed, "etcd-1", *peers.split()) != "", "a connection was closed"
         eventually(lambda: answers(healed), f"{other.name} and the third are a majority")
+
+    def test_its_power_switch_works_on_a_frozen_one_too(self, healed: Cluster, tmp_path: Path) -> None:
+        node, program = healed.nodes["etcd-1"], tmp_path / power_switch.PROGRAM
+        program.write_text(power_switch.script())
+        program.chmod(0o755)
+
+        def switch(action: str) -> int:
+            options = f"machine={healed.root}/machine.sock\nplug={node.name}\naction={action}\n"
+            env = os.environ | {"PYTHONPATH": str(REPOSITORY)}
+            return subprocess.run([program], input=options, text=True, env=env, check=False).returncode
+
+        assert switch("status") == power_switch.DONE
+        (node.home / power_switch.BROKEN).touch()
+        assert switch("off") == power_switch.FAILED
+        (node.home / power_switch.BROKEN).unlink()
+        pids = [*node.pids(), node.pid]
+        node.freeze()
+        assert switch("off") == power_switch.DONE
+        assert not [pid for pid in pids if alive(pid)]
+        assert switch("status") == power_switch.IS_OFF
+        node.power_off()
+        node.power_on()
+        assert switch("status") == power_switch.DONE
 
     def test_a_reboot_changes_the_boot_id_and_keeps_the_disk(self, healed: Cluster) -> None:
         node = healed.nodes["etcd-2"]

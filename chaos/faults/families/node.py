@@ -10,12 +10,15 @@ from dataclasses import replace
 from functools import partial
 from itertools import combinations
 
-from chaos.cluster import Cluster, Node
+from chaos.cluster import Cluster, CommandFailed, Node
 from chaos.cluster.shape import OPERATOR
 from chaos.faults.families.agent import holders
 from chaos.faults.families.task import ordered
 from chaos.faults.fault import Expects, Family, Fault, Incidents, expects
 from chaos.faults.scene import DidNotBite, Scene, send
+from chaos.machine import power_switch
+from supervisor.contract import codec
+from supervisor.contract.views.jobs import EventBatch, EventView
 
 LOST = expects(Incidents.ONE, "node_lost", "deadline", scopes=["all"])
 """A node that is back before another node has imported a large program is not lost: only its tasks ended."""
@@ -135,6 +138,52 @@ def frozen(scene: Scene, node: str) -> Iterator[str]:
         yield f"cgroup of {node}: frozen 1, {count} processes"
     finally:
         target.thaw()
+
+
+@contextmanager
+def switched_off(scene: Scene, node: str) -> Iterator[str]:
+    """It stands still, and a supervisor switches its power off; it boots at the heal."""
+    target, before = scene.cluster.nodes[node], scene.generation()
+    pids, known = target.pids(), len(_told(scene, "power_off_confirmed", node))
+    target.freeze()
+    try:
+        began_s = time.monotonic()
+        scene.wait(
+            "a switch that is used", lambda: len(_told(scene, "power_off_confirmed", node)) > known or None
+        )
+        off_ms = 1000 * (time.monotonic() - began_s)
+        scene.wait("another generation", lambda: scene.generation() > before or None)
+        went_on_ms = 1000 * (time.monotonic() - began_s)
+        evidence = f"{_nothing_left(target, pids)} {off_ms:.0f} ms after they stood still"
+        yield f"{evidence}; the next generation began after {went_on_ms:.0f} ms"
+    finally:
+        target.power_off()
+        target.power_on()
+
+
+@contextmanager
+def switch_broken(scene: Scene, node: str) -> Iterator[str]:
+    """It stands still, and its power switch does not work: D is waited for."""
+    target, known = scene.cluster.nodes[node], len(_told(scene, "power_off_failed", node))
+    broken = target.home / power_switch.BROKEN
+    broken.touch()
+    try:
+        with frozen(scene, node) as evidence:
+            scene.wait(
+                "a switch that fails", lambda: len(_told(scene, "power_off_failed", node)) > known or None
+            )
+            yield f"{evidence}; its power switch has failed"
+    finally:
+        broken.unlink()
+
+
+def _told(scene: Scene, kind: str, node: str) -> list[EventView]:
+    """The events of a kind about a node; none while no supervisor answers."""
+    try:
+        found = codec.from_plain(EventBatch, scene.job.operator.ctl("events")).events
+    except CommandFailed:
+        return []
+    return [each for each in found if each.kind == kind and each.fields["node"] == node]
 
 
 @contextmanager
@@ -317,6 +366,32 @@ FAULTS: tuple[Fault, ...] = (
         EITHER,
         hold_s=(0.3, 3.0),
         bound_s=60.0,
+    ),
+    Fault(
+        "node-switched-off",
+        Family.NODE,
+        "a node stands still, and a fence device switches its power off: no wait for D",
+        holders,
+        switched_off,
+        LOST,
+        hold_s=(0.0, 3.0),
+        bound_s=60.0,
+        needs=boots,
+        alone=True,
+        shape=(("fence", True),),
+    ),
+    Fault(
+        "node-switch-broken",
+        Family.NODE,
+        "a node stands still for longer than D, and its fence device fails",
+        holders,
+        switch_broken,
+        LOST,
+        hold_s=(5.0, 8.0),
+        bound_s=60.0,
+        needs=boots,
+        alone=True,
+        shape=(("fence", True),),
     ),
     _cut("cut-supervisors", "a node is cut off from all supervisors", SUPERVISORS, EITHER, (1.0, 10.0)),
     _cut("cut-etcd", "a node is cut off from etcd for longer than D", ETCD, EITHER, (7.0, 12.0)),
