@@ -1,0 +1,176 @@
+"""`python -m benchmarks.resizing`: a running job gets another number of workers, again and again.
+
+An embedded cluster trains the digits (asynchronous, one ps); the number of workers is changed at random with
+`supervisorctl scale`. The stopwatch is the program's own step log. JSON on standard output, progress on
+standard error.
+
+`flip` is from the wish until the next generation is in force, most of which the next save is waited for.
+`first_step` is from then until the first step of any task, `all_step` until every trainer has stepped.
+`steps_again` counts the steps that are made a second time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import random
+import shutil
+import signal
+import sys
+import time
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from benchmarks.support.figures import figures, machine
+from benchmarks.support.subjects import until
+from examples.demo.job import Training, digits_job
+from examples.demo.steplog import StepLog
+from examples.demo.watch import Watch, beside
+from supervisor.cli.local.cluster import LocalCluster
+from supervisor.contract.incident import Outcome
+from supervisor.contract.views.jobs import SubmitRequest
+
+STATE = Path("var/bench/resizing")
+ENDLESS = 100_000_000
+SAVE_STEPS = 200
+STEP_DELAY_MS = 10.0
+MOST_WORKERS = 4
+WAIT_S = 120.0
+STATUS_EVERY_S = 0.1
+
+
+@dataclass(slots=True)
+class Results:
+    """Of all resizes: durations in ms by name, and counts of steps."""
+
+    times: dict[str, list[float]] = field(default_factory=dict)
+    steps_again: list[int] = field(default_factory=list)
+    lost_commits: int = 0
+
+
+class Rounds:
+    """A job that trains, and its resizes."""
+
+    def __init__(self, watch: Watch, results: Results) -> None:
+        self._watch = watch
+        self._log = watch.step_log
+        self._results = results
+
+    async def resize(self, workers: int) -> None:
+        """Ask for so many workers, and wait until all of them train."""
+        watch, log = self._watch, self._log
+        assert watch.view is not None
+        generation, before = watch.view.generation, log.processes()
+        asked_ns, committed = time.monotonic_ns(), watch.committed_step
+        await watch.client.scale(watch.job, {"worker": workers})
+        await self._until(lambda: self._generation > generation, "the next generation")
+        await self._until(lambda: self._all_step(asked_ns, workers, before), f"steps of {workers} workers")
+        first = log.first_after(asked_ns, not_of=before)
+        assert first is not None
+        last_ns = max(
+            step.ns
+            for task in self._trainers(workers)
+            if (step := log.first_after(asked_ns, task, not_of=before)) is not None
+        )
+        (told,) = [each for each in watch.incidents if each.id == f"g{generation}-size"]
+        flip_ms = sum(ms for phase, ms in told.phases_ms.items() if phase in ("detected", "decided", "ready"))
+        old = max(
+            step.step
+            for steps in log.steps.values()
+            for step in steps
+            if step.file in before and step.ns < first.ns
+        )
+        self._results.steps_again.append(max(0, old - first.step + 1))
+        self._results.lost_commits += first.step <= committed
+        for name, ms in (
+            ("flip", float(flip_ms)),
+            ("first_step", (first.ns - asked_ns) / 1e6 - flip_ms),
+            ("all_step", (last_ns - asked_ns) / 1e6 - flip_ms),
+        ):
+            self._results.times.setdefault(name, []).append(round(ms, 1))
+        say(f"{workers} workers: {json.dumps({k: v[-1] for k, v in self._results.times.items()})}")
+
+    async def healthy(self) -> None:
+        """All that is wanted runs, and the last incident is over."""
+        await self._until(
+            lambda: (
+                self._watch.view is not None
+                and self._watch.view.newest_commit is not None
+                and not any(each.outcome is Outcome.OPEN for each in self._watch.incidents)
+            ),
+            "a job that is well and has saved",
+        )
+
+    def _all_step(self, since_ns: int, workers: int, before: frozenset[int]) -> bool:
+        stepped = all(
+            self._log.first_after(since_ns, task, not_of=before) for task in self._trainers(workers)
+        )
+        return stepped and not any(each.outcome is Outcome.OPEN for each in self._watch.incidents)
+
+    @property
+    def _generation(self) -> int:
+        return self._watch.view.generation if self._watch.view is not None else 0
+
+    def _trainers(self, workers: int) -> tuple[str, ...]:
+        return ("chief:0", *(f"worker:{index}" for index in range(workers)))
+
+    async def _until(self, condition: object, what: str) -> None:
+        assert callable(condition)
+        await until(self._log, condition, what, WAIT_S)
+
+
+def say(text: str) -> None:
+    """Progress."""
+    print(text, file=sys.stderr, flush=True)
+
+
+async def _run(cluster: LocalCluster, training: Training, flags: argparse.Namespace, found: Results) -> None:
+    spec = digits_job(training, cluster.layout.checkpoint_base)
+    rng, now = random.Random(flags.seed), spec.role("worker").count
+    async with cluster.client(deadline_s=30.0) as client:
+        await client.submit(SubmitRequest(spec))
+        watch = Watch(client, spec.name, StepLog(training.step_log), status_every_s=STATUS_EVERY_S)
+        rounds = Rounds(watch, found)
+
+        async def play() -> None:
+            workers = now
+            for _ in range(flags.resizes):
+                await rounds.healthy()
+                workers = rng.choice([n for n in range(1, MOST_WORKERS + 1) if n != workers])
+                await rounds.resize(workers)
+
+        await beside(play(), *watch.looks())
+
+
+def main() -> int:
+    """Parse the flags, measure, print."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.resizing", description=__doc__.partition("\n")[0]
+    )
+    parser.add_argument("--resizes", type=int, default=100, help="(%(default)s)")
+    parser.add_argument("--seed", type=int, default=1, help="of the sizes (%(default)s)")
+    parser.add_argument("--state", type=Path, default=STATE, help="scratch directory (%(default)s)")
+    flags = parser.parse_args()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    about, found, directory = machine(), Results(), flags.state.resolve()
+    shutil.rmtree(directory, ignore_errors=True)
+    training = Training(ENDLESS, STEP_DELAY_MS, SAVE_STEPS, directory / "steps")
+    with LocalCluster(directory, profile="fast") as cluster:
+        asyncio.run(_run(cluster, training, flags, found))
+    times = {name: figures(ms) for name, ms in found.times.items()}
+    again = figures(found.steps_again)
+    document = {
+        "benchmark": "resizing",
+        "machine": about,
+        "settings": {"resizes": flags.resizes, "save_steps": SAVE_STEPS, "step_delay_ms": STEP_DELAY_MS},
+        "times_ms": {name: asdict(each) for name, each in times.items() if each},
+        "steps_again": asdict(again) if again else None,
+        "went_back_behind_a_commit": found.lost_commits,
+    }
+    print(json.dumps(document, indent=2))
+    return 0 if not found.lost_commits else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
