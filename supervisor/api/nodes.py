@@ -19,6 +19,7 @@ from supervisor.contract.views.nodes import (
 from supervisor.control.decide.facts import promises
 from supervisor.control.decide.facts.claims import all_claims, may_live
 from supervisor.control.decide.facts.gpus import quarantines_of, reported
+from supervisor.control.decide.facts.standing import lost_from_ms
 from supervisor.control.decide.snapshot import NodeState, Snapshot, Versioned
 from supervisor.control.services.nodes import NodeService
 from supervisor.wire import rpc
@@ -117,10 +118,10 @@ def _node_state(snap: Snapshot, picture: NodeState, *, busy: bool) -> tuple[str,
         mark = max(picture.marks.values(), key=lambda mark: mark.mod_revision, default=None)
         if mark is None:
             return "gone", "no agent is registered"
-        return _marked(snap, mark, snap.timing.d_ms)
+        return _marked(snap, picture, mark)
     mark = picture.marks.get(held.value.incarnation)
     if mark is not None:
-        return _marked(snap, mark, max(snap.timing.d_ms, held.value.d_ms))
+        return _marked(snap, picture, mark)
     if picture.cordon is not None:
         drained = "draining" if busy else "drained"
         return drained if picture.cordon.value.drain else "cordoned", picture.cordon.value.reason
@@ -137,7 +138,7 @@ def _node_state(snap: Snapshot, picture: NodeState, *, busy: bool) -> tuple[str,
     return "ready", ""
 
 
-def _marked(snap: Snapshot, mark: Versioned[LostMark], d_ms: int) -> tuple[str, str]:
-    """State and reason of a marked node. It counts as lost when D has passed since the mark (rule 3)."""
-    lost = mark.value.final or snap.now_ms - mark.created_ms >= d_ms
+def _marked(snap: Snapshot, picture: NodeState, mark: Versioned[LostMark]) -> tuple[str, str]:
+    """State and reason of a marked node. It is lost when the wait that its mark begins is over (rule 3)."""
+    lost = mark.value.final or snap.now_ms >= lost_from_ms(snap, picture, mark)
     return "lost" if lost else "suspected", mark.value.reason

@@ -263,3 +263,17 @@ class Job:
 def is_alive(report: AttemptReport) -> bool:
     found = fence.read_process(report.pid)
     return found is not None and found.start_ticks == report.start_ticks
+
+
+async def fence_by_command(node: Node) -> subprocess.CompletedProcess[str]:
+    """`tfsup-agent --fence`, as an operator or systemd runs it."""
+    command = [*node.enter, sys.executable, "-m", "agent.main", "--config", str(node.config()), "--fence"]
+    return await asyncio.to_thread(
+        subprocess.run,
+        command,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+        cwd=Path(__file__).parents[2],
+    )

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import subprocess
-import sys
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -24,11 +22,10 @@ from supervisor.contract.boundaries import Compare, Op, Put, TxnResult
 from supervisor.contract.errors import Conflict, Refused, UserError
 from supervisor.contract.observed import Incarnation, NodeResources
 from supervisor.contract.timing import FAST
-from tests.agent.cluster import Job, Node, is_alive
+from tests.agent.cluster import Job, Node, fence_by_command, is_alive
 from tests.support.etcd_server import EtcdServer
 from tests.support.sinks import ListSink
 
-FENCE_S = 60.0
 ME = Incarnation("n1", "mine", "boot", FAST.d_ms, "h", "", 1, 2, 3, NodeResources(1, 1))
 MINE = AgentRecord("n1", "boot", "mine")
 
@@ -49,24 +46,16 @@ async def node(etcd: EtcdServer) -> AsyncIterator[Node]:
     await made.close()
 
 
-async def fence(node: Node) -> subprocess.CompletedProcess[str]:
-    """Run the command, as an operator would, or systemd."""
-    command = [sys.executable, "-m", "agent.main", "--config", str(node.config()), "--fence"]
-    return await asyncio.to_thread(
-        subprocess.run, command, capture_output=True, text=True, check=False, timeout=FENCE_S
-    )
-
-
 async def test_what_a_killed_agent_has_left_is_dead_when_its_key_says_so(node: Node) -> None:
     node.start()
     life = await node.until_joined()
     report = await Job(node, life).run()
-    refused = await fence(node)
+    refused = await fence_by_command(node)
     assert (refused.returncode, is_alive(report)) == (Conflict.exit_code, True), refused.stderr
     assert "another agent is running" in refused.stderr
     node.kill()
     assert is_alive(report)
-    done = await fence(node)
+    done = await fence_by_command(node)
     assert done.returncode == 0, done.stderr
     assert not is_alive(report)
     assert await node.incarnation() == replace(life, fenced=True)

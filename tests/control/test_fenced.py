@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from supervisor.api.nodes import node_list
 from supervisor.contract import codec, keys
 from supervisor.contract.boundaries import Delete
 from supervisor.contract.observed import Incarnation
 from supervisor.contract.timing import FAST
 from supervisor.control.decide.facts.standing import Standing, standing
+from supervisor.control.decide.nodes.node_loss import FENCED
 from supervisor.control.decide.plan import Action, PowerOff, put
 from supervisor.control.decide.reconcile import reconcile
 from tests.control.world import World
@@ -60,6 +62,13 @@ def test_a_node_that_was_suspected_before_it_was_fenced_is_lost_from_then_on() -
     world.until(lambda: bool(world.snapshot().nodes[node].marks))
     fence(world, node)
     assert world.until(lambda: world.switch().generation == 2) < FAST.d_ms // 4
+
+
+def test_a_node_that_is_fenced_is_shown_as_lost_at_once() -> None:
+    world, node = stopped()
+    world.until(lambda: bool(world.snapshot().nodes[node].marks))
+    (view,) = [each for each in node_list(world.snapshot()).nodes if each.node == node]
+    assert (view.state, view.reason) == ("lost", FENCED)
 
 
 def test_a_new_leader_need_not_wait_for_a_node_that_is_fenced() -> None:

@@ -22,7 +22,7 @@ from agent.runtimes.weights import SHARES, WEIGHT, Weights
 from chaos.dockerd import Dockerd
 from supervisor.contract.job.spec import ContainerSpec, Mount, Pull, Resources
 from supervisor.contract.observed import AttemptReport, ExitReason
-from tests.agent.cluster import Job, is_alive
+from tests.agent.cluster import Job, fence_by_command, is_alive
 from tests.runtimes.docker_node import DockerNode
 
 LOOK_AROUND = """
@@ -135,6 +135,21 @@ async def test_a_task_runs_in_a_container_and_starts_again_in_the_same(node: Doc
 async def holds(file: Path, text: str) -> bool | None:
     """The launcher tells of an attempt before it writes this."""
     return (file.exists() and file.read_text() == text) or None
+
+
+@pytest.mark.slow
+async def test_what_a_dead_agent_has_left_in_containers_is_dead_when_its_node_is_fenced(
+    node: DockerNode,
+) -> None:
+    node.start()
+    life = await node.until_joined()
+    running = await node.job(life).run()
+    node.kill()
+    assert is_alive(running)
+    done = await fence_by_command(node)
+    assert done.returncode == 0, done.stderr
+    assert not is_alive(running)
+    assert await node.incarnation() == replace(life, fenced=True)
 
 
 async def test_an_agent_that_dies_leaves_its_containers_to_the_next_one(node: DockerNode) -> None:

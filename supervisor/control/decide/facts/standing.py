@@ -43,7 +43,7 @@ def standing(snap: Snapshot, placement: Placement) -> Standing:
         return Standing.ALIVE if acts and not snap.unread_ms(picture) else Standing.SUSPECTED
     if appeal_of(picture, mark) is not None:
         return Standing.SUSPECTED
-    lost = snap.now_ms >= _lost_from_ms(snap, picture, mark)
+    lost = snap.now_ms >= lost_from_ms(snap, picture, mark)
     return Standing.LOST if lost and not promises.held_ms(snap, placement.node) else Standing.SUSPECTED
 
 
@@ -51,10 +51,11 @@ def lost_since_ms(snap: Snapshot, placement: Placement) -> int:
     """When a lost placement's wait was over, on this leader's clock; 0 for one that is not marked."""
     picture = snap.nodes.get(placement.node)
     mark = picture.mark_of(placement.incarnation) if picture is not None else None
-    return _lost_from_ms(snap, picture, mark) if picture is not None and mark is not None else 0
+    return lost_from_ms(snap, picture, mark) if picture is not None and mark is not None else 0
 
 
-def _lost_from_ms(snap: Snapshot, picture: NodeState, mark: Versioned[LostMark]) -> int:
+def lost_from_ms(snap: Snapshot, picture: NodeState, mark: Versioned[LostMark]) -> int:
+    """When the wait that a mark begins is over, on this leader's clock."""
     waited_ms = mark.created_ms + wait_ms(snap, picture)
     known_ms = [mark.seen_ms] if mark.value.off else []
     if (holder := picture.fenced(mark.value.incarnation)) is not None:
