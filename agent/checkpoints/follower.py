@@ -67,6 +67,8 @@ class CommitFollower:
                 job=self._what.job,
                 reason=str(error),
             )
+        if not self._what.brings:
+            await asyncio.Event().wait()
         directory = generation_directory(self._parent, self._what.generation)
         if await asyncio.to_thread(_holds_anything, directory):
             # It was staged when the generation was prepared; one that has moved here finds nothing yet.

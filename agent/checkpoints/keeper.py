@@ -280,13 +280,14 @@ class NodeCheckpoints:
 
         It blocks, possibly until another agent of this machine has assigned a user to a job.
         """
-        if self.users is None:
+        if self.users is None and following.brings:
             return
         directory = Path(self.directory(following.job_uuid, following.generation))
-        user = self.users.of(following.job_uuid)
+        user = self.users.of(following.job_uuid) if self.users is not None else None
         with mapped_errors(f"make {directory}"), effect("checkpoints.make"):
             directory.mkdir(parents=True, exist_ok=True)
-            give(directory, user)
+            if user is not None:
+                give(directory, user)
 
     def _mounted(self, commit: Commit) -> MountedGeneration | None:
         if commit.mode != MOUNTED:

@@ -23,11 +23,11 @@ def bring_in(work: Work, wants: Wants) -> None:
 
     What etcd or docker cannot give now is tried again for as long as the plan stands: that is no fault of the
     program, and must not be told as one.
-    A follower that has moved here was never in preparation on this node.
+    A task that has moved here was never in preparation on this node.
     """
     plans = set()
     attempts = work.state.attempts
-    moved = [each for each in wants.run.values() if each.follow and each.attempt_id not in attempts]
+    moved = [each for each in wants.run.values() if each.moves and each.attempt_id not in attempts]
     brought = (*wants.prepare.values(), *moved)
     making = {each.plan_id for each in brought if _needs_image(work, each)}
     for assignment in brought:

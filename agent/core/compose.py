@@ -38,14 +38,17 @@ def start_message(
     assignment = launch.assignment
     task = assignment.task
     step = launch.base.step if launch.base is not None else -1
+    spec = (
+        launch.spec.with_address(task.role, task.index, launch.address) if assignment.joins else launch.spec
+    )
     values = placeholder_values(
-        launch.spec, task, checkpoint_dir, assignment.protocol, launch.address, outputs.own, outputs.all
+        spec, task, checkpoint_dir, assignment.protocol, launch.address, outputs.own, outputs.all
     )
     argv, asked = _filled(assignment, values)
     env = {
         _QUEUES: str(_queues(launch.spec)),
         **asked,
-        "TF_CONFIG": tf_config(launch.spec, task),
+        "TF_CONFIG": tf_config(spec, task),
         "CHECKPOINT_DIR": checkpoint_dir,
         "TFSUP_OUTPUT_DIR": outputs.own,
         "TFSUP_GENERATION": str(assignment.generation),
@@ -74,6 +77,7 @@ def start_message(
         adopt=assignment.checkpoint_adopt,
         devices=assignment.gpus,
         secrets=dict(secrets),
+        joins=assignment.joins,
     )
 
 

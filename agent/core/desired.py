@@ -27,7 +27,7 @@ class Wants:
         run: exactly this attempt of the task, by task.
         stage: the base of a closing switch, by plan id, and one of the plan's assignments here.
         commit: the saver's assignment here, by job.
-        follow: a reader of commits that runs here, by job.
+        follow: a reader of commits that runs here, by job; else a task that has moved here.
         linger: a task that the switch ends after some time, by task.
         held: a stopped task of a failed job, kept for inspection, by task.
         spares: the recipe of a launcher in reserve, by job; None if the node keeps none.
@@ -133,11 +133,12 @@ def _place(result: Wants, assignment: Assignment, switch: JobSwitch) -> None:
         return
     if assignment.plan_id != switch.plan_id or assignment.generation != switch.generation:
         return
-    if switch.phase is JobPhase.RUNNING:
+    if switch.phase is JobPhase.RUNNING and not assignment.ends:
         result.run[assignment.task] = assignment
     elif switch.save_grace_ms and _has_time(assignment, switch):
         result.linger[assignment.task] = assignment
-    if assignment.follow and (assignment.task in result.run or assignment.task in result.linger):
+    there = assignment.task in result.run or assignment.task in result.linger
+    if there and (assignment.follow or (assignment.joins and assignment.job not in result.follow)):
         result.follow[assignment.job] = assignment
     saves = switch.saver == assignment.task.member if switch.saver else assignment.saver
     if saves and switch.phase in {JobPhase.RUNNING, JobPhase.FINISHING, JobPhase.STOPPING}:

@@ -29,8 +29,7 @@ def admits(work: Work, attempt: Attempt, spec: ClusterSpec) -> bool:
     if not state.settings.firewall or launcher.recipe.networked:
         return True
     if attempt.plan_id not in state.addresses:
-        found = tuple(address for role in (*spec.roles, *spec.outside) for address in role.addresses)
-        state.addresses[attempt.plan_id] = PlanAddresses(attempt.plan_id, attempt.job_uuid, found)
+        state.addresses[attempt.plan_id] = _addresses(attempt.plan_id, attempt.job_uuid, spec)
     if attempt.plan_id in state.firewall.left_out:
         return False
     in_force = state.firewall.in_force or ()
@@ -46,12 +45,21 @@ def tend(work: Work, wants: Wants) -> None:
     plans |= {each.plan_id for each in wants.run.values()}
     for plan_id in [each for each in state.addresses if each not in plans]:
         del state.addresses[plan_id]
+    for plan_id, spec in state.specs.items():
+        if plan_id in state.addresses and spec.edition:
+            # A task has moved: it is to be reached from where it is now.
+            state.addresses[plan_id] = _addresses(plan_id, state.addresses[plan_id].job_uuid, spec)
     known, needed = state.firewall, _needed(state)
     due = needed != known.in_force or 0 <= known.again_ms <= work.now_ms
     waits = known.setting or (known.failure and work.now_ms < known.again_ms)
     if due and not waits:
         work.state = replace(state, firewall=replace(known, setting=True))
         work.emit(SetFirewall(needed))
+
+
+def _addresses(plan_id: str, job_uuid: str, spec: ClusterSpec) -> PlanAddresses:
+    found = tuple(address for role in (*spec.roles, *spec.outside) for address in role.addresses)
+    return PlanAddresses(plan_id, job_uuid, found)
 
 
 def on_set(work: Work, event: FirewallSet) -> None:

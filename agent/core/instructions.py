@@ -275,7 +275,8 @@ class StopCommit:
 class FollowCommits:
     """Bring each new commit of this generation in, for a program that only reads them.
 
-    `base`: what the generation started from.
+    `base`: what the generation started from. `brings`: False where only the directory is needed, and what is
+    mounted there.
     """
 
     job: str
@@ -285,6 +286,7 @@ class FollowCommits:
     uri: str
     mode: str = "staged"
     plan_id: str = ""
+    brings: bool = True
 
 
 @dataclass(frozen=True, slots=True)

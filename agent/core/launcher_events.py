@@ -11,6 +11,7 @@ from agent.core.saved.record import End
 from agent.core.state import ROOM_AGAIN_MS, Attempt, Full, HoldState, Launcher
 from agent.core.step_context import Work
 from agent.inside import protocol
+from supervisor.contract.job.joining import joins_supported
 from supervisor.contract.observed import ExitReason
 
 PATIENCE_MS = 60_000
@@ -130,6 +131,8 @@ def on_said(work: Work, event: LauncherSaid) -> None:
             _on_start_failed(work, launcher, message)
         case protocol.Exited():
             _on_exited(work, launcher, message)
+        case protocol.PeersFailed():
+            _on_peers_failed(work, launcher, message)
         case _:
             pass
 
@@ -164,6 +167,7 @@ def _on_hello(work: Work, launcher: Launcher, hello: protocol.Hello) -> None:
             settled=launcher.settled or hello.warm,
             adopts=hello.adopts,
             keeps_secrets=hello.keeps_secrets,
+            joins=hello.joins,
         )
     )
     held = {each.reservation: each.port for each in hello.reservations}
@@ -187,7 +191,9 @@ def _on_hello(work: Work, launcher: Launcher, hello: protocol.Hello) -> None:
         if known is None or mismatch:
             work.doom(launcher, f"it runs {running.attempt}, which is not in the state file")
             return
-        known = replace(known, tensorflow=running.tensorflow)
+        known = replace(
+            known, tensorflow=running.tensorflow, stays=_why_it_stays(launcher, running.tensorflow)
+        )
         _runs(work, known, pid, running.start_ticks, known.started_ms)
     for attempt in work.live_on(launcher.launcher_id):
         if attempt.end is None and (running is None or str(attempt.id) != running.attempt):
@@ -248,14 +254,28 @@ def _on_started(work: Work, launcher: Launcher, message: protocol.Started) -> No
         work.say(launcher.launcher_id, protocol.Kill(message.attempt, "it is not wanted"))
         return
     if attempt.end is None:
-        attempt = replace(attempt, warm=message.warm, tensorflow=message.tensorflow)
+        stays = _why_it_stays(launcher, message.tensorflow)
+        attempt = replace(attempt, warm=message.warm, tensorflow=message.tensorflow, stays=stays)
         _runs(work, attempt, message.pid, message.start_ticks, message.at_ms)
+
+
+def _why_it_stays(launcher: Launcher, tensorflow: str) -> str:
+    """Why a program cannot join others that run, or be told that one has joined; empty if it can.
+
+    `tensorflow`: the version that its launcher has imported for it, empty if none.
+    """
+    if not launcher.joins:
+        return "its launcher makes no program join"
+    if not tensorflow:
+        return "it was started cold, so that its TensorFlow is not known"
+    return "" if joins_supported(tensorflow) else f"that was not tried with TensorFlow {tensorflow}"
 
 
 def _runs(work: Work, attempt: Attempt, pid: int, start_ticks: int, started_ms: int) -> None:
     # Whoever says hello anew may not have heard that it is to be stopped.
+    # Nor, perhaps, where others have moved.
     attempt = replace(
-        attempt, pid=pid, start_ticks=start_ticks, started_ms=started_ms, asked=True, suspended=False
+        attempt, pid=pid, start_ticks=start_ticks, started_ms=started_ms, asked=True, suspended=False, heard=0
     )
     work.put_attempt(attempt)
     work.emit(attempt.follow())
@@ -284,6 +304,16 @@ def _on_exited(work: Work, launcher: Launcher, message: protocol.Exited) -> None
     if end.reason in _LAST and launcher.usable:
         launcher = work.put_launcher(replace(launcher, leaving_ms=work.now_ms))
     work.end(attempt, end)
+
+
+def _on_peers_failed(work: Work, launcher: Launcher, message: protocol.PeersFailed) -> None:
+    """A program cannot be told where others have moved: it would wait for them for ever."""
+    attempt = find(work, launcher, message.attempt)
+    if attempt is None or attempt.end is not None:
+        return
+    reason = f"it cannot be told where a worker has moved: {message.reason}"
+    attempt = work.end(attempt, End(ExitReason.KILLED, None, None, work.now_ms, False, reason))
+    work.kill(attempt, reason)
 
 
 def _lost(work: Work, launcher: Launcher, detail: str, *, dead: bool) -> End:

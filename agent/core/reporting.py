@@ -104,7 +104,7 @@ def leave_checkpoints(work: Work) -> None:
     for job in list(work.state.commits):
         _stop_commit(work, job)
     for mark in work.state.following.values():
-        work.emit(StopFollowing(*mark))
+        work.emit(StopFollowing(*mark[:2]))
     work.state.following.clear()
 
 
@@ -113,14 +113,19 @@ def follow_commits(work: Work, wants: Wants) -> None:
     following = work.state.following
     for job in list(following):
         wanted = wants.follow.get(job)
-        if wanted is None or following[job] != (wanted.job_uuid, wanted.generation):
-            work.emit(StopFollowing(*following.pop(job)))
+        if wanted is None or following[job] != _followed(wanted):
+            work.emit(StopFollowing(*following.pop(job)[:2]))
     for job, assignment in wants.follow.items():
         if job not in following:
-            following[job] = (assignment.job_uuid, assignment.generation)
+            uuid, generation, brings = following[job] = _followed(assignment)
             base = wants.switches[job].base
             how = (assignment.checkpoint_uri, assignment.checkpoint_mode, assignment.plan_id)
-            work.emit(FollowCommits(job, *following[job], base, *how))
+            work.emit(FollowCommits(job, uuid, generation, base, *how, brings=brings))
+
+
+def _followed(assignment: Assignment) -> tuple[str, int, bool]:
+    """A worker that has moved here reads no commit, but its generation has a directory."""
+    return assignment.job_uuid, assignment.generation, assignment.follow
 
 
 def report(work: Work) -> None:
@@ -202,4 +207,5 @@ def _record(state: AgentState, attempt: Attempt) -> AttemptReport:
         gpus=attempt.gpus,
         saver=attempt.saver,
         warm=attempt.warm,
+        stays=attempt.stays,
     )

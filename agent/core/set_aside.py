@@ -143,7 +143,7 @@ def on_broken(work: Work, event: Broken) -> None:
     for job, following in list(state.following.items()):
         if following[0] == event.job_uuid:
             del state.following[job]
-            work.emit(StopFollowing(*following))
+            work.emit(StopFollowing(*following[:2]))
     if event.launcher_id:
         break_launcher(work, event.launcher_id, event.reason)
     for attempt in list(work.state.attempts.values()):

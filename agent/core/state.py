@@ -28,7 +28,7 @@ class Launcher:
         member: the task that it is kept for; empty for a spare.
         heard_ms: its last sign of life; while it is away, when it went.
         settled: preloading is over, well (`warm`) or not.
-        adopts, keeps_secrets: what it knows, as its hello says.
+        adopts, keeps_secrets, joins: what it knows, as its hello says.
         doomed: to be killed from outside, with all that it started.
         fencing: such a round is under way.
         leaving_ms: when it was told to leave, or said that it does; -1 before.
@@ -47,6 +47,7 @@ class Launcher:
     settled: bool = False
     adopts: bool = False
     keeps_secrets: bool = False
+    joins: bool = False
     doomed: bool = False
     fencing: bool = False
     fence_ms: int = -1
@@ -133,6 +134,8 @@ class Attempt:
         suspended: its launcher has been told to stop it where it is.
         tensorflow: the version that its launcher has imported for it; it is told anew at each hello.
         gpus, gpus_shared: those that it may hold until it is confirmed dead; whether others may, too.
+        stays: as in its report, once it is known to run.
+        heard: the edition of the ClusterSpec that its launcher has been told of.
     """
 
     id: AttemptId
@@ -165,6 +168,8 @@ class Attempt:
     tensorflow: str = ""
     gpus: tuple[str, ...] = ()
     gpus_shared: bool = False
+    stays: str = "it has not run"
+    heard: int = 0
 
     def follow(self) -> Follow:
         """How its output is read while it runs."""
@@ -297,7 +302,7 @@ class AgentState:
         view: what the leader wants; None until the mirrors are whole.
         full: the node had no room for a base, or no user for a job, lately.
         commits: by job, of what is committed here: UUID, generation, and the member that saves.
-        following: generations whose commits are brought in, by job.
+        following: generations whose directories tasks here read, by job, and whether commits are brought in.
         cold: the warm attempt that fell over before its first step, by task that starts cold because of it.
         retried: tasks that have run well since, and have had another warm start (`agent.core.warmth`).
         cleaned: (UUID, generation, ended) of the last cleaning, by job.
@@ -339,7 +344,7 @@ class AgentState:
     staging: dict[str, Staging] = field(default_factory=dict)
     full: Full | None = None
     commits: dict[str, tuple[str, int, str]] = field(default_factory=dict)
-    following: dict[str, tuple[str, int]] = field(default_factory=dict)
+    following: dict[str, tuple[str, int, bool]] = field(default_factory=dict)
     cold: dict[str, AttemptId] = field(default_factory=dict)
     retried: frozenset[str] = frozenset()
     cleaned: dict[str, tuple[str, int, bool]] = field(default_factory=dict)

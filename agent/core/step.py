@@ -376,6 +376,7 @@ def _reconcile(work: Work) -> None:
     prepared.tell_delays(work, wanted)
     if not expired:
         tasks.start_wanted(work, wanted)
+    tasks.tell_of_moves(work, wanted)
     firewall.tend(work, wanted)
     reporting.stage_bases(work, wanted)
     reporting.commit_and_drain(work, wanted)

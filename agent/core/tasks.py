@@ -127,6 +127,21 @@ def start_wanted(work: Work, wants: Wants) -> None:
             _launch(work, wants, assignment, attempt)
 
 
+def tell_of_moves(work: Work, wants: Wants) -> None:
+    """Read each ClusterSpec that has changed while attempts of its plan run here, and tell a coordinator."""
+    for assignment in wants.run.values():
+        attempt = work.state.attempts.get(assignment.attempt_id)
+        edition = wants.switches[assignment.job].edition
+        if not edition or attempt is None or not attempt.pid or attempt.end is not None:
+            continue
+        spec = _spec(work, wants, assignment)
+        if spec is None or not assignment.hears_moves or attempt.heard == spec.edition:
+            continue
+        cluster = {entry.role: list(entry.addresses) for entry in spec.roles}
+        if work.say(attempt.launcher_id, protocol.Peers(str(attempt.id), cluster)):
+            work.put_attempt(replace(attempt, heard=spec.edition))
+
+
 def forget(work: Work, wants: Wants) -> None:
     """Drop attempts that etcd has in full and that no record can ask for again; acknowledge their exits."""
     view = work.state.view
@@ -243,12 +258,12 @@ def _start(work: Work, wants: Wants, assignment: Assignment) -> None:
     if not _gpus_free(work, assignment):
         return
     has_all = _has_all(work, assignment)
-    spec = _spec(work, assignment)
+    spec = _spec(work, wants, assignment)
     if spec is None:
         return
-    hold = state.holds.get(name_of(assignment))
+    hold = _own_hold(work, assignment)
     brought = code.standing(work, assignment)
-    if assignment.follow and not brought.done:
+    if assignment.moves and not brought.done:
         return
     if hold is None:
         hold = _new_hold(work, assignment, _port_of(work, assignment, spec))
@@ -267,7 +282,7 @@ def _start(work: Work, wants: Wants, assignment: Assignment) -> None:
     reach = state.reach_of(launcher.launcher_id)
     if reach is None:
         return
-    if not assignment.follow and _told_elsewhere(assignment, spec, address_of(reach, hold)):
+    if not assignment.moves and _told_elsewhere(assignment, spec, address_of(reach, hold)):
         attempt = _new_attempt(work, wants, assignment, hold)
         detail = f"others know it by an address that is gone; this node's is now {address_of(reach, hold)}"
         work.end(
@@ -282,6 +297,18 @@ def _start(work: Work, wants: Wants, assignment: Assignment) -> None:
     _launch(work, wants, assignment, _new_attempt(work, wants, assignment, hold))
 
 
+def _own_hold(work: Work, assignment: Assignment) -> PortReservation | None:
+    """The reservation of an assignment; not that of its earlier attempt with other GPUs."""
+    hold = work.state.holds.get(name_of(assignment))
+    launcher = work.state.launchers.get(hold.launcher_id) if hold is not None else None
+    same = launcher is None or launcher.recipe == _recipe(work, assignment)
+    if hold is None or same or not assignment.joins:
+        return hold
+    work.say(hold.launcher_id, protocol.Release(hold.name))
+    del work.state.holds[hold.name]
+    return None
+
+
 def _knows_how(work: Work, assignment: Assignment, launcher: Launcher) -> bool:
     """Whether a launcher can do all that a task needs; one of an earlier release gives way."""
     lacks = ""
@@ -289,6 +316,8 @@ def _knows_how(work: Work, assignment: Assignment, launcher: Launcher) -> bool:
         lacks = "cannot adopt a path"
     if assignment.secrets and not launcher.keeps_secrets:
         lacks = "cannot keep secrets"
+    if assignment.joins and not launcher.joins:
+        lacks = "cannot make a program join"
     if lacks:
         work.doom(launcher, f"it is of an earlier release, which {lacks}")
     return not lacks
@@ -362,7 +391,7 @@ def _new_attempt(work: Work, wants: Wants, assignment: Assignment, hold: PortRes
 
 def _launch(work: Work, wants: Wants, assignment: Assignment, attempt: Attempt) -> None:
     launcher = work.state.launchers.get(attempt.launcher_id)
-    spec = _spec(work, assignment)
+    spec = _spec(work, wants, assignment)
     hold = work.state.holds.get(name_of(assignment))
     if launcher is None or not launcher.welcomed or launcher.doomed or spec is None or hold is None:
         return
@@ -377,9 +406,12 @@ def _launch(work: Work, wants: Wants, assignment: Assignment, attempt: Attempt) 
     work.emit(launch)
 
 
-def _spec(work: Work, assignment: Assignment) -> ClusterSpec | None:
+def _spec(work: Work, wants: Wants, assignment: Assignment) -> ClusterSpec | None:
+    """The ClusterSpec of an assignment, in the edition that is in force; None while it is not here."""
     state = work.state
     found = state.specs.get(assignment.plan_id)
+    if found is not None and found.edition < wants.switches[assignment.job].edition:
+        found = None
     if found is None and work.now_ms >= state.reading.get(assignment.plan_id, 0):
         state.reading[assignment.plan_id] = work.now_ms + SPEC_AGAIN_MS
         work.emit(ReadSpec(assignment.job, assignment.plan_id))
@@ -395,7 +427,7 @@ def _port_of(work: Work, assignment: Assignment, spec: ClusterSpec) -> int | Non
     recipe = _recipe(work, assignment)
     launcher = pool.find(work, recipe, assignment.task.member)
     here = Reach(work.state.settings.host) if not recipe.networked else launcher and launcher.reach
-    return int(port) if here and host == here.host and not assignment.follow else None
+    return int(port) if here and host == here.host and not assignment.moves else None
 
 
 def _told_elsewhere(assignment: Assignment, spec: ClusterSpec, address: str) -> bool:

@@ -156,6 +156,13 @@ def _elastic(rng: random.Random, draft: Draft, shape: Shape) -> Draft:
     return _with(draft, replace(draft.spec, roles=roles))
 
 
+def _old_tensorflow(rng: random.Random, draft: Draft, shape: Shape) -> Draft:
+    """No worker can move with the version that it imports, or its chief cannot always be told of a move."""
+    if rng.random() < 0.5:
+        return replace(draft, temper=replace(draft.temper, tensorflow="2.3.0"))
+    return replace(draft, temper=replace(draft.temper, deaf=0.5))
+
+
 TRAITS: dict[str, Trait] = {
     "two parameter servers": _servers,
     "ordered starts": _ordered,
@@ -175,6 +182,7 @@ TRAITS: dict[str, Trait] = {
     "an epoch and a step": _in_epochs,
     "another task saves": _another_saves,
     "elastic workers": _elastic,
+    "a TensorFlow that cannot move workers": _old_tensorflow,
 }
 
 

@@ -11,6 +11,9 @@ from types import MappingProxyType
 from supervisor.contract.ids import TaskId
 from supervisor.contract.job.spec import JobSpec, Scope, Strategy
 
+JOINS = frozenset({Strategy.ASYNC, Strategy.COORDINATOR})
+"""The strategies in which a worker can join tasks that run already, at an address that they did not know."""
+
 _WORKERS_COME_BACK = {"worker": Scope.TASK}
 _OBSERVERS = dict.fromkeys(("evaluator", "tensorboard", "dispatcher", "data_worker"), Scope.TASK)
 
@@ -48,3 +51,18 @@ def scope_of(spec: JobSpec, task: TaskId, saver: TaskId | None = None) -> tuple[
     how = "all" if scope is Scope.ALL else "alone" if outside else "in_place"
     why = ".job" if asked else ".saver" if saves else ""
     return scope, f"{spec.strategy.value}.{task.role}.{how}{why}"
+
+
+def may_move(spec: JobSpec, task: TaskId, saver: TaskId | None = None) -> bool:
+    """Whether a task may be started on another node while all others of its generation run on.
+
+    A follower may: no other task needs its address. So may a worker of an asynchronous strategy that restarts
+    alone, if its program can join; but not the task that saves, whatever the job's `restart.scope` says.
+    Raises KeyError for a role that the job does not have.
+    """
+    role = spec.role(task.role)
+    if role.follow:
+        return True
+    joins = spec.strategy in JOINS and task.role == "worker" and not role.outside
+    saves = task == (saver or spec.saver)
+    return joins and not saves and scope_of(spec, task, saver)[0] is Scope.TASK

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 
 from supervisor.contract.boundaries import CreatedAt
@@ -90,7 +90,8 @@ class Placement:
 class Plan:
     """A generation in preparation: inert until the switch names this plan id (rule 6).
 
-    `code` is the digest of the shipped directory that it runs; empty if none is shipped.
+    `code` is the digest of the shipped directory that it runs; empty if none is shipped. `moved`: the workers
+    that have moved since it is in force. A leader of a release that moves none leaves the job alone.
     """
 
     job: str
@@ -99,6 +100,7 @@ class Plan:
     incident: str
     placements: tuple[Placement, ...]
     code: str = ""
+    moved: tuple[str, ...] = field(default=(), metadata=NEEDED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +139,9 @@ class Assignment:
     when this attempt was decided on. `output_budget_bytes` bounds what of its output directory goes to the
     store, `keep_work_ms` how long its node keeps what it wrote elsewhere; 0 in records of earlier releases.
     `secrets`: variables whose values the agent asks for at each start: by variable, the secret's name.
-    `cadence`: of the saver, unless its job wants none.
+    `cadence`: of the saver, unless its job wants none. `joins`: the task has moved inside its generation, so
+    that no other task was told of its address when it started. `hears_moves`: its program is told of each
+    address that changes so (`JobSwitch.edition`). `ends`: the attempt is to end, as its task moves.
     """
 
     job: str
@@ -182,6 +186,14 @@ class Assignment:
     keep_work_ms: int = 0
     secrets: dict[str, str] = field(default_factory=dict, metadata=NEEDED)
     cadence: Cadence | None = None
+    joins: bool = False
+    hears_moves: bool = False
+    ends: bool = False
+
+    @property
+    def moves(self) -> bool:
+        """Whether its task may be started at an address that its ClusterSpec does not have."""
+        return self.follow or self.joins
 
     @property
     def task(self) -> TaskId:
@@ -226,16 +238,44 @@ class RoleAddresses:
     role: str
     addresses: tuple[str, ...]
 
+    def having(self, role: str, index: int, address: str) -> RoleAddresses:
+        """The same, with another address of a task, if it is of this role."""
+        if role != self.role:
+            return self
+        return RoleAddresses(
+            role, tuple(address if i == index else each for i, each in enumerate(self.addresses))
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class ClusterSpec:
-    """TensorFlow's ClusterSpec of one plan, the roles outside it (`follow`) beside it."""
+    """TensorFlow's ClusterSpec of one plan, the roles outside it (`follow`) beside it.
+
+    `edition`: how often a task in it has moved since the generation began. `former`: the addresses that such
+    tasks had before; other tasks of the generation may still know them.
+    """
 
     job: str
     generation: int
     plan_id: str
     roles: tuple[RoleAddresses, ...]
     outside: tuple[RoleAddresses, ...] = ()
+    edition: int = 0
+    former: tuple[str, ...] = ()
+
+    @property
+    def known(self) -> tuple[str, ...]:
+        """All addresses that tasks of its generation may know."""
+        listed = (each for entry in (*self.roles, *self.outside) for each in entry.addresses)
+        return (*listed, *self.former)
+
+    def with_address(self, role: str, index: int, address: str) -> ClusterSpec:
+        """The same, with another address of one task."""
+        return replace(
+            self,
+            roles=tuple(each.having(role, index, address) for each in self.roles),
+            outside=tuple(each.having(role, index, address) for each in self.outside),
+        )
 
     def address(self, role: str, index: int) -> str:
         """`host:port` of a task; raises KeyError."""
@@ -332,6 +372,7 @@ class JobSwitch:
     the program's code may have come of the warm start. `saver`: the member that was seen to save, whose node
     commits; empty: the one that the job's roles let expect. `parked`: why no rule looks at the job; its
     stored phase is FAILED then, which every release reads as: end its tasks, start nothing (decision 0045).
+    `edition`: that of the ClusterSpec in force; an agent that has an older one reads it again.
     """
 
     job: str
@@ -351,6 +392,7 @@ class JobSwitch:
     cold: bool = False
     saver: str = ""
     parked: Parked | None = None
+    edition: int = 0
 
     @property
     def shown_phase(self) -> JobPhase:

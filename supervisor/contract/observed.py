@@ -291,6 +291,10 @@ class Saves:
     pace: Pace = Pace()
 
 
+STAYS = "its agent is of an earlier release"
+"""Why a task stays, by a report of an agent that does not say why."""
+
+
 @dataclass(frozen=True, slots=True)
 class AttemptReport:
     """One attempt, as last reported.
@@ -302,7 +306,8 @@ class AttemptReport:
 
     `gpus`: UUIDs of the GPUs that it may hold until it is confirmed dead. `saves`: its saves up to this
     report. `saver`: its node commits its saves. `warm`: it was forked from an interpreter with the imports
-    done, or that is unknown.
+    done, or that is unknown. `stays`: why its program cannot take part in a move inside its generation, as a
+    worker that moves or as a chief that is told of it; empty if it can.
     """
 
     job: str
@@ -325,6 +330,7 @@ class AttemptReport:
     stepped: bool = False
     saver: bool = False
     warm: bool = True
+    stays: str = STAYS
 
     @property
     def has_stepped(self) -> bool:

@@ -173,7 +173,7 @@ def test_when_training_is_over_only_an_evaluator_has_time(follow: bool, serves: 
 
 def test_commits_are_brought_to_an_evaluator_until_it_has_judged_the_last() -> None:
     core = Core(replace(ORDER, role="evaluator", follow=True, checkpoint_uri="file:///c"))
-    assert core.state.following == {"job": ("u", 1)}
+    assert core.state.following == {"job": ("u", 1, True)}
     assert core.following(switch(JobPhase.FINISHING)) == []
     assert core.following(switch(JobPhase.FINISHING, 0)) == [StopFollowing("u", 1)]
     assert core.following(JobSwitch("job", "u", JobPhase.RUNNING, 1, "p1")) == [

@@ -25,6 +25,7 @@ from supervisor.contract.ids import AttemptId
 from supervisor.contract.incident import Event, Incident
 from supervisor.contract.job.spec import JobIntent, JobRecord, JobSpec, Wanted
 from supervisor.contract.observed import (
+    STAYS,
     Appeal,
     AttemptReport,
     AttemptState,
@@ -112,6 +113,8 @@ class World:
         self.steps: dict[str, int] = {}
         self.ports = 20_000
         self.tells_warmth = True
+        self.stays = STAYS
+        """Why no program can take part in a move, as agents say."""
         self.parks = False
         """Whether an error that parks a job or a node is what a test wants."""
         self.new_leader()
@@ -356,7 +359,15 @@ class World:
         if wanted.generation > switch.generation and not switch.phase.ended:
             self._prepare(agent, wanted, switch)
         elif wanted.plan_id == switch.plan_id and switch.phase is JobPhase.RUNNING:
-            self._start(agent, wanted, switch)
+            if not wanted.ends:
+                self._start(agent, wanted, switch)
+            elif agent.obedient:
+                self._end(wanted)
+
+    def _end(self, wanted: Assignment) -> None:
+        for report in self.running().values():
+            if report.attempt == wanted.attempt_id:
+                self._exited(report, Exit(ExitReason.KILLED, None, 9, 0, confirmed_dead=True), drained=True)
 
     def _start(self, agent: Agent, wanted: Assignment, switch: JobSwitch) -> None:
         if not agent.starts or self.store.read(keys.attempt(wanted.attempt_id)):
@@ -365,8 +376,11 @@ class World:
             if report.attempt.task == wanted.task and report.number < wanted.attempt:
                 self._exited(report, Exit(ExitReason.KILLED, None, 9, 0, confirmed_dead=True), drained=True)
         agent.started[wanted.attempt_id] = self.now_ms
-        if wanted.outside and wanted.attempt > 1:
+        known = self.snapshot().jobs[wanted.job].specs[wanted.plan_id].value
+        address = known.address(wanted.role, wanted.index)
+        if wanted.joins or (wanted.outside and wanted.attempt > 1):
             self.ports += 1
+            address = f"127.0.0.1:{self.ports}"
         report = AttemptReport(
             wanted.job,
             wanted.role,
@@ -379,9 +393,10 @@ class World:
             AttemptState.RUNNING,
             100,
             1,
-            f"127.0.0.1:{self.ports}",
+            address,
             gpus=wanted.gpus,
             warm=not (switch.cold and self.tells_warmth),
+            stays=self.stays,
         )
         self.write(put(keys.attempt(wanted.attempt_id), report))
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recovery.policy.scope import scope_of
+from recovery.policy.scope import may_move, scope_of
 from supervisor.contract.ids import TaskId
 from supervisor.contract.job.spec import JobSpec, Scope, Strategy
 from tests.support.builders import job_spec, role
@@ -119,3 +121,23 @@ def test_what_saves_inside_the_cluster_never_comes_back_alone_unasked(
             others = [other for other in spec.tasks() if other.role == task.role and other != spec.saver]
             assert {scope_of(spec, other)[0] for other in others} <= {scope}
         assert rule.endswith(".saver") <= (task == spec.saver)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "member", "asked", "moves"),
+    [
+        (Strategy.ASYNC, "worker:1", None, True),
+        (Strategy.COORDINATOR, "worker:1", None, True),
+        (Strategy.ASYNC, "worker:1", Scope.ALL, False),
+        (Strategy.SYNC, "worker:1", Scope.TASK, False),
+        (Strategy.ASYNC, "worker:0", Scope.TASK, False),
+        (Strategy.ASYNC, "ps:0", Scope.TASK, False),
+    ],
+)
+def test_what_moves_is_a_worker_that_the_others_can_spare(
+    strategy: Strategy, member: str, asked: Scope | None, moves: bool
+) -> None:
+    spec = replace(job_spec({"ps": 1, "worker": 2}), strategy=strategy)
+    if asked is not None:
+        spec = replace(spec, restart=replace(spec.restart, scope={"worker": asked, "ps": asked}))
+    assert may_move(spec, TaskId.parse(f"{spec.name}/{member}")) == moves

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 MOVES = "tests/control/test_moves.py::"
+WORKERS = "tests/control/test_moving_workers.py::"
+JOINING = "tests/agent/test_joining.py::"
 NODES = "tests/control/test_nodes.py::"
 HOLDING = "tests/control/test_holding.py::"
 GENERATIONS = "tests/control/test_generations.py::"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.guarantees.guarantee import AGENT, FILES, LAUNCHER, MEMBER, Guarantee
+from tests.guarantees.guarantee import AGENT, FILES, JOINING, LAUNCHER, MEMBER, Guarantee
 
 FENCING = "tests/agent/test_fencing.py::"
 STEPS = "tests/agent/test_batches.py::"
@@ -29,6 +29,30 @@ ROWS = (
         "        if life.incarnation not in own:\n",
         "        if not own:\n",
         FENCING + "test_the_key_of_another_agent_is_left_alone",
+    ),
+    Guarantee(
+        6,
+        "A worker that has moved takes a port that no task of its generation knows.",
+        "agent/core/tasks.py",
+        "and host == here.host and not assignment.moves else None",
+        "and host == here.host and not assignment.follow else None",
+        JOINING + "test_a_moved_worker_takes_a_port_of_its_own_and_is_told_of_it_itself",
+    ),
+    Guarantee(
+        6,
+        "A coordinator is told where its worker has moved.",
+        "agent/core/tasks.py",
+        "not assignment.hears_moves or",
+        "assignment.hears_moves or",
+        JOINING + "test_a_chief_is_told_once_of_each_edition_and_again_after_a_reconnect",
+    ),
+    Guarantee(
+        6,
+        "A chief that cannot be told where a worker has moved is ended: it would wait for ever.",
+        "agent/core/launcher_events.py",
+        "        case protocol.PeersFailed():\n            _on_peers_failed(work, launcher, message)\n",
+        "",
+        JOINING + "test_a_chief_that_cannot_be_told_is_ended_with_the_reason",
     ),
     Guarantee(
         9,

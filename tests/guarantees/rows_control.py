@@ -18,6 +18,7 @@ from tests.guarantees.guarantee import (
     PARKING,
     POWER,
     RESIZING,
+    WORKERS,
     Guarantee,
 )
 
@@ -471,6 +472,38 @@ ROWS = (
         "ops += [Delete(old.key)] if old.key != key else []",
         "pass",
         MOVES + "test_the_old_node_finds_nothing_that_asks_for_the_old_attempt",
+    ),
+    Guarantee(
+        6,
+        "A worker leaves a drained node only when its attempt there is dead.",
+        "supervisor/control/decide/jobs/moves.py",
+        "    if where is Standing.ALIVE and not dead:\n",
+        "    if False:\n",
+        WORKERS + "test_a_worker_leaves_a_drained_node_once_it_is_dead_there_and_no_other_task_notices",
+    ),
+    Guarantee(
+        6,
+        "The former address of a worker that has moved is no other task's while its generation goes on.",
+        "supervisor/contract/desired.py",
+        "        return (*listed, *self.former)\n",
+        "        return tuple(listed)\n",
+        WORKERS + "test_the_clusterspec_has_the_new_address_and_keeps_the_former_one_from_others",
+    ),
+    Guarantee(
+        6,
+        "A worker moves alone only if its program is known to be able to join.",
+        "supervisor/control/decide/assess/moving.py",
+        'for each in reports if each.stays), "")',
+        'for each in reports if not each), "")',
+        WORKERS + "test_without_a_tensorflow_that_can_join_all_restart_and_the_record_says_why",
+    ),
+    Guarantee(
+        6,
+        "A worker that moved and does not join takes a new generation.",
+        "supervisor/control/decide/assess/escalation.py",
+        "    Escalation(_did_not_join, follower=None),\n",
+        "",
+        WORKERS + "test_one_that_cannot_join_takes_a_new_generation",
     ),
     Guarantee(
         10,

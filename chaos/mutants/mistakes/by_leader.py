@@ -94,6 +94,36 @@ MUTANTS = (
         Simulated((Fault(0.5, "cut_node_off", 3, 9.0),)),
     ),
     Mutant(
+        "a worker moves from a node that is only suspected",
+        6,
+        (MOVED, "one attempt of a task at a time"),
+        (
+            Edit(
+                "supervisor/control/decide/assess/failures.py",
+                "        if member.state is MemberState.LOST and moves_alone(",
+                "        if member.state in (MemberState.LOST, MemberState.SUSPECTED) and moves_alone(",
+            ),
+            Edit(
+                "supervisor/control/decide/jobs/moves.py",
+                "    if switch.closing is not None or where is Standing.SUSPECTED:\n",
+                "    if switch.closing is not None:\n",
+            ),
+        ),
+        Simulated((Fault(0.5, "cut_node_off", 2, 9.0),)),
+    ),
+    Mutant(
+        "a worker moves before it is dead on its drained node",
+        6,
+        (MOVED, "one attempt of a task at a time"),
+        (known("A worker leaves a drained node only when its attempt there is dead."),),
+        Simulated(
+            (
+                *(Fault(0.5, "task_stuck", pick, 8.0) for pick in range(3)),
+                Fault(1.0, "operator_drain", 2, 20.0),
+            )
+        ),
+    ),
+    Mutant(
         "D counted from before the leader saw the mark",
         3,
         (DEAD, MOVED),

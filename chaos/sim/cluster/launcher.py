@@ -33,6 +33,12 @@ class Programs(Protocol):
     def terminate(self, row: MachineProcess) -> None:
         """SIGTERM."""
 
+    def tensorflow(self, job: str) -> str:
+        """The version that launchers of a job import."""
+
+    def tell_peers(self, row: MachineProcess, cluster: dict[str, list[str]]) -> str:
+        """Tell a program where others are now; returns why it cannot be told, if it cannot."""
+
 
 @dataclass(eq=False, slots=True)
 class RunningChild:
@@ -45,6 +51,7 @@ class RunningChild:
     killed_ms: int = -1
     reported: bool = False
     lines: int = 0
+    tensorflow: str = ""
 
 
 class SimLauncher:
@@ -207,7 +214,12 @@ class SimLauncher:
         if child is not None:
             row = child.row
             running = protocol.RunningAttempt(
-                child.start.attempt, row.pid, row.start_ticks, child.port, child.start.incarnation
+                child.start.attempt,
+                row.pid,
+                row.start_ticks,
+                child.port,
+                child.start.incarnation,
+                child.tensorflow,
             )
         self._send(
             protocol.Hello(
@@ -221,6 +233,7 @@ class SimLauncher:
                 reservations=tuple(protocol.HeldPort(name, port) for name, port in self.claims.items()),
                 attempt=running,
                 exits=tuple(self._exits.values()),
+                joins=True,
             )
         )
 
@@ -259,8 +272,8 @@ class SimLauncher:
                 self._on_start(message)
             case protocol.Kill() | protocol.Terminate():
                 self._on_end(message)
-            case protocol.Suspend():
-                self._on_suspend(message)
+            case protocol.Suspend() | protocol.Peers():
+                self._on_word(message)
             case protocol.AckExit():
                 self._exits.pop(message.attempt, None)
             case protocol.Shutdown():
@@ -298,10 +311,14 @@ class SimLauncher:
 
     # Attempts.
 
-    def _on_suspend(self, message: protocol.Suspend) -> None:
+    def _on_word(self, message: protocol.Suspend | protocol.Peers) -> None:
         child = self.child
-        if child is not None and child.start.attempt == message.attempt and not child.kill_reason:
+        if child is None or child.start.attempt != message.attempt or child.kill_reason:
+            return
+        if isinstance(message, protocol.Suspend):
             self.machine.freeze(child.row, stuck=False)
+        elif why := self._programs.tell_peers(child.row, message.cluster):
+            self._send(protocol.PeersFailed(message.attempt, why))
 
     def _on_start(self, message: protocol.Start) -> None:
         current = self.child
@@ -332,9 +349,14 @@ class SimLauncher:
             row.at_end.append(lambda: self.ports.leave(port, row))
         # The launcher's waitpid; while it is frozen it does not look.
         row.at_end.append(lambda: self.machine.loop.post(self.row.process, 0.0001, self._wake.set))
-        self.child = RunningChild(start, row, port)
+        imported = self._programs.tensorflow(self.job) if self._warm and start.warm else ""
+        self.child = RunningChild(start, row, port, tensorflow=imported)
         self._told = (0, 0)
-        self._send(protocol.Started(start.attempt, row.pid, row.start_ticks, self._now(), warm=self._warm))
+        self._send(
+            protocol.Started(
+                start.attempt, row.pid, row.start_ticks, self._now(), warm=self._warm, tensorflow=imported
+            )
+        )
 
     def _kill_child(self, reason: str) -> None:
         child = self.child

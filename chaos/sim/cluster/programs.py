@@ -79,6 +79,8 @@ class Temper:
     anew with each, so that no step is known. `keeps`: so many saves stay on the disk, as with
     TensorFlow's `max_to_keep`. `plain`: they save files of their own. `named`: what they call their saves.
     `another_saves`: the last worker saves, and not the one that TensorFlow takes for the chief.
+    `tensorflow`: the version that it imports. `deaf`: how often a chief that is told where a worker has moved
+    cannot take it.
     """
 
     step_s: float = 0.1
@@ -94,6 +96,8 @@ class Temper:
     plain: bool = False
     named: str = NUMBERED
     another_saves: bool = False
+    tensorflow: str = "2.21.0"
+    deaf: float = 0.0
 
 
 @dataclass(eq=False, slots=True)
@@ -114,6 +118,8 @@ class Program:
         saved: (virtual seconds, step) of each finished save; the last is the newest.
         saves: the steps of all whose files it has not removed.
         joined: it has found all whom it needs.
+        joins: it can be with others that were not told of its address. `workers`: the addresses of those that
+            it can send work to.
         weights: of a server, the global step and the generations that it descends from; None before the init.
     """
 
@@ -144,6 +150,8 @@ class Program:
     spins: bool = False
     terminated: bool = False
     joined: bool = False
+    joins: bool = False
+    workers: frozenset[str] = frozenset()
     saved: list[tuple[float, int]] = field(default_factory=list)
     saves: list[int] = field(default_factory=list)
     slow: float = 1.0
@@ -270,6 +278,8 @@ class Training:
             epochs=temper.epochs,
             gpus=tuple(each for each in start.env["CUDA_VISIBLE_DEVICES"].split(",") if each != "-1"),
             shares=start.env.get("TF_FORCE_GPU_ALLOW_GROWTH") == "true",
+            joins=start.joins,
+            workers=frozenset(cluster.get("worker", ())),
         )
         self.programs.append(program)
         row.at_end.append(lambda: self._ended(program))
@@ -287,6 +297,20 @@ class Training:
             if program.row is row:
                 program.terminated = True
                 program.told.set()
+
+    def tensorflow(self, job: str) -> str:
+        """The version that launchers of a job import."""
+        return self.tempers[job].tensorflow
+
+    def tell_peers(self, row: MachineProcess, cluster: dict[str, list[str]]) -> str:
+        """A coordinator connects to its workers where they are now; see `launcher.Programs`."""
+        for program in self.programs:
+            if program.row is row and program.running:
+                if self._rng.random() < self.tempers[program.attempt.task.job].deaf:
+                    return "its context cannot be changed"
+                program.workers = frozenset(cluster.get("worker", ()))
+                program.addresses |= {address for role in cluster.values() for address in role}
+        return ""
 
     def _ended(self, program: Program) -> None:
         for there in (self._serving, self._listening):
@@ -403,6 +427,9 @@ class Training:
         """All whom it needs, in the order of their addresses; nobody while one is not there."""
         found = [self._serving[each] for each in program.servers if each in self._serving]
         if len(found) < len(program.servers):
+            return []
+        # Servers know the addresses of their generation; TensorFlow takes no other without a word.
+        if not program.joins and any(program.address not in each.addresses for each in found):
             return []
         program.joined = True
         self._observer("connected", program)

@@ -26,7 +26,7 @@ from supervisor.contract.checkpoint import CheckpointRef
 from supervisor.contract.desired import JobPhase, JobSwitch
 from supervisor.contract.ids import TaskId
 from supervisor.contract.incident import Incident, Outcome
-from supervisor.contract.job.spec import Rule, Wanted
+from supervisor.contract.job.spec import Rule, Strategy, Wanted
 
 STEPPING_S = 1.5
 COMMITTED_S = 3.0
@@ -161,6 +161,8 @@ class Promises:
         if plan is None:
             return "its plan is gone"
         alive = {str(each.attempt): each for each in self._world.training.alive(job)}
+        if unknown := self._unknown_worker(job, list(alive.values())):
+            return unknown
         trainers = self._world.tempers[job].trainers
         for place in plan.placements:
             task = TaskId(job, place.role, place.index)
@@ -177,6 +179,15 @@ class Promises:
             if hidden := self._hidden_save(program):
                 return hidden
         return f"{', '.join(alive)} should not be there" if alive else ""
+
+    def _unknown_worker(self, job: str, alive: list[Program]) -> str:
+        """A worker that its coordinator sends no work to; empty when there is none."""
+        if self._picture.spec(job).strategy is not Strategy.COORDINATOR:
+            return ""
+        chief = next((each for each in alive if each.leads), None)
+        workers = [each for each in alive if each.attempt.task.role == "worker"] if chief is not None else []
+        lost = next((each for each in workers if chief and each.address not in chief.workers), None)
+        return f"{chief and chief.attempt} does not know {lost.attempt} at {lost.address}" if lost else ""
 
     def _hidden_save(self, program: Program) -> str:
         """A finished save of a healthy program that stays without a commit; empty when there is none."""

@@ -71,7 +71,8 @@ class Conduct:
                 continue
             same = (other.attempt.task, other.attempt.generation) == (attempt.task, attempt.generation)
             # What is frozen on a lost node has SIGKILL pending when it thaws (rule 5).
-            left = attempt.task.role == "evaluator" and other.machine is not program.machine
+            moves = attempt.task.role == "evaluator" or program.joins
+            left = moves and other.machine is not program.machine
             left |= other.started_s < self._seen.lost_s
             if same and not (left and not executes(other)):
                 self._seen.broken("one attempt of a task at a time", f"{attempt} beside {other.attempt}")

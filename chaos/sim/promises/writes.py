@@ -8,8 +8,9 @@ from chaos.sim.cluster.programs import Program
 from chaos.sim.promises.evidence import Evidence, Zombie, executes
 from supervisor.contract import codec, keys
 from supervisor.contract.boundaries import Absent, CreatedAt
-from supervisor.contract.desired import ClusterSpec, JobPhase, JobSwitch, Plan
+from supervisor.contract.desired import ClusterSpec, JobPhase, JobSwitch, Placement, Plan
 from supervisor.contract.incident import Cause, Incident, Outcome
+from supervisor.contract.job.spec import Strategy
 from supervisor.contract.keys import Writer
 from supervisor.contract.observed import Incarnation
 
@@ -138,6 +139,9 @@ class Writes:
     def _check_put(self, effect: Effect, key: str, raw: bytes) -> None:
         if key.startswith("plans/") and key in effect.before:
             self._check_move(codec.decode(Plan, effect.before[key].value), codec.decode(Plan, raw))
+        if key.startswith("specs/") and key in effect.before:
+            before = codec.decode(ClusterSpec, effect.before[key].value)
+            self._check_new_address(before, codec.decode(ClusterSpec, raw))
         if key.startswith("quarantines/") and key not in effect.before:
             self._seen.count("quarantines")
         if key.startswith("switches/"):
@@ -220,19 +224,41 @@ class Writes:
         return me.acts_for(placed.incarnation) and not marks & {keys.lost(node, life) for life in lives}
 
     def _check_move(self, before: Plan, after: Plan) -> None:
-        """Inside a generation only a follower moves, and what it leaves behind is dead (rule 3)."""
+        """Inside a generation only followers and workers move, and what they leave is dead (rule 3)."""
         gone = set(before.placements) - set(after.placements)
         self._seen.count("moves")
         switch = self._picture.must_switch(after.job)
         for placement in gone:
-            if placement.role != "evaluator" or switch.plan_id != after.plan_id:
-                self._seen.broken("only followers move", f"{placement} of {after.plan_id} at {switch}")
+            worker = self._is_mobile(after.job, placement)
+            if worker:
+                self._seen.count("workers moved")
+            if not (worker or placement.role == "evaluator") or switch.plan_id != after.plan_id:
+                text = f"{placement} of {after.plan_id} at {switch}"
+                self._seen.broken("only followers and workers move", text)
             for program in self._world.training.alive(after.job):
                 if (program.attempt.task.member, program.machine.name) != (placement.member, placement.node):
                     continue
                 self._seen.zombies[id(program)] = Zombie(self._world.loop.time())
                 if executes(program):
                     self._seen.broken("a lost node's tasks are dead before they move", f"{program.attempt}")
+
+    def _is_mobile(self, job: str, placement: Placement) -> bool:
+        """A worker whose loss the others can bear; not one that saves, or that TensorFlow takes for chief."""
+        spec, saver = self._picture.spec(job), self._picture.must_switch(job).saver
+        strategy = spec.strategy in (Strategy.ASYNC, Strategy.COORDINATOR)
+        saves = placement.member == (saver or spec.saver.member)
+        return strategy and placement.role == "worker" and not saves
+
+    def _check_new_address(self, before: ClusterSpec, after: ClusterSpec) -> None:
+        """Nobody has known the address to which a task has moved (rule 6)."""
+        known = {address for role in (*before.roles, *before.outside) for address in role.addresses}
+        fresh = {address for role in (*after.roles, *after.outside) for address in role.addresses} - known
+        for program in self._world.training.alive():
+            shared = (fresh & program.addresses) - {program.address}
+            if shared and program.attempt.generation <= after.generation:
+                self._seen.broken(
+                    "no address is used again while it is known", f"{program.attempt} knows {shared}"
+                )
 
     def _check_addresses(self, switch: JobSwitch, old: list[Program]) -> None:
         raw = self._picture.raw(keys.cluster_spec(switch.job, switch.plan_id))

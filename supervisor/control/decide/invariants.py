@@ -85,12 +85,11 @@ def _checkpoints(job: JobState) -> Iterator[str]:
 def _attempts(snap: Snapshot, job: JobState) -> Iterator[str]:
     """Inside a generation one attempt of a task is alive at most (rule 6).
 
-    What a follower that has moved left on a node that is lost for good is never reported dead.
+    What a task that has moved left on a node that is lost for good is never reported dead.
     """
     running: dict[tuple[str, int], int] = {}
     for attempt, held in job.attempts.items():
-        follows = any(role.follow and role.name == held.value.role for role in job.record.value.spec.roles)
-        if held.value.state is not AttemptState.RUNNING or (follows and _left_behind(snap, held.value)):
+        if held.value.state is not AttemptState.RUNNING or _left_behind(snap, held.value):
             continue
         key = (attempt.task.member, attempt.generation)
         if key in running:

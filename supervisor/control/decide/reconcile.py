@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from supervisor.contract.containment import contained
 from supervisor.contract.desired import JobPhase
 from supervisor.contract.incident import Cause
@@ -11,7 +13,7 @@ from supervisor.control.decide.assess import progress
 from supervisor.control.decide.assess.assess import Assessments
 from supervisor.control.decide.assess.assessment import Assessment
 from supervisor.control.decide.assess.completion import CompletionState
-from supervisor.control.decide.assess.failures import lost_follower
+from supervisor.control.decide.assess.failures import lost_alone
 from supervisor.control.decide.assess.need import Need
 from supervisor.control.decide.checkpoints import advice, notices, quarantine, saving, seen_saver
 from supervisor.control.decide.facts import claims, cluster_time, delays
@@ -122,6 +124,8 @@ def _answer(snap: Snapshot, job: JobState, found: Assessment, need: Need | None)
         if plan is not None:
             return [generation.abandon(job, plan, "what it was for has passed")]
         return _move(snap, job, found) or incidents.lapse(snap, job)
+    if need.patience_ms and (moved := _move(snap, job, found)):
+        return moved  # another size waits for a commit; what is lost need not
     judgement = need.judgement
     judged = quarantine.act_on(job, judgement.bad_base) if judgement.bad_base is not None else []
     if judgement.bad_node is not None:
@@ -136,15 +140,23 @@ def _answer(snap: Snapshot, job: JobState, found: Assessment, need: Need | None)
     else:
         # Once the switch is closed the flip is milliseconds away, and restarts a task that failed meanwhile.
         steps = generation.advance(snap, job, need)
-    if not steps and plan is None and need.cause in _PATIENT:
+    if not steps and plan is None and (need.scope is Scope.TASK or need.cause in _PATIENT):
         return _move(snap, job, found)
     return steps
 
 
 def _move(snap: Snapshot, job: JobState, found: Assessment) -> list[Action]:
-    """The move of a lost follower, if its loss is all that has happened."""
-    alone = lost_follower(snap, job, found.members)
-    return moves.move(snap, job, alone) if alone is not None else []
+    """The move of the first task that is lost with its node and may move alone, and finds a place."""
+    made = (moves.move(snap, job, each) for each in _lost(snap, job, found))
+    return next((each for each in made if each), [])
+
+
+def _lost(snap: Snapshot, job: JobState, found: Assessment) -> Iterator[Need]:
+    """What is lost and moves alone. A worker does no more once training is over."""
+    over = found.completion is not None and found.completion.chief_done
+    for need in lost_alone(snap, job, found.members):
+        if not over or job.record.value.spec.role(job.task(need.member).role).follow:
+            yield need
 
 
 def _housekeeping(snap: Snapshot, job: JobState, found: Assessment) -> list[Decision]:
@@ -179,7 +191,8 @@ def waiting_for(snap: Snapshot, job: JobState, found: Assessment) -> str:
         return ""
     need = _need(snap, job, found)
     if need is None or need.scope is Scope.TASK:
-        return delays.in_force(job)
+        needs = (*_lost(snap, job, found), *([need] if need is not None else []))
+        return moves.waiting_for(snap, job, needs) or delays.in_force(job)
     plan = job.next_plan
     if plan is None:
         return find_places(snap, job).waiting_for

@@ -75,9 +75,8 @@ def aside(
     for report in attempts:
         if not report.confirmed_dead:
             add(report.node, report.role, report.attempt.task.member, report.gpus)
-    listed = (role for spec in specs for role in (*spec.roles, *spec.outside))
     addresses = {(report.node, report.address) for report in attempts if report.address}
-    addresses |= {("", address) for role in listed for address in role.addresses}
+    addresses |= {("", address) for spec in specs for address in spec.known}
     uuid, uri = (record.uuid, record.spec.checkpoint.uri) if record is not None else ("", "")
     claims = tuple(found.values())
     return Aside(job, left.why, left.place, uuid, uri, claims, tuple(sorted(addresses)))

@@ -160,7 +160,7 @@ class Transition(Enum):
         ("6.4", "7.5"),
         _lead((SwitchState.RUNNING,), *_CLOSED),
         (
-            *("phase", "generation", "plan_id", "base", "closing", "reason", "blameless", "cold"),
+            *("phase", "generation", "plan_id", "base", "closing", "reason", "blameless", "cold", "edition"),
             *_RESTARTED,
         ),
     )
@@ -171,10 +171,16 @@ class Transition(Enum):
         _RESTARTED,
     )
     MOVE = Row(
-        "a follower moves to another node",
+        "one task moves to another node",
         ("3.8", "6.2"),
         _stay(SwitchState.RUNNING),
         _RESTARTED,
+    )
+    PUBLISH = Row(
+        "a task that has moved listens at another address than its ClusterSpec says",
+        ("6.10",),
+        _stay(SwitchState.RUNNING),
+        ("edition",),
     )
     DECLINE = Row(
         "the checkpoint that an operator asked for cannot be restored: the job runs on as it is",
@@ -288,6 +294,7 @@ class Changes(TypedDict, total=False):
     cold: bool
     saver: str
     parked: Parked | None
+    edition: int
 
 
 def turn(present: Versioned[JobSwitch], transition: Transition, **changes: Unpack[Changes]) -> Put:

@@ -11,6 +11,7 @@ from supervisor.contract.ids import TaskId
 from supervisor.contract.incident import Cause
 from supervisor.contract.job.spec import RoleSpec, Scope
 from supervisor.contract.observed import AttemptReport, Exit
+from supervisor.control.decide.assess.moving import LEAVES, moves_alone
 from supervisor.control.decide.facts.gpus import befallen
 from supervisor.control.decide.facts.standing import Standing, standing
 from supervisor.control.decide.snapshot import JobState, Snapshot, Versioned
@@ -45,10 +46,12 @@ class Escalation:
     Attributes:
         why: the reason, as the incident shows it; empty where it does not apply.
         follower: the scope for a task that follows, whose address no task needs; None: no reason for it.
+        worker: the scope for a worker that can move while the others run on; None: no reason for it.
     """
 
     why: Callable[[FailedTask], str]
     follower: Scope | None
+    worker: Scope | None = Scope.ALL
 
 
 def scope_of_failure(failed: FailedTask) -> tuple[Scope, str]:
@@ -57,10 +60,30 @@ def scope_of_failure(failed: FailedTask) -> tuple[Scope, str]:
     if scope is Scope.ALL:
         return scope, rule
     for each in ESCALATIONS:
-        escalated = each.follower if failed.role.follow else Scope.ALL
+        escalated = _escalated(failed, each)
         if escalated is not None and (why := each.why(failed)):
             return escalated, f"{rule}, but {why}"
     return scope, rule
+
+
+def _escalated(failed: FailedTask, reason: Escalation) -> Scope | None:
+    if failed.role.follow:
+        return reason.follower
+    if not moves_alone(failed.job, failed.task):
+        return Scope.ALL
+    ends_first = failed.end is None and failed.cause not in LEAVES
+    return Scope.ALL if reason.worker is Scope.TASK and ends_first else reason.worker
+
+
+def _did_not_join(failed: FailedTask) -> str:
+    """A worker that moved and fails at once may not be able to join: a new generation needs no joining."""
+    plan = failed.job.plan_in_force
+    held = failed.job.assigned(plan.value.plan_id, failed.placement.member) if plan is not None else None
+    if held is None or not held.value.joins or failed.report is None:
+        return ""
+    started = failed.report.value.pid > 0
+    own = failed.cause.program_fault and not failed.report.value.has_stepped
+    return "it has not joined the others" if own or not started else ""
 
 
 def _node_is_away(failed: FailedTask) -> str:
@@ -105,13 +128,14 @@ def _needs_other_gpus(failed: FailedTask) -> str:
 
 
 ESCALATIONS = (
-    Escalation(_node_is_away, follower=Scope.TASK),
-    Escalation(_node_starts_nothing, follower=None),
-    Escalation(_machine_restarted, follower=None),
+    Escalation(_did_not_join, follower=None),
+    Escalation(_node_is_away, follower=Scope.TASK, worker=Scope.TASK),
+    Escalation(_node_starts_nothing, follower=None, worker=Scope.TASK),
+    Escalation(_machine_restarted, follower=None, worker=Scope.TASK),
     Escalation(_not_confirmed_dead, follower=Scope.ALL),
     Escalation(_waited_in_vain, follower=Scope.ALL),
-    Escalation(_address_is_gone, follower=None),
+    Escalation(_address_is_gone, follower=None, worker=Scope.TASK),
     Escalation(_port_is_taken, follower=Scope.ALL),
-    Escalation(_needs_other_gpus, follower=Scope.ALL),
+    Escalation(_needs_other_gpus, follower=Scope.ALL, worker=Scope.TASK),
 )
-"""A follower whose node is away moves alone."""
+"""A follower whose node is away moves alone. So does a worker, for any reason that takes its address away."""

@@ -5,19 +5,21 @@ How much a failure restarts is told by `escalation`.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 from recovery.policy.blame import NOTICE_LAG_MS, Failure, root_failures
 from recovery.policy.budget import charge
 from recovery.policy.causes import describe
 from recovery.policy.history import ASKED
-from recovery.policy.scope import scope_of
+from recovery.policy.scope import may_move, scope_of
 from supervisor.contract.desired import JobPhase
 from supervisor.contract.incident import Cause, Incident, Outcome
 from supervisor.contract.job.spec import Scope
 from supervisor.contract.observed import AttemptReport, Exit
 from supervisor.control.decide.assess.escalation import FailedTask, scope_of_failure
 from supervisor.control.decide.assess.members import Member, MemberState
+from supervisor.control.decide.assess.moving import moves_alone, why_it_stays
 from supervisor.control.decide.assess.need import Evidence, Need
 from supervisor.control.decide.assess.verdicts import Judgement, Suspect, judge
 from supervisor.control.decide.facts.history import incident_id, newest_commit
@@ -48,7 +50,7 @@ def find_need(snap: Snapshot, job: JobState, there: tuple[Member, ...]) -> Need 
 
 def _own_need(snap: Snapshot, job: JobState, there: tuple[Member, ...]) -> Need | None:
     failed = [member for member in there if member.state is MemberState.FAILED]
-    bound = [member for member in there if not _follows(job, member)]
+    bound = [member for member in there if not moves_alone(job, member.task)]
     lost = [member for member in bound if member.state is MemberState.LOST]
     suspected = [member for member in bound if member.state is MemberState.SUSPECTED]
     culprit = _culprit(snap, failed, [*lost, *suspected])
@@ -59,18 +61,15 @@ def _own_need(snap: Snapshot, job: JobState, there: tuple[Member, ...]) -> Need 
     return _need_of_followers(snap, job, failed)
 
 
-def _follows(job: JobState, member: Member) -> bool:
-    return job.record.value.spec.role(member.task.role).follow
-
-
-def lost_follower(snap: Snapshot, job: JobState, there: tuple[Member, ...]) -> Need | None:
-    """A follower whose node is lost: it moves alone, so that the loss is nobody else's (rule 6.2)."""
+def lost_alone(snap: Snapshot, job: JobState, there: tuple[Member, ...]) -> Iterator[Need]:
+    """The tasks whose node is lost and that move alone, so that the loss is no other task's (rule 6.10)."""
     for member in there:
-        if member.state is MemberState.LOST and _follows(job, member):
+        if member.state is MemberState.LOST and moves_alone(job, member.task):
             need = _node_need(snap, job, member, firm=True)
             incident = incident_id(job, f"{need.incident}-{member.task.member}")
-            return replace(need, incident=incident, scope=Scope.TASK, rule="node.follower")
-    return None
+            follows = job.record.value.spec.role(member.task.role).follow
+            rule = "node.follower" if follows else "node.worker"
+            yield replace(need, incident=incident, scope=Scope.TASK, rule=rule)
 
 
 def _need_of_followers(snap: Snapshot, job: JobState, failed: list[Member]) -> Need | None:
@@ -202,8 +201,9 @@ def need_of(
     found = judge(snap, job, accused)
     if found.away:
         rule = f"{rule}, away from {report.node}{found.away_why}"
-        # Nobody depends on a follower's address: it moves alone. Others may have been told that of any other.
-        scope = scope if _follows(job, member) else Scope.ALL
+        # One that moves alone needs no new generation for it. Others may have been told any other's address.
+        ended = report.exit is not None or job.record.value.spec.role(member.task.role).follow
+        scope = scope if ended and moves_alone(job, member.task) else Scope.ALL
     return Need(
         incident=incident,
         cause=found.cause,
@@ -238,6 +238,9 @@ def _node_need(snap: Snapshot, job: JobState, member: Member, *, firm: bool) -> 
     unmarked = f"etcd has not answered it for {unread_ms} ms" if unread_ms else "its key is gone"
     reason = mark.value.reason if mark is not None else unmarked
     detail = f"node {placement.node} is {word}: {reason}"
+    stays = why_it_stays(job, member.task)
+    if stays and may_move(job.record.value.spec, member.task, job.saver):
+        detail = f"{detail}; {member.task} cannot move alone: {stays}"
     life = placement.incarnation[:8]
     incident = incident_id(job, f"g{job.switch.value.generation}-node.{placement.node}-{life}")
     accused = Suspect(incident, Cause.NODE_LOST, Scope.ALL, "", placement.node, False, known_ms)

@@ -1,7 +1,8 @@
 """Tasks that are to leave what they run on: a GPU that has had a fault, or a node that is drained.
 
-Tasks on a drained node run on until there is room for them elsewhere; then a new generation moves them. Their
-node takes no new task meanwhile, as it is cordoned.
+Tasks on a drained node run on until there is room for them elsewhere. Those that can move alone then do, one
+after the other. A new generation moves the others, and all with them. Their node takes no new task meanwhile,
+as it is cordoned.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from supervisor.contract.incident import Cause
 from supervisor.contract.job.spec import Scope
 from supervisor.control.decide.assess.failures import need_of
 from supervisor.control.decide.assess.members import Member, MemberState
+from supervisor.control.decide.assess.moving import moves_alone
 from supervisor.control.decide.assess.need import Need
 from supervisor.control.decide.assess.verdicts import Suspect, judge
 from supervisor.control.decide.facts.gpus import GpuHarm, befallen
@@ -44,8 +46,8 @@ def _cause(member: Member, harmed: GpuHarm) -> Cause:
 
 
 def drain_need(snap: Snapshot, job: JobState, there: tuple[Member, ...]) -> Need | None:
-    """The move of the tasks that a job has on a node that is drained."""
-    for member in there:
+    """The move of the tasks that a job has on nodes that are drained; of all of them, if one needs that."""
+    for member in sorted(there, key=lambda each: moves_alone(job, each.task)):
         picture = snap.nodes.get(member.placement.node)
         cordon = picture.cordon if picture is not None else None
         stays = member.state not in (MemberState.RUNNING, MemberState.STARTING)
@@ -56,12 +58,14 @@ def drain_need(snap: Snapshot, job: JobState, there: tuple[Member, ...]) -> Need
 
 def _of_drain(snap: Snapshot, job: JobState, member: Member, reason: str, known_ms: int) -> Need:
     node = member.placement.node
-    incident = incident_id(job, f"g{job.switch.value.generation}-drain.{node}")
+    alone = moves_alone(job, member.task) and not job.record.value.spec.role(member.task.role).follow
+    scope, of = (Scope.TASK, f"-{member.task.member}") if alone else (Scope.ALL, "")
+    incident = incident_id(job, f"g{job.switch.value.generation}-drain.{node}{of}")
     accused = Suspect(incident, Cause.DRAINED, Scope.ALL, "", node, False, known_ms)
     return Need(
         incident=incident,
         cause=Cause.DRAINED,
-        scope=Scope.ALL,
+        scope=scope,
         rule="node.drain",
         judgement=judge(snap, job, accused),
         # Until it is closed for, an operator may think better of it.

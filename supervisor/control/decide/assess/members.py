@@ -68,14 +68,23 @@ def _member(snap: Snapshot, job: JobState, plan: Plan, placement: Placement) -> 
         if cause is None and not _succeeded(report.value):
             # Ended by its agent, say because the launcher was silent, while the leader still wants it.
             cause = Cause.KILLED
+        line = judged.line if judged is not None else ""
+        if cause is Cause.KILLED and _was_to_leave(job, plan, placement):
+            cause, line = Cause.GPU if harmed is not None else Cause.DRAINED, "its task is to run elsewhere"
         state = MemberState.DONE if cause is None else MemberState.FAILED
-        return Member(placement, task, state, report, cause, judged.line if judged is not None else "")
+        return Member(placement, task, state, report, cause, line)
     where = standing(snap, placement)
     if where is Standing.LOST:
         return Member(placement, task, MemberState.LOST, report, Cause.NODE_LOST)
     if where is Standing.SUSPECTED:
         return Member(placement, task, MemberState.SUSPECTED, report, Cause.NODE_LOST)
     return Member(placement, task, MemberState.STARTING if report is None else MemberState.RUNNING, report)
+
+
+def _was_to_leave(job: JobState, plan: Plan, placement: Placement) -> bool:
+    """Whether the leader had its attempt ended, so that the task can move (rule 6.10)."""
+    held = job.assigned(plan.plan_id, placement.member)
+    return held is not None and held.value.ends
 
 
 def _judged(snap: Snapshot, job: JobState, report: AttemptReport) -> Judged | None:

@@ -318,6 +318,7 @@ def _flip(snap: Snapshot, job: JobState, plan: Versioned[Plan], need: Need, clos
         restart_serial=job.intent.value.restart_serial,
         reason="",
         cold=need.judgement.cold,
+        edition=0,
         blameless=not (need.cause.program_fault or (told is not None and told.value.cause.program_fault)),
     )
     return Action(

@@ -34,6 +34,9 @@ from supervisor.control.decide.snapshot import JobState, Snapshot, Versioned
 BEFORE = ("detected", "decided")
 """The phases that are over when an incident is opened."""
 
+MOVES = (Cause.NODE_LOST, Cause.DRAINED, Cause.GPU)
+"""Causes for which tasks move alone, several at a time."""
+
 QUIET_PROGRAM_MS = 30_000
 KEPT_INCIDENTS = 200
 KEPT_EVENTS = 2000
@@ -67,7 +70,7 @@ def opening(
         attempt=attempt,
         phases_ms={"detected": need.detected_ms, "decided": max(0, snap.now_ms - need.known_ms)},
     )
-    kept = _planned(job) if need.scope is Scope.TASK else frozenset[str]()
+    kept = _planned(job) | _of_others(job, need) if need.scope is Scope.TASK else frozenset[str]()
     return (*_supersede(job, record.id, kept), put(keys.incident_record(job.name, record.id), record))
 
 
@@ -107,6 +110,18 @@ def _planned(job: JobState) -> frozenset[str]:
         held.value.id for held in job.incidents.values() if held.value.plan_id != job.switch.value.plan_id
     }
     return frozenset(waiting | ({plan.value.incident} if plan is not None else set()))
+
+
+def _of_others(job: JobState, need: Need) -> frozenset[str]:
+    """Moves of other tasks that go on in the generation in force."""
+    return frozenset(
+        held.value.id
+        for held in job.incidents.values()
+        if held.value.scope is Scope.TASK
+        and held.value.cause in MOVES
+        and held.value.plan_id == job.switch.value.plan_id
+        and held.value.member != need.member
+    )
 
 
 def _supersede(job: JobState, by: str, kept: frozenset[str] = frozenset()) -> tuple[Op, ...]:

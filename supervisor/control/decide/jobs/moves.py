@@ -1,25 +1,32 @@
-"""A follower (evaluator, TensorBoard) that is lost with its node moves alone, inside the generation.
+"""A follower, or a worker that can join, that is lost with its node moves alone, inside the generation.
 
-No other task knows its address, so it needs no new ClusterSpec (docs/design.md); what rule 6 asks of a flip
-is asked of this one transaction instead. It comes only when D has passed since the lost mark was seen (rule
-3), compares that mark's revision and that nobody has appealed, so that a withdrawal in between makes it
-stale, and makes the mark final: no appeal is heard after it. It compares the switch, so that no flip comes in
-between, and the plan, so that two leaders cannot move the same task. In it the old assignment goes and the
-new one comes, under the same plan id: an old agent that thaws finds nothing that asks for its attempt, and
-ends it. The number of the new attempt is higher than any that the old agent was ever given.
+No other task needs the address of a follower, or of a worker whose program joins those that run (rule 6.10);
+what rule 6 asks of a flip is asked of this one transaction instead. It comes only when D has passed since the
+lost mark was seen (rule 3), compares that mark's revision and that nobody has appealed, so that a withdrawal
+in between makes it stale, and makes the mark final: no appeal is heard after it. It compares the switch, so
+that no flip comes in between, and the plan, so that two leaders cannot move the same task. In it the old
+assignment goes and the new one comes, under the same plan id: an old agent that thaws finds nothing that asks
+for its attempt, and ends it. The number of the new attempt is higher than any that the old agent was ever
+given.
+
+The ClusterSpec in force tells of the new address once the new attempt runs. Agents learn from the switch that
+it has another edition: a coordinator is told by its agent where its worker is.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 
 from supervisor.contract import keys
 from supervisor.contract.boundaries import Compare, Delete, Op
-from supervisor.contract.desired import ClusterSpec, JobPhase, Placement
+from supervisor.contract.desired import ClusterSpec, JobPhase, Placement, Plan
 from supervisor.contract.incident import Cause
-from supervisor.contract.observed import AttemptReport, AttemptState
+from supervisor.contract.observed import AttemptReport, AttemptState, Exit
+from supervisor.control.decide.assess.moving import LEAVES, moves_alone
 from supervisor.control.decide.assess.need import Need
 from supervisor.control.decide.facts.claims import claiming
+from supervisor.control.decide.facts.gpus import befallen
 from supervisor.control.decide.facts.standing import Standing, standing
 from supervisor.control.decide.jobs import incidents
 from supervisor.control.decide.jobs.prepare import assignment_of, find_place
@@ -29,20 +36,63 @@ from supervisor.control.decide.snapshot import JobState, Snapshot, Versioned
 from supervisor.control.decide.switch import Transition, turn
 
 
-def move(snap: Snapshot, job: JobState, need: Need) -> list[Action]:
-    """Put the follower that `need` is about on another node; empty while it may not or cannot be.
+def must_move(snap: Snapshot, job: JobState, need: Need) -> bool:
+    """Whether the task that `need` is about is to move, and cannot restart where it was."""
+    plan = job.plan_in_force
+    if plan is None or not moves_alone(job, job.task(need.member)):
+        return False
+    placement = _placement(plan.value, need.member)
+    if standing(snap, placement) is Standing.LOST:
+        return True
+    shunned = placement.node in need.avoid_nodes or bool(snap.blocked(placement.node))
+    if job.record.value.spec.role(placement.role).follow:
+        return shunned
+    report = job.report(placement, plan.value)
+    end = report.value.exit if report is not None else None
+    if end is None and need.cause not in LEAVES:
+        return False
+    # No other task needs a follower's address, whatever becomes of it; others have been told a worker's.
+    return shunned or _leaves(snap, job, plan.value, placement) or _is_homeless(end)
 
-    It may when its node is lost, or when its last attempt is confirmed dead and the node is to be avoided.
+
+def _leaves(snap: Snapshot, job: JobState, plan: Plan, placement: Placement) -> bool:
+    """Whether a worker is to leave the node, or the GPUs, that it is on."""
+    held, harm = job.assigned(plan.plan_id, placement.member), befallen(snap, job, plan, placement)
+    picture = snap.nodes.get(placement.node)
+    drained = picture is not None and picture.cordon is not None and picture.cordon.value.drain
+    return drained or (harm is not None and harm.harmful) or (held is not None and held.value.ends)
+
+
+def _is_homeless(end: Exit | None) -> bool:
+    """Whether a worker's address, or what was staged beside it, is gone."""
+    return end is not None and (end.address_lost or end.rebooted)
+
+
+def waiting_for(snap: Snapshot, job: JobState, needs: Iterable[Need]) -> str:
+    """What tasks that are to move wait for, for `status`; empty if there are none."""
+    found = []
+    for need in needs:
+        if need.member and must_move(snap, job, need):
+            why = find_place(snap, job, need.member, need.avoid_nodes).waiting_for
+            found += [f"{job.task(need.member)} waits for a place: {why}"] if why else []
+    return "; ".join(found)
+
+
+def move(snap: Snapshot, job: JobState, need: Need) -> list[Action]:
+    """Put the task that `need` is about on another node; empty while it may not or cannot be.
+
+    It may when its node is lost, or when its last attempt is confirmed dead and the next cannot be there. An
+    attempt of a worker that runs on is ended first, once there is a place for the next.
     """
     plan, switch = job.plan_in_force, job.switch.value
     assert plan is not None
-    placement = next(p for p in plan.value.placements if p.member == need.member)
+    placement = _placement(plan.value, need.member)
     where = standing(snap, placement)
     if switch.closing is not None or where is Standing.SUSPECTED:
         return []
     report = job.report(placement, plan.value)
     dead = report is not None and report.value.confirmed_dead
-    if where is Standing.ALIVE and not (dead and snap.now_ms >= need.due_ms):
+    if where is Standing.ALIVE and snap.now_ms < need.due_ms:
         return []
     found = find_place(snap, job, need.member, need.avoid_nodes)
     if found.waiting_for:
@@ -50,6 +100,8 @@ def move(snap: Snapshot, job: JobState, need: Need) -> list[Action]:
     offer = found.placements[need.member]
     target = snap.nodes[offer.node].incarnation
     assert target is not None
+    if where is Standing.ALIVE and not dead:
+        return _end_first(job, need, placement, report) if report is not None else []
     gpus = found.gpus[need.member]
     placed = Placement(placement.role, placement.index, offer.node, offer.incarnation, gpus)
     task, ledger = job.task(need.member), need.judgement.verdict.ledger
@@ -61,9 +113,15 @@ def move(snap: Snapshot, job: JobState, need: Need) -> list[Action]:
     number = max(number, old.value.attempt + 1 if old is not None else 1)
     restarts = ledger.program + ledger.infrastructure
     serial = job.intent.value.restart_serial if need.cause is Cause.OPERATOR else switch.restart_serial
-    wanted = replace(assignment_of(snap, job, plan.value, placed), attempt=number, restart_count=restarts)
+    wanted = replace(
+        assignment_of(snap, job, plan.value, placed),
+        attempt=number,
+        restart_count=restarts,
+        joins=not job.record.value.spec.role(placed.role).follow,
+    )
     placements = tuple(placed if p.member == need.member else p for p in plan.value.placements)
-    moved = replace(plan.value, placements=placements)
+    workers = {*plan.value.moved, placed.member} if wanted.joins else plan.value.moved
+    moved = replace(plan.value, placements=placements, moved=tuple(sorted(workers)))
     key = keys.assignment(placed.node, task, plan.value.plan_id)
     claimed, claim = claiming(snap, job.record.value.spec, moved, (placed,))
     compares: list[Compare] = [unchanged(job.switch), unchanged(plan), still(target), *claimed]
@@ -99,31 +157,71 @@ def move(snap: Snapshot, job: JobState, need: Need) -> list[Action]:
     ]
 
 
+def _end_first(
+    job: JobState, need: Need, placement: Placement, report: Versioned[AttemptReport]
+) -> list[Action]:
+    """Have the agent end an attempt, and start no other: what follows is decided once it is dead."""
+    held = job.assigned(report.value.plan_id, need.member)
+    follows = job.record.value.spec.role(placement.role).follow
+    leaves = need.cause in LEAVES and not follows
+    if held is None or held.value.ends or not leaves or report.value.exit is not None:
+        return []
+    task = job.task(need.member)
+    return [
+        Action(
+            "leaves",
+            job.name,
+            f"{need.detail}; {task} ends on {placement.node} and moves alone (rule {need.rule})",
+            (unchanged(job.switch), unchanged(held), unchanged(report)),
+            (put(held.key, replace(held.value, ends=True)),),
+            {"task": str(task), "cause": need.cause.value, "rule": need.rule},
+        )
+    ]
+
+
 def publish(job: JobState) -> list[Action]:
-    """Bring the addresses that the ClusterSpec's record has of followers up to date; `TF_CONFIG` has none."""
-    plan = job.plan_in_force
+    """Bring the record of the ClusterSpec up to date with the addresses of tasks that have moved."""
+    plan, switch = job.plan_in_force, job.switch.value
     spec = job.specs.get(plan.value.plan_id) if plan is not None else None
-    if plan is None or spec is None or job.switch.value.phase is not JobPhase.RUNNING:
+    if plan is None or spec is None or switch.phase is not JobPhase.RUNNING:
         return []
     for placement in plan.value.placements:
         report = job.report(placement, plan.value)
         if report is None or report.value.state is not AttemptState.RUNNING:
             continue
-        changed = _with_address(spec.value, report)
-        if changed != spec.value:
-            compares = (unchanged(spec), unchanged(plan), unchanged(report))
+        compares: tuple[Compare, ...] = (unchanged(spec), unchanged(plan), unchanged(report))
+        held = job.assigned(plan.value.plan_id, placement.member)
+        changed = spec.value.with_address(placement.role, placement.index, report.value.address)
+        if changed.outside != spec.value.outside:
+            # `TF_CONFIG` has none of these.
             return [Action("address_published", job.name, "", compares, (put(spec.key, changed),))]
+        joins = held is not None and held.value.joins and changed.roles != spec.value.roles
+        if joins and switch.closing is None:
+            return [_publish_inside(job, spec, report.value, changed, compares)]
     return []
 
 
-def _with_address(spec: ClusterSpec, report: Versioned[AttemptReport]) -> ClusterSpec:
-    value = report.value
-
-    def moved(addresses: tuple[str, ...]) -> tuple[str, ...]:
-        return tuple(value.address if i == value.index else each for i, each in enumerate(addresses))
-
-    outside = tuple(
-        replace(entry, addresses=moved(entry.addresses)) if entry.role == value.role else entry
-        for entry in spec.outside
+def _publish_inside(
+    job: JobState,
+    spec: Versioned[ClusterSpec],
+    report: AttemptReport,
+    changed: ClusterSpec,
+    compares: tuple[Compare, ...],
+) -> Action:
+    """Tell that a worker listens elsewhere. What it is still known by is nobody else's in this generation."""
+    former = spec.value.address(report.role, report.index)
+    edition = max(spec.value.edition, job.switch.value.edition) + 1
+    changed = replace(changed, edition=edition, former=(*spec.value.former, former))
+    task = report.attempt.task
+    return Action(
+        "address_published",
+        job.name,
+        f"{task} has moved to {report.address}",
+        (*compares, unchanged(job.switch)),
+        (put(spec.key, changed), turn(job.switch, Transition.PUBLISH, edition=edition)),
+        {"task": str(task), "address": report.address},
     )
-    return replace(spec, outside=outside)
+
+
+def _placement(plan: Plan, member: str) -> Placement:
+    return next(each for each in plan.placements if each.member == member)

@@ -10,7 +10,7 @@ from supervisor.contract import keys
 from supervisor.contract.boundaries import Absent, Compare, Op
 from supervisor.contract.desired import Assignment, Placement, Plan
 from supervisor.contract.ids import TaskId
-from supervisor.contract.job.spec import JobSpec, RoleSpec, Strategy, resized
+from supervisor.contract.job.spec import CHIEF_ROLES, JobSpec, RoleSpec, Strategy, resized
 from supervisor.contract.secret import environment_of, secrets_of
 from supervisor.control.decide.assess.need import Need
 from supervisor.control.decide.checkpoints.cadence import cadence_of
@@ -218,6 +218,7 @@ def bare_assignment(spec: JobSpec, uuid: str, plan: Plan, placement: Placement) 
         gpus=placement.gpus,
         gpus_shared=bool(placement.gpus) and role.resources.gpu_share > 1,
         templated=spec.templated,
+        hears_moves=spec.strategy is Strategy.COORDINATOR and role.name in CHIEF_ROLES,
     )
 
 
@@ -280,8 +281,7 @@ def _known_addresses(job: JobState) -> frozenset[tuple[str, str]]:
         ("", address)
         for plan_id, spec in job.specs.items()
         if plan_id in unconfirmed
-        for role in (*spec.value.roles, *spec.value.outside)
-        for address in role.addresses
+        for address in spec.value.known
     }
     return frozenset(reported | told)
 

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from supervisor.contract.desired import Placement
 from supervisor.contract.incident import Cause
 from supervisor.contract.job.spec import Scope
+from supervisor.control.decide.assess.moving import moves_alone
 from supervisor.control.decide.assess.need import Need
 from supervisor.control.decide.assess.progress import WATCHED
 from supervisor.control.decide.facts.gpus import known_faults
 from supervisor.control.decide.facts.standing import Standing, standing
 from supervisor.control.decide.jobs import incidents
-from supervisor.control.decide.jobs.moves import move
+from supervisor.control.decide.jobs.moves import move, must_move
 from supervisor.control.decide.plan import Action, put, unchanged
 from supervisor.control.decide.snapshot import JobState, Snapshot
 from supervisor.control.decide.switch import Transition, turn
@@ -30,9 +32,7 @@ def in_place(snap: Snapshot, job: JobState, need: Need) -> list[Action]:
     if held is None or switch.closing is not None:
         return []
     placement = next(p for p in plan.value.placements if p.member == need.member)
-    shunned = placement.node in need.avoid_nodes or snap.blocked(placement.node)
-    away = shunned or standing(snap, placement) is Standing.LOST
-    if away and job.record.value.spec.role(placement.role).follow:
+    if must_move(snap, job, need):
         return move(snap, job, need)
     if standing(snap, placement) is not Standing.ALIVE:
         return []
@@ -50,6 +50,8 @@ def in_place(snap: Snapshot, job: JobState, need: Need) -> list[Action]:
         attempt=held.value.attempt + 1,
         restart_count=ledger.program + ledger.infrastructure,
         gpu_faults=known_faults(snap, placement.node, held.value.gpus),
+        ends=False,
+        joins=held.value.joins or _finds_a_gap(snap, job, placement),
     )
     serial = job.intent.value.restart_serial if need.cause is Cause.OPERATOR else switch.restart_serial
     charged = turn(
@@ -74,3 +76,17 @@ def in_place(snap: Snapshot, job: JobState, need: Need) -> list[Action]:
             fields={"task": str(job.task(need.member)), "cause": need.cause.value, "rule": need.rule},
         )
     ]
+
+
+def _finds_a_gap(snap: Snapshot, job: JobState, placement: Placement) -> bool:
+    """Whether a worker has to join, at its own address: the others are not all where it would look for them.
+
+    A program of TensorFlow 1 waits for every worker of its ClusterSpec before it begins.
+    """
+    plan = job.plan_in_force
+    if plan is None or job.record.value.spec.role(placement.role).follow:
+        return False
+    if not moves_alone(job, job.task(placement.member)):
+        return False
+    alive = (standing(snap, each) is Standing.ALIVE for each in plan.value.placements)
+    return bool(job.switch.value.edition) or not all(alive)

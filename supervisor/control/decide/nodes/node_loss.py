@@ -248,7 +248,7 @@ def _give_up_disobedient(snap: Snapshot) -> list[Action]:
             picture = snap.nodes.get(report.node)
             if picture is None or picture.incarnation is None or report.node in snap.nodes_aside:
                 continue
-            if not _should_have_ended(snap, job, report):
+            if not _should_have_ended(snap, job, report) and not _stays_too_long(snap, job, report):
                 continue
             if _has_just_appealed(snap, picture, report.incarnation):
                 continue
@@ -281,6 +281,15 @@ def _should_have_ended(snap: Snapshot, job: JobState, report: AttemptReport) -> 
         return snap.now_ms - job.switch.seen_ms > held_ms
     wanted = switch.phase is JobPhase.RUNNING and report.generation >= switch.generation
     return not report.confirmed_dead and not wanted
+
+
+def _stays_too_long(snap: Snapshot, job: JobState, report: AttemptReport) -> bool:
+    """Whether an attempt of a task that is to move has not ended in time."""
+    held = job.assigned(report.plan_id, report.attempt.task.member)
+    if held is None or not held.value.ends or held.value.attempt_id != report.attempt:
+        return False
+    ordered_ms = max(held.seen_ms, snap.etcd_since_ms)
+    return not report.confirmed_dead and snap.now_ms - ordered_ms > DISOBEDIENT_AFTER * snap.timing.d_ms
 
 
 def _give_up(picture: NodeState, holder: Versioned[Incarnation], ignored: Versioned[AttemptReport]) -> Action:
