@@ -67,12 +67,17 @@ def on_set(work: Work, event: FirewallSet) -> None:
     known = replace(work.state.firewall, setting=False, failure=event.failure)
     if event.failure:
         if event.failure != work.state.firewall.failure:
-            work.note("firewall_not_set", "warning", reason=event.failure)
+            work.note("the firewall is not set; trying again", "warning", reason=event.failure)
         known = replace(known, again_ms=work.now_ms + AGAIN_MS)
     else:
         for plan_id, reason in event.left_out.items():
             if work.state.firewall.left_out.get(plan_id) != reason:
-                work.note("firewall_waits_for_names", "warning", plan=plan_id, reason=reason)
+                work.note(
+                    "a plan's tasks wait: the firewall cannot resolve a host name of it yet",
+                    "warning",
+                    plan=plan_id,
+                    reason=reason,
+                )
         again_ms = work.now_ms + (AGAIN_MS if event.left_out else LOOK_AGAIN_MS)
         known = replace(known, in_force=event.openings, left_out=event.left_out, again_ms=again_ms)
     work.state = replace(work.state, firewall=known)

@@ -46,7 +46,7 @@ def on_spawn_failed(work: Work, event: SpawnFailed) -> None:
     work.state = replace(work.state, spawn_failed_ms=work.now_ms)
     if event.full:
         work.state = replace(work.state, full=Full(event.reason, work.now_ms + ROOM_AGAIN_MS))
-    work.note("spawn_failed", "warning", launcher=event.launcher_id, reason=event.reason)
+    work.note("a launcher cannot be started", "warning", launcher=event.launcher_id, reason=event.reason)
     for hold in [each for each in work.state.holds.values() if each.launcher_id == event.launcher_id]:
         since_ms = hold.delayed_ms if hold.delayed_ms >= 0 else work.now_ms
         if event.unknown and hold.plan_id in work.state.code:
@@ -220,7 +220,12 @@ def _on_pull(work: Work, launcher: Launcher, pull: protocol.Pull) -> None:
 def _on_warm(work: Work, launcher: Launcher, message: protocol.Warm) -> None:
     work.put_launcher(replace(launcher, warm=message.error is None, settled=True))
     if message.error is not None:
-        work.note("preload_failed", "warning", launcher=launcher.launcher_id, reason=message.error)
+        work.note(
+            "the imports of a launcher failed; its tasks start cold",
+            "warning",
+            launcher=launcher.launcher_id,
+            reason=message.error,
+        )
 
 
 def _on_reserve(work: Work, launcher: Launcher, message: protocol.Reserved | protocol.ReserveFailed) -> None:
@@ -242,7 +247,13 @@ def _on_reserve(work: Work, launcher: Launcher, message: protocol.Reserved | pro
     elif hold.reuse is not None:
         # Somebody took it while nobody held it. Who was told of it is told of another, or has to start again.
         port, reason = str(hold.reuse), message.reason
-        work.note("port_taken", "warning", reservation=hold.name, port=port, reason=reason)
+        work.note(
+            "another process has taken a task's port; the task gets another one",
+            "warning",
+            reservation=hold.name,
+            port=port,
+            reason=reason,
+        )
         work.put_hold(replace(hold, state=HoldState.WAITING, reuse=None, port=0))
     else:
         work.put_hold(replace(hold, state=HoldState.FAILED, failure=message.reason))

@@ -38,7 +38,12 @@ def on_fetched(work: Work, event: SecretsFetched) -> None:
         return
     if event.delay:
         if event.delay != known.delay:
-            work.note("secrets_awaited", "warning", attempt=str(event.attempt), reason=event.delay)
+            work.note(
+                "an attempt waits for its secrets; trying again",
+                "warning",
+                attempt=str(event.attempt),
+                reason=event.delay,
+            )
         again_ms = work.now_ms + min(AGAIN_MS << known.tries, MOST_AGAIN_MS)
         known = replace(known, delay=event.delay, again_ms=again_ms, tries=min(known.tries + 1, 8))
     else:

@@ -226,7 +226,9 @@ def _end(work: Work, why: str, *, dead: bool) -> End:
 
 
 def _refuse_plan(work: Work, plan_id: str, why: str) -> None:
-    work.note("plan_set_aside", "warning", plan=plan_id, reason=why)
+    work.note(
+        "a plan is refused on this node, after an unexpected error", "warning", plan=plan_id, reason=why
+    )
     work.state.aside[plan_id] = why
     view = work.state.view
     for assignment in view.assignments if view is not None else ():
@@ -237,7 +239,9 @@ def _refuse_plan(work: Work, plan_id: str, why: str) -> None:
 def _forget(work: Work, job: str, why: str) -> None:
     """Fence all that the node has of a job, and report nothing of it any more."""
     state = work.state
-    work.note("job_set_aside", "warning", job=job, reason=why)
+    work.note(
+        "all of a job on this node is killed, after an unexpected error", "warning", job=job, reason=why
+    )
     gone = [each for each in state.attempts.values() if each.id.task.job == job]
     for launcher in [each for each in state.launchers.values() if each.recipe.job == job]:
         del state.launchers[launcher.launcher_id]

@@ -199,7 +199,7 @@ def _on_machine(work: Work, event: Tick | MemoryFree | KillRehearsed | OverDisk)
         timing = state.settings.timing
         if state.reserve_ms > timing.reserve_ms:
             work.note(
-                "kills_are_slow",
+                "kills are slow on this node: without etcd its tasks end earlier",
                 "warning",
                 longest_ms=str(event.kill_ms),
                 profile_allows_ms=str(timing.kill_time_ms),
@@ -224,7 +224,7 @@ def _on_membership(work: Work, event: Joined | Evicted | BeatSeen | Observed | H
         case Joined():
             _on_joined(work, event)
         case Evicted():
-            work.note("outcast", "warning", reason=event.reason)
+            work.note("this life of the agent is lost; its tasks are ended", "warning", reason=event.reason)
             fresh = state.promises.anew()
             work.state = replace(state, outcast=True, me=None, deadline_ms=None, promises=fresh)
             reporting.leave_checkpoints(work)

@@ -94,7 +94,12 @@ class Work:
         if not launcher.doomed:
             launcher = self.put_launcher(replace(launcher, doomed=True))
             level = "info" if launcher.leaving_ms >= 0 else "warning"
-            self.note("launcher_fenced", level, launcher=launcher.launcher_id, reason=reason)
+            self.note(
+                "killing a launcher and all that it started",
+                level,
+                launcher=launcher.launcher_id,
+                reason=reason,
+            )
         if launcher.fencing or self.now_ms < launcher.fence_ms + FENCE_AGAIN_MS:
             return
         processes = [(launcher.pid, launcher.start_ticks)]

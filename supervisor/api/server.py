@@ -62,7 +62,7 @@ _AGENT_S = 5.0
 
 
 class Promising(Protocol):
-    """The methods of a supervisor for agents without etcd (rule 11)."""
+    """The two methods of `ControlDaemon` that the API needs: promises to agents without etcd (rule 11)."""
 
     async def on_promise(self, request: PromiseRequest) -> PromiseAnswer:
         """Promise to leave an agent alone, or give the reason against it."""

@@ -364,7 +364,7 @@ def test_a_failure_is_told_and_tried_again() -> None:
     first = only(SetFirewall, core.said)
     core.feed(FirewallSet(first[-1].openings, "nft: no"))
     assert core.state.blocked(core.now_ms) == "its firewall cannot be set: nft: no"
-    assert [each.event for each in only(Note, core.said)][-1] == "firewall_not_set"
+    assert [each.event for each in only(Note, core.said)][-1] == "the firewall is not set; trying again"
     core.later(999, SpecRead("p1", SPEC))
     assert only(SetFirewall, core.said) == first
     core.later(1, SpecRead("p1", SPEC))
@@ -380,7 +380,9 @@ def test_a_plan_with_a_name_that_never_had_an_address_does_not_start() -> None:
     core.feed(FirewallSet(first[-1].openings, left_out={"p1": "cannot resolve h"}))
     assert not only(Launch, core.said)
     assert core.state.blocked(core.now_ms) == "", "other plans start"
-    assert [each.event for each in only(Note, core.said)].count("firewall_waits_for_names") == 1
+    assert [each.event for each in only(Note, core.said)].count(
+        "a plan's tasks wait: the firewall cannot resolve a host name of it yet"
+    ) == 1
     core.later(999, SpecRead("p1", SPEC))
     assert only(SetFirewall, core.said) == first
     core.later(1, SpecRead("p1", SPEC))

@@ -515,7 +515,11 @@ async def test_what_a_watch_shows_of_an_etcd_that_went_back_is_not_wanted() -> N
         assert daemon._heard_ms() is None, "so nothing of it comes to the core, nor vouches for anything"
         agent.next_life = "life2"
         await until(lambda: daemon.state.life != before and daemon.state.view is not None)
-        (said,) = [fields for _, event, fields in agent.sink.lines if event == "outcast"]
+        (said,) = [
+            fields
+            for _, event, fields in agent.sink.lines
+            if event == "this life of the agent is lost; its tasks are ended"
+        ]
         assert "a snapshot was restored" in str(said["reason"])
 
 

@@ -67,7 +67,10 @@ def test_it_does_not_wait_for_ever() -> None:
     assert memory_free(later, ORDER)
     (note,) = later.out
     assert isinstance(note, Note)
-    assert (note.event, note.fields["processes"]) == ("gpu_memory_not_freed", "17")
+    assert (note.event, note.fields["processes"]) == (
+        "dead processes still hold a GPU's memory; the attempt starts all the same",
+        "17",
+    )
 
 
 @pytest.fixture(scope="module")
@@ -90,7 +93,7 @@ async def test_a_task_is_started_when_its_gpu_is_free(etcd: EtcdServer, tmp_path
         nvml.set(0, procs=f"{first.pid}:4096")
         # An event makes the watch look, so that it knows of the process.
         nvml.event(1, 79)
-        await node.until(lambda: _in_log(node, "gpu_fault"), DEADLINE_S)
+        await node.until(lambda: _in_log(node, "a GPU has a fault"), DEADLINE_S)
         os.kill(first.pid, signal.SIGKILL)
         await job.exited()
         job.assignment = replace(job.assignment, attempt=2)
@@ -101,7 +104,7 @@ async def test_a_task_is_started_when_its_gpu_is_free(etcd: EtcdServer, tmp_path
             return await job.report("running")
 
         assert (await node.until(running, DEADLINE_S)).number == 2
-        assert "gpu_memory_not_freed" not in node.log
+        assert "dead processes still hold a GPU's memory; the attempt starts all the same" not in node.log
     finally:
         await node.close()
 

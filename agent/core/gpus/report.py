@@ -94,23 +94,30 @@ def memory_free(work: Work, assignment: Assignment) -> bool:
         work.emit(LookAtGpus())
         return False
     processes = ", ".join(map(str, sorted(held)))
-    work.note("gpu_memory_not_freed", "warning", attempt=str(attempt), processes=processes)
+    work.note(
+        "dead processes still hold a GPU's memory; the attempt starts all the same",
+        "warning",
+        attempt=str(attempt),
+        processes=processes,
+    )
     state.gpus_awaited.pop(attempt, None)
     return True
 
 
 def _note_changes(work: Work, before: GpuBook, after: GpuBook) -> None:
     if after.problem and after.problem != before.problem:
-        work.note("gpus_unknown", "warning", reason=after.problem)
+        work.note("the state of this node's GPUs is unknown", "warning", reason=after.problem)
     elif before.problem and not after.problem:
-        work.note("gpus_known_again")
+        work.note("the state of this node's GPUs is known again")
     for uuid, known in after.known.items():
         earlier = before.known.get(uuid)
         gpu, was = known.told(), earlier.told() if earlier is not None else None
         if gpu.fault > was.fault if was is not None else gpu.health is GpuHealth.FAULTY:
-            work.note("gpu_fault", "warning", **_fields(gpu), action=gpu.action.value, reason=gpu.reason)
+            work.note(
+                "a GPU has a fault", "warning", **_fields(gpu), action=gpu.action.value, reason=gpu.reason
+            )
         elif was is not None and was.health is GpuHealth.FAULTY and gpu.health is GpuHealth.OK:
-            work.note("gpu_recovered", **_fields(gpu))
+            work.note("a GPU has recovered", **_fields(gpu))
 
 
 def _fields(gpu: Gpu) -> dict[str, str]:
@@ -120,4 +127,8 @@ def _fields(gpu: Gpu) -> dict[str, str]:
 def _note_ignored(work: Work, sight: Sight) -> None:
     for each in sight.xids:
         if xid.action_of(each.code) is GpuAction.NONE:
-            work.note("xid_ignored", gpu=each.uuid or each.pci, reason=xid.describe(each.code))
+            work.note(
+                "the driver reports an XID that needs no action",
+                gpu=each.uuid or each.pci,
+                reason=xid.describe(each.code),
+            )

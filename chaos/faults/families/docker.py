@@ -103,7 +103,9 @@ def _remove(scene: Scene, node: str, idents: Sequence[str]) -> str:
 
     def look() -> str | None:
         lines = log.read_bytes()[said:].decode(errors="replace").splitlines()
-        return next((line.partition("reason=")[2] for line in lines if "spawn_failed" in line), None)
+        return next(
+            (line.partition("reason=")[2] for line in lines if "a launcher cannot be started" in line), None
+        )
 
     return scene.wait("a container that cannot be made", look)
 
