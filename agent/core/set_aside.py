@@ -57,7 +57,7 @@ from supervisor.contract.desired import Assignment, JobPhase, Spare
 from supervisor.contract.ids import AttemptId
 from supervisor.contract.observed import ExitReason
 
-WHAT = "cannot start or go on: an error of the agent's own was met while it was dealt with"
+WHAT = "cannot start or go on: the agent met an error of its own in it"
 
 
 @dataclass(frozen=True, slots=True)

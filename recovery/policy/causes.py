@@ -126,7 +126,7 @@ def _ending(end: Exit, *, ran: bool) -> str:
         case ExitReason.KILLED:
             return "was stopped by its agent"
         case ExitReason.DEADLINE:
-            return "was killed at its deadline, as its agent could not vouch for it any more"
+            return "was killed at its deadline, which its agent could not extend"
         case ExitReason.START_FAILED:
             return "was ended" if end.detail.startswith(CANNOT_GO_ON) else "could not be started"
         case ExitReason.LAUNCHER_LOST:

@@ -340,7 +340,7 @@ def test_an_error_that_several_jobs_meet_is_told_once(world: World, monkeypatch:
     (told,) = [each for each in actions if "parked" in each.kind]
     assert (told.job, told.ops) == ("", ())
     assert "2 jobs (digits, letters)" in told.text
-    assert "taken for the supervisor's own" in told.text
+    assert "the supervisor itself is taken to be wrong" in told.text
 
 
 def test_a_job_that_meets_an_error_at_the_place_of_a_parked_one_is_not_parked(

@@ -111,7 +111,7 @@ def test_what_we_killed_is_no_failure_and_only_the_program_is_blamed_for_its_exi
         ),
         (
             ended(reason=ExitReason.DEADLINE, signal=9),
-            "digits/worker:0 on n1 was killed at its deadline, as its agent could not vouch for it any more",
+            "digits/worker:0 on n1 was killed at its deadline, which its agent could not extend",
         ),
         (
             ended(reason=ExitReason.LAUNCHER_LOST),

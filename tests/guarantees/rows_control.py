@@ -381,7 +381,7 @@ ROWS = (
         6,
         "A wish for another size that is taken back changes nothing, also where it is prepared already.",
         "supervisor/control/decide/reconcile.py",
-        'return [generation.abandon(job, plan, "what it was for has passed")]',
+        'return [generation.abandon(job, plan, "the reason for it has passed")]',
         "return []",
         RESIZING + "test_a_wish_that_is_taken_back_changes_nothing",
     ),

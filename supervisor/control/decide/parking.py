@@ -88,8 +88,8 @@ def park(job: JobState, error: BaseException) -> Action:
     """Turn the job's switch, so that its tasks end and no rule looks at it any more."""
     phase = job.switch.value.phase
     reason = short(
-        f"an error of the supervisor's own was met while this job was dealt with ({told(error)}); "
-        f"nothing of it runs until `supervisorctl release {job.name}`"
+        f"the supervisor met an error of its own in this job ({told(error)}); "
+        f"no task of it runs until `supervisorctl release {job.name}`"
     )
     parked = turn(
         job.switch,
@@ -191,11 +191,9 @@ def _left_alone(kind: str, place: str, whys: Mapping[str, str]) -> Action:
     if len(names) > 1:
         some = ", ".join(names[:MOST_NAMES]) + (", ..." if len(names) > MOST_NAMES else "")
         subject = f"{len(names)} {what}s ({some})"
-        rest = (
-            "as several meet this error, it is taken for the supervisor's own, and what runs of them goes on"
-        )
+        rest = "as several meet this error, the supervisor itself is taken to be wrong; their tasks go on"
     else:
-        subject, rest = f"{what} {names[0]}", "all else goes on"
+        subject, rest = f"{what} {names[0]}", "all others go on"
         if kind == JOB_PARKED:
             job = names[0]
         else:
@@ -221,7 +219,7 @@ def _places_of_parked(snap: Snapshot) -> set[str]:
 
 def _cordon(picture: NodeState, error: Exception) -> Action:
     """An operator's `uncordon` lifts it."""
-    reason = f"an error of the supervisor's own was met while this node was dealt with ({told(error)})"
+    reason = f"the supervisor met an error of its own about this node ({told(error)})"
     compares, ops = cordons.for_error(picture, reason, place_of(error))
     return Action(
         NODE_PARKED,

@@ -122,7 +122,7 @@ def _answer(snap: Snapshot, job: JobState, found: Assessment, need: Need | None)
     plan = job.next_plan
     if need is None:
         if plan is not None:
-            return [generation.abandon(job, plan, "what it was for has passed")]
+            return [generation.abandon(job, plan, "the reason for it has passed")]
         return _move(snap, job, found) or incidents.lapse(snap, job)
     if need.patience_ms and (moved := _move(snap, job, found)):
         return moved  # another size waits for a commit; what is lost need not

@@ -187,8 +187,8 @@ class Applier:
 
     async def _tell_of_deletion(self, decision: DeleteFiles, error: Exception) -> None:
         text = (
-            f"collected checkpoint {decision.record.ref} stays in the store: an error of the "
-            f"supervisor's own was met while it was deleted ({told(error)})"
+            f"collected checkpoint {decision.record.ref} stays in the store: the supervisor met an error of "
+            f"its own in its deletion ({told(error)})"
         )
         self._sink.error(text, job=decision.job)
         fields = {"checkpoint": str(decision.record.ref), "error": told(error)}

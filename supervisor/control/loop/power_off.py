@@ -74,7 +74,7 @@ class PowerOffs:
         if begun is not Applied.DONE:
             return
         if why := await self._failure(wanted):
-            text = f"node {node} could not be switched off by {device}: {why}; D is waited for"
+            text = f"node {node} could not be switched off by {device}: {why}; the leader waits for D"
             await applier.run(_event(wanted, device, "power_off_failed", text))
             return
         if await self._confirm(applier, wanted, device) is Applied.STALE:

@@ -175,7 +175,7 @@ class Promiser:
         known = self.word.promises.get(mine)
         self._change(promises.release(self.word, node, incarnation, released))
         if known is not None and mine not in self.word.promises:
-            self._sink.info("a node needs its promise no more: etcd answers it", node=known.node)
+            self._sink.info("a node no longer needs its promise: etcd answers it", node=known.node)
 
     async def take(self, snap: Snapshot, taking: Taking) -> bool:
         """Note that tasks are about to be taken away; False: that has become impossible, look again."""
@@ -217,7 +217,7 @@ class Promiser:
         least_s = min(left.values()) // 1000
         return (
             f"etcd has not answered, and {nodes} promised to be left alone, for {least_s} s "
-            "more if they do not ask again: what runs there goes on"
+            "more if they do not ask again: their tasks run on"
         )
 
     async def _save(self) -> None:

@@ -166,7 +166,7 @@ class Sweeper:
 
         def tell(error: Exception) -> None:
             self._due_ms[job_uuid] = now_ms + SWEEP_ENDED_MS
-            text = "an unexpected error was met while a job's store was swept; it is left alone for an hour"
+            text = "an unexpected error in the search of a job's store for leftovers; trying again in an hour"
             self._sink.error(text, job=job, error=told(error))
 
         self._busy = True
