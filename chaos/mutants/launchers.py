@@ -45,6 +45,24 @@ if os.fork() == 0:
 os.wait()
 time.sleep(600)
 """
+LOOP_S = 6.0
+CADENCE = "1000 1000 0.05 1 -1"
+"""Failures all the time, so that only the limit of 5 % of the time keeps saves apart."""
+LOOP = """\
+import sys, time
+import trainer_hook
+ours = sys._tfsup_should_save.__globals__
+ours["PROBE_S"], ours["interval"].LEAST_MS = 0.2, 50
+if {breaks}:
+    ours["Cadence"].due = lambda self: 1 // 0
+end_s, saves = time.monotonic() + {loop_s}, 0
+while time.monotonic() < end_s:
+    if trainer_hook.should_save(0.5):
+        time.sleep(0.1)
+        saves += 1
+    time.sleep(0.005)
+print("saves:", saves, flush=True)
+"""
 ENDS = """\
 import os, time
 while not os.path.exists("end"):
@@ -300,6 +318,28 @@ def _unwanted() -> None:
         wait_for("end of a launcher that nobody wants", lambda: rig.process.poll() is not None)
 
 
+def _saves(*, breaks: bool) -> int:
+    """How often a loop saves that asks whether to. `breaks`: what answers it has a bug."""
+    with _launcher() as rig, Agent(rig.socket_path, grant_ms=60_000) as agent:
+        shutil.copy(INSIDE / "trainer_hook.py", rig.root)
+        rig.write("loop.py", LOOP.format(breaks=breaks, loop_s=LOOP_S))
+        exited = rig.run(agent, sys.executable, "loop.py", env={"TFSUP_CADENCE": CADENCE})
+        said = rig.log().decode(errors="replace")
+        assert exited.code == 0, said
+        return int(said.rpartition("saves:")[2])
+
+
+def _saves_seldom() -> None:
+    saves = _saves(breaks=False)
+    assert saves, "it never saved"
+    assert saves <= 2 + 0.05 * LOOP_S / 0.1, f"{saves} saves of 0.1 s in {LOOP_S:g} s"
+
+
+def _saves_all_the_same() -> None:
+    saves = _saves(breaks=True)
+    assert saves >= 0.5 * LOOP_S, f"{saves} saves in {LOOP_S:g} s of a loop that saves every 0.5 s by itself"
+
+
 STORIES = (
     Story("the agent falls silent", "no attempt outlives its grant", _falls_silent),
     Story("the agent dies", "no attempt outlives its grant", _agent_dies),
@@ -313,4 +353,6 @@ STORIES = (
     Story("an exit that nobody heard", "an exit is told until it is acknowledged", _exit_is_told),
     Story("a second start", "one attempt at a time", _one_at_a_time),
     Story("nobody wants the launcher", "nothing is left behind", _unwanted),
+    Story("a loop asks when to save", "saves take no more time than they may", _saves_seldom),
+    Story("a loop asks what is broken", "a loop that asks goes on saving", _saves_all_the_same),
 )

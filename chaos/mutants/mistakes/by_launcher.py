@@ -1,4 +1,4 @@
-"""Mistakes that only real processes show: rules 4, 5 and 6 as far as the launcher keeps them."""
+"""Mistakes that only real processes show: rules 4 to 7 as far as the launcher and its children keep them."""
 
 from __future__ import annotations
 
@@ -123,5 +123,31 @@ MUTANTS = (
         ("one attempt at a time",),
         (known("A launcher runs one attempt at a time."),),
         Launchers("a second start"),
+    ),
+    Mutant(
+        "saves take as much time as the failures ask for",
+        7,
+        ("saves take no more time than they may",),
+        (
+            Edit(
+                "agent/inside/child/interval.py",
+                "max(LEAST_MS, young_ms, save_ms / max_overhead, COMMITS_APART * commit_ms)",
+                "max(LEAST_MS, young_ms, COMMITS_APART * commit_ms)",
+            ),
+        ),
+        Launchers("a loop asks when to save"),
+    ),
+    Mutant(
+        "a loop whose question meets an error saves no more",
+        7,
+        ("a loop that asks goes on saving",),
+        (
+            Edit(
+                "agent/inside/child/cadence.py",
+                "        if getattr(sys, ASKED, None) is not None:\n            setattr(sys, ASKED, None)\n",
+                "",
+            ),
+        ),
+        Launchers("a loop asks what is broken"),
     ),
 )
