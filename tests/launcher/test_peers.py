@@ -110,6 +110,8 @@ def test_a_chief_goes_on_with_a_worker_that_has_moved(way: str, program: str, tm
         addresses("ps", "chief", "worker", "former", "new") as at,
         launcher(preload=["tensorflow"], env=ENV) as rig,
         Agent(rig.socket_path) as agent,
+        launcher(preload=["tensorflow"], env=ENV) as elsewhere,
+        Agent(elsewhere.socket_path) as other,
     ):
         cluster = {"chief": [at["chief"]], "ps": [at["ps"]], "worker": [at["former"], at["worker"]]}
         moved = {**cluster, "worker": [at["new"], at["worker"]]}
@@ -137,7 +139,9 @@ def test_a_chief_goes_on_with_a_worker_that_has_moved(way: str, program: str, tm
             wait_for("closures on the other", lambda: done()[1] > before[1] + 40)
         agent.send(protocol.Peers(chief, moved))
         wait_for("closures on the other", lambda: done()[1] > before[1] + 80)
-        tasks.start("new", SERVES, env=env(moved, "worker", 0))
+        elsewhere.write("prog.py", SERVES)
+        other.expect(protocol.Warm, timeout_s=60)
+        elsewhere.start(other, "python", "prog.py", env=env(moved, "worker", 0), joins=True)
         wait_for("closures on the moved one", lambda: done()[0] > before[0] + 40)
         agent.send(protocol.Peers(chief, moved))
         (tmp_path / "stop").touch()

@@ -30,6 +30,7 @@ class _Own:
     def __init__(self, target: str, cluster: object) -> None:
         self.target = target
         self.cluster = cluster
+        """Without its peers of the same role: a session would wait for each, and one may be away."""
 
     def is_target(self, target: object) -> bool:
         """Whether a session with this target runs on it."""
@@ -79,7 +80,11 @@ def _change_server(owns: List[_Own], module: types.ModuleType) -> None:
         alone.job_name, alone.task_index = ROLE, 0
         init(self, alone, start=start)
         vars(self)["_server_def"] = wanted
-        owns.append(_Own(vars(server)["target"].fget(self), wanted.cluster))
+        needed = copy.deepcopy(wanted.cluster)
+        for job in needed.job:
+            for index in set(job.tasks) - {wanted.task_index} if job.name == wanted.job_name else ():
+                del job.tasks[index]
+        owns.append(_Own(vars(server)["target"].fget(self), needed))
 
     put(server, "__init__", joining, init)
 

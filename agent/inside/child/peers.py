@@ -51,6 +51,7 @@ _LOOK_AGAIN_S = 0.1
 _AT_A_TIME = 64
 _UPDATE_S = 10.0
 """A call that renews the view takes some hundredths of a second."""
+_SEVER_AGAIN_S = 0.5
 _SEVERED_S = 60.0
 """An attempt to connect to a node that is gone takes 20 s, and what waits for it waits as long."""
 _MAPPED = b"\0" * 10 + b"\xff" * 2
@@ -147,7 +148,8 @@ class _Peers:
             now_s = time.monotonic()
             self._severed = {each: until_s for each, until_s in self._severed.items() if now_s < until_s}
             sever(list(self._severed))
-            self._socket.settimeout(_LOOK_AGAIN_S if self._severed else None)
+            pause_s = _LOOK_AGAIN_S if self._former else _SEVER_AGAIN_S
+            self._socket.settimeout(pause_s if self._severed else None)
             try:
                 message = self._socket.recv(MOST_BYTES)
             except socket.timeout:
