@@ -58,13 +58,18 @@ while not os.path.exists("over"):
 import signal, time
 def got(number, frame):
     print("got", number, flush=True)
+    open(f"got-{number:d}", "w").close()
     if number == signal.SIGTERM:
         sys.exit(9)
 for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP, signal.SIGWINCH, signal.SIGRTMIN):
     signal.signal(number, got)
-open("ready", "w").close()
-while True:
-    time.sleep(60)
+try:
+    open("ready", "w").close()
+    while True:
+        time.sleep(60)
+except KeyboardInterrupt:
+    print("interrupt")
+    sys.exit(8)
 """,
     "sleep.py": """
 import os, time
@@ -79,6 +84,7 @@ NOTE = 'import sys; open("{}", "a").write("warm " if "calendar" in sys.modules e
 AND_KILL = (
     "python handler.py & p=$!; until [ -e ready ]; do sleep 0.01; done; kill -{} $p; {}wait $p; echo $?"
 )
+GOT_1, GOT_10 = (f"until [ -e got-{number} ]; do sleep 0.01; done" for number in (1, 10))
 AND_SLEEP = "python sleep.py & p=$!; until [ -e pid ]; do sleep 0.01; done; {}"
 
 # Each script, and how its programs start. `sh -c`, but for those that are lists of words.
@@ -143,8 +149,8 @@ SCRIPTS: dict[str, tuple[str | list[str], str]] = {
     "a relative place in PATH": ("PATH=$PATH:. python exit.py 3; echo $?", "cold"),
     "a console script": ("./console x", "warm"),
     "TERM": (AND_KILL.format("TERM", ""), "warm"),
-    "TERM later": (AND_KILL.format("USR1", "sleep 0.1; kill -HUP $p; sleep 0.1; kill $p; "), "warm"),
-    "INT": (["timeout", "-s", "INT", "0.7", "python", "handler.py"], "warm"),
+    "TERM later": (AND_KILL.format("USR1", f"{GOT_10}; kill -HUP $p; {GOT_1}; kill $p; "), "warm"),
+    "INT": (["bash", "-c", "set -m; " + AND_KILL.format("INT", "")], "warm"),
     "KILL": (AND_KILL.format("KILL", ""), "warm"),
     "KILL of what stands for it": (
         AND_SLEEP.format(
@@ -162,7 +168,7 @@ SCRIPTS: dict[str, tuple[str | list[str], str]] = {
         ),
         "warm",
     ),
-    "timeout": ("timeout -s TERM 0.7 python handler.py; echo $?", "warm"),
+    "timeout": ("timeout --foreground 100 " + AND_KILL.format("TERM", ""), "warm"),
 }
 
 
@@ -179,7 +185,7 @@ def served() -> Iterator[tuple[Rig, Agent]]:
 
 
 def run(rig: Rig, agent: Agent, *argv: str, warm: bool) -> tuple[str, int | None, str]:
-    for name in ("was", "ready", "closed", "over", "pid", "seven", "out", "copy"):
+    for name in ("was", "ready", "closed", "over", "pid", "seven", "out", "copy", "got-1", "got-10"):
         (rig.root / name).unlink(missing_ok=True)
     (rig.root / "was").touch()
     exited = rig.run(agent, *argv, warm=warm)
@@ -209,6 +215,20 @@ def test_a_wrapper_that_cannot_be_run_fails_to_start(served: tuple[Rig, Agent]) 
     exited = rig.run(agent, "./nonesuch", "python", "exit.py", "3")
     assert (exited.code, exited.reason) == (127, "start_failed")
     assert "cannot run './nonesuch'" in exited.detail
+
+
+def test_another_version_in_the_same_directory_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "python3").symlink_to(Path(sys.executable).resolve())
+    (tmp_path / "python").symlink_to("/usr/bin/echo")
+    env = {"PATH": f"{tmp_path}:/usr/bin:/bin", "LANG": "C.UTF-8"}
+    with (
+        launcher(str(tmp_path / "python3"), preload=["calendar"], env=env) as rig,
+        Agent(rig.socket_path) as agent,
+    ):
+        agent.expect(protocol.Warm)
+        rig.write("warm.py", "import sys; print('calendar' in sys.modules)")
+        rig.run(agent, "sh", "-c", "python warm.py; python3 warm.py")
+        assert rig.log() == b"warm.py\nTrue\n"
 
 
 def test_all_of_a_wrappers_attempt_dies_with_its_launcher() -> None:
@@ -254,6 +274,18 @@ def test_the_program_belongs_to_the_main_process_which_dumps_its_stacks(served: 
     assert (logs / "saves.json").exists()
     agent.send(protocol.Terminate(agent.all(protocol.Started)[-1].attempt))
     assert _over(agent).signal == signal.SIGTERM
+
+
+def test_a_program_that_its_wrapper_became_may_save_when_it_is_asked_to_end(
+    served: tuple[Rig, Agent],
+) -> None:
+    rig, agent = served
+    (rig.root / "ready").unlink(missing_ok=True)
+    attempt = rig.start(agent, "sh", "-c", "exec python handler.py")
+    wait_for("its handler", (rig.root / "ready").exists)
+    agent.send(protocol.Terminate(attempt))
+    assert _over(agent).code == 9
+    assert b"got 15" in rig.log()
 
 
 def test_another_process_gets_no_warm_start(served: tuple[Rig, Agent]) -> None:

@@ -94,6 +94,14 @@ def is_this_interpreter(command: str, env: dict[str, str]) -> bool:
         return False
 
 
+def is_its_file(path: str) -> bool:
+    """Whether this file is the interpreter that runs this: beside it may lie one of another version."""
+    try:
+        return is_this_interpreter(path, {}) and os.path.samefile(path, sys.executable)
+    except OSError:
+        return False
+
+
 def _is_shell_script(path: str) -> bool:
     try:
         with open(path, "rb") as file:

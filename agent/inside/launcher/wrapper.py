@@ -62,7 +62,7 @@ def _names() -> tuple[str, ...]:
 
 def _is_ours(name: str, path: str) -> bool:
     found = shutil.which(name, path=path)
-    return found is not None and program.is_this_interpreter(found, {})
+    return found is not None and program.is_its_file(found)
 
 
 def _replace(path: str, text: bytes) -> None:

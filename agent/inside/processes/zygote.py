@@ -73,8 +73,8 @@ class _Request:
         env = {**self.peer.env, "PATH": os.pathsep.join(each for each in places if each != ours)}
         found = shutil.which(name, path=env["PATH"])
         changed = {each: env.get(each, "") for each in {*env, *given} if env.get(each) != given.get(each)}
-        if found is None or warm.is_latched(changed):
-            raise peer.Differs("environment")
+        if found is None or not program.is_its_file(found) or warm.is_latched(changed):
+            raise peer.Differs("interpreter, or what it reads at its start")
         arguments = self.peer.argv[_SHIM_WORDS + 1 :]
         chosen = program.warm_program((found, *arguments), self.peer.directory, changed)
         if chosen is None:
