@@ -54,24 +54,25 @@ def fenced(scene: Scene, node: str) -> Iterator[str]:
     with dead(scene, node, daemon=DAEMON) as evidence:
         began_s = time.monotonic()
         config = scene.cluster.root / "conf" / f"{node}.yaml"
-        done = subprocess.run(
+        process = subprocess.Popen(
             found.inside(sys.executable, "-m", "agent.main", "--config", str(config), "--fence"),
             cwd=REPOSITORY,
             env=os.environ | {"PYTHONPATH": str(REPOSITORY)},
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=REFUSED_S,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
         )
-        if done.returncode not in {0, Refused.exit_code}:
-            raise DidNotBite(f"`--fence` ended with exit code {done.returncode}: {done.stderr[-400:]}")
-        took_ms, ended = 1000 * (time.monotonic() - began_s), scene.gone(task)
-        scene.wait("another generation", lambda: scene.generation() > before or None, REFUSED_S)
-        next_ms = 1000 * (time.monotonic() - began_s)
-        yield (
-            f"{evidence}; its task's {ended}; `--fence` took {took_ms:.0f} ms, and the next generation "
-            f"began {next_ms:.0f} ms after the kill"
-        )
+        try:
+            scene.wait("another generation", lambda: scene.generation() > before or None, REFUSED_S)
+            next_ms = 1000 * (time.monotonic() - began_s)
+            code = scene.wait("the end of `--fence`", process.poll, REFUSED_S)
+            assert process.stderr is not None
+            said = process.stderr.read().decode(errors="replace")
+        finally:
+            _end(process)
+        if code not in {0, Refused.exit_code}:
+            raise DidNotBite(f"`--fence` ended with exit code {code}: {said[-400:]}")
+        when = f"the next generation began {next_ms:.0f} ms after the kill"
+        yield f"{evidence}; {when}; `--fence` ended with exit code {code}, and its task's {scene.gone(task)}"
 
 
 @contextmanager
