@@ -81,6 +81,11 @@ while True:
     print("step 1", flush=True)
     time.sleep(0.05)
 """
+WRAPPED = """
+import os, sys, time
+print("FOUND", os.getuid(), "warm" if "calendar" in sys.modules else "cold", flush=True)
+time.sleep(600)
+"""
 FORGER = """
 import os, sys, time
 marker = sys.argv[1]
@@ -184,6 +189,19 @@ async def test_a_task_cannot_signal_what_is_not_its_jobs(ranged: Node, root: Pat
     await victim.write()
     again = await victim.running()
     assert fence.user_of(again.pid) == uid, "the job keeps its user"
+
+
+@pytest.mark.slow
+async def test_a_wrappers_warm_program_has_the_tasks_user(node: Node, root: Path) -> None:
+    me = await node.until_joined()
+    program = root / "wrapped.py"
+    program.write_text(WRAPPED)
+    program.chmod(0o755)
+    job = Job(node, me, "wrapped", argv=("sh", "-c", f"python3 {program}; echo over"))
+    job.assignment = replace(job.assignment, preload=("calendar",), env={"PATH": "/usr/bin:/bin"})
+    await job.run()
+    said = (await node.until_printed("FOUND ")).partition("FOUND ")[2].split()
+    assert said[:2] == [str(UID), "warm"]
 
 
 async def test_a_job_waits_for_a_user_until_another_one_has_left_nothing(ranged: Node) -> None:
