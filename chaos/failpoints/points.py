@@ -19,7 +19,7 @@ def _words(text: str) -> tuple[str, ...]:
 _LEADER = _words(
     "address_published appeal_forgotten checkpoint_collecting checkpoint_quarantined clock close"
     " cluster code_removed commits_caught_up commits_failing commits_lagging commits_work_again delayed"
-    " events_removed fallback finishing flip gpu_fault gpu_quarantined gpu_released hang_left"
+    " events_removed fallback finishing flip gpu_fault gpu_quarantined gpu_released hang_left leaves"
     " hang_suspected hold_over incident incident_forgotten job_failed mark_forgotten moved node_back"
     " node_cleared node_cordoned node_suspected node_uncordoned plan_abandoned plan_removed"
     " power_off_begun power_off_confirmed power_off_disproved power_off_failed power_off_late prepare"
