@@ -113,6 +113,16 @@ def test_the_view_is_renewed_when_all_workers_listen_and_with_the_newest_address
     assert not program.peers.is_moving("/job:worker/replica:0/task:1")
 
 
+def test_a_view_that_was_replaced_meanwhile_is_not_asked_for(
+    program: Program, listening: tuple[socket.socket, str]
+) -> None:
+    given: list[object] = []
+    former = program.handler._server_def
+    assert program.take({**AT, "worker": [listening[1], listening[1]]}) == ""
+    program.peers.renew(former, given.append, lambda _: True)
+    assert given == [program.handler._server_def] != [former]
+
+
 @pytest.mark.parametrize("is_lost", [True, False])
 def test_a_failure_that_tensorflow_does_not_recover_from_is_told(
     program: Program, listening: tuple[socket.socket, str], *, is_lost: bool

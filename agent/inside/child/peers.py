@@ -85,6 +85,8 @@ class _Peers:
         self._socket = socket.socket(fileno=fd)
         self._changed = threading.Condition()
         self._handlers: MutableSet[object] = weakref.WeakSet()
+        # A handler may be about to ask with one that has just been replaced.
+        self._given: List[Tuple[object, weakref.ReferenceType[object]]] = []
         self._updating: Set[int] = set()
         self._former: Dict[int, str] = {}
         self._severed: Dict[str, float] = {}
@@ -94,6 +96,7 @@ class _Peers:
         """From now on this handler of a coordinator gets the addresses of moved workers."""
         with self._changed:
             self._handlers.add(handler)
+            self._given.append((_server_def(handler), weakref.ref(handler)))
             if not self._listens:
                 self._listens = True
                 threading.Thread(target=self._listen, name="tfsup-peers", daemon=True).start()
@@ -112,7 +115,7 @@ class _Peers:
     def renew(self, server_def: object, update: Callable[[object], object], is_lost: IsLost) -> object:
         """Call `update` with the newest addresses, once all workers accept connections."""
         with self._changed:
-            handler = next((each for each in self._handlers if _server_def(each) is server_def), None)
+            handler = next((of() for given, of in self._given if given is server_def), None)
         if handler is None:
             return update(server_def)
         newest = self._begin(handler)
@@ -183,6 +186,7 @@ class _Peers:
             renewed = [(each, _renewed(_server_def(each), cluster, former)) for each in running]
             for handler, server_def in renewed:
                 if server_def is not None:
+                    self._given.append((server_def, weakref.ref(handler)))
                     vars(handler)[_SERVER_DEF] = server_def
             self._former = {**self._former, **former}
             self._changed.notify_all()
@@ -340,8 +344,11 @@ def sever(addresses: List[str]) -> None:
 
 def _remotes(name: str) -> List[Tuple[str, str]]:
     """The remote address of each socket of TCP, and the name that it has as an open file."""
-    with open(f"/proc/self/net/{name}", encoding="ascii") as file:
-        rows = [line.split() for line in file]
+    try:
+        with open(f"/proc/self/net/{name}", encoding="ascii") as file:
+            rows = [line.split() for line in file]
+    except OSError:
+        return []  # a machine without IPv6
     return [(row[2], f"socket:[{row[9]}]") for row in rows[1:]]
 
 
