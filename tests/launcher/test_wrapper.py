@@ -59,9 +59,9 @@ import signal, time
 def got(number, frame):
     print("got", number, flush=True)
     open(f"got-{number:d}", "w").close()
-    if number == signal.SIGTERM:
+    if number in (signal.SIGTERM, signal.SIGRTMAX):
         sys.exit(9)
-for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP, signal.SIGWINCH, signal.SIGRTMIN):
+for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP, signal.SIGWINCH, signal.SIGRTMAX):
     signal.signal(number, got)
 try:
     open("ready", "w").close()
@@ -78,6 +78,7 @@ with open("pid.new", "w") as file:
 os.rename("pid.new", "pid")
 time.sleep(600)
 """,
+    "executes.py": "import os; os.execv(sys.executable, [sys.executable, 'handler.py'])",
     "console": "print('console', sys.argv[0].rpartition('/')[2], sys.argv[1:])",
 }
 NOTE = 'import sys; open("{}", "a").write("warm " if "calendar" in sys.modules else "cold ")\n'
@@ -274,6 +275,17 @@ def test_the_program_belongs_to_the_main_process_which_dumps_its_stacks(served: 
     assert (logs / "saves.json").exists()
     agent.send(protocol.Terminate(agent.all(protocol.Started)[-1].attempt))
     assert _over(agent).signal == signal.SIGTERM
+
+
+def test_a_program_without_a_handler_for_stack_dumps_outlives_one(served: tuple[Rig, Agent]) -> None:
+    rig, agent = served
+    (rig.root / "ready").unlink(missing_ok=True)
+    rig.start(agent, "sh", "-c", "exec python executes.py")
+    wait_for("its handler", (rig.root / "ready").exists)
+    main = agent.all(protocol.Started)[-1].pid
+    os.kill(main, stacks.SIGNAL)
+    os.kill(main, signal.SIGRTMAX)  # of two that wait, the lower number comes first
+    assert _over(agent).code == 9
 
 
 def test_a_program_that_its_wrapper_became_may_save_when_it_is_asked_to_end(

@@ -106,6 +106,14 @@ def descends_from(pid: int, ancestors: FrozenSet[int]) -> bool:
     return pid in ancestors
 
 
+def catches(pid: int, number: int) -> bool:
+    """Whether a process has a handler for this signal. An exec leaves none."""
+    try:
+        return number in _signals(_status(str(pid))["SigCgt"])
+    except (OSError, KeyError):
+        return False
+
+
 def _check_memory_policy(pid: int) -> None:
     try:
         lines = _read(str(pid), "numa_maps").splitlines()

@@ -233,7 +233,7 @@ class Zygote:
                 self._reap()
             elif number != stacks.SIGNAL:
                 os.kill(self._wrapper, number)
-            elif self._child:
+            elif self._child and peer.catches(self._child, number):
                 os.kill(self._child, number)
 
     def _reap(self) -> None:
