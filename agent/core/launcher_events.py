@@ -191,9 +191,7 @@ def _on_hello(work: Work, launcher: Launcher, hello: protocol.Hello) -> None:
         if known is None or mismatch:
             work.doom(launcher, f"it runs {running.attempt}, which is not in the state file")
             return
-        known = replace(
-            known, tensorflow=running.tensorflow, stays=_why_it_stays(launcher, running.tensorflow)
-        )
+        known = replace(known, tensorflow=running.tensorflow, stays=_why_it_stays(launcher, running))
         _runs(work, known, pid, running.start_ticks, known.started_ms)
     for attempt in work.live_on(launcher.launcher_id):
         if attempt.end is None and (running is None or str(attempt.id) != running.attempt):
@@ -265,21 +263,21 @@ def _on_started(work: Work, launcher: Launcher, message: protocol.Started) -> No
         work.say(launcher.launcher_id, protocol.Kill(message.attempt, "it is not wanted"))
         return
     if attempt.end is None:
-        stays = _why_it_stays(launcher, message.tensorflow)
+        stays = _why_it_stays(launcher, message)
         attempt = replace(attempt, warm=message.warm, tensorflow=message.tensorflow, stays=stays)
         _runs(work, attempt, message.pid, message.start_ticks, message.at_ms)
 
 
-def _why_it_stays(launcher: Launcher, tensorflow: str) -> str:
-    """Why a program cannot join others that run, or be told that one has joined; empty if it can.
-
-    `tensorflow`: the version that its launcher has imported for it, empty if none.
-    """
+def _why_it_stays(launcher: Launcher, told: protocol.Started | protocol.RunningAttempt) -> str:
+    """Why a program cannot join others that run, or be told that one has joined; empty if it can."""
     if not launcher.joins:
         return "its launcher makes no program join"
-    if not tensorflow:
-        return "it was started cold, so that its TensorFlow is not known"
-    return "" if joins_supported(tensorflow) else f"that was not tried with TensorFlow {tensorflow}"
+    if not told.takes_addresses:
+        return "it was started cold, or by a command that is no Python program"
+    if not told.tensorflow:
+        return "its launcher has imported no TensorFlow"
+    known = joins_supported(told.tensorflow)
+    return "" if known else f"that was not tried with TensorFlow {told.tensorflow}"
 
 
 def _runs(work: Work, attempt: Attempt, pid: int, start_ticks: int, started_ms: int) -> None:

@@ -40,7 +40,8 @@ class HeldPort:
 class RunningAttempt:
     """An attempt that is alive, or not yet confirmed dead. `start_ticks`: field 22 of /proc/PID/stat.
 
-    `tensorflow`: the version that its launcher has imported for it; empty if none. `secrets`: as in `Start`.
+    `tensorflow`: the version that its launcher has imported; empty if none. `secrets`: as in `Start`.
+    `takes_addresses`: its program was forked by the launcher itself, and hears of `Peers`.
     """
 
     attempt: str
@@ -50,6 +51,7 @@ class RunningAttempt:
     incarnation: str
     tensorflow: str = ""
     secrets: dict[str, str] = field(default_factory=dict, repr=False)
+    takes_addresses: bool = False
 
 
 @dataclass(frozen=True)
@@ -129,7 +131,7 @@ class Started:
     """The attempt's main process runs. `warm`: forked from the pre-imported interpreter, or the parent of a
     wrapper whose Python may be.
 
-    `tensorflow`: as in `RunningAttempt`.
+    `tensorflow`, `takes_addresses`: as in `RunningAttempt`.
     """
 
     attempt: str
@@ -138,6 +140,7 @@ class Started:
     at_ms: int
     warm: bool = False
     tensorflow: str = ""
+    takes_addresses: bool = False
 
 
 @dataclass(frozen=True)

@@ -77,16 +77,17 @@ def test_its_directory_is_made_and_no_commit_is_brought_there() -> None:
 
 
 @pytest.mark.parametrize(
-    ("joins", "version", "why"),
+    ("joins", "version", "takes", "why"),
     [
-        (True, "2.21.0", ""),
-        (True, "2.3.0", "that was not tried with TensorFlow 2.3.0"),
-        (True, "", "it was started cold, so that its TensorFlow is not known"),
-        (False, "2.21.0", "its launcher makes no program join"),
+        (True, "2.21.0", True, ""),
+        (True, "2.3.0", True, "that was not tried with TensorFlow 2.3.0"),
+        (True, "", True, "its launcher has imported no TensorFlow"),
+        (True, "2.21.0", False, "it was started cold, or by a command that is no Python program"),
+        (False, "2.21.0", True, "its launcher makes no program join"),
     ],
 )
 def test_the_leader_is_told_whether_a_program_can_take_part_in_a_move(
-    joins: bool, version: str, why: str
+    joins: bool, version: str, takes: bool, why: str
 ) -> None:
     core = joining(joins=joins)
     launcher = core.state.launchers[core.launcher_id]
@@ -96,7 +97,7 @@ def test_the_leader_is_told_whether_a_program_can_take_part_in_a_move(
         core.see(RUNNING, ORDER)
         core.feed(SpecRead("p1", SPEC))
     order = MOVED if joins else ORDER
-    core.hear(protocol.Started(str(order.attempt_id), 101, 1, core.now_ms, True, version))
+    core.hear(protocol.Started(str(order.attempt_id), 101, 1, core.now_ms, True, version, takes))
     assert only(Report, core.said)[-1].record.stays == why
     assert launcher.joins == joins
 

@@ -445,7 +445,7 @@ def _messages() -> tuple[bytes, ...]:
         protocol.Warm(5, "no module"),
         protocol.Reserved(hold, 20_001),
         protocol.ReserveFailed(hold, "taken"),
-        protocol.Started(attempt, 101, 1, 5, True, "2.21.0"),
+        protocol.Started(attempt, 101, 1, 5, True, "2.21.0", True),
         protocol.StartFailed(attempt, "cannot start: no"),
         protocol.Pull(5, "life1", attempt),
     )

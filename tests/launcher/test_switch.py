@@ -156,7 +156,7 @@ def test_a_successor_finds_the_attempt_running_and_extends_it() -> None:
         with Agent(rig.socket_path, name="inc2") as successor:
             hello = successor.expect(protocol.Hello)
             assert hello.attempt == protocol.RunningAttempt(
-                attempt, started.pid, started.start_ticks, None, "inc1"
+                attempt, started.pid, started.start_ticks, None, "inc1", takes_addresses=started.warm
             )
             process = fence.read_process(started.pid)
             assert process is not None

@@ -277,6 +277,23 @@ def test_the_program_belongs_to_the_main_process_which_dumps_its_stacks(served: 
     assert _over(agent).signal == signal.SIGTERM
 
 
+@pytest.mark.parametrize(
+    ("argv", "warm", "takes"),
+    [
+        (("python", "exit.py", "0"), True, True),
+        (("python", "exit.py", "0"), False, False),
+        (("sh", "-c", "python exit.py 0"), True, False),
+    ],
+)
+def test_only_a_program_that_the_launcher_forks_takes_new_addresses(
+    served: tuple[Rig, Agent], argv: tuple[str, ...], warm: bool, takes: bool
+) -> None:
+    rig, agent = served
+    run(rig, agent, *argv, warm=warm)
+    started = agent.all(protocol.Started)[-1]
+    assert started.takes_addresses == takes
+
+
 def test_a_program_without_a_handler_for_stack_dumps_outlives_one(served: tuple[Rig, Agent]) -> None:
     rig, agent = served
     (rig.root / "ready").unlink(missing_ok=True)

@@ -92,6 +92,7 @@ class Attempt:
             self.start.incarnation,
             warm.tensorflow_version(),
             self.start.secrets,
+            self.peers.fd >= 0,
         )
 
     def kill(self, reason: str, now: int, detail: str = "") -> None:

@@ -319,7 +319,13 @@ class Launcher:
         running, warmly = attempt.running(), order.warm_program is not None or is_wrapped
         self._link.send(
             protocol.Started(
-                start.attempt, pid, running.start_ticks, attempt.started_ms, warmly, running.tensorflow
+                start.attempt,
+                pid,
+                running.start_ticks,
+                attempt.started_ms,
+                warmly,
+                running.tensorflow,
+                running.takes_addresses,
             )
         )
         kept = {name: value for name, value in order.cold_env.items() if name not in start.secrets}

@@ -220,6 +220,7 @@ class SimLauncher:
                 child.port,
                 child.start.incarnation,
                 child.tensorflow,
+                takes_addresses=bool(child.tensorflow),
             )
         self._send(
             protocol.Hello(
@@ -354,7 +355,13 @@ class SimLauncher:
         self._told = (0, 0)
         self._send(
             protocol.Started(
-                start.attempt, row.pid, row.start_ticks, self._now(), warm=self._warm, tensorflow=imported
+                start.attempt,
+                row.pid,
+                row.start_ticks,
+                self._now(),
+                warm=self._warm,
+                tensorflow=imported,
+                takes_addresses=bool(imported),
             )
         )
 
