@@ -3,6 +3,7 @@
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -11,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from agent.inside import protocol
-from agent.inside.child import stacks
-from agent.inside.processes import fence
+from agent.inside.child import stacks, warm
+from agent.inside.processes import fence, spawn, zygote
 from tests.launcher.harness import Agent, Rig, launcher, of, wait_for
 
 # Programs of the scripts below. Each first notes in a file whether its interpreter has the preloaded module.
@@ -337,6 +338,18 @@ def test_without_preload_a_wrapper_is_run_as_it_is() -> None:
         assert not agent.all(protocol.Started)[-1].warm
         assert "state/bin" not in rig.log().decode()
         assert not (rig.root / "state" / "bin").exists()
+
+
+def test_a_program_and_its_shim_may_end_in_the_same_turn() -> None:
+    """The selector has the shim's end, too, when the program's was dealt with."""
+    empty: frozenset[int] = frozenset()
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+        order = spawn.Order(
+            (), "/", {}, {}, {}, None, warm.Preloaded(), 1, 1, -1, empty, 0, listener=listener
+        )
+        server = zygote.Zygote(order, 0)
+        with server._selector, server._signals, server._wakeup:
+            server._on_request()
 
 
 def _sleeping(rig: Rig, agent: Agent, script: str = "python sleep.py; echo over") -> list[int]:

@@ -210,7 +210,8 @@ class Zygote:
 
     def _on_request(self) -> None:
         """A signal for the program, or the end of the shim."""
-        assert self._request is not None
+        if self._request is None:
+            return  # the end of the program was seen in the same turn
         try:
             said = self._request.conn.recv(1)
         except BlockingIOError:
