@@ -104,6 +104,12 @@ TABLE = MappingProxyType(
             "no failure: it runs on until there is room elsewhere",
             fixed=True,
         ),
+        Cause.RESIZED: Row(
+            "another size of the job is asked for, or there is room for more tasks of an elastic role",
+            Rule.RESTART,
+            "no failure: it runs on until a checkpoint is committed",
+            fixed=True,
+        ),
         Cause.STORE_LOST: Row(
             "an error of the program, shortly after its mounted directory gave one",
             Rule.RESTART,

@@ -27,6 +27,7 @@ _NOT_OF_A_NODE = frozenset(
     {
         Cause.NODE_LOST,
         Cause.DRAINED,
+        Cause.RESIZED,
         Cause.PEER_LOST,
         Cause.NAN_LOSS,
         Cause.DATA_LOSS,

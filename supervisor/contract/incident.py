@@ -39,6 +39,7 @@ class Cause(Enum):
     DRAINED = "drained"
     STORE_LOST = "store_lost"
     BASE_MISSED = "base_missed"
+    RESIZED = "resized"
 
     @property
     def program_fault(self) -> bool:

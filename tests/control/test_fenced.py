@@ -90,6 +90,23 @@ def test_what_a_successor_of_a_fenced_agent_runs_is_not_lost() -> None:
     assert world.switch().generation == 1
 
 
+def test_an_agent_that_is_started_again_is_not_marked_while_it_joins() -> None:
+    world = World(nodes=5).start()
+    (node,) = set(world.agents) - {report.node for report in world.running().values()}
+    fence(world, node)
+    life = key_of(world, node).incarnation
+    world.until(lambda: bool(world.snapshot().nodes[node].marks))
+    world.appeal(node, life, successor="next")
+    world.until(lambda: not world.snapshot().nodes[node].marks)
+    for _ in range(FAST.d_ms // 2 // 50):
+        world.tick()
+        assert not world.snapshot().nodes[node].marks
+    world.register(node, "next", succeeds=(life,))
+    for _ in range(10):
+        world.tick()
+    assert not world.snapshot().nodes[node].marks
+
+
 def test_a_flip_compares_the_key_that_says_so() -> None:
     world, node = stopped()
     flip = next_flip(world)

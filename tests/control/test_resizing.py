@@ -7,12 +7,15 @@ from dataclasses import replace
 import pytest
 
 from supervisor.contract import keys
-from supervisor.contract.desired import ClusterSpec, JobPhase
+from supervisor.contract.desired import ClusterSpec, JobPhase, JobSwitch
 from supervisor.contract.errors import NotFound, UserError
 from supervisor.contract.incident import Cause, Outcome
-from supervisor.contract.job.spec import Resources, Strategy
+from supervisor.contract.job.spec import JobIntent, JobRecord, JobSpec, Resources, Strategy
 from supervisor.control.decide.assess.assess import Assessments
+from supervisor.control.decide.jobs import prepare
 from supervisor.control.decide.jobs.resizing import check_sizes_asked
+from supervisor.control.decide.nodes import placement
+from supervisor.control.decide.nodes.placement import Before, NodeOffer, PlacementResult
 from supervisor.control.decide.plan import put
 from supervisor.control.decide.reconcile import waiting_for
 from tests.control.bank import Bank
@@ -58,7 +61,7 @@ def test_a_wish_for_more_workers_is_a_generation_with_them_after_the_next_commit
     assert counts(world)["worker"] == 4
     workers = {each.role: len(each.addresses) for each in spec_in_force(world).roles}
     assert workers["worker"] == 4, "every task is told the same cluster"
-    (told,) = [each for each in world.incidents().values() if each.cause is Cause.OPERATOR]
+    (told,) = [each for each in world.incidents().values() if each.cause is Cause.RESIZED]
     assert told.rule == "operator.scale"
     assert told.detail == "an operator asked for worker=4"
     world.until(lambda: world.incidents()[told.id].outcome is Outcome.RECOVERED)
@@ -86,7 +89,7 @@ def test_a_failure_meanwhile_restarts_with_the_size_that_is_wanted() -> None:
     world.until(lambda: world.switch().generation == 2, limit_ms=10_000)
     assert counts(world)["worker"] == 3
     (told,) = [each for each in world.incidents().values() if each.cause is not Cause.SUBMITTED]
-    assert told.outcome is not Outcome.FAILED
+    assert told.cause is Cause.KILLED, "the failure has its own incident"
 
 
 def test_a_worker_that_fails_meanwhile_restarts_in_place() -> None:
@@ -149,14 +152,15 @@ def test_any_leader_finishes_it() -> None:
 def test_an_elastic_role_runs_with_what_there_is_and_grows_with_the_room() -> None:
     world = elastic(2)
     assert set(world.running()) == {"worker.0", "worker.1"}
+    world.commit(1, 100)
     world.register("n9", "i9")
-    for _ in range(100):
+    for _ in range(1000):
         world.tick()
     assert world.switch().generation == 1, "room alone costs no step: it waits for a commit, for ever"
-    world.commit(1, 100)
+    world.commit(1, 200)
     world.until(lambda: len(world.running()) == 3)
     assert world.switch().generation == 2
-    (told,) = [each for each in world.incidents().values() if each.cause is Cause.OPERATOR]
+    (told,) = [each for each in world.incidents().values() if each.cause is Cause.RESIZED]
     assert (told.rule, told.detail) == ("elastic.grow", "there is room for worker=3")
 
 
@@ -167,6 +171,84 @@ def test_an_elastic_role_loses_a_node_and_goes_on_with_fewer() -> None:
     world.switch_off(world.node_of("worker.2"))
     world.until(lambda: world.switch().generation == 2 and len(world.running()) == 2)
     assert counts(world)["worker"] == 2
+
+
+def full() -> World:
+    """A job of two workers, which fill two nodes."""
+    world = World(job_spec((role("worker", 2, WHOLE_NODE),)), nodes=2)
+    world.form_cluster()
+    world.until(lambda: world.switch().phase is JobPhase.RUNNING and len(world.running()) == 2)
+    return world
+
+
+def test_a_wish_without_room_is_told_and_keeps_no_recovery_up() -> None:
+    world = full()
+    wish(world, worker=3)
+    for _ in range(20):
+        world.tick()
+    assert "room for worker=3, which an operator asked for" in waits(world)
+    assert world.job().next_plan is None
+    world.end_task("worker.0", signal=9)
+    world.until(lambda: world.switch().generation == 2 and len(world.running()) == 2, limit_ms=10_000)
+    assert counts(world)["worker"] == 2
+
+
+def test_growth_that_a_node_refuses_costs_nothing() -> None:
+    world = elastic(2)
+    world.commit(1, 100)
+    world.register("n9", "i9").refuses = "it has no such mount"
+    pause_ms = world.spec.restart.backoff_max_ms
+    world.until(lambda: "plan_abandoned" in world.done, limit_ms=3 * pause_ms)
+    for _ in range(20):
+        world.tick()
+    switch = world.switch()
+    assert (switch.phase, switch.generation, switch.ledger.streak) == (JobPhase.RUNNING, 1, 0)
+
+
+def test_growth_takes_no_room_before_a_checkpoint_nor_from_who_waits_for_it() -> None:
+    world = elastic(2)
+    world.register("n9", "i9")
+    for _ in range(20):
+        world.tick()
+    assert world.job().next_plan is None, "it would be held until the first commit"
+    other = job_spec((role("worker", 2, WHOLE_NODE),), name="other")
+    world.write(
+        put(keys.job_record("other"), JobRecord(other, "other", 0)),
+        put(keys.switch("other"), JobSwitch("other", "other", JobPhase.WAITING, 0)),
+        put(keys.intent("other"), JobIntent()),
+    )
+    world.commit(1, 100)
+    for _ in range(20):
+        world.tick()
+    assert world.job().next_plan is None
+
+
+def test_a_large_elastic_role_is_placed_in_few_tries() -> None:
+    worker = replace(role("worker", 400, WHOLE_NODE), least=1, most=400)
+    world = World(job_spec((worker,)), nodes=3)
+    world.form_cluster()
+    tried: list[JobSpec] = []
+
+    def counted(spec: JobSpec, offers: tuple[NodeOffer, ...], before: Before) -> PlacementResult:
+        tried.append(spec)
+        return placement.place(spec, offers, before)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(prepare, "place", counted)
+        result = prepare.find_places(world.snapshot(), world.job())
+    assert len(result.placements) == 3
+    assert len(tried) <= 12
+
+
+def test_a_task_that_is_scaled_away_saves_no_more() -> None:
+    world = World().start()
+    switch = world.job().switch
+    world.write(put(switch.key, replace(switch.value, saver="worker.1")))
+    assert world.job().saver.member == "worker.1"
+    wish(world, worker=1)
+    world.commit(1, 100)
+    world.until(lambda: world.switch().generation == 2, limit_ms=120_000)
+    assert world.job().saver.member == "chief.0"
 
 
 def test_an_elastic_role_waits_for_room_for_its_least() -> None:
@@ -216,7 +298,7 @@ def spec_in_force(world: World) -> ClusterSpec:
 async def test_an_operator_scales_a_job(bank: Bank) -> None:
     world = bank.world.start()
     answer = await bank.job_service.scale("digits", {"worker": 3})
-    assert "it restarts with worker=3 after its next checkpoint" in answer.detail
+    assert "it restarts with worker=3 right after a checkpoint" in answer.detail
     assert world.job().wanted.role("worker").count == 3
     assert "already" in (await bank.job_service.scale("digits", {"worker": 3})).detail
     await bank.job_service.restart("digits")

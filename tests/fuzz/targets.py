@@ -57,6 +57,7 @@ from supervisor.contract.observed import (
 from supervisor.contract.timing import FAST
 from supervisor.contract.views.jobs import SubmitRequest
 from supervisor.control.decide.jobs.admission import check_spec
+from supervisor.control.decide.jobs.sizes import check_sizes
 from supervisor.control.decide.parking import JOB_PARKED
 from supervisor.control.decide.plan import Action, Decision
 from supervisor.control.decide.reconcile import reconcile
@@ -122,6 +123,7 @@ def submitted(data: bytes, _: Path) -> None:
     request = codec.decode(SubmitRequest, data)
     check_spec(request.spec)
     assert not list(objections(request.spec))
+    check_sizes(world().snapshot(), request.spec)
     name = request.spec.name
     values = {
         keys.job_record(name): JobRecord(request.spec, "uuid", 0),

@@ -152,8 +152,8 @@ class RoleSpec:
     serves: bool | None = None
     after: tuple[str, ...] = ()
     secrets: dict[str, str] = field(default_factory=dict, metadata=NEEDED)
-    least: int = 0
-    most: int = 0
+    least: int = field(default=0, metadata=NEEDED)
+    most: int = field(default=0, metadata=NEEDED)
 
     @property
     def outside(self) -> bool:

@@ -192,7 +192,8 @@ def waiting_for(snap: Snapshot, job: JobState, found: Assessment) -> str:
     need = _need(snap, job, found)
     if need is None or need.scope is Scope.TASK:
         needs = (*_lost(snap, job, found), *([need] if need is not None else []))
-        return moves.waiting_for(snap, job, needs) or delays.in_force(job)
+        lost = moves.waiting_for(snap, job, needs)
+        return lost or delays.in_force(job) or resizing.waiting_for(snap, job)
     plan = job.next_plan
     if plan is None:
         return find_places(snap, job).waiting_for

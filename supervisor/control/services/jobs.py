@@ -299,6 +299,8 @@ class JobService:
         picture, snap = self._job(job), self._leading()
         _check_not_parked(picture)
         deletion.check_kept(snap, job)
+        if not sizes:
+            raise UserError("no role is named; write for example worker=4")
         spec = resized(picture.wanted, sizes)
         resizing.check_sizes_asked(spec, sizes)
         admission.check_spec(spec)
@@ -308,10 +310,13 @@ class JobService:
         if spec == picture.wanted:
             return Accepted(job, f"it is to have {what} already")
         intent = replace(picture.intent.value, sizes=dict(picture.intent.value.sizes) | dict(sizes))
-        await self._write_intent(picture, intent, f"{what}")
-        if picture.switch.value.phase.ended:
+        await self._write_intent(picture, intent, what)
+        if picture.switch.value.phase not in (JobPhase.WAITING, JobPhase.RUNNING):
             return Accepted(job, f"it has {what} when it is started again")
-        when = f"after its next checkpoint, or {spec.limits.save_grace_ms} ms after all is prepared"
+        grace_ms = spec.limits.save_grace_ms
+        when = f"right after a checkpoint, or without one {grace_ms} ms after all is prepared"
+        if any(spec.role(role).most for role in sizes):
+            when = "right after a checkpoint, as far as there is room"
         return Accepted(job, "; ".join(filter(None, (f"it restarts with {what} {when}", waits))))
 
     async def pin(self, job: str, ref: CheckpointRef, *, pinned: bool) -> Accepted:

@@ -219,8 +219,8 @@ def need_of(
     )
 
 
-def asked_judgement(job: JobState, cause: Cause) -> Judgement:
-    """The judgement of a restart that an operator asks for."""
+def judgement_of(job: JobState, cause: Cause) -> Judgement:
+    """The judgement of a restart that no failure asks for."""
     policy = job.record.value.spec.restart
     return Judgement(cause, charge(job.switch.value.ledger, cause, newest_commit(job), policy))
 
@@ -272,7 +272,7 @@ def _operators_need(job: JobState) -> Need:
         cause=Cause.OPERATOR,
         scope=scope,
         rule=rule,
-        judgement=asked_judgement(job, Cause.OPERATOR),
+        judgement=judgement_of(job, Cause.OPERATOR),
         known_ms=job.intent.seen_ms,
         member=intent.restart_member,
         detail="an operator asked for a restart",
@@ -288,7 +288,7 @@ def _first_need(job: JobState) -> Need:
         cause=Cause.SUBMITTED,
         scope=Scope.ALL,
         rule="start.all" if started else "submit.all",
-        judgement=asked_judgement(job, Cause.SUBMITTED),
+        judgement=judgement_of(job, Cause.SUBMITTED),
         known_ms=job.intent.seen_ms if started else job.record.seen_ms,
         detail="an operator started the job" if started else "the job was submitted",
     )

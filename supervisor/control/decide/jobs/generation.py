@@ -204,6 +204,10 @@ def _give_up(
     repeat ends the job at once.
     """
     why, policy = refusal(refused.value), job.record.value.spec.restart
+    if need.patience_ms:
+        # What runs is well: it fails for no wish to be larger.
+        over = snap.now_ms >= refused.seen_ms + policy.backoff_max_ms
+        return [abandon(job, plan, why)] if over else []
     if refused.value.hopeless:
         return [fail(snap, job, need, why)]
     if refused.value.no_code:

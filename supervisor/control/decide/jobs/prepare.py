@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 from recovery.policy.roles import SERVERS, RoleKind, kind_of
 from supervisor.contract import keys
 from supervisor.contract.boundaries import Absent, Compare, Op
-from supervisor.contract.desired import Assignment, Placement, Plan
+from supervisor.contract.desired import Assignment, JobPhase, Placement, Plan
 from supervisor.contract.ids import TaskId
 from supervisor.contract.job.spec import CHIEF_ROLES, JobSpec, RoleSpec, Strategy, resized
 from supervisor.contract.secret import environment_of, secrets_of
@@ -65,23 +64,50 @@ def _new_id(snap: Snapshot, job: JobState) -> str:
 def find_places(snap: Snapshot, job: JobState, avoid: tuple[str, ...] = ()) -> PlacementResult:
     """A node for every task of the job in the size that is wanted, or what it waits for.
 
-    An elastic role has as many tasks as there is room for. A node to `avoid` is taken where no other does.
+    An elastic role has as many tasks as there is room for. Where the job runs and there is no room for the
+    size that is wanted, the one that it has will do. A node to `avoid` is taken where no other does.
     """
+    spec = job.record.value.spec
     found, before = offers(snap, Asking(job.name)), _before(job)
-    result = _place(job.wanted, found, before, avoid)
-    for smaller in _smaller(job.wanted):
-        if not result.waiting_for:
-            break
-        result = _place(smaller, found, before, avoid)
+    result = _most(job.wanted, found, before, avoid)
+    if result.waiting_for and job.switch.value.phase is JobPhase.RUNNING and job.wanted is not spec:
+        had = _place(spec, found, before, avoid)
+        result = result if had.waiting_for else had
     return _with_blocked(snap, result)
 
 
-def _smaller(spec: JobSpec) -> Iterator[JobSpec]:
-    """The job with one task less of an elastic role each time, down to the least."""
-    while spare := [role for role in spec.roles if 0 < role.least < role.count]:
-        largest = max(spare, key=lambda role: role.count)
-        spec = resized(spec, {largest.name: largest.count - 1})
-        yield spec
+def has_room(snap: Snapshot, job: JobState, spec: JobSpec) -> bool:
+    """Whether the job finds places in this size."""
+    return not _place(spec, offers(snap, Asking(job.name)), _before(job), ()).waiting_for
+
+
+def _most(
+    spec: JobSpec, found: tuple[NodeOffer, ...], before: Before, avoid: tuple[str, ...]
+) -> PlacementResult:
+    """Places for as many tasks of elastic roles as have room; found in few tries, as roles may be large."""
+    result = _place(spec, found, before, avoid)
+    sizes = _smaller(spec) if result.waiting_for else []
+    low, high = 0, len(sizes)
+    while low < high:
+        middle = (low + high) // 2
+        tried = _place(resized(spec, sizes[middle]), found, before, avoid)
+        if tried.waiting_for:
+            low = middle + 1
+        else:
+            result, high = tried, middle
+    return result
+
+
+def _smaller(spec: JobSpec) -> list[dict[str, int]]:
+    """Smaller and smaller sizes: one task less of the largest elastic role each time, down to the least."""
+    counts = {role.name: role.count for role in spec.roles if role.least}
+    least = {role.name: role.least for role in spec.roles}
+    found: list[dict[str, int]] = []
+    while spare := [name for name, count in counts.items() if count > least[name]]:
+        largest = max(spare, key=counts.__getitem__)
+        counts = counts | {largest: counts[largest] - 1}
+        found.append(counts)
+    return found
 
 
 def find_place(snap: Snapshot, job: JobState, member: str, avoid: tuple[str, ...] = ()) -> PlacementResult:

@@ -1,23 +1,25 @@
 """Another size of a job that runs: an operator's wish, or room for more tasks of an elastic role.
 
 A resize is a restart like any other (prepare, close, flip), so that every task is told the same cluster. It
-is prepared while the job trains, and flips right after a commit, so that it costs no step. The flip writes
-the new counts into the job's record: they are in force from then on.
+is prepared while the job trains, and flips right after a commit, so that it costs no step; an operator's wish
+waits for one only so long. The flip writes the new counts into the job's record: they are in force from then
+on.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 
 from supervisor.contract.desired import JobPhase
 from supervisor.contract.errors import NotFound, UserError
 from supervisor.contract.incident import Cause
 from supervisor.contract.job.bounds import size_objection
-from supervisor.contract.job.spec import JobSpec, Scope
-from supervisor.control.decide.assess.failures import asked_judgement
+from supervisor.contract.job.spec import JobSpec, Scope, resized
+from supervisor.control.decide.assess.failures import judgement_of
 from supervisor.control.decide.assess.need import UNTIL_COMMIT, Need
 from supervisor.control.decide.facts.history import incident_id
-from supervisor.control.decide.jobs.prepare import find_places
+from supervisor.control.decide.jobs.prepare import find_places, has_room
 from supervisor.control.decide.snapshot import JobState, Snapshot
 
 
@@ -37,7 +39,7 @@ def check_sizes_asked(spec: JobSpec, sizes: Mapping[str, int]) -> None:
 
 
 def find_resize(snap: Snapshot, job: JobState) -> Need | None:
-    """The restart that brings a running job to its size; None where it has it, or has no room for more."""
+    """The restart that brings a running job to its size; None where it has it, or has no room for it."""
     if job.switch.value.phase is not JobPhase.RUNNING:
         return None
     spec, wanted = job.record.value.spec, job.wanted
@@ -48,34 +50,63 @@ def find_resize(snap: Snapshot, job: JobState) -> Need | None:
         for role, now in zip(wanted.roles, spec.roles, strict=True)
         if role.count != now.count and (not role.most or role.count < now.count)
     }
-    if asked:
-        what, rule = "an operator asked for", "operator.scale"
-        patience_ms = spec.limits.save_grace_ms
-    else:
-        asked = _growth(snap, job)
-        what, rule, patience_ms = "there is room for", "elastic.grow", UNTIL_COMMIT
-    if not asked:
-        return None
+    if asked and has_room(snap, job, resized(spec, asked)):
+        return _need(snap, job, "operator.scale", "an operator asked for", asked, spec.limits.save_grace_ms)
+    room = {} if asked else _growth(snap, job)
+    return _need(snap, job, "elastic.grow", "there is room for", room, UNTIL_COMMIT) if room else None
+
+
+def waiting_for(snap: Snapshot, job: JobState) -> str:
+    """What a job waits for that is to have another size, and has no room for it; empty for nothing."""
+    if job.switch.value.phase is not JobPhase.RUNNING:
+        return ""
+    spec, sizes = job.record.value.spec, job.intent.value.sizes
+    asked = {
+        role.name: sizes[role.name]
+        for role in spec.roles
+        if sizes.get(role.name, role.count) != role.count and not role.most
+    }
+    if not asked or has_room(snap, job, resized(spec, asked)):
+        return ""
+    return f"room for {_told(asked)}, which an operator asked for; until then it trains on as it is"
+
+
+def _need(
+    snap: Snapshot, job: JobState, rule: str, what: str, sizes: dict[str, int], patience_ms: int
+) -> Need:
+    """It is not firm before its switch is closed: what fails meanwhile has a plan of its own."""
     return Need(
         incident=incident_id(job, f"g{job.switch.value.generation}-size"),
-        cause=Cause.OPERATOR,
+        cause=Cause.RESIZED,
         scope=Scope.ALL,
         rule=rule,
-        judgement=asked_judgement(job, Cause.OPERATOR),
-        known_ms=job.intent.seen_ms if patience_ms != UNTIL_COMMIT else snap.now_ms,
-        detail=f"{what} {', '.join(f'{role}={count}' for role, count in asked.items())}",
+        judgement=judgement_of(job, Cause.RESIZED),
+        firm=False,
+        known_ms=snap.now_ms,
+        detail=f"{what} {_told(sizes)}",
         patience_ms=patience_ms,
     )
 
 
+def _told(sizes: Mapping[str, int]) -> str:
+    return ", ".join(f"{role}={count}" for role, count in sizes.items())
+
+
 def _growth(snap: Snapshot, job: JobState) -> dict[str, int]:
-    """The counts of elastic roles for which there is room for more than run; empty where there is none."""
-    members = find_places(snap, job).placements
-    counts = {role.name: 0 for role in job.record.value.spec.roles}
-    for member in members:
-        counts[job.task(member).role] += 1
-    return {
-        role.name: counts[role.name]
-        for role in job.record.value.spec.roles
-        if role.most and counts[role.name] > role.count
-    }
+    """The counts of elastic roles for which there is room for more than run; empty where there is none.
+
+    None is taken before the generation in force has saved, as it would be held until then; nor from a job
+    that has no room at all.
+    """
+    spec, generation = job.record.value.spec, job.switch.value.generation
+    saved = any(ref.generation == generation for ref in job.commits)
+    waits = any(
+        each.switch.value.phase is JobPhase.WAITING and each.next_plan is None for each in snap.jobs.values()
+    )
+    short = [role for role in spec.roles if role.count < role.most]
+    if not saved or waits or not short:
+        return {}
+    if not any(has_room(snap, job, resized(spec, {role.name: role.count + 1})) for role in short):
+        return {}
+    counts = Counter(job.task(member).role for member in find_places(snap, job).placements)
+    return {role.name: counts[role.name] for role in short if counts[role.name] > role.count}

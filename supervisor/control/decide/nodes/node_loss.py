@@ -94,7 +94,9 @@ def _mark_suspected(snap: Snapshot, picture: NodeState) -> list[Action]:
 
 def _suspicion(snap: Snapshot, picture: NodeState) -> str:
     """Why its agent, alive or not, will not run tasks much longer; empty for no reason to think so."""
-    if picture.incarnation is not None and picture.incarnation.value.fenced:
+    # One that has appealed is about to join: a new mark would keep it from that (rule 3.9).
+    appealed = any(snap.now_ms - seen_ms < snap.timing.d_ms for seen_ms in picture.appealed_ms())
+    if picture.incarnation is not None and picture.incarnation.value.fenced and not appealed:
         return FENCED
     silence_ms, unread_ms = _silence_ms(snap, picture), snap.unread_ms(picture)
     if silence_ms >= _patience_ms(snap, picture):
