@@ -50,7 +50,7 @@ TABLE = MappingProxyType(
         Cause.NODE_LOST: Row(
             "rule 3: a lost mark and D",
             Rule.ELSEWHERE,
-            "its addresses are gone: a new generation",
+            "its addresses are gone: a new generation, unless its tasks can move alone",
             fixed=True,
         ),
         Cause.BAD_CHECKPOINT: Row(
