@@ -227,6 +227,7 @@ def test_a_large_elastic_role_is_placed_in_few_tries() -> None:
     worker = replace(role("worker", 400, WHOLE_NODE), least=1, most=400)
     world = World(job_spec((worker,)), nodes=3)
     world.form_cluster()
+    world.tick(leader=False)
     tried: list[JobSpec] = []
 
     def counted(spec: JobSpec, offers: tuple[NodeOffer, ...], before: Before) -> PlacementResult:
