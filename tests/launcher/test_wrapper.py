@@ -92,8 +92,22 @@ AND_SLEEP = "python sleep.py & p=$!; until [ -e pid ]; do sleep 0.01; done; {}"
 # Each script, and how its programs start. `sh -c`, but for those that are lists of words.
 SCRIPTS: dict[str, tuple[str | list[str], str]] = {
     "surroundings": ("python surroundings.py a '' 'b c'", "warm"),
-    "its own environment": ("export A=1; B=$(printf 'x\\ny') HOME=/ python surroundings.py", "warm"),
-    "a variable that is gone": ("unset HOME; python3 surroundings.py", "warm"),
+    "its own environment": ("export A=1; B=$(printf 'x\\ny') SPARE=/ python surroundings.py", "warm"),
+    "a variable that is gone": ("unset SPARE; python3 surroundings.py", "warm"),
+    "another home": ("HOME=/tmp python exit.py 1", "cold"),
+    "a variable that was read at the import": ("READ_EARLY=1 python exit.py 1", "cold"),
+    "a package that was replaced": (
+        "p=$PYTHONPATH/pack; mv $p old; cp -r old $p; python exit.py 3; rm -r $p; mv old $p",
+        "cold",
+    ),
+    "another place for packages": (
+        "touch $PYTHONPATH/x.pth; python exit.py 3; echo $?; rm $PYTHONPATH/x.pth",
+        "cold",
+    ),
+    "a package that nothing has imported": (
+        "touch $PYTHONPATH/x.py; python exit.py 3; echo $?; rm $PYTHONPATH/x.py",
+        "warm",
+    ),
     "another directory": ("mkdir -p below; cd below; python ../surroundings.py", "warm"),
     "a directory that is gone": (
         "mkdir gone; cd gone; rmdir ../gone; exec python ../surroundings.py",
@@ -175,8 +189,15 @@ SCRIPTS: dict[str, tuple[str | list[str], str]] = {
 
 
 @pytest.fixture(scope="module")
-def served() -> Iterator[tuple[Rig, Agent]]:
-    with launcher(preload=["calendar"]) as rig, Agent(rig.socket_path) as agent:
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Rig, Agent]]:
+    packages = tmp_path_factory.mktemp("packages")
+    (packages / "pack").mkdir()
+    (packages / "pack" / "__init__.py").write_text(
+        "import calendar, os\nos.getenv('READ_EARLY')\nassert dict(os.environ)['SPARE']\n"
+    )
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    env = {"PATH": path, "HOME": "/", "LANG": "C.UTF-8", "PYTHONPATH": str(packages), "SPARE": "1"}
+    with launcher(preload=["pack"], env=env) as rig, Agent(rig.socket_path) as agent:
         agent.expect(protocol.Warm)
         for name, source in PROGRAMS.items():
             head = "#!/usr/bin/env python\n" if name == "console" else ""
@@ -186,11 +207,11 @@ def served() -> Iterator[tuple[Rig, Agent]]:
         yield rig, agent
 
 
-def run(rig: Rig, agent: Agent, *argv: str, warm: bool) -> tuple[str, int | None, str]:
+def run(rig: Rig, agent: Agent, *argv: str, **options: object) -> tuple[str, int | None, str]:
     for name in ("was", "ready", "closed", "over", "pid", "seven", "out", "copy", "got-1", "got-10"):
         (rig.root / name).unlink(missing_ok=True)
     (rig.root / "was").touch()
-    exited = rig.run(agent, *argv, warm=warm)
+    exited = rig.run(agent, *argv, **options)
     code = exited.code if exited.signal is None else -exited.signal
     return rig.log().decode(), code, (rig.root / "was").read_text().strip()
 
@@ -276,6 +297,25 @@ def test_the_program_belongs_to_the_main_process_which_dumps_its_stacks(served: 
     assert (logs / "saves.json").exists()
     agent.send(protocol.Terminate(agent.all(protocol.Started)[-1].attempt))
     assert _over(agent).signal == signal.SIGTERM
+
+
+@pytest.mark.parametrize(
+    ("env", "expected"),
+    [
+        ({"READ_EARLY": "1"}, "cold"),
+        ({"TF_CPP_MIN_LOG_LEVEL": "3"}, "cold"),
+        ({"PYTHONPATH": "/"}, "cold"),
+        (
+            {"TF_CONFIG": "{}", "TF_GRPC_WORKER_CACHE_QUEUES": "3", "TF_FORCE_GPU_ALLOW_GROWTH": "true"},
+            "warm",
+        ),
+    ],
+)
+def test_what_an_attempt_is_given_was_not_there_at_the_import(
+    served: tuple[Rig, Agent], env: dict[str, str], expected: str
+) -> None:
+    rig, agent = served
+    assert run(rig, agent, "sh", "-c", "python exit.py 3", warm=True, env=env)[1:] == (3, expected)
 
 
 @pytest.mark.parametrize(

@@ -11,18 +11,12 @@ import os
 import re
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from . import pages, patches, peers, saves, steering, tf1
+from . import latched, pages, patches, peers, saves, steering, tf1
 
 # One thread for OpenBLAS and the like: the launcher must be single-threaded when it forks.
 THREADS_VARIABLE = "OMP_NUM_THREADS"
-# Read by TensorFlow and what it imports, or by the C library, before the first line of a program.
-_LATCHED = re.compile(
-    r"TF_(?!CONFIG$|USE_LEGACY_KERAS$|NUM_INT(RA|ER)OP_THREADS$|FORCE_GPU_ALLOW_GROWTH$|GRPC_REUSE_PORT$).*"
-    r"|(OMP|OPENBLAS)_(?!NUM_THREADS$).*|(XLA|KERAS|KMP|MKL|GOTO|GOMP|BLIS|NUMEXPR|MALLOC|GRPC|ABSL|LC|PYENV)_.*"
-    r"|LANG|LANGUAGE|TZ|GLIBC_TUNABLES"
-)
 _MOST_VERSION = 64
 # glibc's mallopt. Once one is set, glibc leaves the thresholds where they are: at the most that it goes to.
 _MALLOPT = ((-2, 8 << 20), (-1, 64 << 20), (-3, 32 << 20))
@@ -43,12 +37,13 @@ class Preloaded:
     """The result of `preload`. `error` names the module that failed, with its error.
 
     `thread_setters` are functions of the loaded numerical libraries that take a number of threads; `threads`
-    is the number that they were given.
+    is the number that they were given. `imports`: what else the import depended on.
     """
 
     error: str | None = None
     thread_setters: tuple[Callable[[int], object], ...] = ()
     threads: int = 0
+    imports: latched.Imports = field(default_factory=latched.Imports)
 
 
 def preload(modules: tuple[str, ...], job_env: dict[str, str]) -> Preloaded:
@@ -61,31 +56,26 @@ def preload(modules: tuple[str, ...], job_env: dict[str, str]) -> Preloaded:
             **peers.changes(),
         }
     )
-    for name in modules:
-        try:
-            importlib.import_module(name)
-        except BaseException as error:
-            return Preloaded(f"{name}: {type(error).__name__}: {error}")
+    environ = dict(os.environ)
+    with latched.noting() as read:
+        for name in modules:
+            try:
+                importlib.import_module(name)
+            except BaseException as error:
+                return Preloaded(f"{name}: {type(error).__name__}: {error}")
     setters, threads = _thread_setters(), _wanted_threads(job_env)
     _set_threads(setters, threads)
     gc.collect()
     # The collector would otherwise touch, and so copy, every inherited page in each child.
     gc.freeze()
     pages.merge()
-    return Preloaded(None, setters, threads)
+    return Preloaded(None, setters, threads, latched.imports(environ, read))
 
 
 def tensorflow_version() -> str:
     """The version of the imported TensorFlow; empty without one."""
     version = getattr(sys.modules.get("tensorflow"), "__version__", "")
     return version[:_MOST_VERSION] if isinstance(version, str) and version.isprintable() else ""
-
-
-def is_latched(changed: dict[str, str]) -> bool:
-    """Whether one of these variables is another one here, and was read when the modules were imported."""
-    return any(
-        _LATCHED.fullmatch(name) and os.environ.get(name, "") != value for name, value in changed.items()
-    )
 
 
 def launcher_environment(job_env: dict[str, str]) -> dict[str, str]:

@@ -65,18 +65,18 @@ class _Request:
             raise
 
     def _chosen(self) -> tuple[dict[str, str], str, program.Program]:
-        given, name = self._order.cold_env, os.path.basename(self.peer.argv[_SHIM_WORDS])
+        name = os.path.basename(self.peer.argv[_SHIM_WORDS])
         places = self.peer.env["PATH"].split(os.pathsep)
         if not all(map(os.path.isabs, places)):
             raise peer.Differs("relative places in PATH")
-        ours = given["PATH"].partition(os.pathsep)[0]
+        ours = self._order.cold_env["PATH"].partition(os.pathsep)[0]
         env = {**self.peer.env, "PATH": os.pathsep.join(each for each in places if each != ours)}
         found = shutil.which(name, path=env["PATH"])
-        changed = {each: env.get(each, "") for each in {*env, *given} if env.get(each) != given.get(each)}
-        if found is None or not program.is_its_file(found) or warm.is_latched(changed):
+        imports = self._order.preloaded.imports
+        if found is None or not program.is_its_file(found) or imports.would_differ(env):
             raise peer.Differs("interpreter, or what it reads at its start")
         arguments = self.peer.argv[_SHIM_WORDS + 1 :]
-        chosen = program.warm_program((found, *arguments), self.peer.directory, changed)
+        chosen = program.warm_program((found, *arguments), self.peer.directory, imports.changed(env))
         if chosen is None:
             raise peer.Differs("program")
         return env, found, replace(chosen, command=(name, *arguments))
