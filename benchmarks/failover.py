@@ -24,6 +24,7 @@ from pathlib import Path
 
 from benchmarks.support.figures import Figures, Goal, figures, machine
 from benchmarks.support.quiet import Quiet
+from benchmarks.support.spares import spares_warm
 from benchmarks.support.subjects import until
 from examples.demo import kernel
 from examples.demo.job import Training, digits_job
@@ -47,8 +48,6 @@ STATUS_EVERY_S = 0.2
 STAND_BY_S = 1.0
 WAIT_S = 90.0
 THAWED_STEPS = 200
-IDLE_S = 1.0
-IDLE_TICKS = 8
 RPC_DEADLINE_MS = 2_000
 SILENCE_MS = 10_000
 
@@ -246,28 +245,7 @@ class Rounds:
         )
 
     async def _spares_warm(self) -> None:
-        """Every launcher that is not training has imported what it preloads: it uses no processor time.
-
-        Kills that follow one another faster than spares are made are not what is measured here.
-        """
-        agents = sorted({node.replace("node-", "agent-") for node in self._watch.nodes})
-        ticks: dict[ProcessRef, int] = {}
-
-        def idle() -> bool:
-            busy, training = False, set(self._watch.pids.values())
-            for agent in agents:
-                for ref in kernel.using(self._cluster.layout.state / agent / "launchers"):
-                    used = ref.cpu_ticks
-                    moved = used - ticks.get(ref, -IDLE_TICKS - 1) > IDLE_TICKS
-                    busy |= moved and ref.pid not in training
-                    ticks[ref] = used
-            return not busy
-
-        deadline = time.monotonic() + WAIT_S
-        while True:
-            if idle() or time.monotonic() > deadline:
-                break
-            await asyncio.sleep(IDLE_S)
+        await spares_warm(self._cluster, self._watch, WAIT_S)
         await self._quiet.wait()
 
     async def _standing_by(self, leader: str) -> None:

@@ -1,9 +1,9 @@
 """`python -m benchmarks.moving`: the node of a worker is lost; what does that cost the others?
 
 An embedded cluster trains the digits (asynchronous, one ps), each task on a node of its own. The agent of
-worker 1, its launchers and its task are killed together. Two variants of the same job take turns: `moves`,
-where the worker moves inside its generation, and `all`, where it takes all into a new one
-(`restart.scope: {worker: all}`). The stopwatch is the program's own step log. JSON on standard output,
+worker 1, its launchers and its task are killed together. Two variants of the same job take turns, each on a
+fresh cluster: `moves`, where the worker moves inside its generation, and `all`, where it takes all into a new
+one (`restart.scope: {worker: all}`). The stopwatch is the program's own step log. JSON on standard output,
 progress on standard error.
 
 `others_gap` is the longest time without a step of the chief or of worker 0, `others_restarted` counts the
@@ -28,6 +28,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from benchmarks.support.figures import figures, machine
+from benchmarks.support.spares import spares_warm
 from benchmarks.support.subjects import until
 from examples.demo import kernel
 from examples.demo.job import Training, digits_job
@@ -60,7 +61,7 @@ class Results:
 
 
 async def _lose(cluster: LocalCluster, watch: Watch, found: Results) -> None:
-    """Kill the node of the victim, and wait until all train again and the node is back."""
+    """Kill the node of the victim, and wait until all train again."""
     log, since_ns, committed = watch.step_log, time.monotonic_ns(), watch.committed_step
     await until(
         log,
@@ -68,6 +69,7 @@ async def _lose(cluster: LocalCluster, watch: Watch, found: Results) -> None:
         "a job that is well and has saved",
         WAIT_S,
     )
+    await spares_warm(cluster, watch, WAIT_S)
     node, pids, before = watch.tasks[VICTIM].node, dict(watch.pids), log.processes()
     beside_it = sorted(name for name, task in watch.tasks.items() if task.node == node and name != VICTIM)
     if beside_it:
@@ -104,22 +106,15 @@ async def _lose(cluster: LocalCluster, watch: Watch, found: Results) -> None:
         found.counts.setdefault(name, []).append(count)
     times = {name: ms[-1] for name, ms in found.times.items()}
     say(json.dumps({**times, **{name: counts[-1] for name, counts in found.counts.items()}}))
-    await asyncio.to_thread(cluster.start_member, member)
-    await until(log, lambda: watch.nodes[node].state == "ready", f"{node} ready again", WAIT_S)
 
 
-async def _run(cluster: LocalCluster, training: Training, variant: str, losses: int, found: Results) -> None:
+async def _run(cluster: LocalCluster, training: Training, variant: str, found: Results) -> None:
     spec = digits_job(training, cluster.layout.checkpoint_base)
     spec = replace(spec, restart=replace(spec.restart, scope=VARIANTS[variant]))
     async with cluster.client(deadline_s=30.0) as client:
         await client.submit(SubmitRequest(spec))
         watch = Watch(client, spec.name, StepLog(training.step_log), status_every_s=STATUS_EVERY_S)
-
-        async def play() -> None:
-            for _ in range(losses):
-                await _lose(cluster, watch, found)
-
-        await beside(play(), *watch.looks())
+        await beside(_lose(cluster, watch, found), *watch.looks())
 
 
 def say(text: str) -> None:
@@ -133,20 +128,18 @@ def main() -> int:
         prog="python -m benchmarks.moving", description=__doc__.partition("\n")[0]
     )
     parser.add_argument("--losses", type=int, default=10, help="of a node, in each variant (%(default)s)")
-    parser.add_argument("--turns", type=int, default=2, help="of each variant (%(default)s)")
     parser.add_argument("--state", type=Path, default=STATE, help="scratch directory (%(default)s)")
     flags = parser.parse_args()
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     about, found = machine(), {variant: Results() for variant in VARIANTS}
-    for turn in range(flags.turns):
-        losses = flags.losses * (turn + 1) // flags.turns - flags.losses * turn // flags.turns
+    for loss in range(flags.losses):
         for variant, results in found.items():
             directory = flags.state.resolve() / variant
             shutil.rmtree(directory, ignore_errors=True)
             training = Training(ENDLESS, STEP_DELAY_MS, SAVE_STEPS, directory / "steps")
-            say(f"{variant}: {losses} losses")
+            say(f"{variant}: loss {loss + 1} of {flags.losses}")
             with LocalCluster(directory, nodes=NODES, profile=PROFILE) as cluster:
-                asyncio.run(_run(cluster, training, variant, losses, results))
+                asyncio.run(_run(cluster, training, variant, results))
     variants = {}
     for variant, results in found.items():
         times = {f"{name}_ms": figures(ms) for name, ms in results.times.items()}
