@@ -61,10 +61,17 @@ def _hand_over(directory: str) -> socket.socket | None:
     if conn.recv(len(READY)) != READY:
         return None
     every = set(signal.valid_signals()) - _NOT_FORWARDED
-    signal.pthread_sigmask(signal.SIG_SETMASK, every)
-    for number in every:
-        signal.signal(number, lambda number, _: _forward(conn, number))
-    conn.send(GO)
+    before = {number: signal.getsignal(number) for number in every}
+    mask = signal.pthread_sigmask(signal.SIG_SETMASK, every)
+    try:
+        for number in every:
+            signal.signal(number, lambda number, _: _forward(conn, number))
+        conn.send(GO)
+    except OSError:
+        for number in every:
+            signal.signal(number, before[number])
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        raise
     conn.settimeout(None)
     for fd in fds:
         os.close(fd)
@@ -106,12 +113,19 @@ def _end_as(code: int) -> None:
 
 
 def _become_real(directory: str, name: str) -> None:
-    """Run the Python that would have been found without this one."""
-    places = os.environ.get("PATH", os.defpath).split(os.pathsep)
-    places = [each for each in places if each != directory]
-    os.environ["PATH"] = os.pathsep.join(places)
+    """Run the Python that would have been found without this one.
+
+    A wrapper that runs this by the path that it found wants the job's Python, whatever its PATH is now.
+    """
+    places = os.environ.get("PATH", "").split(os.pathsep)
+    found = [os.path.realpath(each) for each in places if os.access(os.path.join(each, name), os.X_OK)]
+    places = [each for each in places if os.path.realpath(each) != directory]
+    if "PATH" in os.environ:
+        os.environ["PATH"] = os.pathsep.join(places)
     for number in (signal.SIGPIPE, signal.SIGXFSZ):
         signal.signal(number, signal.SIG_DFL)
+    if found[:1] != [directory] or found == [directory]:
+        os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
     error: OSError = FileNotFoundError(2, "not found")
     for each in places:
         try:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.inside import protocol
+from agent.inside import protocol, shim
 from agent.inside.child import stacks, warm
 from agent.inside.processes import fence, spawn, zygote
 from tests.launcher.harness import Agent, Rig, launcher, of, wait_for
@@ -82,6 +82,35 @@ time.sleep(600)
     "executes.py": "import os; os.execv(sys.executable, [sys.executable, 'handler.py'])",
     "console": "print('console', sys.argv[0].rpartition('/')[2], sys.argv[1:])",
 }
+# A filter that allows all, and a child that adds another one.
+SANDBOXES = """
+import ctypes, os, signal, struct
+from agent.inside.processes import peer
+libc = ctypes.CDLL(None, use_errno=True)
+allow = ctypes.create_string_buffer(struct.pack("HBBI", 6, 0, 0, 0x7FFF0000))
+program = ctypes.create_string_buffer(struct.pack("HxxxxxxQ", 1, ctypes.addressof(allow)))
+def sandbox():
+    if libc.prctl(38, 1, 0, 0, 0) or libc.prctl(22, 2, program):
+        raise OSError(ctypes.get_errno(), "seccomp")
+def look(*steps):
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        for step in steps:
+            step()
+        os.write(writer, b".")
+        signal.pause()
+    os.read(reader, 1)
+    try:
+        peer.read(child)
+        print("same", flush=True)
+    except peer.Differs as differs:
+        print(differs, flush=True)
+    os.kill(child, 9)
+sandbox()
+look()
+look(sandbox)
+"""
 NOTE = 'import sys; open("{}", "a").write("warm " if "calendar" in sys.modules else "cold ")\n'
 AND_KILL = (
     "python handler.py & p=$!; until [ -e ready ]; do sleep 0.01; done; kill -{} $p; {}wait $p; echo $?"
@@ -151,6 +180,12 @@ SCRIPTS: dict[str, tuple[str | list[str], str]] = {
     "by path from the program": (f"python child.py {sys.executable}", "warm cold cold"),
     "by path": (f"{sys.executable} exit.py 3; echo $?", "cold"),
     "another python first": ("mkdir -p v; ln -sf /usr/bin/true v/python; PATH=v:$PATH python exit.py 3", ""),
+    "by the path that was found": (
+        "mkdir -p v; ln -sf /usr/bin/true v/python; p=$(command -v python); PATH=$PWD/v:$PATH $p exit.py 3",
+        "cold",
+    ),
+    "without a PATH": ("env -i $(command -v python) -c 'import sys; print(sys.prefix, sys.path)'", ""),
+    "the last place in PATH": ("PATH=${PATH%%:*} python exit.py 3", "cold"),
     "module": ("python -m exit 5", "warm"),
     "unbuffered": ("python -u surroundings.py | cat", "warm"),
     "code": ("python -c 'import sys; print(sys.argv, sys.executable)' a", ""),
@@ -378,6 +413,33 @@ def test_without_preload_a_wrapper_is_run_as_it_is() -> None:
         assert not agent.all(protocol.Started)[-1].warm
         assert "state/bin" not in rig.log().decode()
         assert not (rig.root / "state" / "bin").exists()
+
+
+def test_the_real_python_has_the_signals_of_the_shim(tmp_path: Path) -> None:
+    """Here the other end does not hear that the shim goes."""
+    (tmp_path / "bin").mkdir()
+    copy = tmp_path / "bin" / "python"
+    copy.write_text(f"#!{sys.executable} -IS\n{Path(shim.__file__).read_text()}")
+    copy.chmod(0o700)
+    script = "trap '' HUP INT; exec {} -c 'print(open(\"/proc/self/status\").read())'"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+        listener.bind(str(tmp_path / shim.SOCKET))
+        listener.listen()
+        shown = subprocess.Popen(["sh", "-c", script.format(copy)], stdout=subprocess.PIPE, text=True)
+        conn, _ = listener.accept()
+        with conn:
+            conn.recv(1 << 12)
+            conn.shutdown(socket.SHUT_RD)
+            conn.send(shim.READY)
+            text = shown.communicate()[0]
+    real = subprocess.check_output(["sh", "-c", script.format(sys.executable)], text=True)
+    signals = re.compile(r"^Sig(?:Blk|Ign|Cgt):.*$", re.MULTILINE)
+    assert signals.findall(text) == signals.findall(real)
+
+
+def test_a_sandbox_inside_a_sandbox_is_told_apart() -> None:
+    done = subprocess.run([sys.executable, "-c", SANDBOXES], capture_output=True, text=True, check=False)
+    assert done.stdout == "same\nSeccomp_filters\n", done.stderr
 
 
 def test_a_program_and_its_shim_may_end_in_the_same_turn() -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Dict, FrozenSet, Tuple
 
 _SAME_STATUS = (
-    *("Uid", "Gid", "Groups", "NoNewPrivs", "Seccomp"),
+    *("Uid", "Gid", "Groups", "NoNewPrivs", "Seccomp", "Seccomp_filters", "TracerPid"),
     *("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb"),
 )
 _SAME_FILES = ("cgroup", "personality")
