@@ -39,6 +39,7 @@ print(json.dumps({
 }, indent=1))
 """,
     "read.py": "print(repr(sys.stdin.read()))",
+    "seek.py": "print(sys.stdin.seekable(), sys.stdin.mode, sys.stdin.newlines, repr(sys.stdin.readline()))",
     "exit.py": "sys.exit(int(sys.argv[1]))",
     "die.py": "import os; os.kill(os.getpid(), int(sys.argv[1]))",
     "raise.py": "raise KeyError('x')",
@@ -146,6 +147,7 @@ SCRIPTS: dict[str, tuple[str | list[str], str]] = {
     "limits": ("ulimit -n 1000; ulimit -c 0; ulimit -S -f 50000; python surroundings.py", "warm"),
     "the size of stacks": ("ulimit -s 4096; python surroundings.py", "cold"),
     "a lower priority": ("nice -n 5 python surroundings.py", "warm"),
+    "idle input and output": ("ionice -c3 python exit.py 3", "cold"),
     "fewer processors": ("taskset -c 0 python surroundings.py", "warm"),
     "ignored signals": ("trap '' INT HUP USR1; python surroundings.py", "warm"),
     "in the background": ("python surroundings.py & wait $!", "warm"),
@@ -155,6 +157,8 @@ SCRIPTS: dict[str, tuple[str | list[str], str]] = {
     "a closed descriptor": ("python exit.py 3 <&-", "cold"),
     "terminal": ("script -qec 'python surroundings.py' /dev/null", "cold"),
     "input": ("echo text | python read.py", "warm"),
+    "seek in a pipe": (r"printf 'a\r\nb' | python seek.py", "warm"),
+    "seek in a file": (r"printf 'a\r\nb' >out; python seek.py <out", "warm"),
     "no input": ("python read.py </dev/null", "warm"),
     "a pipe": ("python surroundings.py | tee copy", "warm"),
     "a file": ("python surroundings.py >out 2>&1; cat out", "warm"),
@@ -332,6 +336,15 @@ def test_the_program_belongs_to_the_main_process_which_dumps_its_stacks(served: 
     assert (logs / "saves.json").exists()
     agent.send(protocol.Terminate(agent.all(protocol.Started)[-1].attempt))
     assert _over(agent).signal == signal.SIGTERM
+
+
+def test_a_save_that_an_earlier_program_left_is_over(served: tuple[Rig, Agent]) -> None:
+    rig, agent = served
+    script = "d=${TFSUP_STEP_FILE%/*}; touch $d/saving; python exit.py 0; ls $d"
+    log, _, how = run(rig, agent, "sh", "-c", script, warm=True)
+    assert how == "warm"
+    assert "saving" not in log.split()
+    assert "saves.json" in log.split()
 
 
 @pytest.mark.parametrize(

@@ -46,12 +46,16 @@ class _Journal:
         self.cadence = Cadence(env.get(VARIABLE, ""), attempt_dir, lambda: self._under_way > 0)
 
     def open(self) -> None:
-        """Begin the file, which shows that saves are noted."""
+        """Begin the file, which shows that saves are noted. No save is under way yet.
+
+        An earlier program of the same attempt may have been killed in one.
+        """
         try:
             os.makedirs(self._attempt_dir, exist_ok=True)
             self._write()
+            os.unlink(os.path.join(self._attempt_dir, SAVING))
         except OSError:
-            pass  # a full disk stops no training
+            pass  # there is none, or the disk is full, which stops no training
 
     def is_kept(self, directory: str) -> bool:
         """Whether a save in `directory` counts for `cadence`."""

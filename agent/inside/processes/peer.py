@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import resource
 from dataclasses import dataclass
@@ -13,6 +14,8 @@ _SAME_STATUS = (
 )
 _SAME_FILES = ("cgroup", "personality")
 _CONTROLLING_TERMINAL = 4
+_IOPRIO_GET, _IOPRIO_WHO_PROCESS = {"x86_64": 252, "aarch64": 31}, 1
+_libc = ctypes.CDLL(None)
 _LIMITS = tuple(sorted({value for name, value in vars(resource).items() if name.startswith("RLIMIT_")}))
 
 
@@ -80,7 +83,7 @@ def read(pid: int) -> Peer:
         raise Differs("working directory")
     if _stat(pid)[_CONTROLLING_TERMINAL] != "0":
         raise Differs("terminal")
-    if os.sched_getscheduler(pid) != os.sched_getscheduler(0):
+    if os.sched_getscheduler(pid) != os.sched_getscheduler(0) or _io_class(pid) != _io_class(0):
         raise Differs("scheduling")
     _check_memory_policy(pid)
     argv = _read(str(pid), "cmdline").split("\0")[:-1]
@@ -112,6 +115,12 @@ def catches(pid: int, number: int) -> bool:
         return number in _signals(_status(str(pid))["SigCgt"])
     except (OSError, KeyError):
         return False
+
+
+def _io_class(pid: int) -> int:
+    """The class and the level that `ionice` sets; 0 where the number of the system call is not known."""
+    number = _IOPRIO_GET.get(os.uname().machine)
+    return int(_libc.syscall(number, _IOPRIO_WHO_PROCESS, pid)) if number else 0
 
 
 def _check_memory_policy(pid: int) -> None:

@@ -159,6 +159,7 @@ def _become(order: Order, launcher: int) -> None:
         failure = waiting.wait(order.wait_for, order.wait_ms)
         if failure:
             _give_up(order, failure, waiting.NEVER_READY)
+        what = "cannot fork"
         wrapper = 0 if order.listener is None else _fork_wrapper(order)
         if order.warm_program is None and wrapper == 0:
             what = f"cannot run {order.argv[0]!r}"

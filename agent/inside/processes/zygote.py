@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import array
 import fcntl
+import io
 import os
 import resource
 import select
@@ -92,6 +93,7 @@ class _Request:
             os.setpgid(0, 0)
             spawn.die_with(zygote)
             self._take_descriptors(running)
+            _open_input()
             self.peer.take_on()
             for name in self._order.cold_env.keys() - self.env.keys():
                 os.environ.pop(name, None)
@@ -288,6 +290,16 @@ def _received(conn: socket.socket) -> tuple[list[int], list[int]]:
             os.close(fd)
         raise
     return numbers, fds
+
+
+def _open_input() -> None:
+    """Make `sys.stdin` anew: the one of the launcher knows whether it can seek in another file."""
+    former = sys.stdin
+    raw = io.FileIO(0, closefd=False)
+    vars(raw)["name"] = former.name
+    sys.stdin = io.TextIOWrapper(io.BufferedReader(raw), former.encoding, former.errors, newline="\n")
+    vars(sys.stdin)["mode"] = former.mode
+    vars(sys)["__stdin__"] = sys.stdin
 
 
 def _reset_signals(ignored: FrozenSet[int]) -> None:
