@@ -134,6 +134,10 @@ SCRIPTS: dict[str, tuple[str | list[str], str]] = {
         "touch $PYTHONPATH/x.pth; python exit.py 3; echo $?; rm $PYTHONPATH/x.pth",
         "cold",
     ),
+    "a package that was missed": (
+        "touch $PYTHONPATH/absent.py; python exit.py 3; echo $?; rm $PYTHONPATH/absent.py",
+        "cold",
+    ),
     "a package that nothing has imported": (
         "touch $PYTHONPATH/x.py; python exit.py 3; echo $?; rm $PYTHONPATH/x.py",
         "warm",
@@ -233,6 +237,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Rig, Agen
     (packages / "pack").mkdir()
     (packages / "pack" / "__init__.py").write_text(
         "import calendar, os\nos.getenv('READ_EARLY')\nassert dict(os.environ)['SPARE']\n"
+        "try:\n    import absent\nexcept ImportError:\n    absent = None\n"
     )
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     env = {"PATH": path, "HOME": "/", "LANG": "C.UTF-8", "PYTHONPATH": str(packages), "SPARE": "1"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.abc
 import os
 import re
 import site
@@ -25,7 +26,7 @@ _SET_ANEW = ("PATH", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 @dataclass(frozen=True)
 class Imports:
     """The state at the import. `environ`: all variables. `read`: the names of those that were read. `files`:
-    those of `modules`.
+    those of `modules`, some of which were looked for and are not there.
     """
 
     environ: Mapping[str, str] = field(default_factory=dict)
@@ -46,14 +47,15 @@ class Imports:
 
 
 @contextmanager
-def noting() -> Iterator[Set[str]]:
-    """Note the names of the variables that Python code reads.
+def noting() -> Iterator[Tuple[Set[str], Set[str]]]:
+    """Note the names of the variables that Python code reads, and of the modules that it looks for.
 
     Code that copies all lists the names, and then reads each once: that is not noted.
     """
     read: Set[str] = set()
     copied: Set[object] = set()
-    usual: Any = type(os.environ)
+    environ = os.environ
+    usual: Any = type(environ)
 
     def get(self: object, name: object) -> object:
         if name in copied:
@@ -68,17 +70,31 @@ def noting() -> Iterator[Set[str]]:
             yield name
 
     object.__setattr__(
-        os.environ, "__class__", type(usual.__name__, (usual,), {"__getitem__": get, "__iter__": names})
+        environ, "__class__", type(usual.__name__, (usual,), {"__getitem__": get, "__iter__": names})
     )
+    finder = _Finder()
+    sys.meta_path.insert(0, finder)
     try:
-        yield read
+        yield read, finder.sought
     finally:
-        object.__setattr__(os.environ, "__class__", usual)
+        if finder in sys.meta_path:
+            sys.meta_path.remove(finder)
+        object.__setattr__(environ, "__class__", usual)
 
 
-def imports(environ: Mapping[str, str], read: Set[str]) -> Imports:
-    """The state after the import: `environ` as it was before, `read` as it was noted."""
-    modules = frozenset(name.partition(".")[0] for name in sys.modules)
+class _Finder(importlib.abc.MetaPathFinder):
+    """Finds nothing, but notes the modules that are looked for."""
+
+    def __init__(self) -> None:
+        self.sought: Set[str] = set()
+
+    def find_spec(self, fullname: str, *_: object) -> None:
+        self.sought.add(fullname.partition(".")[0])
+
+
+def imports(environ: Mapping[str, str], read: Set[str], sought: Set[str]) -> Imports:
+    """The state after the import: `environ` as it was before; the others as they were noted."""
+    modules = frozenset(name.partition(".")[0] for name in sys.modules) | sought
     return Imports(environ, frozenset(read.difference(_SET_ANEW)), modules, _files(modules))
 
 

@@ -57,7 +57,7 @@ def preload(modules: tuple[str, ...], job_env: dict[str, str]) -> Preloaded:
         }
     )
     environ = dict(os.environ)
-    with latched.noting() as read:
+    with latched.noting() as (read, sought):
         for name in modules:
             try:
                 importlib.import_module(name)
@@ -69,7 +69,7 @@ def preload(modules: tuple[str, ...], job_env: dict[str, str]) -> Preloaded:
     # The collector would otherwise touch, and so copy, every inherited page in each child.
     gc.freeze()
     pages.merge()
-    return Preloaded(None, setters, threads, latched.imports(environ, read))
+    return Preloaded(None, setters, threads, latched.imports(environ, read, sought))
 
 
 def tensorflow_version() -> str:
