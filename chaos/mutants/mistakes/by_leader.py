@@ -229,7 +229,7 @@ MUTANTS = (
         3,
         (*ADDRESSES, "one attempt of a task at a time"),
         (known("After a loss of etcd no job is rebuilt while what the lost one vouched for may still run."),),
-        Simulated((Fault(2.45, "cut_node_off", 0, 9.0), Fault(2.5, "etcd_lost", 1, 0.2))),
+        Simulated((Fault(2.45, "cut_node_off", 0, 9.0), Fault(2.5, "etcd_lost", 1, 0.2)), most=150),
     ),
     Mutant(
         "an old snapshot of etcd is gone on from",
