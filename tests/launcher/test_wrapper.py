@@ -287,7 +287,7 @@ def test_a_wrapper_that_cannot_be_run_fails_to_start(served: tuple[Rig, Agent]) 
 def test_another_version_in_the_same_directory_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "python3").symlink_to(Path(sys.executable).resolve())
     (tmp_path / "python").symlink_to("/usr/bin/echo")
-    env = {"PATH": f"{tmp_path}:/usr/bin:/bin", "LANG": "C.UTF-8"}
+    env = {"PATH": f"{tmp_path}:/usr/bin:/bin"}  # without a locale, too
     with (
         launcher(str(tmp_path / "python3"), preload=["calendar"], env=env) as rig,
         Agent(rig.socket_path) as agent,

@@ -57,6 +57,8 @@ def preload(modules: tuple[str, ...], job_env: dict[str, str]) -> Preloaded:
         }
     )
     environ = dict(os.environ)
+    if "LC_CTYPE" not in job_env:
+        environ.pop("LC_CTYPE", None)  # Python sets it at its start where there is no locale
     with latched.noting() as (read, sought):
         for name in modules:
             try:
