@@ -38,7 +38,12 @@ def learn(work: Work, attempt: Attempt, reported: Reported) -> None:
 
 
 def starts_warm(work: Work, order: Assignment, switch: JobSwitch) -> bool:
-    """Whether a new attempt starts warm. Forgets a fall that the leader says was no fault of a program."""
+    """Whether a new attempt starts warm. Forgets a fall that the leader says was no fault of a program.
+
+    One that joins a running cluster can do so only warm; if it falls, all others start again, too.
+    """
+    if order.joins:
+        return True
     cold, task = work.state.cold, str(order.task)
     if switch.cold and order.attempt == 1:
         return False

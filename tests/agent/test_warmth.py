@@ -39,7 +39,7 @@ class Task:
         self.state.launchers["L"] = Launcher(
             "L", recipe_of(ORDER, "process"), self.now_ms, "worker.0", pid=5, start_ticks=5
         )
-        hello = protocol.Hello(protocol.PROTOCOL, "L", "job", 5, 5, "boot", warm=True)
+        hello = protocol.Hello(protocol.PROTOCOL, "L", "job", 5, 5, "boot", warm=True, joins=True)
         self.take(Joined(ME, self.now_ms, adopt=True, d_ms=FAST.d_ms))
         self.take(LauncherSaid("L", hello))
 
@@ -68,10 +68,18 @@ class Task:
             case _:
                 return None
 
-    def run(self, *, generation: int, attempt: int = 1, blameless: bool = False, cold: bool = False) -> bool:
+    def run(
+        self,
+        *,
+        generation: int,
+        attempt: int = 1,
+        blameless: bool = False,
+        cold: bool = False,
+        joins: bool = False,
+    ) -> bool:
         """Let the leader want this attempt; whether it started warm."""
         plan = f"p{generation}"
-        self.order = replace(ORDER, generation=generation, attempt=attempt, plan_id=plan)
+        self.order = replace(ORDER, generation=generation, attempt=attempt, plan_id=plan, joins=joins)
         switch = JobSwitch("job", "u", JobPhase.RUNNING, generation, plan, blameless=blameless, cold=cold)
         spec = ClusterSpec("job", generation, plan, (RoleAddresses("worker", ("h:20001",)),))
         self.take(Observed((self.order,), (switch,), self.now_ms))
@@ -96,6 +104,13 @@ def test_a_fault_of_its_own_before_the_first_step_is_followed_by_a_cold_start() 
     assert task.run(generation=1)
     task.end()
     assert not task.run(generation=1, attempt=2)
+
+
+def test_one_that_joins_a_running_cluster_can_do_so_only_warm() -> None:
+    task = Task()
+    assert task.run(generation=1)
+    task.end()
+    assert task.run(generation=1, attempt=2, joins=True)
 
 
 GOOD_RUNS: dict[str, Callable[[Task], None]] = {

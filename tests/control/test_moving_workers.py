@@ -14,6 +14,7 @@ from supervisor.contract.incident import Cause, Incident, Outcome
 from supervisor.contract.job.spec import RestartPolicy, Scope, Strategy, Wanted
 from supervisor.contract.observed import AttemptReport, Exit, ExitReason, Gpu, GpuAction, GpuHealth
 from supervisor.contract.timing import FAST
+from supervisor.control.decide.assess.escalation import JOINING_MS
 from supervisor.control.decide.assess.moving import MOST_FORMER
 from supervisor.control.decide.jobs.prepare import _ports_still_known
 from supervisor.control.decide.plan import put
@@ -365,3 +366,54 @@ def test_a_stop_ends_a_worker_that_has_moved() -> None:
     until_moved(world)
     world.intend(Wanted.STOP)
     world.until(lambda: world.switch().phase is JobPhase.STOPPED)
+
+
+def test_a_worker_that_waits_for_a_place_hides_no_other_failure() -> None:
+    world = spread(nodes=4)
+    node = world.running()["worker.1"].node
+    world.agents[node].blocked = "its disk is full"
+    world.tick()
+    world.end_task("worker.1", signal=9)
+    for _ in range(20):
+        world.tick()
+    assert "worker:1 waits for a place" in waiting_for(world.snapshot(), world.job())
+    world.end_task("worker.0", signal=9)
+    world.until(lambda: world.running().get("worker.0") is not None, limit_ms=10_000)
+    assert world.switch().generation == 1
+    world.end_task("ps.0", signal=9)
+    world.agents[node].blocked = ""
+    world.until(lambda: world.switch().generation == 2)
+
+
+def test_a_coordinators_worker_that_is_not_known_to_join_takes_all_with_it() -> None:
+    world = spread(Strategy.COORDINATOR)
+    report = world.running()["worker.1"]
+    world.write(put(keys.attempt(report.attempt), replace(report, stays="it was started cold")))
+    world.write(put_cordon(report.node))
+    world.until(lambda: world.switch().generation == 2)
+    assert not {"leaves", "moved", "node_cordoned"} & set(world.done)
+
+
+def test_a_coordinators_worker_that_has_served_for_a_while_has_joined() -> None:
+    world = spread(Strategy.COORDINATOR)
+    lose(world, "worker.1")
+    world.until(lambda: here_or_none(world) is not None and assignment(world, "worker.1").joins)
+    world.agents[here(world, "worker.1").node].steps = False
+    for _ in range(2 * JOINING_MS // 50):
+        world.tick()
+    world.end_task("worker.1", code=1)
+    world.until(lambda: "restart_in_place" in world.done)
+    assert world.switch().generation == 1
+
+
+def test_workers_leave_drained_nodes_one_after_the_other() -> None:
+    """One place is free: the second one trains on until there is another."""
+    world = spread()
+    old = world.running()
+    world.write(put_cordon(old["worker.0"].node), put_cordon(old["worker.1"].node))
+    for _ in range(400):
+        world.tick()
+    assert world.done.count("leaves") == world.done.count("moved") == 1
+    left = [member for member in ("worker.0", "worker.1") if world.running()[member].node != old[member].node]
+    assert len(left) == 1
+    assert len(world.running()) == 4

@@ -395,6 +395,23 @@ ROWS = (
     ),
     Guarantee(
         6,
+        "A worker that waits for a place keeps no other failure of its job from being answered.",
+        "supervisor/control/decide/reconcile.py",
+        "        need = other\n",
+        "        break\n",
+        "tests/control/test_moving_workers.py::test_a_worker_that_waits_for_a_place_hides_no_other_failure",
+    ),
+    Guarantee(
+        6,
+        "A coordinator's worker moves only where its own program is known to join.",
+        "supervisor/control/decide/assess/moving.py",
+        'return told or _told(job, "worker", plan.value.plan_id)',
+        "return told",
+        "tests/control/test_moving_workers.py::"
+        "test_a_coordinators_worker_that_is_not_known_to_join_takes_all_with_it",
+    ),
+    Guarantee(
+        6,
         "The flip that resizes a job writes its counts, so that every later rule knows its size.",
         "supervisor/control/decide/jobs/generation.py",
         "            *([put(job.record.key, sized)] if resizes else []),\n",

@@ -13,7 +13,7 @@ from supervisor.control.decide.assess import progress
 from supervisor.control.decide.assess.assess import Assessments
 from supervisor.control.decide.assess.assessment import Assessment
 from supervisor.control.decide.assess.completion import CompletionState
-from supervisor.control.decide.assess.failures import lost_alone
+from supervisor.control.decide.assess.failures import find_need, lost_alone
 from supervisor.control.decide.assess.need import Need
 from supervisor.control.decide.checkpoints import advice, notices, quarantine, saving, seen_saver
 from supervisor.control.decide.facts import claims, cluster_time, delays
@@ -108,8 +108,18 @@ def _step(snap: Snapshot, job: JobState, assessments: Assessments) -> list[Actio
 
 
 def _need(snap: Snapshot, job: JobState, found: Assessment) -> Need | None:
-    """The restart that the job needs; another size comes when nothing has failed."""
-    return found.need or resizing.find_resize(snap, job)
+    """The restart that the job needs; another size comes when nothing has failed.
+
+    A task that waits for a place does so alone: what fails meanwhile is answered.
+    """
+    need, there = found.need, found.members
+    while need is not None and need.scope is Scope.TASK and moves.waiting_for(snap, job, (need,)):
+        there = tuple(member for member in there if member.task.member != need.member)
+        other = find_need(snap, job, there)
+        if other is None or other.member not in {member.task.member for member in there}:
+            break
+        need = other
+    return need or resizing.find_resize(snap, job)
 
 
 def _start(snap: Snapshot, job: JobState) -> list[Action]:

@@ -16,6 +16,9 @@ from supervisor.control.decide.facts.gpus import befallen
 from supervisor.control.decide.facts.standing import Standing, standing
 from supervisor.control.decide.snapshot import JobState, Snapshot, Versioned
 
+JOINING_MS = 60_000
+"""A worker that has run for so long has joined the others, whether or not its steps are read."""
+
 
 @dataclass(frozen=True, slots=True)
 class FailedTask:
@@ -82,7 +85,9 @@ def _did_not_join(failed: FailedTask) -> str:
     if held is None or not held.value.joins or failed.report is None:
         return ""
     started = failed.report.value.pid > 0
-    own = failed.cause.program_fault and not failed.report.value.has_stepped
+    # A coordinator's worker makes no steps of its own: one that has served for a while has joined.
+    young = failed.report.seen_ms - failed.report.created_ms < JOINING_MS
+    own = failed.cause.program_fault and not failed.report.value.has_stepped and young
     return "it has not joined the others" if own or not started else ""
 
 

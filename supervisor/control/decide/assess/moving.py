@@ -6,7 +6,7 @@ from recovery.policy.scope import may_move
 from supervisor.contract import codec, keys
 from supervisor.contract.ids import TaskId
 from supervisor.contract.incident import Cause
-from supervisor.contract.job.spec import CHIEF_ROLES, Strategy
+from supervisor.contract.job.spec import CHIEF_ROLES, Scope, Strategy
 from supervisor.contract.observed import AttemptReport
 from supervisor.control.decide.snapshot import JobState
 
@@ -36,7 +36,8 @@ def why_it_stays(job: JobState, task: TaskId) -> str:
 def _why_workers_stay(job: JobState) -> str:
     """The same, of a worker that joins: all workers of a job run the same TensorFlow, as far as is known.
 
-    No task of an asynchronous job has to be told of its address. A coordinator connects to its workers.
+    No task of an asynchronous job has to be told of its address. A coordinator connects to its workers, whose
+    programs must be known to join as well.
     """
     plan = job.plan_in_force
     known = job.specs.get(plan.value.plan_id) if plan is not None else None
@@ -51,7 +52,10 @@ def _why_workers_stay(job: JobState) -> str:
     held = job.assigned(plan.value.plan_id, chief.member) if chief is not None else None
     if chief is None or held is None or not held.value.hears_moves:
         return "it has no chief that could be told of a worker's new address"
-    return _told(job, chief.role, plan.value.plan_id)
+    if job.record.value.spec.restart.scope.get(chief.role) is Scope.TASK:
+        return "its chief restarts alone, and could not be told again of what it was started with"
+    told = _told(job, chief.role, plan.value.plan_id)
+    return told or _told(job, "worker", plan.value.plan_id)
 
 
 def _told(job: JobState, role: str, plan_id: str) -> str:

@@ -100,10 +100,12 @@ def move(snap: Snapshot, job: JobState, need: Need) -> list[Action]:
     offer = found.placements[need.member]
     target = snap.nodes[offer.node].incarnation
     assert target is not None
-    if where is Standing.ALIVE and not dead:
-        return _end_first(job, need, placement, report) if report is not None else []
     gpus = found.gpus[need.member]
     placed = Placement(placement.role, placement.index, offer.node, offer.incarnation, gpus)
+    if where is Standing.ALIVE and not dead:
+        if report is None or _another_leaves(snap):
+            return []
+        return _end_first(job, need, placement, report, _with(plan.value, placed))
     task, ledger = job.task(need.member), need.judgement.verdict.ledger
     number = 1 + max(
         (each.number for each in job.attempts if (each.task, each.generation) == (task, switch.generation)),
@@ -119,9 +121,8 @@ def move(snap: Snapshot, job: JobState, need: Need) -> list[Action]:
         restart_count=restarts,
         joins=not job.record.value.spec.role(placed.role).follow,
     )
-    placements = tuple(placed if p.member == need.member else p for p in plan.value.placements)
     workers = {*plan.value.moved, placed.member} if wanted.joins else plan.value.moved
-    moved = replace(plan.value, placements=placements, moved=tuple(sorted(workers)))
+    moved = replace(_with(plan.value, placed), moved=tuple(sorted(workers)))
     key = keys.assignment(placed.node, task, plan.value.plan_id)
     claimed, claim = claiming(snap, job.record.value.spec, moved, (placed,))
     compares: list[Compare] = [unchanged(job.switch), unchanged(plan), still(target), *claimed]
@@ -157,10 +158,29 @@ def move(snap: Snapshot, job: JobState, need: Need) -> list[Action]:
     ]
 
 
+def _with(plan: Plan, placed: Placement) -> Plan:
+    placements = tuple(placed if p.member == placed.member else p for p in plan.placements)
+    return replace(plan, placements=placements)
+
+
+def _another_leaves(snap: Snapshot) -> bool:
+    """Whether a task is being ended to move: its place is not claimed before it is dead, so one at a time."""
+    return any(
+        held.value.ends
+        and (report := job.attempts.get(held.value.attempt_id)) is not None
+        and not report.value.confirmed_dead
+        for job in snap.jobs.values()
+        for held in job.assignments.values()
+    )
+
+
 def _end_first(
-    job: JobState, need: Need, placement: Placement, report: Versioned[AttemptReport]
+    job: JobState, need: Need, placement: Placement, report: Versioned[AttemptReport], then: Plan
 ) -> list[Action]:
-    """Have the agent end an attempt, and start no other: what follows is decided once it is dead."""
+    """Have the agent end an attempt, and start no other: what follows is decided once it is dead.
+
+    `then`: the plan as it will be, whose places no other job gets in this look.
+    """
     held = job.assigned(report.value.plan_id, need.member)
     follows = job.record.value.spec.role(placement.role).follow
     leaves = need.cause in LEAVES and not follows
@@ -175,6 +195,7 @@ def _end_first(
             (unchanged(job.switch), unchanged(held), unchanged(report)),
             (put(held.key, replace(held.value, ends=True)),),
             {"task": str(task), "cause": need.cause.value, "rule": need.rule},
+            places=then,
         )
     ]
 
@@ -188,6 +209,8 @@ def publish(job: JobState) -> list[Action]:
     for placement in plan.value.placements:
         report = job.report(placement, plan.value)
         if report is None or report.value.state is not AttemptState.RUNNING:
+            continue
+        if spec.value.address(placement.role, placement.index) == report.value.address:
             continue
         compares: tuple[Compare, ...] = (unchanged(spec), unchanged(plan), unchanged(report))
         held = job.assigned(plan.value.plan_id, placement.member)
