@@ -186,9 +186,10 @@ class _UserProcess:
 
     def end(self) -> None:
         """Hang up, once it has started; the process ends by that."""
-        self.over = True
-        if self._listening is not None:
+        # One that is over already waits for the child's end, which is not to be cut short.
+        if self._listening is not None and not self.over:
             self._listening.cancel()
+        self.over = True
 
     async def close(self) -> None:
         """Hang up, and wait for the end."""

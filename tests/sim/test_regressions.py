@@ -53,7 +53,8 @@ def test_a_wish_for_one_task_does_not_hold_up_the_recovery_of_its_lost_node(seed
     result = run_seed(seed, script)
     assert result.ok, (*result.violations, result.error)
     during = result.trace[: result.trace.index(next(x for x in result.trace if "everything is healed" in x))]
-    assert any("generation 2 is in force" in line for line in during)
+    # A worker of it may move alone.
+    assert any("generation 2 is in force" in line or "moves alone from" in line for line in during)
 
 
 @pytest.mark.parametrize("kind", ["node_kill", "node_freeze", "cut_node_off"])
