@@ -413,11 +413,13 @@ def test_a_program_that_its_wrapper_became_may_save_when_it_is_asked_to_end(
 
 def test_another_process_gets_no_warm_start(served: tuple[Rig, Agent]) -> None:
     rig, agent = served
-    _sleeping(rig, agent, "sleep 600; python exit.py 1")
+    _sleeping(rig, agent, "env -0 >env && mv env environment; sleep 600; python exit.py 1")
     (rig.root / "was").write_text("")
     directory = rig.root / "state" / "bin"
-    path = f"{directory}:{Path(sys.executable).parent}:{os.environ['PATH']}"
-    env = {"PATH": path, "HOME": str(rig.root), "LANG": "C.UTF-8"}
+    # Nothing else tells it from one of the attempt.
+    wait_for("its environment", (rig.root / "environment").exists)
+    entries = (rig.root / "environment").read_text().rstrip("\0").split("\0")
+    env = dict(entry.split("=", 1) for entry in entries)
     done = subprocess.run([directory / "python", "exit.py", "3"], cwd=rig.root, env=env, check=False)
     assert (done.returncode, (rig.root / "was").read_text()) == (3, "cold ")
     agent.send(protocol.Kill(agent.all(protocol.Started)[-1].attempt))
