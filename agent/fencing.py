@@ -1,8 +1,8 @@
 """The end of a node whose agent does not come back: all that it ran is fenced, and etcd is told (rule 3).
 
-The leader then replaces the node's tasks without a wait for D. The node's own word is enough, because the
-state directory's lock is held all the time: no agent runs that could start anything, and none can begin
-before this process ends. A launcher without an agent starts nothing.
+The leader then replaces the node's tasks without a wait for D. That is safe because this process holds the
+lock of the state directory all the time: no agent runs that could start anything, and none can begin before
+this process ends. A launcher without an agent starts nothing.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from supervisor.contract.timing import Timing
 
 AGAIN_S = 0.1
 LEASE_DS = 2
-"""The word outlives the wait that it makes unnecessary, by so many times D."""
+"""The lease of the key lasts for so many times D, so that the leader reads `fenced` before the key goes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fencing:
-    """What `fence_node` needs of the machine and of etcd."""
+    """A node, and the parts of the machine and of etcd that `fence_node` uses."""
 
     node: str
     timing: Timing

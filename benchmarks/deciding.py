@@ -23,11 +23,10 @@ from pathlib import Path
 from typing import Self, TypeVar
 
 from benchmarks.support.figures import figures, machine
-from benchmarks.support.revision import export
+from benchmarks.support.revision import in_turns
 
 T = TypeVar("T")
 
-ROOT = Path(__file__).resolve().parents[1]
 REST_S = 20.0
 PAUSE_S = 0.3
 WAIT_S = 60.0
@@ -181,15 +180,8 @@ def main() -> int:
     parser.add_argument("--profile", choices=("fast", "default"), default="fast", help="(%(default)s)")
     flags = parser.parse_args()
     about, found = machine(), dict[str, Samples]()
-    with tempfile.TemporaryDirectory(prefix="deciding-") as directory:
-        trees = {"now": ROOT}
-        if flags.before:
-            trees = {"before": export(flags.before, Path(directory)), **trees}
-        for block in range(flags.blocks):
-            # In turn, and each turn in the other order: what else this machine does hits both.
-            for name in list(trees)[:: 1 if block % 2 else -1]:
-                print(f"block {block + 1} of {flags.blocks}: {name}", file=sys.stderr, flush=True)
-                _measure(trees[name], flags, found.setdefault(name, Samples()))
+    for name, tree in in_turns(flags.before, flags.blocks):
+        _measure(tree, flags, found.setdefault(name, Samples()))
     document = {
         "benchmark": "deciding",
         "machine": about,

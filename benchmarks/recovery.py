@@ -1,9 +1,9 @@
 """`python -m benchmarks.recovery`: a worker or the parameter server is killed; when does it train again?
 
-Four variants of the same job, block by block in turn, so that noise of the machine hits all: supervised
-with warm restarts, supervised without (`preload: []`: every restart imports TensorFlow), and plain TensorFlow
-with a shell loop around each task, or with one that restarts all tasks when any has ended. JSON on standard
-output, progress on standard error.
+Five variants of the same job, block by block in turn, so that noise of the machine hits all: supervised with
+warm restarts, the same with each program run by `sh -c`, supervised without (`preload: []`: every restart
+imports TensorFlow), and plain TensorFlow with a shell loop around each task, or with one that restarts all
+tasks when any has ended. JSON on standard output, progress on standard error.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ ADVANCE = 150
 STATUS_EVERY_S = 0.3
 KILLED = {"worker": "worker:1", "ps": "ps:0"}
 PLAIN: dict[str, type[ShellLoop | RestartAll]] = {"shell_loop": ShellLoop, "restart_all_loop": RestartAll}
-VARIANTS = ("warm", "cold", *PLAIN)
+VARIANTS = ("warm", "wrapped", "cold", *PLAIN)
 LONG_KILLS = 6
 """Where nearly each kill costs TensorFlow's 30 s poll, whatever was killed."""
 
@@ -195,7 +195,9 @@ async def _supervised(
     quiet: Quiet,
     results: Results,
 ) -> None:
-    spec = digits_job(training, cluster.layout.checkpoint_base, warm=variant == "warm")
+    spec = digits_job(
+        training, cluster.layout.checkpoint_base, warm=variant != "cold", wrapped=variant == "wrapped"
+    )
     async with cluster.client() as client:
         await client.submit(SubmitRequest(spec))
         watch = Watch(client, spec.name, StepLog(training.step_log), status_every_s=STATUS_EVERY_S)
@@ -260,7 +262,7 @@ def _report(info: dict[str, object], flags: Flags, results: Results) -> dict[str
         "times_faster": {
             f"{variant} than {plain}, {what} killed, {name}": _ratio(table, (variant, what), (plain, what))
             for plain in PLAIN
-            for variant in ("warm", "cold")
+            for variant in ("warm", "wrapped", "cold")
             for what in KILLED
             for name, table in (("first step", first), ("all step", every))
         },

@@ -19,13 +19,12 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from benchmarks.support.figures import figures, machine
-from benchmarks.support.revision import export
+from benchmarks.support.revision import in_turns
 from supervisor.contract import codec, keys
 from supervisor.contract.boundaries import Op, Put
 from supervisor.contract.observed import AttemptReport
@@ -33,7 +32,6 @@ from supervisor.contract.timing import PROFILES
 from tests.agent.cluster import Job, Node
 from tests.support.etcd_server import EtcdServer
 
-ROOT = Path(__file__).resolve().parents[1]
 QUIET_S = 5.0
 SETTLED_S = 1.0
 PROGRAM = """
@@ -239,15 +237,8 @@ def main() -> int:
     parser.add_argument("--profile", choices=tuple(PROFILES), default="fast", help="(%(default)s)")
     flags = parser.parse_args()
     about, results = machine(), dict[str, Results]()
-    with tempfile.TemporaryDirectory(prefix="starting-") as directory:
-        trees = {"now": ROOT}
-        if flags.before:
-            trees = {"before": export(flags.before, Path(directory)), **trees}
-        for block in range(flags.blocks):
-            # In turn, and each turn in the other order: what else this machine does hits both.
-            for name in list(trees)[:: 1 if block % 2 else -1]:
-                print(f"block {block + 1} of {flags.blocks}: {name}", file=sys.stderr, flush=True)
-                asyncio.run(_measure(trees[name], flags, results.setdefault(name, Results())))
+    for name, tree in in_turns(flags.before, flags.blocks):
+        asyncio.run(_measure(tree, flags, results.setdefault(name, Results())))
     document = {
         "benchmark": "starting",
         "machine": about,

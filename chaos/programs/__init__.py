@@ -86,7 +86,7 @@ def job_file(program: Program, name: str, env: Mapping[str, str], gpus: int = 0)
         "preload": list(program.preload),
         # Shorter than users would have them, so that a run that waits for a hang takes seconds.
         "progress": {"suspect_after": "2s", "act_after": program.act_after},
-        # What TensorFlow's hooks write beside the checkpoints is in no store; it is nothing that a run left.
+        # TensorFlow's hooks write event files beside the checkpoints, which no store gets. A run leaves none.
         "limits": {"keep_work": "0s"},
         "env": {"PYTHONPATH": str(REPOSITORY), **program.env, **env},
     }

@@ -34,10 +34,16 @@ class Training:
         return flags if self.report is None else (*flags, "--report", str(self.report))
 
 
-def digits_job(training: Training, checkpoint_base: str, *, warm: bool = True) -> JobSpec:
-    """`examples/digits_async/job.yaml` with these flags; cold: without anything preloaded."""
+def digits_job(
+    training: Training, checkpoint_base: str, *, warm: bool = True, wrapped: bool = False
+) -> JobSpec:
+    """`examples/digits_async/job.yaml` with these flags.
+
+    It is cold without anything preloaded, and `wrapped` where a shell runs each program.
+    """
     spec = load_job_file(JOB_FILE, checkpoint_base=checkpoint_base).spec
-    command = ("python", PROGRAM.name, *training.flags())
+    wrapper = ("sh", "-c", '"$@"; exit $?', "wrapper") if wrapped else ()
+    command = (*wrapper, "python", PROGRAM.name, *training.flags())
     return replace(
         spec,
         roles=tuple(replace(role, command=command) for role in spec.roles),

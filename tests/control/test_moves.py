@@ -11,8 +11,7 @@ from supervisor.contract.incident import Cause, Incident, Outcome
 from supervisor.contract.job.spec import Scope
 from supervisor.contract.observed import AttemptReport, AttemptState, Gpu, GpuAction, GpuHealth
 from supervisor.contract.timing import FAST
-from supervisor.control.decide.plan import Action, put
-from supervisor.control.decide.reconcile import reconcile
+from supervisor.control.decide.plan import put
 from tests.control.world import World
 from tests.support.builders import job_spec, resources, role
 
@@ -25,40 +24,14 @@ def spread() -> World:
     return World(job_spec((*roles, *followers)), nodes=5).start()
 
 
-def lose(world: World, member: str) -> str:
-    """Power off its node; returns which."""
-    node = world.running()[member].node
-    world.agents[node].acting = False
-    world.agents[node].beating = False
-    return node
-
-
 def others(world: World) -> dict[str, AttemptReport]:
     return {member: report for member, report in world.running().items() if member != "evaluator.0"}
-
-
-def move_of(world: World) -> Action | None:
-    found = [a for a in reconcile(world.snapshot()) if isinstance(a, Action) and a.kind == "moved"]
-    return found[0] if found else None
-
-
-def until_due(world: World) -> Action:
-    """The move, decided and not yet carried out."""
-    while move_of(world) is None:
-        assert world.now_ms < 1_100_000
-        world.tick(leader=False)
-        for action in reconcile(world.snapshot()):
-            if isinstance(action, Action) and action.kind != "moved":
-                world.run(action)
-    found = move_of(world)
-    assert found is not None
-    return found
 
 
 def test_an_evaluator_that_is_lost_with_its_node_moves_alone_after_d() -> None:
     world = spread()
     before = others(world)
-    node = lose(world, "evaluator.0")
+    node = world.lose("evaluator.0")
     took = world.until(lambda: "moved" in world.done)
     assert FAST.suspect_ms + FAST.d_ms <= took <= FAST.suspect_ms + FAST.d_ms + 500
     world.until(lambda: any(each.outcome is Outcome.RECOVERED for each in moved(world)), limit_ms=40_000)
@@ -79,7 +52,7 @@ def test_an_evaluator_that_is_lost_with_its_node_moves_alone_after_d() -> None:
 
 def test_it_moves_while_a_drain_waits_for_room() -> None:
     world = spread()
-    node = lose(world, "evaluator.0")
+    node = world.lose("evaluator.0")
     world.until(lambda: bool(world.snapshot().nodes[node].marks))
     drained = world.running()["ps.0"].node
     world.write(put(keys.cordon(drained), Cordon(drained, "new fans", drain=True)))
@@ -99,7 +72,7 @@ def test_it_moves_while_the_replacement_of_a_gpu_waits_for_one() -> None:
     for index in range(2):
         world.see_gpus(f"n{index}", Gpu(f"GPU-{index}", 0, "T4", 1 << 34))
     world.start()
-    node = lose(world, "evaluator.0")
+    node = world.lose("evaluator.0")
     world.until(lambda: bool(world.snapshot().nodes[node].marks))
     before = others(world)
     sound = Gpu("GPU-0", 0, "T4", 1 << 34)
@@ -115,7 +88,7 @@ def moved(world: World) -> list[Incident]:
 
 def test_its_new_address_is_in_the_record_of_the_clusterspec() -> None:
     world = spread()
-    lose(world, "evaluator.0")
+    world.lose("evaluator.0")
     world.until(lambda: "address_published" in world.done)
     (spec,) = [held.value for held in world.job().specs.values()]
     report = world.running()["evaluator.0"]
@@ -128,8 +101,8 @@ def test_its_new_address_is_in_the_record_of_the_clusterspec() -> None:
 
 def test_a_mark_that_is_withdrawn_in_between_makes_the_move_stale() -> None:
     world = spread()
-    node = lose(world, "evaluator.0")
-    action = until_due(world)
+    node = world.lose("evaluator.0")
+    action = world.next_move()
     world.write(Delete(keys.lost(node, world.agents[node].incarnation)))
     assert not world.run(action)
 
@@ -137,24 +110,24 @@ def test_a_mark_that_is_withdrawn_in_between_makes_the_move_stale() -> None:
 def test_an_appeal_that_nobody_has_heard_makes_the_move_stale() -> None:
     """The simulator's seed 202611220269: watches were late, and it had been appealing for five seconds."""
     world = spread()
-    node = lose(world, "evaluator.0")
-    action = until_due(world)
+    node = world.lose("evaluator.0")
+    action = world.next_move()
     world.appeal(node, world.agents[node].incarnation)
     assert not world.run(action)
 
 
 def test_a_flip_in_between_makes_the_move_stale() -> None:
     world = spread()
-    lose(world, "evaluator.0")
-    action = until_due(world)
+    world.lose("evaluator.0")
+    action = world.next_move()
     world.write(put(keys.switch("digits"), world.switch()))
     assert not world.run(action)
 
 
 def test_a_new_leader_waits_again_and_a_deposed_one_moves_nothing() -> None:
     world = spread()
-    lose(world, "evaluator.0")
-    action = until_due(world)
+    world.lose("evaluator.0")
+    action = world.next_move()
     old = world.token
     world.new_leader()
     assert not world.run(action, old)
@@ -164,8 +137,8 @@ def test_a_new_leader_waits_again_and_a_deposed_one_moves_nothing() -> None:
 
 def test_a_new_leader_goes_on_from_a_move_that_was_made() -> None:
     world = spread()
-    node = lose(world, "evaluator.0")
-    assert world.run(until_due(world))
+    node = world.lose("evaluator.0")
+    assert world.run(world.next_move())
     world.new_leader()
     world.until(lambda: any(each.outcome is Outcome.RECOVERED for each in moved(world)), limit_ms=60_000)
     assert world.done.count("moved") == 1
@@ -176,20 +149,16 @@ def test_a_new_leader_goes_on_from_a_move_that_was_made() -> None:
 
 def test_the_old_node_finds_nothing_that_asks_for_the_old_attempt() -> None:
     world = spread()
-    node = lose(world, "evaluator.0")
+    node = world.lose("evaluator.0")
     world.until(lambda: "moved" in world.done)
     assert not world.store.select(keys.assignments_of(node))
 
 
 def test_a_node_that_comes_back_in_time_keeps_its_evaluator() -> None:
     world = spread()
-    node = lose(world, "evaluator.0")
+    node = world.lose("evaluator.0")
     before = world.running()
-    world.until(lambda: bool(world.snapshot().nodes[node].marks))
-    world.agents[node].acting = world.agents[node].beating = True
-    world.appeal(node, world.agents[node].incarnation)
-    for _ in range(150):
-        world.tick()
+    world.come_back(node)
     assert "moved" not in world.done
     assert world.running() == before
 
@@ -199,14 +168,14 @@ def test_a_task_that_clients_know_the_address_of_takes_a_new_generation() -> Non
     spec = world.spec
     outside = replace(role("data_worker", 1, resources(cpus=4)), in_cluster=False)
     world = World(replace(spec, roles=(*spec.roles[:3], outside)), nodes=5).start()
-    lose(world, "data_worker.0")
+    world.lose("data_worker.0")
     world.until(lambda: world.switch().generation == 2)
     assert "moved" not in world.done
 
 
 def test_an_evaluator_on_the_node_of_a_lost_worker_goes_with_the_new_generation() -> None:
     world = World(job_spec({"chief": 1, "ps": 1, "worker": 1, "evaluator": 1}), nodes=2).start()
-    lose(world, "worker.0")
+    world.lose("worker.0")
     world.until(lambda: world.switch().generation == 2 and world.switch().phase is JobPhase.RUNNING)
     assert "moved" not in world.done
 
@@ -224,7 +193,7 @@ def test_a_mark_alone_does_not_prepare_a_generation_for_an_evaluator() -> None:
 
 def test_a_move_grants_the_restart_that_an_operator_asked_for() -> None:
     world = spread()
-    lose(world, "evaluator.0")
+    world.lose("evaluator.0")
     world.until(lambda: "node_suspected" in world.done)
     world.intend(serial=1, member="evaluator.0")
     world.until(lambda: "moved" in world.done)

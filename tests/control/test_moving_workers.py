@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from recovery.policy.history import STEADY_MS
 from supervisor.contract import keys
 from supervisor.contract.boundaries import Delete, Put
 from supervisor.contract.desired import Assignment, Cordon, JobPhase
@@ -14,11 +15,9 @@ from supervisor.contract.incident import Cause, Incident, Outcome
 from supervisor.contract.job.spec import RestartPolicy, Scope, Strategy, Wanted
 from supervisor.contract.observed import AttemptReport, Exit, ExitReason, Gpu, GpuAction, GpuHealth
 from supervisor.contract.timing import FAST
-from supervisor.control.decide.assess.escalation import JOINING_MS
 from supervisor.control.decide.assess.moving import MOST_FORMER
 from supervisor.control.decide.jobs.prepare import _ports_still_known
 from supervisor.control.decide.plan import put
-from tests.control.test_moves import lose, until_due
 from tests.control.world import World, waiting_for
 from tests.support.builders import job_spec, resources, role
 
@@ -74,7 +73,7 @@ def until_moved(world: World, member: str = "worker.1") -> None:
 def test_a_worker_that_is_lost_with_its_node_moves_alone_after_d(strategy: Strategy) -> None:
     world = spread(strategy)
     before = others(world)
-    node = lose(world, "worker.1")
+    node = world.lose("worker.1")
     took = world.until(lambda: "moved" in world.done)
     assert FAST.suspect_ms + FAST.d_ms <= took <= FAST.suspect_ms + FAST.d_ms + 500
     assert "prepare" not in world.done[world.done.index("node_suspected") :]
@@ -94,7 +93,7 @@ def test_a_worker_that_is_lost_with_its_node_moves_alone_after_d(strategy: Strat
 def test_a_leader_of_an_earlier_release_leaves_a_job_alone_whose_worker_has_moved() -> None:
     """It would take the report that the lost node has left for a second attempt that runs."""
     world = spread()
-    lose(world, "worker.1")
+    world.lose("worker.1")
     world.until(lambda: "moved" in world.done)
     (entry,) = world.store.read(keys.plan("digits", world.switch().plan_id))
     assert json.loads(entry.value)["record"] == "Plan+moved"
@@ -104,7 +103,7 @@ def test_a_leader_of_an_earlier_release_leaves_a_job_alone_whose_worker_has_move
 def test_the_clusterspec_has_the_new_address_and_keeps_the_former_one_from_others(strategy: Strategy) -> None:
     world = spread(strategy)
     former = world.running()["worker.1"].address
-    lose(world, "worker.1")
+    world.lose("worker.1")
     world.until(lambda: "address_published" in world.done)
     (spec,) = [held.value for held in world.job().specs.values()]
     assert spec.address("worker", 1) == here(world, "worker.1").address != former
@@ -117,7 +116,7 @@ def test_the_clusterspec_has_the_new_address_and_keeps_the_former_one_from_other
 
 def test_its_next_attempt_in_place_joins_too_and_so_does_that_of_another_worker() -> None:
     world = spread()
-    lose(world, "worker.1")
+    world.lose("worker.1")
     until_moved(world)
     world.end_task("worker.0", signal=9)
     world.until(lambda: "restart_in_place" in world.done)
@@ -127,7 +126,7 @@ def test_its_next_attempt_in_place_joins_too_and_so_does_that_of_another_worker(
 
 def test_a_generation_that_follows_begins_with_the_first_edition() -> None:
     world = spread()
-    lose(world, "worker.1")
+    world.lose("worker.1")
     until_moved(world)
     world.end_task("ps.0", signal=9)
     world.until(lambda: world.switch().generation == 2)
@@ -138,7 +137,7 @@ def test_a_generation_that_follows_begins_with_the_first_edition() -> None:
 @pytest.mark.parametrize("strategy", [Strategy.ASYNC, Strategy.COORDINATOR])
 def test_without_a_tensorflow_that_can_join_all_restart_and_the_record_says_why(strategy: Strategy) -> None:
     world = spread(strategy, stays="that was not tried with TensorFlow 2.3.0")
-    lose(world, "worker.1")
+    world.lose("worker.1")
     world.until(lambda: world.switch().generation == 2)
     assert "moved" not in world.done
     detail = next(each.detail for each in world.incidents().values() if each.cause is Cause.NODE_LOST)
@@ -150,7 +149,7 @@ def test_after_many_moves_of_one_generation_the_next_loss_takes_a_new_one() -> N
     world = spread()
     (held,) = world.job().specs.values()
     world.write(put(held.key, replace(held.value, former=("h:1",) * MOST_FORMER)))
-    lose(world, "worker.1")
+    world.lose("worker.1")
     world.until(lambda: world.switch().generation == 2)
     assert "moved" not in world.done
 
@@ -158,7 +157,7 @@ def test_after_many_moves_of_one_generation_the_next_loss_takes_a_new_one() -> N
 @pytest.mark.parametrize("strategy", [Strategy.SYNC, Strategy.MULTIWORKER])
 def test_where_workers_need_each_other_all_restart(strategy: Strategy) -> None:
     world = spread(strategy)
-    lose(world, "worker.1")
+    world.lose("worker.1")
     world.until(lambda: world.switch().generation == 2)
     assert "moved" not in world.done
 
@@ -169,13 +168,13 @@ def test_a_job_that_wants_all_restarted_gets_that() -> None:
     policy = replace(spec.restart, scope={"worker": Scope.ALL})
     assert isinstance(policy, RestartPolicy)
     world = able(World(replace(spec, restart=policy), nodes=5)).start()
-    lose(world, "worker.1")
+    world.lose("worker.1")
     world.until(lambda: world.switch().generation == 2)
 
 
 def test_the_worker_that_saves_takes_all_with_it() -> None:
     world = able(World(job_spec((role("ps", 1, ONE), role("worker", 2, ONE))), nodes=4)).start()
-    lose(world, "worker.0")
+    world.lose("worker.0")
     world.until(lambda: world.switch().generation == 2)
     assert "moved" not in world.done
 
@@ -184,7 +183,7 @@ def test_a_node_with_a_parameter_server_beside_it_takes_all() -> None:
     world = able(World(job_spec({"chief": 1, "ps": 1, "worker": 2}), nodes=2)).start()
     node = world.running()["ps.0"].node
     assert sum(report.node == node for report in world.running().values()) > 1
-    lose(world, "ps.0")
+    world.lose("ps.0")
     world.until(lambda: world.switch().generation == 2)
     assert "moved" not in world.done
 
@@ -197,7 +196,7 @@ def test_two_workers_of_one_node_both_move() -> None:
     world.register("n9", "i9")
     world.tick()
     assert world.node_of("worker.0") == world.node_of("worker.1")
-    lose(world, "worker.0")
+    world.lose("worker.0")
     before = {member: world.running()[member] for member in ("chief.0", "ps.0")}
     until_moved(world, "worker.1")
     world.until(lambda: incident_of(world, "worker.0").outcome is Outcome.RECOVERED)
@@ -210,7 +209,7 @@ def test_two_workers_of_one_node_both_move() -> None:
 def test_without_room_it_waits_and_the_others_run_on() -> None:
     world = spread(nodes=4)
     before = others(world)
-    lose(world, "worker.1")
+    world.lose("worker.1")
     for _ in range(400):
         world.tick()
     assert others(world) == before
@@ -226,7 +225,7 @@ def test_without_room_it_waits_and_the_others_run_on() -> None:
 
 def test_it_is_lost_again_while_it_moves() -> None:
     world = spread(nodes=6)
-    lose(world, "worker.1")
+    world.lose("worker.1")
     world.until(lambda: "moved" in world.done)
     second = assignment(world, "worker.1").node
     world.agents[second].acting = world.agents[second].beating = False
@@ -243,7 +242,7 @@ def here_or_none(world: World) -> AttemptReport | None:
 
 def test_one_that_cannot_join_takes_a_new_generation() -> None:
     world = spread()
-    lose(world, "worker.1")
+    world.lose("worker.1")
     world.until(lambda: here_or_none(world) is not None and assignment(world, "worker.1").joins)
     report = here(world, "worker.1")
     world.agents[report.node].steps = False
@@ -254,29 +253,25 @@ def test_one_that_cannot_join_takes_a_new_generation() -> None:
 
 def test_a_node_that_comes_back_in_time_keeps_its_worker() -> None:
     world = spread()
-    node = lose(world, "worker.1")
+    node = world.lose("worker.1")
     before = world.running()
-    world.until(lambda: bool(world.snapshot().nodes[node].marks))
-    world.agents[node].acting = world.agents[node].beating = True
-    world.appeal(node, world.agents[node].incarnation)
-    for _ in range(150):
-        world.tick()
+    world.come_back(node)
     assert "moved" not in world.done
     assert world.running() == before
 
 
 def test_a_mark_that_is_withdrawn_in_between_makes_the_move_stale() -> None:
     world = spread()
-    node = lose(world, "worker.1")
-    action = until_due(world)
+    node = world.lose("worker.1")
+    action = world.next_move()
     world.write(Delete(keys.lost(node, world.agents[node].incarnation)))
     assert not world.run(action)
 
 
 def test_a_deposed_leader_moves_nothing_and_the_next_one_charges_it_once() -> None:
     world = spread()
-    lose(world, "worker.1")
-    action = until_due(world)
+    world.lose("worker.1")
+    action = world.next_move()
     old = world.token
     world.new_leader()
     assert not world.run(action, old)
@@ -362,7 +357,7 @@ def test_a_worker_whose_node_starts_nothing_moves() -> None:
 
 def test_a_stop_ends_a_worker_that_has_moved() -> None:
     world = spread()
-    lose(world, "worker.1")
+    world.lose("worker.1")
     until_moved(world)
     world.intend(Wanted.STOP)
     world.until(lambda: world.switch().phase is JobPhase.STOPPED)
@@ -396,10 +391,10 @@ def test_a_coordinators_worker_that_is_not_known_to_join_takes_all_with_it() -> 
 
 def test_a_coordinators_worker_that_has_served_for_a_while_has_joined() -> None:
     world = spread(Strategy.COORDINATOR)
-    lose(world, "worker.1")
+    world.lose("worker.1")
     world.until(lambda: here_or_none(world) is not None and assignment(world, "worker.1").joins)
     world.agents[here(world, "worker.1").node].steps = False
-    for _ in range(2 * JOINING_MS // 50):
+    for _ in range(2 * STEADY_MS // 50):
         world.tick()
     world.end_task("worker.1", code=1)
     world.until(lambda: "restart_in_place" in world.done)

@@ -13,7 +13,7 @@ from supervisor.contract.incident import Cause, Outcome
 from supervisor.contract.job.spec import JobIntent, JobRecord, JobSpec, Resources, Strategy
 from supervisor.control.decide.assess.assess import Assessments
 from supervisor.control.decide.jobs import prepare
-from supervisor.control.decide.jobs.resizing import check_sizes_asked
+from supervisor.control.decide.jobs.resizing import check_asked
 from supervisor.control.decide.nodes import placement
 from supervisor.control.decide.nodes.placement import Before, NodeOffer, PlacementResult
 from supervisor.control.decide.plan import put
@@ -274,15 +274,15 @@ def test_an_elastic_role_waits_for_room_for_its_least() -> None:
 def test_sizes_that_a_job_cannot_have(sizes: dict[str, int], error: type[Exception], text: str) -> None:
     spec = World().spec
     with pytest.raises(error, match=text.replace("(", r"\(")):
-        check_sizes_asked(spec, sizes)
+        check_asked(spec, sizes)
 
 
 def test_an_elastic_role_keeps_its_bounds() -> None:
     spec = job_spec((replace(role("worker", 3), least=2, most=4),), strategy=Strategy.MULTIWORKER)
     with pytest.raises(UserError, match="worker=5: the job file allows 4 at most"):
-        check_sizes_asked(spec, {"worker": 5})
+        check_asked(spec, {"worker": 5})
     with pytest.raises(UserError, match="worker=1: at least 2 must run"):
-        check_sizes_asked(spec, {"worker": 1})
+        check_asked(spec, {"worker": 1})
 
 
 def waits(world: World) -> str:

@@ -327,6 +327,35 @@ class World:
         """The operator changes their mind."""
         self.write(put(keys.intent(self.spec.name), JobIntent(wanted, serial, member, from_ref, save)))
 
+    def lose(self, member: str) -> str:
+        """Power off the node of a task; returns which."""
+        node = self.running()[member].node
+        self.agents[node].acting = self.agents[node].beating = False
+        return node
+
+    def come_back(self, node: str) -> None:
+        """A node that is lost is marked; then its agent appeals, and all is well for a while."""
+        self.until(lambda: bool(self.snapshot().nodes[node].marks))
+        self.agents[node].acting = self.agents[node].beating = True
+        self.appeal(node, self.agents[node].incarnation)
+        for _ in range(150):
+            self.tick()
+
+    def move(self) -> Action | None:
+        """The move that the leader would make now; it is not made."""
+        found = [a for a in reconcile(self.snapshot()) if isinstance(a, Action) and a.kind == "moved"]
+        return found[0] if found else None
+
+    def next_move(self) -> Action:
+        """The next move, decided and not yet carried out."""
+        while (found := self.move()) is None:
+            assert self.now_ms < 1_100_000
+            self.tick(leader=False)
+            for action in reconcile(self.snapshot()):
+                if isinstance(action, Action) and action.kind != "moved":
+                    self.run(action)
+        return found
+
     def _exited(self, report: AttemptReport, end: Exit, *, drained: bool = False) -> None:
         ended = replace(report, state=AttemptState.EXITED, exit=end, drained=drained)
         self.write(put(keys.attempt(report.attempt), ended))

@@ -381,8 +381,8 @@ ROWS = (
         6,
         "Growth that a node refuses costs the job nothing.",
         "supervisor/control/decide/jobs/generation.py",
-        "    if need.patience_ms:\n        # What runs",
-        "    if need.patience_ms < 0:\n        # What runs",
+        "    if need.patience_ms:\n        # The job runs",
+        "    if need.patience_ms < 0:\n        # The job runs",
         RESIZING + "test_growth_that_a_node_refuses_costs_nothing",
     ),
     Guarantee(

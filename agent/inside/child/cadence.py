@@ -109,7 +109,7 @@ class Cadence:
         self.leave(why)
 
     def give_up(self, error: Exception) -> None:
-        """Nothing in this process is asked any more. A loop that asks by itself goes on by its own clock."""
+        """Ask no saver of this process any more. A loop that asks by itself goes on by its own clock."""
         self._steers = False
         self._own_ms = -1
         self._why = f"{OWN_ERROR}, {type(error).__name__} at {_place(error)}"

@@ -1,4 +1,6 @@
-"""What the preloaded modules read at their import. A fork has that from then; an exec would read it anew."""
+"""Variables and files that preloaded modules read at their import. A fork has what they held then; an exec
+would read them anew.
+"""
 
 from __future__ import annotations
 

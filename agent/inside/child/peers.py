@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import fcntl
 import functools
 import json
 import os
@@ -37,7 +36,7 @@ from typing import (
     cast,
 )
 
-from . import waiting
+from . import descriptors, waiting
 from .patches import Change, method, put
 
 COORDINATOR = "tensorflow.python.distribute.coordinator.cluster_coordinator"
@@ -46,7 +45,6 @@ WORKER, PS = "worker", "ps"
 MOST_BYTES = 1 << 20
 """The rest of a longer message is lost, and what is left is no JSON."""
 
-_HIGH_FD = 900
 _LOOK_AGAIN_S = 0.1
 _AT_A_TIME = 64
 _UPDATE_S = 10.0
@@ -222,14 +220,7 @@ def begin(fd: int) -> None:
     """The program begins; `fd` is its end of the launcher's socket, -1 if there is none."""
     if fd < 0:
         return
-    try:
-        # A program that closes all foreign descriptors, and then opens its own files, reuses low ones.
-        high = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, _HIGH_FD)
-    except OSError:
-        high = fd  # no room for so many: RLIMIT_NOFILE
-    else:
-        os.close(fd)
-    _current.append(_Peers(high))
+    _current.append(_Peers(descriptors.raised(fd)))
 
 
 def changes() -> Dict[str, Change]:
@@ -245,7 +236,7 @@ def changes() -> Dict[str, Change]:
 
 
 class _Known(NamedTuple):
-    """What is needed of the coordinator's module."""
+    """The parts of the coordinator's module that are changed or called."""
 
     handler: type
     init: types.FunctionType

@@ -1,4 +1,4 @@
-"""What a wrapper's attempt finds beside its launcher: a `python` in PATH, and the socket that this one asks.
+"""The shim `python` in the PATH of a wrapper's attempt, and the socket to which it hands over.
 
 A wrapper is a command that is no Python program itself, such as `sh -c "... python train.py"`.
 """

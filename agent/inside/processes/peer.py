@@ -1,4 +1,4 @@
-"""What a process would hand on to a program that it becomes, as /proc has it: nobody has to be believed."""
+"""Reads in /proc all that a process hands on to a program that it becomes. No message has to be believed."""
 
 from __future__ import annotations
 

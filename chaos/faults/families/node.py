@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
 from itertools import combinations
@@ -32,6 +32,7 @@ AVOIDED_S = 60.0
 UNHEARD_S = 0.25
 FLAPS = 6
 BITES_S = 20.0
+Injection = Callable[[Scene, str], AbstractContextManager[str]]
 Others = Callable[[Scene, str], Sequence[str]]
 
 
@@ -304,6 +305,23 @@ def _cut(
     return Fault(name, Family.NODE, text, holders, inject, wanted, hold_s, bound_s=60.0, needs=networks)
 
 
+def _switch(name: str, text: str, inject: Injection, hold_s: tuple[float, float]) -> Fault:
+    """A node of a cluster whose supervisors have fence devices."""
+    return Fault(
+        name,
+        Family.NODE,
+        text,
+        holders,
+        inject,
+        LOST,
+        hold_s,
+        bound_s=60.0,
+        needs=boots,
+        alone=True,
+        shape=(("fence", True),),
+    )
+
+
 SUPERVISORS, ETCD, PEERS = kinds("sup-"), kinds("etcd-"), kinds("node-")
 
 FAULTS: tuple[Fault, ...] = (
@@ -367,31 +385,17 @@ FAULTS: tuple[Fault, ...] = (
         hold_s=(0.3, 3.0),
         bound_s=60.0,
     ),
-    Fault(
+    _switch(
         "node-switched-off",
-        Family.NODE,
         "a node stands still, and a fence device switches its power off: no wait for D",
-        holders,
         switched_off,
-        LOST,
-        hold_s=(0.0, 3.0),
-        bound_s=60.0,
-        needs=boots,
-        alone=True,
-        shape=(("fence", True),),
+        (0.0, 3.0),
     ),
-    Fault(
+    _switch(
         "node-switch-broken",
-        Family.NODE,
         "a node stands still for longer than D, and its fence device fails",
-        holders,
         switch_broken,
-        LOST,
-        hold_s=(5.0, 8.0),
-        bound_s=60.0,
-        needs=boots,
-        alone=True,
-        shape=(("fence", True),),
+        (5.0, 8.0),
     ),
     _cut("cut-supervisors", "a node is cut off from all supervisors", SUPERVISORS, EITHER, (1.0, 10.0)),
     _cut("cut-etcd", "a node is cut off from etcd for longer than D", ETCD, EITHER, (7.0, 12.0)),

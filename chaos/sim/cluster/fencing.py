@@ -1,4 +1,4 @@
-"""What the nodes of the simulated cluster do where their agents are stopped: some fence their tasks."""
+"""Stopped agents in the simulated cluster: some nodes fence their tasks."""
 
 from __future__ import annotations
 

@@ -250,7 +250,7 @@ class Writes:
         return strategy and placement.role == "worker" and not saves
 
     def _check_new_address(self, before: ClusterSpec, after: ClusterSpec) -> None:
-        """Nobody has known the address to which a task has moved (rule 6)."""
+        """A task moves to an address that no attempt has known (rule 6)."""
         known = {address for role in (*before.roles, *before.outside) for address in role.addresses}
         fresh = {address for role in (*after.roles, *after.outside) for address in role.addresses} - known
         for program in self._world.training.alive():

@@ -302,7 +302,7 @@ class JobService:
         if not sizes:
             raise UserError("no role is named; write for example worker=4")
         spec = resized(picture.wanted, sizes)
-        resizing.check_sizes_asked(spec, sizes)
+        resizing.check_asked(spec, sizes)
         admission.check_spec(spec)
         check_sizes(snap, spec)
         waits = admission.check_fits(snap, spec)

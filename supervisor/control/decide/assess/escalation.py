@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from recovery.policy.history import STEADY_MS
 from recovery.policy.scope import scope_of
 from supervisor.contract.desired import Placement
 from supervisor.contract.ids import TaskId
@@ -15,9 +16,6 @@ from supervisor.control.decide.assess.moving import LEAVES, moves_alone
 from supervisor.control.decide.facts.gpus import befallen
 from supervisor.control.decide.facts.standing import Standing, standing
 from supervisor.control.decide.snapshot import JobState, Snapshot, Versioned
-
-JOINING_MS = 60_000
-"""A worker that has run for so long has joined the others, whether or not its steps are read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +84,7 @@ def _did_not_join(failed: FailedTask) -> str:
         return ""
     started = failed.report.value.pid > 0
     # A coordinator's worker makes no steps of its own: one that has served for a while has joined.
-    young = failed.report.seen_ms - failed.report.created_ms < JOINING_MS
+    young = failed.report.seen_ms - failed.report.created_ms < STEADY_MS
     own = failed.cause.program_fault and not failed.report.value.has_stepped and young
     return "it has not joined the others" if own or not started else ""
 

@@ -50,7 +50,8 @@ def find_need(snap: Snapshot, job: JobState, there: tuple[Member, ...]) -> Need 
 
 def _own_need(snap: Snapshot, job: JobState, there: tuple[Member, ...]) -> Need | None:
     failed = [member for member in there if member.state is MemberState.FAILED]
-    bound = [member for member in there if not moves_alone(job, member.task)]
+    away = [member for member in there if member.state in (MemberState.LOST, MemberState.SUSPECTED)]
+    bound = [member for member in away if not moves_alone(job, member.task)]
     lost = [member for member in bound if member.state is MemberState.LOST]
     suspected = [member for member in bound if member.state is MemberState.SUSPECTED]
     culprit = _culprit(snap, failed, [*lost, *suspected])

@@ -7,6 +7,7 @@ as it is cordoned.
 
 from __future__ import annotations
 
+from supervisor.contract.desired import Cordon
 from supervisor.contract.incident import Cause
 from supervisor.contract.job.spec import Scope
 from supervisor.control.decide.assess.failures import need_of
@@ -16,7 +17,7 @@ from supervisor.control.decide.assess.need import Need
 from supervisor.control.decide.assess.verdicts import Suspect, judge
 from supervisor.control.decide.facts.gpus import GpuHarm, befallen
 from supervisor.control.decide.facts.history import incident_id
-from supervisor.control.decide.snapshot import JobState, Snapshot
+from supervisor.control.decide.snapshot import JobState, Snapshot, Versioned
 
 SETTLED_MS = 2_000
 """A report on a GPU so soon after an attempt's start may still be what its predecessor did."""
@@ -47,13 +48,22 @@ def _cause(member: Member, harmed: GpuHarm) -> Cause:
 
 def drain_need(snap: Snapshot, job: JobState, there: tuple[Member, ...]) -> Need | None:
     """The move of the tasks that a job has on nodes that are drained; of all of them, if one needs that."""
-    for member in sorted(there, key=lambda each: moves_alone(job, each.task)):
-        picture = snap.nodes.get(member.placement.node)
-        cordon = picture.cordon if picture is not None else None
-        stays = member.state not in (MemberState.RUNNING, MemberState.STARTING)
-        if cordon is not None and cordon.value.drain and not stays:
-            return _of_drain(snap, job, member, cordon.value.reason, cordon.seen_ms)
-    return None
+    leaving = [
+        (member, cordon)
+        for member in there
+        if member.state in (MemberState.RUNNING, MemberState.STARTING)
+        if (cordon := _drain_of(snap, member)) is not None
+    ]
+    if not leaving:
+        return None
+    member, cordon = min(leaving, key=lambda each: moves_alone(job, each[0].task))
+    return _of_drain(snap, job, member, cordon.value.reason, cordon.seen_ms)
+
+
+def _drain_of(snap: Snapshot, member: Member) -> Versioned[Cordon] | None:
+    picture = snap.nodes.get(member.placement.node)
+    cordon = picture.cordon if picture is not None else None
+    return cordon if cordon is not None and cordon.value.drain else None
 
 
 def _of_drain(snap: Snapshot, job: JobState, member: Member, reason: str, known_ms: int) -> Need:

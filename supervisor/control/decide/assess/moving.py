@@ -13,7 +13,7 @@ from supervisor.control.decide.snapshot import JobState
 MOST_FORMER = 500
 """Moves of one generation: each leaves an address that no other task may get in it."""
 ROOM_BYTES = 1_024
-"""What one more takes in the record of the ClusterSpec."""
+"""Room that one more address takes in the record of the ClusterSpec."""
 LEAVES = frozenset({Cause.DRAINED, Cause.GPU, Cause.OPERATOR})
 """Causes for which an attempt of a worker that runs is ended so that its task can move. The move is recorded
 with one of these."""
@@ -59,7 +59,7 @@ def _why_workers_stay(job: JobState) -> str:
 
 
 def _told(job: JobState, role: str, plan_id: str) -> str:
-    """What the attempts of a role say in the plan in force."""
+    """The first reason to stay that an attempt of a role in a plan reports; empty if there is none."""
     reports: list[AttemptReport] = [
         held.value
         for held in job.attempts.values()

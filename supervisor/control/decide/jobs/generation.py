@@ -205,7 +205,7 @@ def _give_up(
     """
     why, policy = refusal(refused.value), job.record.value.spec.restart
     if need.patience_ms:
-        # What runs is well: it fails for no wish to be larger.
+        # The job runs well: a resize that cannot be prepared does not end it.
         over = snap.now_ms >= refused.seen_ms + policy.backoff_max_ms
         return [abandon(job, plan, why)] if over else []
     if refused.value.hopeless:

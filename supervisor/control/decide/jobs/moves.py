@@ -20,7 +20,8 @@ from dataclasses import replace
 
 from supervisor.contract import keys
 from supervisor.contract.boundaries import Compare, Delete, Op
-from supervisor.contract.desired import ClusterSpec, JobPhase, Placement, Plan
+from supervisor.contract.desired import Assignment, ClusterSpec, JobPhase, Placement, Plan
+from supervisor.contract.ids import TaskId
 from supervisor.contract.incident import Cause
 from supervisor.contract.observed import AttemptReport, AttemptState, Exit
 from supervisor.control.decide.assess.moving import LEAVES, moves_alone
@@ -98,21 +99,26 @@ def move(snap: Snapshot, job: JobState, need: Need) -> list[Action]:
     if found.waiting_for:
         return []
     offer = found.placements[need.member]
-    target = snap.nodes[offer.node].incarnation
-    assert target is not None
     gpus = found.gpus[need.member]
     placed = Placement(placement.role, placement.index, offer.node, offer.incarnation, gpus)
     if where is Standing.ALIVE and not dead:
         if report is None or _another_leaves(snap):
             return []
         return _end_first(job, need, placement, report, _with(plan.value, placed))
+    return [_moved(snap, job, need, placement, placed, dead=dead)]
+
+
+def _moved(
+    snap: Snapshot, job: JobState, need: Need, placement: Placement, placed: Placement, *, dead: bool
+) -> Action:
+    """The one transaction of a move between two placements. `dead`: the old attempt is confirmed dead."""
+    plan, switch = job.plan_in_force, job.switch.value
+    assert plan is not None
+    target = snap.nodes[placed.node].incarnation
+    assert target is not None
     task, ledger = job.task(need.member), need.judgement.verdict.ledger
-    number = 1 + max(
-        (each.number for each in job.attempts if (each.task, each.generation) == (task, switch.generation)),
-        default=0,
-    )
     old = job.assigned(plan.value.plan_id, need.member)
-    number = max(number, old.value.attempt + 1 if old is not None else 1)
+    number = _next_attempt(job, task, old)
     restarts = ledger.program + ledger.infrastructure
     serial = job.intent.value.restart_serial if need.cause is Cause.OPERATOR else switch.restart_serial
     wanted = replace(
@@ -144,18 +150,23 @@ def move(snap: Snapshot, job: JobState, need: Need) -> list[Action]:
     text = f"{need.detail}; {task} moves alone from {placement.node} to {placed.node} (rule {need.rule})"
     fields = {"task": str(task), "cause": need.cause.value, "rule": need.rule}
     taken = () if dead else (placement,)
-    return [
-        Action(
-            "moved",
-            job.name,
-            text,
-            tuple(compares),
-            tuple(ops),
-            fields,
-            taking=taking(snap, job, taken),
-            places=moved,
-        )
-    ]
+    return Action(
+        "moved",
+        job.name,
+        text,
+        tuple(compares),
+        tuple(ops),
+        fields,
+        taking=taking(snap, job, taken),
+        places=moved,
+    )
+
+
+def _next_attempt(job: JobState, task: TaskId, old: Versioned[Assignment] | None) -> int:
+    """A number above all that the task's agents were ever given in this generation."""
+    generation = job.switch.value.generation
+    known = [each.number for each in job.attempts if (each.task, each.generation) == (task, generation)]
+    return 1 + max([*known, old.value.attempt if old is not None else 0], default=0)
 
 
 def _with(plan: Plan, placed: Placement) -> Plan:

@@ -23,7 +23,7 @@ from supervisor.control.decide.jobs.prepare import find_places, has_room
 from supervisor.control.decide.snapshot import JobState, Snapshot
 
 
-def check_sizes_asked(spec: JobSpec, sizes: Mapping[str, int]) -> None:
+def check_asked(spec: JobSpec, sizes: Mapping[str, int]) -> None:
     """Raise NotFound for a role that the job does not have, UserError for a size that it cannot have."""
     names = {role.name: role for role in spec.roles}
     for name, size in sizes.items():
@@ -42,14 +42,10 @@ def find_resize(snap: Snapshot, job: JobState) -> Need | None:
     """The restart that brings a running job to its size; None where it has it, or has no room for it."""
     if job.switch.value.phase is not JobPhase.RUNNING:
         return None
-    spec, wanted = job.record.value.spec, job.wanted
-    if wanted is spec:
+    spec = job.record.value.spec
+    if job.wanted is spec:
         return None
-    asked = {
-        role.name: role.count
-        for role, now in zip(wanted.roles, spec.roles, strict=True)
-        if role.count != now.count and (not role.most or role.count < now.count)
-    }
+    asked = _asked(job)
     if asked and has_room(snap, job, resized(spec, asked)):
         return _need(snap, job, "operator.scale", "an operator asked for", asked, spec.limits.save_grace_ms)
     room = {} if asked else _growth(snap, job)
@@ -60,15 +56,20 @@ def waiting_for(snap: Snapshot, job: JobState) -> str:
     """What a job waits for that is to have another size, and has no room for it; empty for nothing."""
     if job.switch.value.phase is not JobPhase.RUNNING:
         return ""
-    spec, sizes = job.record.value.spec, job.intent.value.sizes
-    asked = {
-        role.name: sizes[role.name]
-        for role in spec.roles
-        if sizes.get(role.name, role.count) != role.count and not role.most
-    }
-    if not asked or has_room(snap, job, resized(spec, asked)):
+    asked = _asked(job)
+    if not asked or has_room(snap, job, resized(job.record.value.spec, asked)):
         return ""
     return f"room for {_told(asked)}, which an operator asked for; until then it trains on as it is"
+
+
+def _asked(job: JobState) -> dict[str, int]:
+    """The counts that are to change without a look at the room: fixed ones, and elastic ones that shrink."""
+    spec, wanted = job.record.value.spec, job.wanted
+    return {
+        role.name: role.count
+        for role, now in zip(wanted.roles, spec.roles, strict=True)
+        if role.count != now.count and (not role.most or role.count < now.count)
+    }
 
 
 def _need(
