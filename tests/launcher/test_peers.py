@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import signal
+import socket
 from pathlib import Path
 
 import pytest
@@ -97,15 +98,18 @@ end(model.optimizer.iterations.numpy())
 @pytest.mark.parametrize(
     ("way", "program"),
     [
-        ("killed", LOOP),
+        ("deaf", LOOP),
+        pytest.param("killed", LOOP, marks=pytest.mark.slow),
         pytest.param("silent", LOOP, marks=pytest.mark.slow),
         pytest.param("killed", FIT, marks=pytest.mark.slow),
         pytest.param("silent", FIT, marks=pytest.mark.slow),
     ],
-    ids=["killed-loop", "silent-loop", "killed-fit", "silent-fit"],
+    ids=["deaf-loop", "killed-loop", "silent-loop", "killed-fit", "silent-fit"],
 )
 def test_a_chief_goes_on_with_a_worker_that_has_moved(way: str, program: str, tmp_path: Path) -> None:
+    """`deaf`: its address accepts connections after its death, as that of a frozen one does."""
     with (
+        socket.socket() as deaf,
         herd(ENV) as tasks,
         addresses("ps", "chief", "worker", "former", "new") as at,
         launcher(preload=["tensorflow"], env=ENV) as rig,
@@ -133,9 +137,14 @@ def test_a_chief_goes_on_with_a_worker_that_has_moved(way: str, program: str, tm
 
         rig.logged("scheduled", 60)
         wait_for("closures on both", lambda: min(done()) > 20, 60)
-        tasks.signal("former", signal.SIGKILL if way == "killed" else signal.SIGSTOP)
+        if way == "deaf":
+            deaf.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+            host, _, port = at["former"].rpartition(":")
+            deaf.bind((host, int(port)))
+            deaf.listen()
+        tasks.signal("former", signal.SIGSTOP if way == "silent" else signal.SIGKILL)
         before = done()
-        if way == "killed":
+        if way != "silent":
             wait_for("closures on the other", lambda: done()[1] > before[1] + 40)
         agent.send(protocol.Peers(chief, moved))
         wait_for("closures on the other", lambda: done()[1] > before[1] + 80)

@@ -47,8 +47,11 @@ MOST_BYTES = 1 << 20
 
 _LOOK_AGAIN_S = 0.1
 _AT_A_TIME = 64
-_UPDATE_S = 10.0
-"""A call that renews the view takes some hundredths of a second."""
+_UPDATE_S = 20.0
+"""A call that renews the view takes some hundredths of a second, and one that is broken off ends soon."""
+_FAIL_FAST, _AS_CALLED = "GRPC_FAIL_FAST", "use_caller"
+"""TensorFlow reads this variable at each remote call. It has to exist early: a variable that comes later
+would move all others while threads of TensorFlow read them."""
 _SEVER_AGAIN_S = 0.5
 _SEVERED_S = 60.0
 """An attempt to connect to a node that is gone takes 20 s, and what waits for it waits as long."""
@@ -118,10 +121,13 @@ class _Peers:
             return update(server_def)
         newest = self._begin(handler)
         try:
-            found = update(newest)
+            with _failing_fast():
+                found = update(newest)
         except Exception as error:
             if self._former and not is_lost(error):
                 self._answer({"failed": f"its view of the cluster cannot be renewed: {error}"})
+            with self._changed:
+                self._changed.wait(_LOOK_AGAIN_S)  # TensorFlow would ask again at once
             raise
         else:
             self._former = {}
@@ -178,6 +184,7 @@ class _Peers:
             while self._updating:
                 if time.monotonic() >= until_s:
                     return "TensorFlow waits for a former address inside a call"
+                sever(self._left_by(cluster))
                 self._changed.wait(_LOOK_AGAIN_S)
             former: Dict[int, str] = {}
             running = [each for each in self._handlers if _runs(each)]
@@ -197,6 +204,30 @@ class _Peers:
             if server_def is not None:
                 vars(handler)[_DUE].set()
         return ""
+
+    def _left_by(self, cluster: Dict[str, List[str]]) -> List[str]:
+        """The addresses of workers that are not in `cluster` any more."""
+        former: Dict[int, str] = {}
+        for each in self._handlers:
+            _renewed(_server_def(each), cluster, former)
+        return list(former.values())
+
+
+@contextlib.contextmanager
+def _failing_fast() -> Iterator[None]:
+    """The calls that are made inside fail if nobody listens, instead of waiting for a listener.
+
+    One that may have died since it was seen to listen would hold up the update for ever.
+    """
+    wanted = os.environ.get(_FAIL_FAST)
+    if wanted != _AS_CALLED:
+        yield  # the program decides
+        return
+    os.environ[_FAIL_FAST] = "true"
+    try:
+        yield
+    finally:
+        os.environ[_FAIL_FAST] = wanted
 
 
 def _server_def(handler: object) -> _ServerDef:
@@ -220,6 +251,7 @@ def begin(fd: int) -> None:
     """The program begins; `fd` is its end of the launcher's socket, -1 if there is none."""
     if fd < 0:
         return
+    os.environ.setdefault(_FAIL_FAST, _AS_CALLED)
     _current.append(_Peers(descriptors.raised(fd)))
 
 
