@@ -20,6 +20,7 @@ from supervisor.adapters import service
 from supervisor.adapters.audit import open_audit
 from supervisor.adapters.certificates.watch import CertificateWatch, own_certificates
 from supervisor.adapters.clock import BootClock
+from supervisor.adapters.etcd.maintenance import EtcdCalls
 from supervisor.adapters.fence_devices import FenceDevices, executable
 from supervisor.adapters.files.config import SupervisorConfig, load_supervisor
 from supervisor.adapters.secret_sources import SecretSources
@@ -27,7 +28,9 @@ from supervisor.api.certificates import CertificateEvents
 from supervisor.api.server import policy_of, serve_api, sources_of
 from supervisor.contract.boundaries import Logger
 from supervisor.contract.errors import Refused, UserError
+from supervisor.control.decide.etcd_space import SpaceSettings
 from supervisor.control.loop.daemon import ControlDaemon, ControlSettings, StateFiles
+from supervisor.control.loop.etcd_care import EtcdCare
 from supervisor.control.loop.promise_log import Terms
 from supervisor.control.loop.state_files import StateDirMarkFile, StateDirWordFile
 from supervisor.wire.gate import Policy
@@ -83,15 +86,27 @@ async def _serve(config: SupervisorConfig, load: Callable[[], SupervisorConfig],
     watch = CertificateWatch(own_certificates(config, f"supervisor:{config.id}"), sink)
     policy = policy_of(config)
     api = await serve_api(daemon.job_service, daemon.on_beat, config, daemon, audit, events, policy, secrets)
+    care = EtcdCare(
+        EtcdCalls(config.etcd.endpoints, config.etcd_tls_files()),
+        coordination,
+        SpaceSettings(config.etcd_quota, config.etcd_history),
+        leads=lambda: daemon.job_service.snapshot() is not None,
+        leader=daemon.job_service.leader,
+        tell=daemon.job_service.tell,
+        clock=BootClock(),
+        sink=sink,
+    )
+    daemon.job_service.etcd_lines = lambda: care.lines
     reload = service.reloading(config, load, partial(_take, policy, secrets, devices), sink)
-    watching = asyncio.create_task(watch.run(events.tell))
+    beside = [asyncio.create_task(watch.run(events.tell)), asyncio.create_task(care.run())]
     sink.info("supervisor is up", listen=config.listen, profile=timing.profile, d_ms=timing.d_ms)
     try:
         # The campaign ends first, so that this supervisor does not win again what it hands over.
         if await service.until_told(daemon.run(), reload=reload):
             await daemon.hand_over()
     finally:
-        watching.cancel()
+        for task in beside:
+            task.cancel()
         await api.close()
         if audit is not None:
             audit.close()

@@ -266,7 +266,8 @@ class ControlService:
 
     async def status(self, request: JobRequest) -> ClusterStatus:
         """All jobs, or one."""
-        return views.cluster_status(self._snapshot(), self._cluster, self._service.leader(), request.job)
+        shown = views.cluster_status(self._snapshot(), self._cluster, self._service.leader(), request.job)
+        return replace(shown, etcd=self._service.etcd_lines())
 
     async def explain(self, request: JobRequest) -> Explanation:
         """A job's incidents."""
@@ -316,7 +317,8 @@ class ControlService:
         if snap is None:
             leader = self._service.leader()
             instead = self._promising.promised() if self._promising is not None else ""
-            raise NotLeading(leader.address if leader is not None else "", instead)
+            told = "; ".join(filter(None, (instead, *self._service.etcd_lines())))
+            raise NotLeading(leader.address if leader is not None else "", told)
         return snap
 
 

@@ -15,6 +15,7 @@ from click.testing import CliRunner, Result
 from chaos.cluster.certificates import Authority
 from supervisor.adapters.certificates.tls import TlsFiles
 from supervisor.adapters.etcd.client import EtcdCoordination
+from supervisor.adapters.etcd.maintenance import EtcdCalls
 from supervisor.cli.main import cli
 from supervisor.contract import keys
 from supervisor.contract.boundaries import BULK, Coordination, Get, Op, Put, WatchBatch
@@ -220,3 +221,33 @@ def test_the_table_says_what_etcd_does() -> None:
     assert all(may("agent:n1", key) for key in READ)
     assert not any(may("agent:n1", key) for key in UNREAD)
     assert not may("agent:n1", "", prefix=True)
+
+
+async def is_refused(what: Awaitable[object]) -> bool:
+    try:
+        await what
+    except Refused:
+        return True
+    return False
+
+
+async def test_maintenance_is_the_administrators_where_etcd_holds_to_that(guarded: Guarded) -> None:
+    """etcd 3.4 lets every user compact; 3.5.28 and later only root."""
+    supervisor = EtcdCalls([guarded.server.endpoint], guarded.of("supervisor:s0"))
+    admin = EtcdCalls([guarded.server.endpoint], guarded.of("user:admin"))
+    (member,) = await supervisor.members()
+    assert member.file_bytes > 0
+    older = guarded.server.binary == etcd_binaries()["etcd-packaged"]
+    assert await is_refused(supervisor.compact(member.revision)) is not older
+    assert await is_refused(supervisor.disarm()) is False, "there is no alarm"
+    assert await is_refused(supervisor.defragment(member.endpoint))
+    await admin.compact(member.revision)
+    await admin.defragment(member.endpoint)
+
+
+def test_defragmentation_shows_the_administrators_certificate(guarded: Guarded) -> None:
+    done = guarded.ctl("defrag", "-o", "json")
+    assert done.exit_code == 0, done.output
+    assert json.loads(done.output)["members"][0]["after"] > 0
+    refused = guarded.ctl("defrag", user="agent:n1")
+    assert isinstance(refused.exception, Refused)

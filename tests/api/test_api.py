@@ -83,6 +83,7 @@ class FakeJobService(JobService):
     record: LeaderRecord | None = None
     error: Exception | None = None
     asked: list[object] = field(default_factory=list)
+    full: bool = False
     slow: asyncio.Event | None = None
     begun: asyncio.Event = field(default_factory=asyncio.Event)
     checkpoints: CheckpointService = field(default_factory=FakeCheckpointService)
@@ -93,6 +94,9 @@ class FakeJobService(JobService):
 
     def leader(self) -> LeaderRecord | None:
         return self.record
+
+    def etcd_lines(self) -> tuple[str, ...]:
+        return ("etcd is full",) if self.full else ()
 
     def stacks_wanted(self, _node: str) -> tuple[str, ...] | None:
         return () if self.picture is not None else None
@@ -187,6 +191,17 @@ async def place(tmp_path: Path) -> AsyncIterator[Place]:
 
 def leading(world: World | None = None) -> FakeJobService:
     return FakeJobService((world or World().start()).snapshot(), LeaderRecord("s0", "unix:/s0", 1))
+
+
+async def test_what_operators_must_know_of_etcd_is_told_with_a_leader_and_without(place: Place) -> None:
+    service = leading()
+    client = await place.client(await place.serve("s0", service))
+    assert (await client.status()).etcd == ()
+    service.full = True
+    assert (await client.status()).etcd == ("etcd is full",)
+    service.picture = service.record = None
+    with pytest.raises(Unreachable, match="no supervisor leads at the moment; etcd is full"):
+        await client.status()
 
 
 async def test_every_question_has_its_answer(place: Place) -> None:
@@ -465,7 +480,7 @@ async def test_events_of_a_job_follow(place: Place) -> None:
     assert (await anext(stream)).events == ()
     service.picture = _with_events(service.picture, "digits", "other", "digits", "digits", "other", "digits")
     assert [event.text for event in (await anext(stream)).events] == ["event 6"]
-    service.picture = None
+    service.picture = service.record = None
     with pytest.raises(Unreachable):
         await anext(stream)
 

@@ -58,6 +58,13 @@ class Endpoint:
         return cls(text, f"ipv4:{host}:{port}" if version == 4 else f"ipv6:[{host}]:{port}")
 
 
+def open_channel(endpoint: Endpoint, certificates: Certificates | None) -> grpc.aio.Channel:
+    """A fresh connection to one member; without certificates a plain one."""
+    if certificates is None:
+        return grpc.aio.insecure_channel(endpoint.target, options=_OPTIONS)
+    return grpc.aio.secure_channel(endpoint.target, certificates.client_credentials(), options=_OPTIONS)
+
+
 @dataclass(slots=True)
 class Link:
     """A channel to one member that has answered."""
@@ -173,7 +180,7 @@ class EndpointPool:
     async def _attempt(self, index: int, delay_s: float) -> Link:
         await asyncio.sleep(delay_s)
         while True:
-            channel = self._open(index)
+            channel = open_channel(self._endpoints[index], self._certificates)
             try:
                 problem = await self._probe(channel)
             except BaseException:
@@ -184,12 +191,6 @@ class EndpointPool:
             self._errors[index] = problem
             await channel.close()
             await asyncio.sleep(_RETRY_S)
-
-    def _open(self, index: int) -> grpc.aio.Channel:
-        target = self._endpoints[index].target
-        if self._certificates is None:
-            return grpc.aio.insecure_channel(target, options=_OPTIONS)
-        return grpc.aio.secure_channel(target, self._certificates.client_credentials(), options=_OPTIONS)
 
     async def _probe(self, channel: grpc.aio.Channel) -> str | None:
         """None if the member is healthy, else its problem."""

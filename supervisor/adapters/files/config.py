@@ -231,6 +231,8 @@ class SupervisorConfig(DaemonConfig):
     """`tfsup-supervisord --config FILE`."""
 
     id: Name = Field(description="add `id: NAME`, different for each supervisor")
+    etcd_quota: SizeBytes = Field(default=2 << 30, gt=0)
+    etcd_history: DurationMs = Field(default=600_000, ge=0)
     advertise: Address | None = None
     promise_for: DurationMs = Field(default=0, ge=0)
     supervisors: list[Name] = Field(default_factory=list)

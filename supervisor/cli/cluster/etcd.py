@@ -1,9 +1,11 @@
-"""`supervisorctl etcd`: users of etcd, so that each daemon can write only its own keys."""
+"""`supervisorctl etcd`: users of etcd, so that each daemon can write only its own keys, and room in it."""
 
 from __future__ import annotations
 
 import asyncio
 import os
+import time
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,12 +14,16 @@ import click
 
 from supervisor.cli import render
 from supervisor.cli.options import Globals, global_options
-from supervisor.contract.errors import UserError
+from supervisor.contract.errors import Refused, Unreachable, UserError
+from supervisor.contract.etcd_member import QUICK_BYTES, EtcdMember
 
 if TYPE_CHECKING:
     from supervisor.adapters.certificates.tls import TlsFiles
+    from supervisor.adapters.etcd.maintenance import EtcdCalls
     from supervisor.adapters.etcd.users import Auth
 
+WELL_S = 10.0
+AGAIN_S = 0.3
 HOLDERS = click.argument("holders", nargs=-1, required=True, metavar="KIND:NAME...")
 CONFIG = click.option(
     "--supervisor-config",
@@ -36,7 +42,7 @@ CERT = click.option(
 
 @click.group()
 def etcd() -> None:
-    """Give etcd a user for each daemon, so that it can write only its own keys.
+    """Give etcd a user for each daemon, so that it can write only its own keys; make room in its database.
 
     The user of the certificate (--cert, `certs issue DIRECTORY etcdctl:NAME`) becomes etcd's administrator.
     """
@@ -69,6 +75,85 @@ def check(
     told, enabled = asyncio.run(_check(_plan(given, holders, path, cert)))
     _show(given, told, "missing", enabled=enabled)
     context.exit(1 if told or not enabled else 0)
+
+
+@etcd.command()
+@CONFIG
+@CERT
+@click.option("--anyway", is_flag=True, help="Also where etcd may not answer for longer than tasks live.")
+@global_options
+def defrag(given: Globals, path: Path, cert: Path | None, anyway: bool) -> None:
+    """Give the free space of etcd's database files back, one member after the other.
+
+    A full etcd is compacted first and takes writes again afterwards. A member answers nothing while its file
+    is rewritten, and the others go on. One that leads hands that over first.
+    """
+    from supervisor.adapters.files.config import load_supervisor
+
+    config = load_supervisor(path)
+    tls = config.etcd_tls_files()
+    if tls is not None:
+        tls = _admin(given, tls, cert)
+    done = asyncio.run(_defrag(config.etcd.endpoints, tls, anyway=anyway, shown=not given.json))
+    if given.json:
+        render.emit_json({"members": done})
+
+
+async def _defrag(
+    endpoints: list[str], tls: TlsFiles | None, *, anyway: bool, shown: bool
+) -> list[dict[str, object]]:
+    from supervisor.adapters.etcd.maintenance import EtcdCalls
+
+    calls, done = EtcdCalls(endpoints, tls), list[dict[str, object]]()
+    members = await _all_well(calls, 0)
+    slow = [each for each in members if each.used_bytes > QUICK_BYTES]
+    if slow and len(members) == 1 and not anyway:
+        raise UserError(
+            f"etcd has one member, with {render.size(slow[0].used_bytes)} of data. It answers nothing for "
+            "some seconds, and tasks end if that is longer than D. Stop the jobs first, or give --anyway"
+        )
+    full = any(each.full for each in members)
+    if full:
+        await calls.compact(max(each.revision for each in members), physical=True)
+    for member in sorted(members, key=lambda each: each.leads):
+        now = await _all_well(calls, WELL_S)
+        leads = next(each for each in now if each.endpoint == member.endpoint).leads
+        other = next((each for each in now if each.endpoint != member.endpoint), None)
+        if leads and other is not None:
+            await calls.move_leader(member, other)
+        began = time.monotonic()
+        await calls.defragment(member.endpoint)
+        took_s = time.monotonic() - began
+        after = next(each for each in await _all_well(calls, WELL_S) if each.endpoint == member.endpoint)
+        sizes = member.file_bytes, after.file_bytes
+        done.append(
+            {"member": member.endpoint, "before": sizes[0], "after": sizes[1], "seconds": round(took_s, 3)}
+        )
+        if shown:
+            click.echo(f"{member.endpoint}: {' -> '.join(map(render.size, sizes))} in {took_s:.2f} s")
+    if full:
+        await calls.disarm()
+        if shown:
+            click.echo("the alarm NOSPACE is ended")
+    return done
+
+
+async def _all_well(calls: EtcdCalls, patience_s: float) -> Sequence[EtcdMember]:
+    """All members. Raises Unreachable, Refused if one of them is still not well after so long."""
+    until = time.monotonic() + patience_s
+    while True:
+        members = await calls.members()
+        bad = next((each for each in members if each.problem), None)
+        if bad is None:
+            return members
+        if bad.refused:
+            raise Refused(f"{bad.problem}; show the certificate of a user who has etcd's role root")
+        if time.monotonic() > until:
+            raise Unreachable(
+                f"etcd's member {bad.endpoint} does not answer ({bad.problem}). While one is away, another "
+                "that rewrites its file could leave etcd without a majority"
+            )
+        await asyncio.sleep(AGAIN_S)
 
 
 def _show(given: Globals, told: list[str], what: str, *, enabled: bool) -> None:
@@ -115,18 +200,25 @@ def _plan(
     """The addresses of etcd, its wanted users and roles, and the administrator's certificate."""
     from supervisor.adapters.certificates.x509 import common_name
     from supervisor.adapters.etcd.users import wanted
-    from supervisor.adapters.files.config import load_client, load_supervisor
+    from supervisor.adapters.files.config import load_supervisor
 
     config = load_supervisor(path)
-    client = given.config or (Path(os.environ["TFSUP_CONFIG"]) if os.environ.get("TFSUP_CONFIG") else None)
     tls = config.etcd_tls_files()
-    if tls is not None and cert is not None:
-        tls = replace(tls, cert=cert, key=cert.with_suffix(".key"))
-    elif tls is not None:
-        tls = load_client(client).tls_files() if client is not None else None
+    if tls is not None:
+        tls = _admin(given, tls, cert)
     if tls is None:
         raise UserError(
             "users of etcd are known by their certificates: give `etcd.tls` in the supervisor's "
             "configuration, and `--cert FILE` of `certs issue DIRECTORY etcdctl:NAME`"
         )
     return config.etcd.endpoints, wanted(config.cluster, holders, common_name(tls.load().cert)), tls
+
+
+def _admin(given: Globals, tls: TlsFiles, cert: Path | None) -> TlsFiles | None:
+    """The administrator's certificate: that of --cert, or else of the client configuration."""
+    from supervisor.adapters.files.config import load_client
+
+    if cert is not None:
+        return replace(tls, cert=cert, key=cert.with_suffix(".key"))
+    client = given.config or (Path(os.environ["TFSUP_CONFIG"]) if os.environ.get("TFSUP_CONFIG") else None)
+    return load_client(client).tls_files() if client is not None else None

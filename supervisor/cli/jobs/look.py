@@ -146,6 +146,8 @@ def _print_batch(given: Globals, batch: EventBatch, *, follow: bool) -> None:
 def _show_status(document: ClusterStatus, *, detailed: bool) -> None:
     leader = next((entry.supervisor for entry in document.supervisors if entry.leading), "nobody")
     click.echo(neutralise(f"cluster {document.cluster}: {leader} leads, D = {render.seconds(document.d_ms)}"))
+    for line in document.etcd:
+        click.echo(neutralise(line))
     rows = [
         (
             job.name,

@@ -328,13 +328,14 @@ class SupervisorView:
 
 @dataclass(frozen=True, slots=True)
 class ClusterStatus:
-    """`supervisorctl status`."""
+    """`supervisorctl status`. `etcd`: what operators must know of etcd now, each with what to do."""
 
     cluster: str
     profile: str
     d_ms: int
     supervisors: tuple[SupervisorView, ...]
     jobs: tuple[JobView, ...]
+    etcd: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -137,7 +137,8 @@ class Applier:
             with effect(f"leader.{action.kind}", CoordinationUnreachable):
                 result = await self._coordination.txn(compares, ops, [Get(self._token.key)])
         except (Unreachable, CoordinationFull) as error:
-            self._sink.warning("etcd did not answer; looking again before anything else", what=action.kind)
+            why = "is full" if isinstance(error, CoordinationFull) else "did not answer"
+            self._sink.warning(f"etcd {why}; looking again before anything else", what=action.kind)
             self._sink.debug("unanswered", error=str(error))
             return Applied.UNKNOWN
         if result.succeeded:

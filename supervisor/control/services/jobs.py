@@ -58,6 +58,7 @@ class JobService:
 
     Attributes:
         secrets: those that jobs may name.
+        etcd_lines: what operators must know of etcd.
         stacks_wanted: tells the attempts on a node whose stacks are wanted; None while this supervisor does
             not lead.
     """
@@ -82,6 +83,7 @@ class JobService:
         self._event = event
         self._allowed = allowed
         self.secrets = SecretSources()
+        self.etcd_lines: Callable[[], tuple[str, ...]] = tuple
         self.stacks_wanted: Callable[[str], tuple[str, ...] | None] = lambda _node: None
         self._uploads = CodeUploads(coordination, self._leading)
         self.nodes = NodeService(self._leading, self._run)
@@ -407,7 +409,11 @@ class JobService:
         """Make an event of a certificate that its holder must renew."""
         fields = {"holder": holder, "state": text}
         told = f"the certificate of {holder} {text}; replace its files, no restart is needed"
-        await self._run(Action("certificate", "", told, (), (), fields))
+        await self.tell(Action("certificate", "", told, (), (), fields))
+
+    async def tell(self, event: Action) -> None:
+        """Write an event. Raises an error if this supervisor does not lead, or etcd does not take it."""
+        await self._run(event)
 
     async def _write_intent(self, picture: JobState, intent: JobIntent, what: str) -> None:
         ops: list[Op] = [put(picture.intent.key, intent)]

@@ -1,0 +1,189 @@
+"""Looking after real etcd: history goes before the quota is used up, and a full etcd takes writes again."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from supervisor.adapters.etcd.client import EtcdCoordination
+from supervisor.adapters.etcd.maintenance import EtcdCalls
+from supervisor.cli.main import cli
+from supervisor.contract import keys
+from supervisor.contract.boundaries import Delete, Op, Put
+from supervisor.contract.desired import LeaderRecord
+from supervisor.contract.errors import CoordinationFull, CoordinationUnreachable, Unreachable
+from supervisor.control.decide.etcd_space import LOOK_MS, MIB, SpaceSettings
+from supervisor.control.decide.plan import Action
+from supervisor.control.loop.etcd_care import EtcdCare
+from tests.support.clocks import ManualClock
+from tests.support.etcd_server import EtcdCluster, EtcdServer, etcd_binaries
+from tests.support.sinks import ListSink
+
+QUOTA = 24 * MIB
+CHUNK = bytes(1_000_000)
+LEADER = LeaderRecord("s0", "unix:/s0", 1)
+
+
+@dataclass
+class Small:
+    """An etcd with a small quota, a client of it, and a supervisor that cares for it."""
+
+    server: EtcdServer
+    client: EtcdCoordination
+    leads: bool = True
+    leader: LeaderRecord | None = LEADER
+    events: list[Action] = field(default_factory=list)
+    clock: ManualClock = field(default_factory=ManualClock)
+
+    def __post_init__(self) -> None:
+        self.calls = EtcdCalls([self.server.endpoint], None)
+        self.care = EtcdCare(
+            self.calls,
+            self.client,
+            SpaceSettings(QUOTA, 600_000),
+            leads=lambda: self.leads,
+            leader=lambda: self.leader,
+            tell=self.tell,
+            clock=self.clock,
+            sink=ListSink(),
+        )
+
+    async def tell(self, event: Action) -> None:
+        await self.client.txn((), [Put("event", event.text.encode())])
+        self.events.append(event)
+
+    async def later(self, looks: int = 1) -> None:
+        for _ in range(looks):
+            self.clock.ms += LOOK_MS
+            await self.care.look()
+
+    async def ship(self, number: int) -> None:
+        """Upload the code of a job, as one chunk, and remove it."""
+        chunk = keys.chunk(f"{number:064x}", 0)
+        wanted: list[Op] = [Put(chunk, CHUNK)]
+        await self.client.txn((), wanted)
+        await self.client.txn((), [Delete(chunk)])
+
+    async def fill(self) -> None:
+        for number in range(100):
+            try:
+                await self.ship(number)
+            except CoordinationFull:
+                return
+        raise AssertionError("etcd never was full")
+
+    async def until_it_takes_writes(self) -> None:
+        """Daemons go on to ask etcd for leases meanwhile."""
+        async with asyncio.timeout(60):
+            while True:
+                await self.later()
+                with contextlib.suppress(CoordinationFull):
+                    await self.client.grant(10)
+                    return
+                await asyncio.sleep(0.05)
+
+
+@pytest.fixture(params=sorted(etcd_binaries()))
+async def small(request: pytest.FixtureRequest) -> AsyncIterator[Small]:
+    flags = ("--quota-backend-bytes", str(QUOTA))
+    with EtcdServer(binary=etcd_binaries()[request.param], flags=flags) as server:
+        client = EtcdCoordination([server.endpoint], "c", rpc_deadline_ms=20_000, silence_ms=20_000)
+        yield Small(server, client)
+        await client.close()
+
+
+async def test_submits_of_several_quotas_fit_into_one(small: Small) -> None:
+    """Without compaction etcd is full after one quota: `test_a_full_etcd_takes_writes_again`."""
+    for number in range(4 * QUOTA // len(CHUNK)):
+        await small.ship(number)
+        await small.later()
+    (member,) = await small.calls.members()
+    assert member.file_bytes < QUOTA
+    assert not member.full
+
+
+async def test_a_full_etcd_takes_writes_again(small: Small) -> None:
+    await small.later()
+    await small.fill()
+    await small.later()
+    (line,) = small.care.lines
+    assert "etcd is full (alarm NOSPACE)" in line
+    assert "docs/etcd-care.md" in line
+    assert small.events == [], "a full etcd takes no event"
+    await small.until_it_takes_writes()
+    await small.later()
+    (member,) = await small.calls.members()
+    assert not member.full
+    assert member.file_bytes < QUOTA // 2
+    await small.ship(0)
+    assert small.care.lines == ()
+    kinds = [event.kind for event in small.events]
+    assert kinds[0] == "etcd_full"
+    assert kinds[-1] == "etcd_has_room"
+    assert "etcd_defragmented" in kinds
+
+
+async def test_a_full_etcd_is_cared_for_without_a_leader(small: Small) -> None:
+    """It grants no lease: nobody can come to lead."""
+    small.leads, small.leader = False, None
+    await small.fill()
+    with pytest.raises(CoordinationFull):
+        await small.client.grant(10)
+    await small.until_it_takes_writes()
+
+
+async def test_a_follower_leaves_a_full_etcd_to_the_leader(small: Small) -> None:
+    small.leads = False
+    await small.fill()
+    await small.later(10)
+    (member,) = await small.calls.members()
+    assert member.full
+    assert "etcd is full" in " ".join(small.care.lines)
+
+
+async def test_a_member_that_is_away_is_told(tmp_path: Path) -> None:
+    calls = EtcdCalls([f"unix:{tmp_path}/nobody:0"], None)
+    (member,) = await calls.members()
+    assert member.problem
+    assert not member.refused
+    with pytest.raises(CoordinationUnreachable):
+        await calls.compact(1)
+
+
+async def test_a_full_etcd_is_helped_by_hand(small: Small, tmp_path: Path) -> None:
+    await small.fill()
+    done = await asyncio.to_thread(defrag, tmp_path, [small.server.endpoint])
+    assert done.exit_code == 0, done.output
+    assert "the alarm NOSPACE is ended" in done.output
+    await small.ship(0)
+
+
+def defrag(directory: Path, endpoints: list[str]) -> Result:
+    """`supervisorctl etcd defrag`."""
+    config = directory / "s.yaml"
+    body = {"cluster": "c", "id": "s0", "listen": "unix:/none", "state_dir": "s"}
+    config.write_text(json.dumps({**body, "etcd": {"endpoints": endpoints}}))
+    return CliRunner().invoke(cli, ["etcd", "defrag", "--supervisor-config", str(config)])
+
+
+def test_members_are_defragmented_by_hand(tmp_path: Path) -> None:
+    """The leader hands over first."""
+    with EtcdCluster() as cluster:
+        before = next(each for each in cluster.members if each.is_leader())
+        done = defrag(tmp_path, cluster.endpoints)
+        assert done.exit_code == 0, done.output
+        assert done.output.count(" -> ") == 3
+        assert before.endpoint in done.output.splitlines()[-1]
+        assert not before.is_leader()
+        before.freeze()
+        refused = defrag(tmp_path, cluster.endpoints)
+        before.thaw()
+        assert isinstance(refused.exception, Unreachable)
+        assert before.endpoint in str(refused.exception)
