@@ -115,6 +115,28 @@ def test_no_folder_of_the_product_has_more_than_twenty_modules() -> None:
     assert {str(folder.relative_to(ROOT)): count for folder, count in folders.items() if count > 20} == {}
 
 
+def test_no_test_module_is_imported() -> None:
+    """Move what tests share into a module of its own, beside its users or in tests/support."""
+    imported = [
+        f"{path.relative_to(ROOT)}: {name}"
+        for folder in ("tests", "chaos", "benchmarks", "examples")
+        for path in sorted((ROOT / folder).rglob("*.py"))
+        for node in ast.walk(ast.parse(path.read_text()))
+        for name in imported_names(node)
+        if any(part.startswith("test_") for part in name.split("."))
+    ]
+    assert imported == []
+
+
+def imported_names(node: ast.AST) -> list[str]:
+    """The dotted names that an import may mean: of a module, or of something in one."""
+    if isinstance(node, ast.Import):
+        return [alias.name for alias in node.names]
+    if isinstance(node, ast.ImportFrom):
+        return [f"{node.module or ''}.{alias.name}" for alias in node.names]
+    return []
+
+
 def test_what_runs_inside_a_task_parses_as_python_3_8() -> None:
     for path in sorted((ROOT / "agent/inside").rglob("*.py")):
         ast.parse(path.read_text(), filename=str(path), feature_version=(3, 8))

@@ -1,4 +1,4 @@
-"""Crash points of commit, restore and collection, and of outputs, as their own harnesses strike them."""
+"""Crash points of commit, restore and collection, and of outputs, as their own tests strike them."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from supervisor.contract.errors import TfSupervisorError
-from tests.checkpoints import test_crash_points as harness
+from tests.checkpoints import crash_scenarios
 from tests.checkpoints.crashes import Fuse, Strike
-from tests.outputs import test_crash_points as outputs_harness
+from tests.outputs import crash_scenarios as outputs_scenarios
 
 END = 10_000
 OUTPUTS = "outputs"
@@ -40,9 +40,9 @@ def _strike(scenario: str, fuse: Fuse, *, hdfs: bool) -> str:
     with tempfile.TemporaryDirectory(prefix="tfsup-crash-") as root:
         try:
             if scenario == OUTPUTS:
-                asyncio.run(outputs_harness.strike_at(Path(root), fuse, hdfs=hdfs))
+                asyncio.run(outputs_scenarios.strike_at(Path(root), fuse, hdfs=hdfs))
             else:
-                asyncio.run(harness.strike_at(Path(root), scenario, fuse, hdfs=hdfs))
+                asyncio.run(crash_scenarios.strike_at(Path(root), scenario, fuse, hdfs=hdfs))
         except (AssertionError, TfSupervisorError, OSError, ValueError, LookupError) as error:
             promise = _promise(error, _OF_OUTPUTS if scenario == OUTPUTS else _PROMISES)
             return f"[{promise}] struck at {fuse.struck!r}: {type(error).__name__} {error}"

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import Callable
 
 from supervisor.adapters.clock import BootClock
 from supervisor.adapters.etcd.election import Election
@@ -13,19 +11,13 @@ from supervisor.contract.boundaries import Coordination, Delete, Put
 from tests.adapters.conftest import Backend
 from tests.support.sinks import ListSink
 from tests.support.steady import on_a_steady_machine
+from tests.support.waiting import until
 
 KEY = "leader"
 
 
 def candidate(client: Coordination, name: bytes = b"one", ttl_s: int = 1) -> Election:
     return Election(client, KEY, name, ttl_s, BootClock(), ListSink())
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < deadline
-        await asyncio.sleep(0.002)
 
 
 async def lease_times(client: Coordination, count: int) -> None:

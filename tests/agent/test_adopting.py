@@ -9,7 +9,7 @@ import pytest
 from agent.core.events import SpecRead
 from agent.core.instructions import Fence, Launch
 from agent.inside import protocol
-from tests.guarantees.test_agent_rules import ORDER, RUNNING, SPEC, Core, only
+from tests.agent.core import ORDER, RUNNING, SPEC, Core, only
 
 ADOPTING = replace(ORDER, checkpoint_adopt="/tmp/work")
 

@@ -10,7 +10,7 @@ from agent.core.pool import STALL_TICKS, silence_ms
 from agent.core.saved import adopt
 from agent.inside import protocol
 from supervisor.contract.timing import FAST
-from tests.guarantees.test_agent_rules import ORDER, RUNNING, SPEC, Core, kills, only
+from tests.agent.core import ORDER, RUNNING, SPEC, Core, kills, only
 
 FROZEN_MS = 1_300
 

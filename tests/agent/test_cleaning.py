@@ -8,12 +8,11 @@ from agent.core.events import Joined, Observed
 from agent.core.instructions import Clean
 from agent.core.state import AgentState
 from agent.core.step import step
-from agent.settings import AgentSettings
 from supervisor.contract.desired import JobPhase, JobSwitch
 from supervisor.contract.observed import Incarnation, NodeResources
 from supervisor.contract.timing import FAST
+from tests.agent.core import SETTINGS
 
-SETTINGS = AgentSettings("n1", "h", "h:1", 20000, 20100, "/locks", FAST, NodeResources(1.0, 1))
 ME = Incarnation("n1", "life2", "boot", FAST.d_ms, "h", "h:1", 20000, 20100, 1, NodeResources(1.0, 1))
 NOW_MS = 100_000
 LIVE = JobSwitch("job", "u", JobPhase.RUNNING, 2, "p2")

@@ -14,7 +14,7 @@ from agent.inside import protocol
 from supervisor.contract.desired import ClusterSpec, RoleAddresses
 from supervisor.contract.observed import ExitReason, Prepared
 from supervisor.contract.timing import FAST
-from tests.guarantees.test_agent_rules import ME, ORDER, RUNNING, SETTINGS, SPEC, WAITING, Core, only
+from tests.agent.core import ME, NO_SPARES, ORDER, RUNNING, SPEC, WAITING, Core, only
 
 KNOWN = ClusterSpec("job", 1, "p1", (), (RoleAddresses("dispatcher", ("h:20042",)),))
 
@@ -116,7 +116,9 @@ def test_the_next_life_of_an_agent_tells_what_it_holds_and_what_became_of_it() -
     told(core)
     launcher = core.state.launchers[core.launcher_id]
     kept = record_of(core.state)
-    core.state = restore(kept, SETTINGS, "life2", "boot", core.now_ms, {(launcher.pid, launcher.start_ticks)})
+    core.state = restore(
+        kept, NO_SPARES, "life2", "boot", core.now_ms, {(launcher.pid, launcher.start_ticks)}
+    )
     core.said.clear()
     me = replace(ME, incarnation="life2", succeeds=("life1",))
     core.feed(Joined(me, core.now_ms, adopt=True, d_ms=FAST.d_ms))

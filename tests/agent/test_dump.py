@@ -7,12 +7,11 @@ from agent.core.instructions import Dump
 from agent.core.saved.record import End
 from agent.core.state import AgentState, Attempt
 from agent.core.step import step
-from agent.settings import AgentSettings
 from supervisor.contract.ids import AttemptId, TaskId
-from supervisor.contract.observed import ExitReason, NodeResources
+from supervisor.contract.observed import ExitReason
 from supervisor.contract.timing import FAST
+from tests.agent.core import SETTINGS
 
-SETTINGS = AgentSettings("n1", "h", "h:1", 20000, 20100, "/locks", FAST, NodeResources(1.0, 1))
 RUNS = AttemptId(TaskId("job", "worker", 0), 1, 1)
 ENDED = AttemptId(TaskId("job", "worker", 1), 1, 1)
 

@@ -6,84 +6,24 @@ from dataclasses import replace
 
 import pytest
 
-from agent.core.desired import recipe_of
-from agent.core.events import Event, Joined, LauncherGone, LauncherSaid, Observed, Tick
-from agent.core.instructions import FollowCommits, Instruction, Say, StopFollowing
-from agent.core.state import AgentState, Attempt, Launcher
-from agent.core.step import step
+from agent.core.events import LauncherGone, LauncherSaid, Tick
+from agent.core.instructions import FollowCommits, StopFollowing
 from agent.core.step_context import KILL_AGAIN_MS, KILL_TIMES
 from agent.inside import protocol
-from agent.settings import AgentSettings
-from supervisor.contract.desired import Assignment, JobPhase, JobSwitch
-from supervisor.contract.observed import ExitReason, Incarnation, NodeResources
+from supervisor.contract.desired import JobPhase, JobSwitch
+from supervisor.contract.observed import ExitReason
 from supervisor.contract.timing import FAST
+from tests.agent.core import ORDER
+from tests.agent.running_core import RunningCore
 
-SETTINGS = AgentSettings("n1", "h", "h:1", 20000, 20100, "/locks", FAST, NodeResources(1.0, 1))
-ME = Incarnation("n1", "life1", "boot", FAST.d_ms, "h", "h:1", 20000, 20100, 1, NodeResources(1.0, 1))
-ORDER = Assignment("job", "u", "worker", 0, 1, "p1", "n1", "life1", 1, ("x",), "/")
 GRACE_MS = 3_000
 PATIENCE_MS = KILL_TIMES * FAST.kill_time_ms
-
-
-class Core:
-    """An agent's core with one running attempt, under an etcd that always vouches for it."""
-
-    def __init__(self, order: Assignment) -> None:
-        self.order = order
-        self.now_ms = 100_000
-        self.state = AgentState(SETTINGS, "life1", "boot", FAST.d_ms)
-        self.state.launchers["L"] = Launcher(
-            "L", recipe_of(order, "process"), self.now_ms, order.task.member, pid=5, start_ticks=5
-        )
-        self.state.attempts[order.attempt_id] = Attempt(
-            order.attempt_id, "u", "p1", "L", 20000, "h:20000", order.saver, warm=True, asked=True, pid=6
-        )
-        running = protocol.RunningAttempt(str(order.attempt_id), 6, 0, 20000, "life1")
-        hello = protocol.Hello(protocol.PROTOCOL, "L", "job", 5, 5, "boot", warm=True, attempt=running)
-        self.take(Joined(ME, self.now_ms, adopt=True, d_ms=FAST.d_ms))
-        self.take(LauncherSaid("L", hello))
-        self.observe(JobSwitch("job", "u", JobPhase.RUNNING, 1, "p1"))
-
-    def take(self, event: Event) -> list[object]:
-        """What is said to the launcher because of it."""
-        said: tuple[Instruction, ...]
-        self.state, said = step(self.state, [event], self.now_ms)
-        return [each.message for each in said if isinstance(each, Say)]
-
-    def suspended(self, switch: JobSwitch) -> list[str]:
-        """The attempts that are told to stop where they are."""
-        said = self.observe(switch)
-        assert all(isinstance(each, protocol.Suspend) for each in said)
-        return [each.attempt for each in said if isinstance(each, protocol.Suspend)]
-
-    def observe(self, switch: JobSwitch) -> list[object]:
-        return self.take(Observed((self.order,), (switch,), self.now_ms))
-
-    def wait(self, ms: int) -> list[object]:
-        """Ticks for so long; everything of interest that was said meanwhile."""
-        said: list[object] = []
-        for _ in range(ms // 100):
-            self.now_ms += 100
-            deadline_ms = self.now_ms + FAST.d_ms
-            launcher = replace(self.state.launchers["L"], heard_ms=self.now_ms)
-            launchers = {"L": launcher}
-            self.state = replace(
-                self.state, deadline_ms=deadline_ms, heard_ms=self.now_ms, launchers=launchers
-            )
-            said += self.take(Tick())
-        return [each for each in said if isinstance(each, protocol.Kill | protocol.Terminate)]
-
-    def following(self, switch: JobSwitch) -> list[Instruction]:
-        """What of following commits comes of a switch."""
-        observed = Observed((self.order,), (switch,), self.now_ms)
-        self.state, done = step(self.state, [observed], self.now_ms)
-        return [each for each in done if isinstance(each, FollowCommits | StopFollowing)]
 
 
 def test_what_a_launcher_wrote_before_it_died_is_why_its_attempt_ended() -> None:
     name = str(ORDER.attempt_id)
     wrote = protocol.Exited(name, None, 9, 99_000, "devices_lost", confirmed_dead=True, detail="GPU-1")
-    core = Core(ORDER)
+    core = RunningCore(ORDER)
     core.take(LauncherGone("L", "it left", exits=(replace(wrote, attempt="another"), wrote)))
     end = core.state.attempts[ORDER.attempt_id].end
     assert end is not None
@@ -92,7 +32,7 @@ def test_what_a_launcher_wrote_before_it_died_is_why_its_attempt_ended() -> None
 
 
 def test_a_launcher_that_wrote_nothing_takes_its_attempt_along() -> None:
-    core = Core(ORDER)
+    core = RunningCore(ORDER)
     core.take(LauncherGone("L"))
     end = core.state.attempts[ORDER.attempt_id].end
     assert end is not None
@@ -102,7 +42,7 @@ def test_a_launcher_that_wrote_nothing_takes_its_attempt_along() -> None:
 @pytest.mark.parametrize(("reason", "usable"), [("exit", True), ("lost", False), ("devices_lost", False)])
 def test_a_launcher_that_leaves_after_its_attempt_gets_no_other(reason: str, usable: bool) -> None:
     """Chaos: the next attempt was given to it, and ended with it."""
-    core = Core(ORDER)
+    core = RunningCore(ORDER)
     core.take(
         LauncherSaid(
             "L", protocol.Exited(str(ORDER.attempt_id), None, 9, 99_000, reason, confirmed_dead=True)
@@ -119,7 +59,7 @@ def switch(phase: JobPhase, grace_ms: int = GRACE_MS) -> JobSwitch:
 
 
 def test_a_stop_with_time_asks_first_and_kills_when_time_is_over() -> None:
-    core = Core(ORDER)
+    core = RunningCore(ORDER)
     said = core.observe(switch(JobPhase.STOPPING))
     name = str(ORDER.attempt_id)
     assert said == [protocol.Terminate(name)]
@@ -130,7 +70,7 @@ def test_a_stop_with_time_asks_first_and_kills_when_time_is_over() -> None:
 
 
 def test_a_server_is_not_asked_and_dies_when_the_leader_says_that_all_have_saved() -> None:
-    core = Core(replace(ORDER, role="ps", serves=True))
+    core = RunningCore(replace(ORDER, role="ps", serves=True))
     assert core.observe(switch(JobPhase.STOPPING)) == []
     assert core.wait(GRACE_MS - 200) == []
     (kill,) = core.observe(switch(JobPhase.STOPPING, 0))
@@ -139,7 +79,7 @@ def test_a_server_is_not_asked_and_dies_when_the_leader_says_that_all_have_saved
 
 def test_a_launcher_that_a_kill_takes_long_in_keeps_its_warm_start() -> None:
     """A busy machine: all launchers of a job were fenced a second after its flip, and imported anew."""
-    core = Core(ORDER)
+    core = RunningCore(ORDER)
     flipped = JobSwitch("job", "u", JobPhase.RUNNING, 2, "p2")
     (kill,) = core.observe(flipped)
     assert isinstance(kill, protocol.Kill)
@@ -150,7 +90,7 @@ def test_a_launcher_that_a_kill_takes_long_in_keeps_its_warm_start() -> None:
 
 
 def test_a_launcher_that_says_that_it_cannot_kill_is_not_fenced_for_it() -> None:
-    core = Core(ORDER)
+    core = RunningCore(ORDER)
     core.observe(JobSwitch("job", "u", JobPhase.RUNNING, 2, "p2"))
     core.wait(PATIENCE_MS - KILL_AGAIN_MS)
     name = str(ORDER.attempt_id)
@@ -163,7 +103,7 @@ def test_a_launcher_that_says_that_it_cannot_kill_is_not_fenced_for_it() -> None
     ("follow", "serves", "spared"), [(True, False, True), (True, True, False), (False, False, False)]
 )
 def test_when_training_is_over_only_an_evaluator_has_time(follow: bool, serves: bool, spared: bool) -> None:
-    core = Core(replace(ORDER, role="evaluator", follow=follow, serves=serves))
+    core = RunningCore(replace(ORDER, role="evaluator", follow=follow, serves=serves))
     said = core.observe(switch(JobPhase.FINISHING))
     assert [type(each) for each in said] == ([] if spared else [protocol.Kill])
     if spared:
@@ -172,7 +112,7 @@ def test_when_training_is_over_only_an_evaluator_has_time(follow: bool, serves: 
 
 
 def test_commits_are_brought_to_an_evaluator_until_it_has_judged_the_last() -> None:
-    core = Core(replace(ORDER, role="evaluator", follow=True, checkpoint_uri="file:///c"))
+    core = RunningCore(replace(ORDER, role="evaluator", follow=True, checkpoint_uri="file:///c"))
     assert core.state.following == {"job": ("u", 1, True)}
     assert core.following(switch(JobPhase.FINISHING)) == []
     assert core.following(switch(JobPhase.FINISHING, 0)) == [StopFollowing("u", 1)]
@@ -182,7 +122,7 @@ def test_commits_are_brought_to_an_evaluator_until_it_has_judged_the_last() -> N
 
 
 def test_nobody_else_gets_commits_brought() -> None:
-    assert Core(ORDER).state.following == {}
+    assert RunningCore(ORDER).state.following == {}
 
 
 FAILED = JobSwitch("job", "u", JobPhase.FAILED, 1, "p1", held=(ORDER.task.member,))
@@ -190,7 +130,7 @@ HOLD_MS = 20_000
 
 
 def test_what_is_kept_for_inspection_is_stopped_once_and_killed_when_its_time_is_over() -> None:
-    core = Core(replace(ORDER, hold_on_failure_ms=HOLD_MS))
+    core = RunningCore(replace(ORDER, hold_on_failure_ms=HOLD_MS))
     name = str(ORDER.attempt_id)
     assert core.suspended(FAILED) == [name]
     assert core.suspended(FAILED) == []
@@ -210,14 +150,14 @@ def test_what_is_kept_for_inspection_is_stopped_once_and_killed_when_its_time_is
     ],
 )
 def test_it_is_killed_at_once_when_the_job_is_stopped_started_or_another(later: JobSwitch) -> None:
-    core = Core(replace(ORDER, hold_on_failure_ms=HOLD_MS))
+    core = RunningCore(replace(ORDER, hold_on_failure_ms=HOLD_MS))
     core.suspended(FAILED)
     (kill,) = core.observe(later)
     assert isinstance(kill, protocol.Kill)
 
 
 def test_nothing_is_kept_past_the_deadline_of_rule_3() -> None:
-    core = Core(replace(ORDER, hold_on_failure_ms=HOLD_MS))
+    core = RunningCore(replace(ORDER, hold_on_failure_ms=HOLD_MS))
     core.suspended(FAILED)
     core.state = replace(core.state, deadline_ms=core.now_ms)
     assert any(isinstance(each, protocol.Kill) for each in core.take(Tick()))

@@ -9,7 +9,7 @@ from agent.core.instructions import Cleared, Commit, FollowCommits, StopCommit, 
 from agent.core.saved import adopt
 from supervisor.contract.boundaries import Seen
 from supervisor.contract.timing import FAST
-from tests.guarantees.test_agent_rules import ME, ORDER, RUNNING, SETTINGS, Core, only
+from tests.agent.core import ME, NO_SPARES, ORDER, RUNNING, Core, only
 
 OTHER = replace(RUNNING, job="other", job_uuid="v", plan_id="q1")
 FOLLOWER = replace(ORDER, job="other", job_uuid="v", role="evaluator", plan_id="q1", follow=True)
@@ -56,7 +56,7 @@ def test_a_successor_knows_which_cluster_the_tasks_are_of() -> None:
     seen = Seen("assignments/n1/x", 7, "digest")
     core.feed(TermsSeen((), 0, "c1"), Observed((ORDER,), (RUNNING,), core.now_ms, seen=seen))
     core.feed(Evicted("lost"), Observed((), (), core.now_ms), Fenced(core.launcher_id, 0))
-    heir = adopt.restore(adopt.record_of(core.state), SETTINGS, "life2", "boot", core.now_ms, frozenset())
+    heir = adopt.restore(adopt.record_of(core.state), NO_SPARES, "life2", "boot", core.now_ms, frozenset())
     assert (heir.cluster, heir.seen) == ("c1", seen), "until this life has joined anew"
     core.feed(Joined(replace(ME, incarnation="life9"), core.now_ms, adopt=False, d_ms=FAST.d_ms))
     assert core.state.seen is None

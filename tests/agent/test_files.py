@@ -8,31 +8,18 @@ from pathlib import Path
 
 import pytest
 
-from agent.core.instructions import Follow, Recipe
+from agent.core.instructions import Follow
 from agent.core.saved import adopt
-from agent.core.saved.record import AgentRecord, AttemptRecord, LauncherRecord, Saved
+from agent.core.saved.record import Saved
 from agent.logs.task_logs import AttemptFiles, make_room, read_tail
-from agent.settings import AgentSettings
 from agent.state_file import SAVED, STATE, LockedStateFile
 from supervisor.contract.errors import Conflict, Refused, UserError
 from supervisor.contract.ids import AttemptId, TaskId
-from supervisor.contract.observed import NodeResources
-from supervisor.contract.timing import FAST
+from tests.agent.core import SETTINGS
+from tests.agent.daemon import RECORD
 from tests.support.sinks import ListSink
 
-SETTINGS = AgentSettings("n1", "h", "h:1", 20000, 20100, "/locks", FAST, NodeResources(1.0, 1))
 ATTEMPT = AttemptId(TaskId("job", "worker", 0), 1, 1)
-RECORD = AgentRecord(
-    "n1",
-    "boot1",
-    "life1",
-    launchers=(LauncherRecord("life1-1", Recipe("job", "u", "/w", "python", env={"A": "b"}), 10, 11),),
-    attempts=(
-        AttemptRecord(
-            "job", "worker", 0, 1, 1, "u", "p", "life1-1", 20000, "h:20000", True, True, (), 12, 13
-        ),
-    ),
-)
 
 
 async def test_what_is_saved_is_read_by_a_successor(tmp_path: Path) -> None:

@@ -28,9 +28,9 @@ from supervisor.adapters.files.config import load_agent
 from supervisor.contract.errors import Refused, UserError
 from supervisor.contract.timing import FAST
 from tests.agent.cluster import Job, Node
-from tests.agent.test_task_user import open_python
+from tests.agent.core import ME, NO_SPARES, ORDER, RUNNING, SPEC, Core, only
+from tests.agent.other_users import open_python
 from tests.cli.agent_config import write_config
-from tests.guarantees.test_agent_rules import ME, ORDER, RUNNING, SETTINGS, SPEC, Core, only
 from tests.support.etcd_server import EtcdServer
 
 LOW = 61_400
@@ -341,7 +341,7 @@ async def tables(node: Node) -> str:
 
 def walled() -> Core:
     core = Core()
-    core.state = replace(core.state, settings=replace(SETTINGS, firewall=True))
+    core.state = replace(core.state, settings=replace(NO_SPARES, firewall=True))
     core.prepared()
     core.feed(FirewallSet(()))
     core.see(RUNNING, ORDER)

@@ -16,7 +16,7 @@ from agent.state_file import ROOM_BYTES, STATE, LockedStateFile
 from supervisor.contract import codec
 from supervisor.contract.errors import Refused
 from tests.agent.cluster import Job, Node, is_alive
-from tests.agent.test_files import RECORD
+from tests.agent.daemon import RECORD
 from tests.support.etcd_server import EtcdServer
 
 

@@ -7,13 +7,11 @@ from agent.core.instructions import Fence, Instruction, Spawn, Write
 from agent.core.state import AgentState
 from agent.core.step import step
 from agent.core.tasks import MOST_TRIES
-from agent.settings import AgentSettings
 from supervisor.contract.desired import Assignment, JobPhase, JobSwitch
-from supervisor.contract.observed import Incarnation, NodeResources, Prepared
+from supervisor.contract.observed import Prepared
 from supervisor.contract.timing import FAST
+from tests.agent.core import ME, SETTINGS
 
-SETTINGS = AgentSettings("n1", "h", "h:1", 20000, 20100, "/locks", FAST, NodeResources(1.0, 1))
-ME = Incarnation("n1", "life1", "boot", FAST.d_ms, "h", "h:1", 20000, 20100, 1, NodeResources(1.0, 1))
 ORDER = Assignment(
     "job", "u", "worker", 0, 1, "p1", "n1", "life1", 1, ("python", "x.py"), "/", preload=("tensorflow",)
 )

@@ -7,12 +7,13 @@ from agent.core.instructions import Follow
 from agent.core.step import step
 from agent.inside import protocol
 from supervisor.contract.observed import ExitReason
-from tests.agent.test_ending import ORDER, Core
+from tests.agent.core import ORDER
+from tests.agent.running_core import RunningCore
 
 
 def test_each_hello_tells_which_tensorflow_runs() -> None:
     """So that the state file need not: the next life of the agent hears it, too."""
-    core = Core(ORDER)
+    core = RunningCore(ORDER)
     running = protocol.RunningAttempt(str(ORDER.attempt_id), 6, 0, 20000, "life1", "2.99.1")
     hello = protocol.Hello(protocol.PROTOCOL, "L", "job", 5, 5, "boot", warm=True, attempt=running)
     _, said = step(core.state, [LauncherSaid("L", hello)], core.now_ms)
@@ -21,7 +22,7 @@ def test_each_hello_tells_which_tensorflow_runs() -> None:
 
 def test_an_attempt_whose_pid_is_gone_while_its_launcher_ends_the_rest_of_it_keeps_its_launcher() -> None:
     """Its pid in a container means nothing here once it has ended; how it ended is told when all is dead."""
-    core = Core(ORDER)
+    core = RunningCore(ORDER)
     name = str(ORDER.attempt_id)
     running = protocol.RunningAttempt(name, 0, 0, 20000, "life1")
     hello = protocol.Hello(protocol.PROTOCOL, "L", "job", 5, 5, "boot", warm=True, attempt=running)

@@ -18,9 +18,8 @@ from agent.core.step import step
 from agent.daemon import MOST_AT_ONCE
 from agent.inside import protocol
 from supervisor.contract.ids import AttemptId
-from tests.agent.test_files import RECORD
-from tests.agent.test_unexpected import Living
-from tests.guarantees.test_daemons import Agent, NoFiles, registered, until
+from tests.agent.daemon import RECORD, Agent, Living, NoFiles, registered
+from tests.support.waiting import until
 
 
 async def test_of_what_etcd_shows_one_word_waits_the_newest() -> None:

@@ -13,8 +13,8 @@ from agent.host import disk
 from agent.host.disk import DiskWatch
 from recovery.io.trees import TooMany, space_below
 from supervisor.contract.observed import ExitReason
-from tests.agent.test_set_aside import OTHER, Two
-from tests.guarantees.test_agent_rules import ORDER, RUNNING, WAITING
+from tests.agent.core import ORDER, RUNNING, WAITING
+from tests.agent.two_jobs import OTHER, TwoJobs
 
 MIB = 1 << 20
 
@@ -92,7 +92,7 @@ async def test_jobs_that_run_here_are_looked_at(
 
 
 def test_its_attempts_end_with_the_reason_and_those_of_others_go_on() -> None:
-    two = Two().see_both(WAITING).see_both(RUNNING)
+    two = TwoJobs().see_both(WAITING).see_both(RUNNING)
     assert two.runs(ORDER)
     two.feed(OverDisk(ORDER.job_uuid, "its job takes 2 GiB"))
     two.live(4)

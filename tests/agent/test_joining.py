@@ -15,7 +15,7 @@ from agent.core.saved.adopt import record_of
 from agent.inside import protocol
 from supervisor.contract.desired import ClusterSpec, RoleAddresses
 from supervisor.contract.observed import STAYS, AttemptReport, ExitReason
-from tests.guarantees.test_agent_rules import ME, ORDER, RUNNING, SPEC, Core, kills, only
+from tests.agent.core import ME, ORDER, RUNNING, SPEC, Core, kills, only
 
 MOVED = replace(ORDER, attempt=2, joins=True)
 CHIEF = replace(ORDER, hears_moves=True)

@@ -15,7 +15,7 @@ from agent.host import kill_times
 from agent.host.kill_times import RehearsedKills, rehearse
 from supervisor.contract.errors import Refused
 from supervisor.contract.timing import DEFAULT, FAST, Timing
-from tests.guarantees.test_agent_rules import Core, only
+from tests.agent.core import Core, only
 from tests.support.sinks import ListSink
 
 

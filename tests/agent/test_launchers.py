@@ -12,8 +12,8 @@ from agent import launchers as module
 from agent.core.events import Event, LauncherSaid
 from agent.inside import protocol
 from agent.launchers import SocketLaunchers
-from tests.guarantees.test_daemons import until
 from tests.support.sinks import ListSink
+from tests.support.waiting import until
 
 HELLO = protocol.Hello(protocol.PROTOCOL, "L", "job", 5, 5, "boot", warm=True)
 

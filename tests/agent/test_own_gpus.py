@@ -9,6 +9,8 @@ import pytest
 from agent.core.compose import device_env
 from agent.core.desired import name_of, recipe_of
 from agent.core.events import Joined, Observed, Tick
+from agent.core.gpus.health import GpuBook, GpuSight, KnownGpu
+from agent.core.gpus.report import utilisation
 from agent.core.instructions import Instruction, Launch, Report
 from agent.core.reporting import report
 from agent.core.saved.adopt import record_of, restore
@@ -17,9 +19,9 @@ from agent.core.state import AgentState, Attempt, HoldState, Launcher, PortReser
 from agent.core.step import step
 from agent.core.step_context import Work
 from supervisor.contract.desired import Assignment, ClusterSpec, JobPhase, JobSwitch, RoleAddresses
-from supervisor.contract.observed import ExitReason
+from supervisor.contract.observed import ExitReason, Gpu
 from supervisor.contract.timing import FAST
-from tests.agent.test_ending import ME, SETTINGS
+from tests.agent.core import ME, SETTINGS
 
 NOW_MS = 100_000
 OLD = Assignment("old", "u", "worker", 0, 1, "p1", "n1", "life1", 1, ("x",), "/", gpus=("GPU-a", "GPU-b"))
@@ -113,3 +115,18 @@ def test_a_task_sees_its_gpus_and_no_others() -> None:
     assert device_env((), shared=False) == {"CUDA_VISIBLE_DEVICES": "-1"}
     shared = device_env(("GPU-a",), shared=True)
     assert shared == {"CUDA_VISIBLE_DEVICES": "GPU-a", "TF_FORCE_GPU_ALLOW_GROWTH": "true"}
+
+
+def gpu_state(*sights: GpuSight) -> AgentState:
+    made = state(OLD, None, NEW)
+    known = {each.uuid: KnownGpu(Gpu(each.uuid, each.index, "x", 1), each) for each in sights}
+    return replace(made, gpus=GpuBook(known=known))
+
+
+def test_the_gpus_of_an_attempt_are_taken_together() -> None:
+    sights = [GpuSight("GPU-a", 0, "x", utilisation=30), GpuSight("GPU-b", 1, "x", utilisation=50)]
+    assert utilisation(gpu_state(*sights)) == {OLD.attempt_id: 80.0}
+    assert utilisation(gpu_state(sights[0])) == {}
+    made = gpu_state(*sights)
+    made.attempts[OLD.attempt_id] = replace(attempt(OLD), gpus_shared=True)
+    assert utilisation(made) == {}

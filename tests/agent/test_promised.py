@@ -5,7 +5,7 @@ from __future__ import annotations
 from agent.core.events import BeatSeen, Evicted, Heard, Promised, TermsSeen, Tick
 from agent.core.instructions import AskPromises, Instruction
 from supervisor.contract.timing import FAST
-from tests.guarantees.test_agent_rules import ORDER, Core, kills
+from tests.agent.core import ORDER, Core, kills
 
 V = 20_000
 NAMES = ("s1", "s2", "s3")

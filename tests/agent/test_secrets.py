@@ -28,8 +28,8 @@ from supervisor.contract.observed import Prepared
 from supervisor.contract.secret import SecretsAnswer, SecretsRequest
 from supervisor.contract.timing import FAST
 from supervisor.contract.views.jobs import ExecRequest
-from tests.guarantees.test_agent_rules import ORDER, RUNNING, SETTINGS, SPEC, Core, only
-from tests.guarantees.test_daemons import Agent, Silence, registered
+from tests.agent.core import NO_SPARES, ORDER, RUNNING, SPEC, Core, only
+from tests.agent.daemon import Agent, Silence, registered
 from tests.support.sinks import ListSink
 
 TOKEN = "hf_Abcdef012345"
@@ -172,7 +172,7 @@ class Beside:
         own = fence.read_process(os.getpid())
         assert own is not None
         name = NEEDS.attempt_id
-        state = AgentState(SETTINGS, "life", "boot", FAST.d_ms, view=Observed((NEEDS,), (RUNNING,), 1))
+        state = AgentState(NO_SPARES, "life", "boot", FAST.d_ms, view=Observed((NEEDS,), (RUNNING,), 1))
         state.attempts[name] = Attempt(
             name, "u", "p1", "l1", 1, "h:1", saver=False, warm=True, pid=own.pid, start_ticks=own.start_ticks
         )
@@ -206,7 +206,7 @@ async def test_no_command_runs_before_its_agent_knows_what_to_mask(tmp_path: Pat
     beside = Beside(tmp_path)
     with pytest.raises(NotFound, match="has not come to this agent yet; try again"):
         await beside.run("true")
-    beside.state = AgentState(SETTINGS, "life", "boot", FAST.d_ms, attempts=beside.state.attempts)
+    beside.state = AgentState(NO_SPARES, "life", "boot", FAST.d_ms, attempts=beside.state.attempts)
     with pytest.raises(NotFound, match="not known yet what a command"):
         await beside.run("true")
 
@@ -252,7 +252,7 @@ async def test_what_comes_is_whole_or_waited_for(
     async with registered(agent) as daemon:
         assert daemon._membership is not None
         outside = replace(agent.outside(), links=Answering(answer))
-        effects = Effects(SETTINGS, outside, events.append, daemon._membership)
+        effects = Effects(NO_SPARES, outside, events.append, daemon._membership)
         await effects._fetch_secrets(FetchSecrets(NEEDS.attempt_id, "p1", (("KEY", "key"), ("TOKEN", "hf"))))
     assert events == [told]
     assert len(outside.secrets.of(str(NEEDS.attempt_id))) == known

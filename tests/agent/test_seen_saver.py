@@ -9,7 +9,7 @@ from agent.core.instructions import Commit, Drain, Instruction, Report, StopComm
 from agent.core.state import ReportLevel
 from agent.inside import protocol
 from supervisor.contract.desired import JobPhase
-from tests.guarantees.test_agent_rules import ORDER, RUNNING, Core, only
+from tests.agent.core import ORDER, RUNNING, Core, only
 
 EXPECTED = replace(ORDER, saver=True)
 SEEN = replace(RUNNING, saver="worker.0")

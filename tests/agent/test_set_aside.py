@@ -9,43 +9,26 @@ import pytest
 
 from agent.core import set_aside
 from agent.core.events import (
-    BeatSeen,
     Broken,
-    Drained,
-    Event,
     Fenced,
-    Heard,
     LauncherSaid,
     Observed,
-    OutputsReady,
-    Reported,
-    Spawned,
-    SpecRead,
     Tick,
-    Written,
 )
 from agent.core.instructions import (
     Commit,
-    Drain,
     Fence,
-    Instruction,
-    Launch,
-    PrepareOutputs,
-    ReadSpec,
-    Report,
     Say,
-    Spawn,
     StopCommit,
-    Write,
 )
 from agent.core.state import AgentState, ReportLevel
 from agent.core.step import step
 from agent.inside import protocol
 from chaos.sim.trouble import flaws
 from chaos.sim.trouble.flaws import Flaw
-from supervisor.contract.desired import Assignment, ClusterSpec, JobSwitch, RoleAddresses
-from supervisor.contract.observed import AttemptReport, ExitReason, Prepared
-from tests.guarantees.test_agent_rules import ORDER, RUNNING, SPEC, WAITING, Core, only
+from supervisor.contract.observed import ExitReason
+from tests.agent.core import ORDER, RUNNING, WAITING, Core, only
+from tests.agent.two_jobs import OTHER, TwoJobs
 
 FEW = 4
 """One in so many of the rules is tried each time, all of them by `make test-all`."""
@@ -53,81 +36,6 @@ RULES = tuple(
     pytest.param(rule, marks=() if index % FEW == 0 else pytest.mark.slow)
     for index, rule in enumerate(sorted(flaws.agent_rules()))
 )
-PORTS = {"p1": 20_000, "p2": 20_001}
-OTHER = replace(ORDER, job="other", job_uuid="v", plan_id="p2")
-
-
-class Two(Core):
-    """An agent with two jobs of one task each, around which all do what they are asked for."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.reports: dict[str, AttemptReport] = {}
-        self.words: dict[str, Prepared] = {}
-        self.seen = 0
-
-    def see_both(self, base: JobSwitch) -> Two:
-        """What the leader wants of both."""
-        plans = {each.plan_id: each.plan_id if base is RUNNING else "" for each in (ORDER, OTHER)}
-        switches = [
-            replace(base, job=each.job, job_uuid=each.job_uuid, plan_id=plans[each.plan_id])
-            for each in (ORDER, OTHER)
-        ]
-        self.feed(Observed((ORDER, OTHER), tuple(switches), self.now_ms))
-        return self.live()
-
-    def live(self, rounds: int = 15) -> Two:
-        """Answer whatever is asked, for a while."""
-        for _ in range(rounds):
-            self.now_ms += 200
-            self.feed(BeatSeen(self.now_ms), Heard(self.now_ms), Tick())
-            for launcher in list(self.state.launchers.values()):
-                if launcher.connected:
-                    pull = protocol.Pull(self.now_ms, self.state.life, None)
-                    self.feed(LauncherSaid(launcher.launcher_id, pull))
-            asked, self.seen = self.said[self.seen :], len(self.said)
-            for instruction in asked:
-                self.feed(*self.answers(instruction))
-        return self
-
-    def answers(self, asked: Instruction) -> Iterator[Event]:
-        match asked:
-            case Spawn():
-                yield Spawned(asked.launcher_id, 100, 1)
-                hello = protocol.Hello(1, asked.launcher_id, asked.recipe.job, 100, 1, "boot", True)
-                yield LauncherSaid(asked.launcher_id, hello)
-            case Fence():
-                yield Fenced(asked.launcher_id, 0)
-            case ReadSpec():
-                yield SpecRead(asked.plan_id, spec_of(asked.plan_id))
-            case PrepareOutputs():
-                yield OutputsReady(asked.attempt)
-            case Drain():
-                yield Drained(asked.attempt)
-            case Report():
-                self.reports[asked.record.job] = asked.record
-                yield Reported(asked.record.attempt, asked.serial, ok=True)
-            case Write():
-                if isinstance(asked.record, Prepared):
-                    self.words[asked.record.job] = asked.record
-                yield Written(asked.tag, ok=True)
-            case Launch():
-                started = protocol.Started(str(asked.assignment.attempt_id), 101, 1, self.now_ms, True)
-                yield LauncherSaid(asked.launcher_id, started)
-            case Say(launcher_id, protocol.Reserve() as reserve):
-                port = PORTS[reserve.reservation.partition(".")[0]]
-                yield LauncherSaid(launcher_id, protocol.Reserved(reserve.reservation, port))
-            case _:
-                pass
-
-    def runs(self, order: Assignment) -> bool:
-        attempt = self.state.attempts.get(order.attempt_id)
-        return attempt is not None and attempt.pid > 0 and attempt.end is None
-
-
-def spec_of(plan_id: str) -> ClusterSpec:
-    job = ORDER.job if plan_id == ORDER.plan_id else OTHER.job
-    return replace(SPEC, job=job, plan_id=plan_id, roles=(RoleAddresses("worker", (f"h:{PORTS[plan_id]}",)),))
 
 
 @pytest.fixture
@@ -144,9 +52,9 @@ def install() -> Iterator[Callable[[Flaw], Flaw]]:
 
 
 @pytest.fixture
-def two() -> Two:
+def two() -> TwoJobs:
     """Both run."""
-    core = Two().see_both(WAITING).see_both(RUNNING)
+    core = TwoJobs().see_both(WAITING).see_both(RUNNING)
     assert core.runs(ORDER)
     assert core.runs(OTHER)
     return core
@@ -159,7 +67,7 @@ def test_a_rule_that_raises_for_one_job_harms_no_other(
 ) -> None:
     """From before anything is prepared: the other job starts, and goes on."""
     install(Flaw(rule, "job", at=at, lasts=True))
-    core = Two().see_both(WAITING).see_both(RUNNING)
+    core = TwoJobs().see_both(WAITING).see_both(RUNNING)
     assert core.runs(OTHER)
     core.see_both(RUNNING)
     assert core.runs(OTHER)
@@ -167,7 +75,7 @@ def test_a_rule_that_raises_for_one_job_harms_no_other(
 
 @pytest.mark.parametrize("rule", ["agent.launcher_events._on_pull", "agent.launcher_events._on_warm"])
 def test_an_error_about_what_a_launcher_said_ends_its_attempt_with_the_place(
-    rule: str, two: Two, install: Callable[[Flaw], Flaw]
+    rule: str, two: TwoJobs, install: Callable[[Flaw], Flaw]
 ) -> None:
     install(Flaw(rule, "job", lasts=True))
     launcher = two.state.attempts[ORDER.attempt_id].launcher_id
@@ -184,7 +92,7 @@ def test_an_error_about_what_a_launcher_said_ends_its_attempt_with_the_place(
 
 def test_an_error_about_what_is_prepared_is_told_to_the_leader(install: Callable[[Flaw], Flaw]) -> None:
     install(Flaw("agent.desired.recipe_of", "job", lasts=True))
-    core = Two().see_both(WAITING)
+    core = TwoJobs().see_both(WAITING)
     assert "Flawed: agent.desired.recipe_of" in core.words["job"].failure
     assert core.words["other"].address
 
@@ -193,7 +101,7 @@ def test_a_plan_that_is_set_aside_is_forgotten_with_its_records(
     install: Callable[[Flaw], Flaw],
 ) -> None:
     install(Flaw("agent.desired.recipe_of", "job", lasts=True))
-    core = Two().see_both(WAITING)
+    core = TwoJobs().see_both(WAITING)
     assert core.state.aside.keys() == {"p1"}
     core.feed(Observed((OTHER,), (replace(WAITING, job="other", job_uuid="v"),), core.now_ms))
     assert not core.state.aside
@@ -206,7 +114,7 @@ def test_a_plan_that_is_set_aside_is_forgotten_with_its_records(
         Broken("odd", job_uuid=ORDER.job_uuid),
     ],
 )
-def test_what_the_daemon_met_an_error_about_is_ended_and_told(event: Broken, two: Two) -> None:
+def test_what_the_daemon_met_an_error_about_is_ended_and_told(event: Broken, two: TwoJobs) -> None:
     two.feed(event)
     two.live(4)
     end = two.reports["job"].exit
@@ -227,7 +135,7 @@ def test_what_commits_for_a_job_is_begun_anew_after_an_error() -> None:
     assert [type(each) for each in out if isinstance(each, Commit | StopCommit)] == [StopCommit, Commit]
 
 
-def test_an_error_that_is_about_no_task_ends_the_agent(two: Two, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_that_is_about_no_task_ends_the_agent(two: TwoJobs, monkeypatch: pytest.MonkeyPatch) -> None:
     def faulty(*_given: object) -> None:
         raise ZeroDivisionError
 
@@ -237,7 +145,7 @@ def test_an_error_that_is_about_no_task_ends_the_agent(two: Two, monkeypatch: py
 
 
 def test_an_error_that_all_jobs_of_a_node_meet_is_the_agents_own(
-    two: Two, monkeypatch: pytest.MonkeyPatch
+    two: TwoJobs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is ended, as before: its tasks are none of the culprits, and what they may fail by is not spent."""
 
@@ -253,7 +161,7 @@ def test_an_error_that_all_jobs_of_a_node_meet_is_the_agents_own(
 
 
 def test_an_error_about_one_event_costs_no_other_event_of_its_step(
-    two: Two, install: Callable[[Flaw], Flaw]
+    two: TwoJobs, install: Callable[[Flaw], Flaw]
 ) -> None:
     install(Flaw("agent.launcher_events._on_pull", "job", lasts=True))
     bad, good = (two.state.attempts[order.attempt_id] for order in (ORDER, OTHER))
@@ -266,7 +174,7 @@ def test_an_error_about_one_event_costs_no_other_event_of_its_step(
 
 
 def test_a_step_that_meets_an_error_leaves_nothing_half_done(
-    two: Two, install: Callable[[Flaw], Flaw]
+    two: TwoJobs, install: Callable[[Flaw], Flaw]
 ) -> None:
     before: AgentState = two.state
     install(Flaw("agent.warmth.starts_warm", "job"))

@@ -11,9 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from agent.core.gpus import report
-from agent.core.gpus.health import GpuBook, GpuSight, KnownGpu
-from agent.core.state import AgentState
 from agent.host.processes import Usage, usage_of
 from agent.inside.child.saves import FILE, KEPT, SAVING
 from agent.inside.processes import fence
@@ -22,9 +19,7 @@ from agent.logs.signs import GAUGE_LEAST, Gauge, Novelty, Pulse
 from agent.logs.steps import FILES_PER_S, SAVING_MS, UNKNOWN_PAUSE_MS, Followed, StepReader
 from supervisor.contract.ids import AttemptId, TaskId
 from supervisor.contract.job.spec import DEFAULT_STEP_PATTERNS
-from supervisor.contract.observed import Gpu, Sign
-from tests.agent.test_own_gpus import NEW, OLD, attempt
-from tests.agent.test_own_gpus import state as agent_state
+from supervisor.contract.observed import Sign
 from tests.support.sinks import ListSink
 
 ATTEMPT = AttemptId(TaskId("job", "worker", 0), 1, 1)
@@ -241,18 +236,3 @@ def test_processor_time_is_that_of_all_descendants() -> None:
         assert usage_of([(child.pid, process.start_ticks + 1)]) == {}
         for each in fence.members("", (root,)):
             fence.kill(each)
-
-
-def gpu_state(*sights: GpuSight) -> AgentState:
-    made = agent_state(OLD, None, NEW)
-    known = {each.uuid: KnownGpu(Gpu(each.uuid, each.index, "x", 1), each) for each in sights}
-    return replace(made, gpus=GpuBook(known=known))
-
-
-def test_the_gpus_of_an_attempt_are_taken_together() -> None:
-    sights = [GpuSight("GPU-a", 0, "x", utilisation=30), GpuSight("GPU-b", 1, "x", utilisation=50)]
-    assert report.utilisation(gpu_state(*sights)) == {OLD.attempt_id: 80.0}
-    assert report.utilisation(gpu_state(sights[0])) == {}
-    made = gpu_state(*sights)
-    made.attempts[OLD.attempt_id] = replace(attempt(OLD), gpus_shared=True)
-    assert report.utilisation(made) == {}

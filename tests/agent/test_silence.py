@@ -14,13 +14,13 @@ from agent.core.state import AgentState, Attempt, Launcher
 from agent.core.step import step
 from agent.inside import protocol
 from agent.settings import AgentSettings
-from supervisor.contract.desired import Assignment, JobPhase, JobSwitch
+from supervisor.contract.desired import JobPhase, JobSwitch
 from supervisor.contract.observed import Incarnation, NodeResources
 from supervisor.contract.timing import DEFAULT, FAST, Timing
+from tests.agent.core import ORDER
 
 LATE_MS = 50
 """So much later than asked for is an agent on a busy machine woken."""
-ORDER = Assignment("job", "u", "worker", 0, 1, "p1", "n1", "life1", 1, ("x",), "/")
 
 
 def running(timing: Timing, now_ms: int) -> AgentState:

@@ -20,7 +20,7 @@ from agent.core.instructions import Say, Spawn
 from agent.core.pool import SCARCE_BYTES, SPARE_AGAIN_MS, SPARE_BYTES, SPARE_DELAY_MS, ready_spares
 from agent.inside import protocol
 from supervisor.contract.desired import Assignment, JobPhase, JobSwitch, Spare
-from tests.guarantees.test_agent_rules import ORDER, RUNNING, WAITING, Core, only
+from tests.agent.core import ORDER, RUNNING, WAITING, Core, only
 
 SPARE = Spare("job", "u", "n1", "/", "x", ("tensorflow",))
 

@@ -11,14 +11,12 @@ from agent.core.instructions import Instruction, Stage, Write
 from agent.core.reporting import STAGE_AGAIN_MS
 from agent.core.state import ROOM_AGAIN_MS, AgentState
 from agent.core.step import step
-from agent.settings import AgentSettings
 from supervisor.contract.checkpoint import CheckpointRef
 from supervisor.contract.desired import Assignment, Closing, JobPhase, JobSwitch
-from supervisor.contract.observed import Incarnation, NodeResources, Staged, StageFailure
+from supervisor.contract.observed import Staged, StageFailure
 from supervisor.contract.timing import FAST
+from tests.agent.core import ME, SETTINGS
 
-SETTINGS = AgentSettings("n1", "h", "h:1", 20000, 20100, "/locks", FAST, NodeResources(1.0, 1))
-ME = Incarnation("n1", "life1", "boot", FAST.d_ms, "h", "h:1", 20000, 20100, 1, NodeResources(1.0, 1))
 ORDER = Assignment("job", "u", "worker", 0, 2, "p2", "n1", "life1", 1, ("x",), "/")
 BASE = CheckpointRef(1, 7)
 CLOSED = JobSwitch("job", "u", JobPhase.RUNNING, 1, "p1", closing=Closing("p2", BASE))

@@ -8,7 +8,6 @@ import json
 import os
 import shutil
 import signal
-import sys
 import tempfile
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
@@ -26,9 +25,9 @@ from supervisor.contract.errors import UserError
 from supervisor.contract.observed import Incarnation
 from supervisor.contract.timing import FAST
 from tests.agent.cluster import Job, Node, is_alive
+from tests.agent.other_users import open_python, own_uid
 from tests.cli.agent_config import write_config
 from tests.support.etcd_server import EtcdServer
-from tests.support.uids import own_uid
 
 NUMBERS = itertools.count(1)
 UID = own_uid(61_234)
@@ -94,12 +93,6 @@ if os.environ.get("TFSUP_MARKER") != marker:
 print("up", flush=True)
 time.sleep(600)
 """
-
-
-def open_python() -> str:
-    """An interpreter that other users can reach: that of the tests may be in somebody's home."""
-    above = Path(sys.executable).resolve().parents
-    return sys.executable if all(each.stat().st_mode & 0o001 for each in above) else "/usr/bin/python3"
 
 
 def job_of(node: Node, me: Incarnation, program: str = "prog.py") -> Job:

@@ -44,11 +44,10 @@ from supervisor.contract.errors import NoRoom, UserError
 from supervisor.contract.ids import AttemptId, TaskId
 from supervisor.contract.timing import FAST
 from supervisor.contract.views.jobs import ExecRequest
-from tests.agent.test_task_user import open_python
+from tests.agent.core import NO_SPARES
+from tests.agent.other_users import open_python, own_uid
 from tests.cli.agent_config import write_config
-from tests.guarantees.test_agent_rules import SETTINGS
 from tests.support.sinks import ListSink
-from tests.support.uids import own_uid
 
 LOW = own_uid(61_300)
 SLEEPER = "import time; print('up', flush=True); time.sleep(600)"
@@ -560,7 +559,7 @@ async def test_an_operators_command_runs_as_the_jobs_user(
     found = fence.read_process(task.pid)
     assert found is not None
     runs = AttemptId(TaskId("job", "worker", 0), 1, 1)
-    state = AgentState(SETTINGS, "life", "boot", FAST.d_ms, view=Observed((), (), 1))
+    state = AgentState(NO_SPARES, "life", "boot", FAST.d_ms, view=Observed((), (), 1))
     state.attempts[runs] = Attempt(
         runs, "u", "p", "l1", 1, "h:1", saver=False, warm=True, pid=found.pid, start_ticks=found.start_ticks
     )

@@ -8,13 +8,10 @@ from agent.core.instructions import Drain, Instruction, Report, Unfollow
 from agent.core.state import AgentState, Attempt, Launcher, ReportLevel
 from agent.core.step import step
 from agent.inside import protocol
-from agent.settings import AgentSettings
 from supervisor.contract.desired import Assignment, JobPhase, JobSwitch
-from supervisor.contract.observed import Incarnation, NodeResources
 from supervisor.contract.timing import FAST
+from tests.agent.core import ME, SETTINGS
 
-SETTINGS = AgentSettings("n1", "h", "h:1", 20000, 20100, "/locks", FAST, NodeResources(1.0, 1))
-ME = Incarnation("n1", "life1", "boot", FAST.d_ms, "h", "h:1", 20000, 20100, 1, NodeResources(1.0, 1))
 ORDER = Assignment("job", "u", "chief", 0, 1, "p1", "n1", "life1", 1, ("x",), "/", saver=True)
 NOW_MS = 100_000
 

@@ -19,9 +19,9 @@ from agent.retry_log import Tell, raise_it
 from supervisor.contract import codec, keys
 from supervisor.contract.ids import AttemptId, TaskId
 from supervisor.contract.observed import Prepared, TaskBeat
-from tests.agent.test_files import RECORD
-from tests.guarantees.test_daemons import Agent, Machine, NoFiles, registered, until
+from tests.agent.daemon import RECORD, Agent, Living, Machine, NoFiles, registered
 from tests.support.sinks import ListSink
+from tests.support.waiting import until
 
 
 def test_output_that_cannot_be_followed_costs_the_beat_of_its_own_attempt(
@@ -104,13 +104,6 @@ class Unfollowed(NoFiles):
 
     def follow(self, follow: Follow) -> None:
         raise OverflowError("int too large")
-
-
-class Living(Machine):
-    """What a former life started is there still."""
-
-    def is_alive(self, process: Process) -> bool:
-        return not self.fenced
 
 
 async def test_an_error_about_what_is_adopted_fences_that_and_the_agent_lives(

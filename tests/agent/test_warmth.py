@@ -15,14 +15,10 @@ from agent.core.step import step
 from agent.core.warmth import EARLY_MS
 from agent.effects import _lost_a_peer
 from agent.inside import protocol
-from agent.settings import AgentSettings
 from supervisor.contract.desired import Assignment, ClusterSpec, JobPhase, JobSwitch, RoleAddresses
-from supervisor.contract.observed import Exit, ExitReason, Incarnation, NodeResources
+from supervisor.contract.observed import Exit, ExitReason
 from supervisor.contract.timing import FAST
-
-SETTINGS = AgentSettings("n1", "h", "h:1", 20000, 20100, "/locks", FAST, NodeResources(1.0, 1))
-ME = Incarnation("n1", "life1", "boot", FAST.d_ms, "h", "h:1", 20000, 20100, 1, NodeResources(1.0, 1))
-ORDER = Assignment("job", "u", "worker", 0, 1, "p1", "n1", "life1", 1, ("x",), "/")
+from tests.agent.core import ME, ORDER, SETTINGS
 
 
 @dataclass

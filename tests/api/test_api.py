@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import socket
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
 
 import grpc
 import pytest
 
-from supervisor.adapters.files.config import SupervisorConfig, load_supervisor
 from supervisor.api import client as client_module
-from supervisor.api.client import ControlClient
 from supervisor.api.server import serve_api
 from supervisor.contract import codec, keys
 from supervisor.contract.checkpoint import CheckpointRef
-from supervisor.contract.code import CodePart, CodeState
 from supervisor.contract.desired import LeaderRecord
 from supervisor.contract.errors import (
     BadCheckpoint,
@@ -32,7 +28,6 @@ from supervisor.contract.errors import (
     UserError,
 )
 from supervisor.contract.incident import Event
-from supervisor.contract.job.spec import CodeRef
 from supervisor.contract.observed import LINK_PROTOCOL, Beat, BeatAck
 from supervisor.contract.views.checkpoints import (
     AdoptRequest,
@@ -47,140 +42,13 @@ from supervisor.contract.views.jobs import (
     JobRequest,
     SubmitRequest,
 )
-from supervisor.contract.views.nodes import CordonRequest, NodeAnswer, UncordonRequest
 from supervisor.control.decide.snapshot import Snapshot, Versioned
-from supervisor.control.services.checkpoints import CheckpointService
-from supervisor.control.services.jobs import JobService
-from supervisor.control.services.nodes import NodeService
 from supervisor.wire.rpc import Guard, Server, unary
 from supervisor.wire.tfsup_pb2 import Record
+from tests.api.services import FakeCheckpointService, FakeJobService, Place
 from tests.control.world import World
 from tests.support.builders import job_spec
-from tests.support.checkpoint_service import FakeCheckpointService
 from tests.support.etcd_server import free_port
-
-
-@dataclass
-class FakeNodeService(NodeService):
-    """Grants all that is asked about nodes."""
-
-    asked: list[object] = field(default_factory=list)
-
-    async def cordon(self, request: CordonRequest) -> NodeAnswer:
-        self.asked.append(request)
-        return NodeAnswer(request.node, "done")
-
-    async def uncordon(self, request: UncordonRequest) -> NodeAnswer:
-        self.asked.append(request)
-        return NodeAnswer(request.node, "done")
-
-
-@dataclass
-class FakeJobService(JobService):
-    """A leader, or a follower that knows who leads."""
-
-    picture: Snapshot | None = None
-    record: LeaderRecord | None = None
-    error: Exception | None = None
-    asked: list[object] = field(default_factory=list)
-    full: bool = False
-    slow: asyncio.Event | None = None
-    begun: asyncio.Event = field(default_factory=asyncio.Event)
-    checkpoints: CheckpointService = field(default_factory=FakeCheckpointService)
-    nodes: NodeService = field(default_factory=FakeNodeService)
-
-    def snapshot(self) -> Snapshot | None:
-        return self.picture
-
-    def leader(self) -> LeaderRecord | None:
-        return self.record
-
-    def etcd_lines(self) -> tuple[str, ...]:
-        return ("etcd is full",) if self.full else ()
-
-    def stacks_wanted(self, _node: str) -> tuple[str, ...] | None:
-        return () if self.picture is not None else None
-
-    async def submit(self, request: SubmitRequest) -> Accepted:
-        return await self._take(request, request.spec.name)
-
-    async def find_code(self, ref: CodeRef) -> CodeState:
-        self.asked.append(ref)
-        return CodeState(ref.digest, complete=False)
-
-    async def put_code(self, part: CodePart) -> CodeState:
-        self.asked.append(part)
-        return CodeState(part.digest, complete=True)
-
-    async def validate(self, request: SubmitRequest) -> Accepted:
-        return await self._take(request, request.spec.name)
-
-    async def stop(self, job: str, *, save: bool = False) -> Accepted:
-        return await self._take((job, save) if save else job, job)
-
-    async def start(self, job: str) -> Accepted:
-        return await self._take(job, job)
-
-    async def release(self, job: str) -> Accepted:
-        return await self._take(("release", job), job)
-
-    async def delete(self, job: str) -> Accepted:
-        return await self._take(("delete", job), job)
-
-    async def restart(self, job: str, member: str = "", from_ref: CheckpointRef | None = None) -> Accepted:
-        return await self._take((job, member, from_ref), job)
-
-    async def scale(self, job: str, sizes: Mapping[str, int]) -> Accepted:
-        return await self._take((job, sizes), job)
-
-    async def pin(self, job: str, ref: CheckpointRef, *, pinned: bool) -> Accepted:
-        return await self._take((job, ref, pinned), job)
-
-    async def tell_of_certificate(self, holder: str, text: str) -> None:
-        self.asked.append((holder, text))
-
-    async def _take(self, request: object, job: str) -> Accepted:
-        self.begun.set()
-        if self.slow is not None:
-            await self.slow.wait()
-        self.asked.append(request)
-        if self.error is not None:
-            raise self.error
-        return Accepted(job, "done")
-
-
-@dataclass
-class Place:
-    """Serves job services at sockets in a directory, until the test ends."""
-
-    directory: Path
-    stack: AsyncExitStack
-    beats: list[Beat] = field(default_factory=list)
-
-    def address(self, name: str) -> str:
-        return f"unix:{self.directory}/{name}"
-
-    async def serve(self, name: str, service: FakeJobService, **extra: object) -> str:
-        config = self.config(name, **extra)
-        server = await serve_api(service, self.beats.append, config)
-        self.stack.push_async_callback(server.close, 0)
-        return config.listen
-
-    def config(self, name: str, **extra: object) -> SupervisorConfig:
-        body: dict[str, object] = {
-            "id": name,
-            "cluster": "c",
-            "etcd": {"endpoints": ["unix:/none"]},
-            "listen": self.address(name),
-            "state_dir": str(self.directory),
-        }
-        path = self.directory / f"{name}.yaml"
-        path.write_text(json.dumps(body | extra))
-        return load_supervisor(path)
-
-    async def client(self, *addresses: str, token: str = "", deadline_s: float = 3.0) -> ControlClient:
-        client = ControlClient(addresses, Guard(token=token), deadline_s=deadline_s)
-        return await self.stack.enter_async_context(client)
 
 
 @pytest.fixture

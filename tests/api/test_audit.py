@@ -23,7 +23,7 @@ from supervisor.contract.errors import UserError
 from supervisor.contract.observed import LINK_PROTOCOL, Beat
 from supervisor.contract.views.jobs import ExecRequest, SignalRequest, SubmitRequest
 from supervisor.wire.audit import Auditor
-from tests.api.test_access import JOB, NO_TASK, REQUESTS, Doors, ask
+from tests.api.doors import JOB, NO_TASK, REQUESTS, Doors, ask
 from tests.support.builders import job_spec
 from tests.support.sinks import ListSink
 

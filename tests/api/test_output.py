@@ -37,7 +37,7 @@ from supervisor.contract.views.jobs import OutputPlace, TailChunk, TailRequest
 from supervisor.control.decide.plan import put
 from supervisor.control.decide.snapshot import Snapshot
 from supervisor.wire.rpc import Guard
-from tests.api.test_api import FakeJobService
+from tests.api.services import FakeJobService
 from tests.control.world import World
 from tests.support.builders import report
 from tests.support.sinks import ListSink

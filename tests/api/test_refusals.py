@@ -13,7 +13,7 @@ from supervisor.contract.incident import Cause
 from supervisor.contract.job.spec import ContainerSpec, JobSpec, Mount, RestartPolicy, Rule, Strategy, Ulimit
 from supervisor.contract.views.jobs import SubmitRequest
 from supervisor.wire.failures import from_failure, to_failure
-from tests.guarantees.test_job_service import Leader, other
+from tests.control.leader import Leader, other_job
 from tests.support.builders import job_spec, resources, role
 
 
@@ -31,7 +31,7 @@ async def test_the_role_that_asks_too_much_is_named_also_across_the_api() -> Non
 async def test_a_directory_that_is_taken_is_named_as_the_field_that_it_is() -> None:
     leader = Leader()
     with pytest.raises(Conflict) as caught:
-        await leader.job_service.submit(SubmitRequest(other(leader.world.spec.checkpoint.uri)))
+        await leader.job_service.submit(SubmitRequest(other_job(leader.world.spec.checkpoint.uri)))
     assert caught.value.field == ("checkpoint", "uri")
 
 

@@ -25,7 +25,7 @@ from supervisor.contract.incident import Event
 from supervisor.contract.observed import LINK_PROTOCOL, Beat
 from supervisor.control.decide.snapshot import Versioned
 from supervisor.wire.rpc import Guard
-from tests.api.test_api import FakeJobService, Place
+from tests.api.services import FakeJobService, Place
 from tests.control.world import World
 from tests.support.etcd_server import EtcdServer, free_port
 from tests.support.sinks import ListSink

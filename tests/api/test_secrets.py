@@ -24,7 +24,7 @@ from supervisor.contract.observed import LINK_PROTOCOL
 from supervisor.contract.secret import SecretsAnswer, SecretsRequest
 from supervisor.control.decide.plan import put
 from supervisor.wire.rpc import Guard
-from tests.api.test_api import FakeJobService, Place
+from tests.api.services import FakeJobService, Place
 from tests.control.world import World
 from tests.support.builders import job_spec, role
 from tests.support.etcd_server import free_port

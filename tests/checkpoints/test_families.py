@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chaos.bundles import bundle, plain
 from recovery.commit import bundle_outbox
 from recovery.commit.bundle_outbox import CheckpointWatcher
 from recovery.commit.follow import KEPT, Follower
@@ -24,54 +23,10 @@ from recovery.formats import manifest
 from recovery.formats.steps import step_of_save
 from recovery.formats.tf_files import number_of, render_state
 from supervisor.contract.checkpoint import CheckpointRef
-from tests.checkpoints.world import JOB, NODE, QUIET_MS, UINT8, UUID, World
+from tests.checkpoints.saves import below, committed_and_staged, put, taken
+from tests.checkpoints.world import JOB, NODE, QUIET_MS, UUID, World
 
-INT64 = 9
 SUFFIX = "/.ATTRIBUTES/VARIABLE_VALUE"
-
-
-def put(
-    directory: Path, prefix: str, weights: str, *, state: bool = True, counters: dict[str, int] | None = None
-) -> None:
-    """Save as TensorFlow does: the data, the index, then what names it the newest."""
-    tensors = {b"weights": plain(UINT8, [len(weights)], weights.encode())}
-    for name, value in (counters or {}).items():
-        tensors[name.encode()] = plain(INT64, [], value.to_bytes(8, "little"))
-    path = directory / prefix
-    path.parent.mkdir(parents=True, exist_ok=True)
-    for name, data in bundle(path.name, [dict(sorted(tensors.items()))]).items():
-        part = path.parent / f".{name}"
-        part.write_bytes(data)
-        part.rename(path.parent / name)
-    if state:
-        (path.parent / "checkpoint").write_bytes(render_state(path.name))
-
-
-def below(directory: Path) -> dict[str, bytes]:
-    found = (path for path in directory.rglob("*") if path.is_file())
-    return {str(path.relative_to(directory)): path.read_bytes() for path in found}
-
-
-async def taken(watcher: CheckpointWatcher, looks: int = 40) -> TakenCheckpoint:
-    for _ in range(looks):
-        seen = await watcher.look()
-        if isinstance(seen, TakenCheckpoint):
-            return seen
-        assert isinstance(seen, Idle | Unfinished), seen
-    raise AssertionError(f"nothing was taken in {looks} looks")
-
-
-async def committed_and_staged(world: World, watcher: CheckpointWatcher) -> Path:
-    """Commit what a dead program has left, and stage it for the next generation."""
-    await world.put_switch(1)
-    seen = await watcher.look(final=True)
-    assert isinstance(seen, TakenCheckpoint), seen
-    outcome = await world.commit(seen, await world.register())
-    assert isinstance(outcome, Committed)
-    staged = await world.stager().stage_base(outcome.record, 2, "x", QUIET_MS, fresh=True)
-    again = await world.stager().stage_base(outcome.record, 2, "y", QUIET_MS, fresh=True)
-    assert again == staged, "what was staged is exactly the base"
-    return staged.directory
 
 
 @pytest.mark.parametrize(

@@ -22,9 +22,10 @@ from supervisor.contract.codec import encode
 from supervisor.contract.desired import JobPhase, JobSwitch
 from supervisor.contract.errors import NoRoom, OutOfSpace, StoreUnreachable
 from supervisor.contract.ids import TaskId
-from tests.checkpoints.test_saver import Moody, until
+from tests.checkpoints.moody_store import MoodyStore
 from tests.checkpoints.world import JOB, UUID, World, contents, save, snapshot, staged_form
 from tests.support.sinks import ListSink
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.parametrize("store", ["memory"], indirect=True)
 REF = CheckpointRef(1, 10)
@@ -115,7 +116,7 @@ async def test_no_room_in_the_store_for_a_jobs_directory_is_not_this_nodes(
 async def test_of_a_job_that_has_ended_only_an_uncommitted_last_save_stays(
     world: World, tmp_path: Path, gives_up: bool, newest: CheckpointRef | None, stays: bool
 ) -> None:
-    store = Moody()
+    store = MoodyStore()
     await store.prepare()
     world.store = store
     store.error = StoreUnreachable("no answer") if gives_up else None

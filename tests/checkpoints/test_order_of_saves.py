@@ -29,7 +29,7 @@ from recovery.families.families import (
 from recovery.families.watch_rule import FileMark, Idle, Unfinished, Unusable
 from recovery.formats.tf_files import MAX_STEP, FileSet, render_state
 from supervisor.contract.checkpoint import CheckpointRef
-from tests.checkpoints.test_families import committed_and_staged, put, taken
+from tests.checkpoints.saves import committed_and_staged, put, taken
 from tests.checkpoints.world import JOB, NODE, UUID, World
 
 HOUR_NS = 3600 * 10**9

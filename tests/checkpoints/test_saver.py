@@ -14,26 +14,23 @@ import pytest
 
 from agent.checkpoints.local_copies import LocalCopies
 from agent.checkpoints.saver import Saver, SaverSite, Watcher
-from agent.core.instructions import Commit
 from recovery.commit.bundle_outbox import CheckpointWatcher
 from recovery.commit.outbox import OUTBOX, SavingJob, TakenCheckpoint, generation_directory, outbox_directory
 from recovery.commit.plain_outbox import PlainWatcher
 from recovery.commit.stage import BASES
 from recovery.families.watch_rule import Idle, Unfinished, Unusable
-from recovery.stores.memory import MemoryCheckpointStore, Moment
 from supervisor.contract.boundaries import ModifiedAt
 from supervisor.contract.checkpoint import CheckpointRef
 from supervisor.contract.errors import OutOfSpace, Refused, StoreUnreachable, TfSupervisorError
-from supervisor.contract.ids import TaskId
-from tests.checkpoints.world import JOB, NODE, UUID, InlineExecutor, World, save
+from tests.checkpoints.moody_store import MoodyStore
+from tests.checkpoints.world import COMMIT, JOB, NODE, UUID, InlineExecutor, World, save
 from tests.support.clocks import ManualClock
 from tests.support.sinks import ListSink
+from tests.support.waiting import until
 
 P = ParamSpec("P")
 T = TypeVar("T")
-WORKER = TaskId(JOB, "worker", 0)
 WAIT_S = 10
-COMMIT = Commit(JOB, UUID, 1, None, "file:///unused", WORKER)
 
 
 class Commits(ListSink):
@@ -171,38 +168,12 @@ async def test_a_full_disk_is_told_once_and_not_ten_times_a_second(
 # A store that is slow, silent, or full.
 
 
-class Moody(MemoryCheckpointStore):
-    """Answers as it is told to."""
-
-    def __init__(self) -> None:
-        super().__init__(hook=self._answer)
-        self.error: TfSupervisorError | None = None
-        self.go = asyncio.Event()
-        self.go.set()
-        self.uploads = 0
-
-    async def _answer(self, operation: str, path: str, moment: Moment) -> None:
-        if operation == "upload" and moment is Moment.HALF:
-            self.uploads += 1
-            await self.go.wait()
-            if self.error is not None:
-                raise self.error
-
-
 @pytest.fixture
-async def moody(world: World) -> Moody:
-    store = Moody()
+async def moody(world: World) -> MoodyStore:
+    store = MoodyStore()
     await store.prepare()
     world.store = store
     return store
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(WAIT_S):
-        while True:
-            if condition():
-                return
-            await asyncio.sleep(0.01)
 
 
 def _waits_for(saver: Saver, ref: CheckpointRef) -> bool:
@@ -214,7 +185,7 @@ def events(sink: Commits, level: str) -> list[str]:
 
 
 @pytest.fixture
-def steady(moody: Moody, site: SaverSite) -> SaverSite:
+def steady(moody: MoodyStore, site: SaverSite) -> SaverSite:
     return replace(site, store=moody)
 
 
@@ -224,7 +195,7 @@ only_once = pytest.mark.parametrize("store", ["memory"], indirect=True)
 @only_once
 @pytest.mark.parametrize("error", [StoreUnreachable("no answer"), Refused("the quota is used up")])
 async def test_trouble_is_said_twice_however_often_it_is_met(
-    world: World, moody: Moody, steady: SaverSite, sink: Commits, error: TfSupervisorError
+    world: World, moody: MoodyStore, steady: SaverSite, sink: Commits, error: TfSupervisorError
 ) -> None:
     moody.error = error
     saver = Saver(COMMIT, steady)
@@ -247,7 +218,7 @@ async def test_trouble_is_said_twice_however_often_it_is_met(
 
 @only_once
 async def test_a_quota_that_is_reached_leaves_nothing_half_and_nothing_older_goes(
-    world: World, moody: Moody, steady: SaverSite, sink: Commits
+    world: World, moody: MoodyStore, steady: SaverSite, sink: Commits
 ) -> None:
     saver = Saver(COMMIT, steady)
     saver.start()
@@ -263,7 +234,7 @@ async def test_a_quota_that_is_reached_leaves_nothing_half_and_nothing_older_goe
 
 @only_once
 async def test_a_save_whose_copy_is_damaged_while_it_waits_is_told_of_and_taken_anew(
-    tmp_path: Path, moody: Moody, steady: SaverSite, sink: Commits
+    tmp_path: Path, moody: MoodyStore, steady: SaverSite, sink: Commits
 ) -> None:
     parent = tmp_path / UUID
     saver = Saver(COMMIT, replace(steady, parent=parent, copies=LocalCopies(tmp_path)))
@@ -283,7 +254,7 @@ async def test_a_save_whose_copy_is_damaged_while_it_waits_is_told_of_and_taken_
 
 @only_once
 async def test_the_newest_save_wins_and_the_others_are_counted(
-    world: World, moody: Moody, steady: SaverSite, sink: Commits
+    world: World, moody: MoodyStore, steady: SaverSite, sink: Commits
 ) -> None:
     saver = Saver(COMMIT, steady)
     saver.start()
@@ -304,7 +275,7 @@ async def test_the_newest_save_wins_and_the_others_are_counted(
 
 @only_once
 async def test_at_the_end_a_commit_that_moves_gets_more_than_its_time(
-    world: World, moody: Moody, steady: SaverSite, sink: Commits
+    world: World, moody: MoodyStore, steady: SaverSite, sink: Commits
 ) -> None:
     clock = ManualClock()
     saver = Saver(COMMIT, replace(steady, clock=clock))
@@ -355,7 +326,7 @@ async def test_at_the_end_a_save_that_takes_long_to_verify_is_not_given_up(
 @only_once
 @pytest.mark.parametrize("error", [None, StoreUnreachable("no answer")])
 async def test_at_the_end_a_commit_that_stands_still_or_fails_is_given_up(
-    world: World, moody: Moody, steady: SaverSite, sink: Commits, error: TfSupervisorError | None
+    world: World, moody: MoodyStore, steady: SaverSite, sink: Commits, error: TfSupervisorError | None
 ) -> None:
     saver = Saver(COMMIT, steady)
     saver.start()
@@ -381,7 +352,7 @@ async def test_at_the_end_a_commit_that_stands_still_or_fails_is_given_up(
 
 @only_once
 async def test_before_the_agent_ends_what_waits_is_committed(
-    world: World, moody: Moody, steady: SaverSite, sink: Commits
+    world: World, moody: MoodyStore, steady: SaverSite, sink: Commits
 ) -> None:
     saver = Saver(COMMIT, steady)
     saver.start()
@@ -402,7 +373,7 @@ async def test_before_the_agent_ends_what_waits_is_committed(
 
 @only_once
 async def test_what_is_skipped_takes_no_room_however_long_the_store_is_away(
-    tmp_path: Path, moody: Moody, steady: SaverSite
+    tmp_path: Path, moody: MoodyStore, steady: SaverSite
 ) -> None:
     parent = tmp_path / UUID
     saver = Saver(COMMIT, replace(steady, parent=parent, copies=LocalCopies(tmp_path)))

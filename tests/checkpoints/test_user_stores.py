@@ -8,7 +8,6 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import google_crc32c
-import psutil
 import pytest
 
 from recovery.stores import user_stores
@@ -18,6 +17,7 @@ from supervisor.adapters.files.hadoop import HadoopSettings
 from supervisor.adapters.files.store_uri import Scheme, StoreUri
 from supervisor.contract.boundaries import StoredFile
 from supervisor.contract.errors import Conflict, NotFound, OutOfSpace, StoreUnreachable
+from tests.support.users import processes_of_users
 
 DATA = bytes(range(256)) * 9000
 
@@ -27,17 +27,11 @@ async def users() -> AsyncIterator[UserStores]:
     made = UserStores(HadoopSettings())
     yield made
     await made.close()
-    assert not children()
+    assert not processes_of_users()
 
 
 def store(users: UserStores, directory: Path, user: str = "ann") -> UserStore:
     return users.open(StoreUri(Scheme.FILE, "", str(directory), user))
-
-
-def children() -> list[psutil.Process]:
-    """The processes for users, by their command lines."""
-    mine = psutil.Process().children()
-    return [each for each in mine if "recovery.stores.user_process" in each.cmdline()]
 
 
 async def test_a_store_does_all_that_it_does_here_and_tells_how_it_gets_on(
@@ -90,7 +84,7 @@ async def test_each_user_has_a_process_with_that_user_alone(users: UserStores, t
     stores = {name: store(users, tmp_path / name, name) for name in names}
     await asyncio.gather(*(each.prepare() for each in stores.values()))
     await asyncio.gather(*(stores[name].write_bytes(str(n), b"") for n in range(5) for name in names))
-    told = [each.environ() for each in children()]
+    told = [each.environ() for each in processes_of_users()]
     assert sorted((each["HADOOP_PROXY_USER"], each["HADOOP_USER_NAME"]) for each in told) == [
         ("ann", "ann"),
         ("bob", "bob"),
@@ -102,7 +96,7 @@ async def test_a_process_that_dies_fails_its_calls_and_another_serves_the_next(
 ) -> None:
     own = store(users, tmp_path / "store")
     await own.prepare()
-    (process,) = children()
+    (process,) = processes_of_users()
     process.send_signal(signal.SIGSTOP)
     call = asyncio.create_task(own.list(""))
     await asyncio.sleep(0)
@@ -110,7 +104,7 @@ async def test_a_process_that_dies_fails_its_calls_and_another_serves_the_next(
     with pytest.raises(StoreUnreachable, match="as ann has ended"):
         await call
     assert not (await own.list("")).files
-    assert [each.pid for each in children()] != [process.pid]
+    assert [each.pid for each in processes_of_users()] != [process.pid]
 
 
 async def test_a_process_that_is_frozen_is_ended(
@@ -120,7 +114,7 @@ async def test_a_process_that_is_frozen_is_ended(
     await own.prepare()
     monkeypatch.setattr(user_stores, "SILENT_S", 0.5)
     await own.list("")
-    (process,) = children()
+    (process,) = processes_of_users()
     process.send_signal(signal.SIGSTOP)
     with pytest.raises(StoreUnreachable, match="no sign of life"):
         await own.list("")
@@ -132,7 +126,7 @@ async def test_users_beyond_the_bound_wait_for_a_process_without_work(
     monkeypatch.setattr(user_stores, "MOST_USERS", 1)
     ann, bob = store(users, tmp_path / "ann"), store(users, tmp_path / "bob", "bob")
     await ann.prepare()
-    (process,) = children()
+    (process,) = processes_of_users()
     process.send_signal(signal.SIGSTOP)
     anns = asyncio.create_task(ann.list(""))
     await asyncio.sleep(0)
@@ -142,7 +136,7 @@ async def test_users_beyond_the_bound_wait_for_a_process_without_work(
     process.send_signal(signal.SIGCONT)
     await asyncio.gather(anns, bobs)
     await asyncio.to_thread(process.wait, 10)
-    assert [each.cmdline()[-2] for each in children()] == ["bob"]
+    assert [each.cmdline()[-2] for each in processes_of_users()] == ["bob"]
 
 
 async def test_a_process_that_loses_its_place_while_it_starts_ends_all_the_same(
@@ -150,16 +144,16 @@ async def test_a_process_that_loses_its_place_while_it_starts_ends_all_the_same(
 ) -> None:
     monkeypatch.setattr(user_stores, "MOST_USERS", 1)
     anns = asyncio.create_task(store(users, tmp_path / "ann").prepare())
-    found = children()
+    found = processes_of_users()
     for _ in range(100):
         if not found:
             await asyncio.sleep(0)
-            found = children()
+            found = processes_of_users()
     anns.cancel()
     await asyncio.wait({anns})
     await store(users, tmp_path / "bob", "bob").prepare()
     await asyncio.to_thread(found[0].wait, 10)
-    assert [each.cmdline()[-2] for each in children()] == ["bob"]
+    assert [each.cmdline()[-2] for each in processes_of_users()] == ["bob"]
 
 
 async def test_a_process_without_work_ends(
@@ -168,6 +162,6 @@ async def test_a_process_without_work_ends(
     monkeypatch.setattr(user_stores, "IDLE_S", 0.1)
     own = store(users, tmp_path / "store")
     await own.prepare()
-    for process in children():
+    for process in processes_of_users():
         await asyncio.to_thread(process.wait, 10)
     await own.list("")

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ParamSpec, TypeVar
 
+from agent.core.instructions import Commit
 from chaos.bundles import bundle, plain
 from recovery.commit.bundle_outbox import CheckpointWatcher
 from recovery.commit.commit import Committer
@@ -33,6 +34,7 @@ from supervisor.contract.checkpoint import CheckpointRef, CommitHead, CommitReco
 from supervisor.contract.codec import decode, encode
 from supervisor.contract.desired import Closing, JobPhase, JobSwitch
 from supervisor.contract.errors import TfSupervisorError
+from supervisor.contract.ids import TaskId
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -41,6 +43,9 @@ UUID = "5" * 32
 NODE = "n1"
 QUIET_MS = 10_000
 UINT8 = 4
+WORKER = TaskId(JOB, "worker", 0)
+COMMIT = Commit(JOB, UUID, 1, None, "file:///unused", WORKER)
+"""The work of a saver's node in the first generation."""
 
 Point = Callable[[str], None]
 

@@ -14,15 +14,15 @@ import pytest
 from chaos.bundles import bundle, plain
 from supervisor.cli.checkpoints.list import _options_first
 from supervisor.cli.local.cluster import LocalCluster
-from tests.cli.counting import Shell
+from tests.cli.saving import SavingShell
 
 
 @pytest.fixture(scope="module")
-def shell(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shell]:
+def shell(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SavingShell]:
     """A job that has saved a few times and was stopped."""
     directory = tmp_path_factory.mktemp("checkpoints")
     with LocalCluster(directory / "state", nodes=1) as cluster:
-        made = Shell(cluster, directory)
+        made = SavingShell(cluster, directory)
         made("submit", str(made.job))
         made.run_until_saved(3)
         made.stop()
@@ -41,7 +41,7 @@ def test_options_may_stand_on_either_side_of_the_job() -> None:
     assert _options_first([]) == []
 
 
-def test_the_list_tells_what_each_is_and_how_it_was_verified(shell: Shell) -> None:
+def test_the_list_tells_what_each_is_and_how_it_was_verified(shell: SavingShell) -> None:
     found = shell.list()
     assert [each.ref for each in found] == sorted((each.ref for each in found), reverse=True)
     assert {(each.tensors, each.verified, each.pinned) for each in found} == {(2, "size", False)}
@@ -55,7 +55,7 @@ def test_the_list_tells_what_each_is_and_how_it_was_verified(shell: Shell) -> No
     assert "did you mean 'verify'" in shell("checkpoints", "count", "verfy", code=2).stderr
 
 
-def test_a_checkpoint_is_restored_for_tensorflow(shell: Shell, tmp_path: Path) -> None:
+def test_a_checkpoint_is_restored_for_tensorflow(shell: SavingShell, tmp_path: Path) -> None:
     newest = shell.list()[0]
     target = tmp_path / "new" / "here"
     found = shell.json("checkpoints", "count", "restore", str(newest.ref.step), "--to", str(target))
@@ -76,7 +76,7 @@ def test_a_checkpoint_is_restored_for_tensorflow(shell: Shell, tmp_path: Path) -
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
 
 
-def test_a_store_that_this_machine_cannot_reach_is_told_of(shell: Shell, tmp_path: Path) -> None:
+def test_a_store_that_this_machine_cannot_reach_is_told_of(shell: SavingShell, tmp_path: Path) -> None:
     newest = shell.list()[0]
     store = shell.stored(str(newest.ref)).parent
     away = store.rename(store.with_name("away"))
@@ -92,7 +92,7 @@ def test_a_store_that_this_machine_cannot_reach_is_told_of(shell: Shell, tmp_pat
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_damaged_checkpoint_is_neither_restored_nor_left_in_use(shell: Shell, tmp_path: Path) -> None:
+def test_a_damaged_checkpoint_is_neither_restored_nor_left_in_use(shell: SavingShell, tmp_path: Path) -> None:
     oldest = shell.list()[-1]
     data = next(shell.stored(str(oldest.ref)).glob("*.data-*"))
     before = data.read_bytes()
@@ -115,7 +115,7 @@ def test_a_damaged_checkpoint_is_neither_restored_nor_left_in_use(shell: Shell, 
     assert f"checkpoint {oldest.ref} was read back and is whole" in shell("events", "count").stdout
 
 
-def test_a_terminal_shows_how_far_it_is(shell: Shell) -> None:
+def test_a_terminal_shows_how_far_it_is(shell: SavingShell) -> None:
     ours, theirs = pty.openpty()
     try:
         argv = [*shell.argv, "checkpoints", "count", "verify"]
@@ -132,7 +132,7 @@ def test_a_terminal_shows_how_far_it_is(shell: Shell) -> None:
     assert shown.endswith("\r\x1b[K"), "nothing of it is left"
 
 
-def test_what_is_kept_is_told_with_the_reason(shell: Shell) -> None:
+def test_what_is_kept_is_told_with_the_reason(shell: SavingShell) -> None:
     newest = shell.list()[0]
     shell("checkpoints", "count", "pin", str(newest.ref))
     lines = shell("checkpoints", "count", "gc", "--dry-run").stdout.splitlines()
@@ -155,7 +155,7 @@ def test_what_is_kept_is_told_with_the_reason(shell: Shell) -> None:
     ]
 
 
-def test_an_import_is_what_the_job_goes_on_from(shell: Shell, tmp_path: Path) -> None:
+def test_an_import_is_what_the_job_goes_on_from(shell: SavingShell, tmp_path: Path) -> None:
     for name, data in bundle("mine-7000", [{b"w": plain(1, [2], b"12345678")}]).items():
         (tmp_path / name).write_bytes(data)
     found = shell.json("checkpoints", "count", "import", str(tmp_path))
@@ -175,7 +175,7 @@ def test_an_import_is_what_the_job_goes_on_from(shell: Shell, tmp_path: Path) ->
     shell.stop()
 
 
-def test_an_import_that_is_no_checkpoint_is_refused(shell: Shell, tmp_path: Path) -> None:
+def test_an_import_that_is_no_checkpoint_is_refused(shell: SavingShell, tmp_path: Path) -> None:
     def refused(*arguments: str, code: int = 2) -> str:
         return shell("checkpoints", "count", "import", str(tmp_path), *arguments, code=code).stderr
 
@@ -195,7 +195,7 @@ def test_an_import_that_is_no_checkpoint_is_refused(shell: Shell, tmp_path: Path
     assert len(shell.list()) == before
 
 
-def test_a_lost_etcd_is_made_good_from_the_store(shell: Shell) -> None:
+def test_a_lost_etcd_is_made_good_from_the_store(shell: SavingShell) -> None:
     kept = {str(each.ref): each for each in shell.list()}
     shell.lose_etcd()
     said = shell("submit", str(shell.job), code=4).stderr
@@ -219,7 +219,7 @@ def test_a_lost_etcd_is_made_good_from_the_store(shell: Shell) -> None:
     shell.stop()
 
 
-def test_a_job_on_hold_waits_for_its_first_checkpoint(shell: Shell, tmp_path: Path) -> None:
+def test_a_job_on_hold_waits_for_its_first_checkpoint(shell: SavingShell, tmp_path: Path) -> None:
     held = tmp_path / "held.yaml"
     held.write_text(shell.job.read_text().replace("name: count", "name: held"))
     shutil.copy(shell.directory / "count.py", tmp_path)

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -17,23 +14,9 @@ from supervisor.contract import codec
 from supervisor.contract.desired import JobPhase
 from supervisor.contract.errors import UserError
 from supervisor.contract.views.jobs import Accepted, JobView, TaskView
+from tests.cli.shell import ctl
 
 JOB = "name: a\nstrategy: plain\ncommand: [./x]\nroles: {worker: {count: 1}}\n"
-
-
-def ctl(directory: Path, *arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
-    """Run the real program in a directory of its own."""
-    root = str(Path(__file__).resolve().parents[2])
-    clean = {name: value for name, value in os.environ.items() if not name.startswith("TFSUP_")}
-    return subprocess.run(
-        [sys.executable, "-m", "supervisor.cli.main", *arguments],
-        cwd=directory,
-        env=clean | {"PYTHONPATH": root} | env,
-        capture_output=True,
-        text=True,
-        timeout=30,
-        check=False,
-    )
 
 
 def test_help_and_version(tmp_path: Path) -> None:

@@ -5,116 +5,26 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import IO
 
 import pytest
 
 from supervisor.cli.local.cluster import LocalCluster
-
-ROOT = Path(__file__).resolve().parents[2]
-DEADLINE_S = 60.0
-# Counts on from the attempt before, so that a gap in what `tail -f` shows is seen.
-PROGRAM = """
-import os, pathlib, signal, sys, time
-here = pathlib.Path("count")
-n = int(here.read_text()) if here.exists() else 0
-print("secret is", len(os.environ["SECRET"]), flush=True)
-while True:
-    n += 1
-    print("line", n, flush=True)
-    pathlib.Path("new").write_text(str(n))
-    os.replace("new", here)
-    time.sleep(0.02)
-"""
-JOB = """
-name: count
-strategy: plain
-command: [{python}, count.py]
-preload: []
-env: {{SECRET: "no-one-may-see-this"}}
-restart: {{max: 50, backoff: 10ms, backoff_max: 20ms}}
-roles: {{worker: {{count: 1}}}}
-"""
-TASK = "count/worker:0"
-
-
-def until(condition: Callable[[], bool], what: str = "") -> None:
-    deadline = time.monotonic() + DEADLINE_S
-    while not condition():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.05)
-
-
-class Shell:
-    """`supervisorctl` on one cluster."""
-
-    def __init__(self, cluster: LocalCluster) -> None:
-        self.cluster = cluster
-        self.started: list[subprocess.Popen[bytes]] = []
-        self.argv = [sys.executable, "-m", "supervisor.cli.main", "--state", str(cluster.layout.state)]
-        self.env = {n: v for n, v in os.environ.items() if not n.startswith("TFSUP_")} | {
-            "PYTHONPATH": str(ROOT)
-        }
-
-    def __call__(self, *arguments: str, code: int = 0) -> subprocess.CompletedProcess[str]:
-        done = subprocess.run(
-            [*self.argv, *arguments], env=self.env, capture_output=True, text=True, timeout=60, check=False
-        )
-        assert done.returncode == code, (done.returncode, done.stdout, done.stderr)
-        return done
-
-    def json(self, *arguments: str, code: int = 0) -> dict[str, object]:
-        found = json.loads(self("--output", "json", *arguments, code=code).stdout)
-        assert isinstance(found, dict)
-        return found
-
-    def start(self, *arguments: str, out: IO[bytes], err: IO[bytes]) -> subprocess.Popen[bytes]:
-        self.started.append(subprocess.Popen([*self.argv, *arguments], env=self.env, stdout=out, stderr=err))
-        return self.started[-1]
-
-    def leader(self) -> str:
-        supervisors = self.json("status")["supervisors"]
-        assert isinstance(supervisors, list)
-        return str(supervisors[0]["supervisor"])
-
-    def job(self) -> dict[str, object]:
-        jobs = self.json("status", "count")["jobs"]
-        assert isinstance(jobs, list)
-        assert isinstance(jobs[0], dict)
-        return jobs[0]
-
-    def task(self) -> dict[str, object]:
-        tasks = self.job()["tasks"]
-        assert isinstance(tasks, list)
-        found = tasks[0]
-        assert isinstance(found, dict)
-        return found
-
-    def answers(self) -> bool:
-        """Whether the agent of the task is there, which it is not for a moment after its death."""
-        argv = [*self.argv, "exec", TASK, "--", "true"]
-        return (
-            subprocess.run(argv, env=self.env, capture_output=True, timeout=60, check=False).returncode == 0
-        )
-
-    def attempt_pid(self) -> int:
-        task = self.task()
-        return int(str(task["pid"])) if task["state"] == "running" else 0
+from tests.cli.printing import JOB, PROGRAM, TASK, PrintingShell
+from tests.support.waiting import wait_until
 
 
 @pytest.fixture(scope="module")
-def shell(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shell]:
+def shell(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PrintingShell]:
     directory = tmp_path_factory.mktemp("control")
     with LocalCluster(directory / "state", nodes=2) as cluster:
-        made = Shell(cluster)
+        made = PrintingShell(cluster)
         (directory / "count.py").write_text(PROGRAM)
         (directory / "job.yaml").write_text(JOB.format(python=sys.executable))
         made("submit", str(directory / "job.yaml"))
@@ -125,7 +35,7 @@ def shell(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shell]:
             process.wait()
 
 
-def test_a_command_runs_in_the_tasks_surroundings(shell: Shell) -> None:
+def test_a_command_runs_in_the_tasks_surroundings(shell: PrintingShell) -> None:
     script = "import os; print(os.getcwd(), os.environ['TFSUP_TASK'], len(os.environ['SECRET']))"
     done = shell("exec", TASK, "--", sys.executable, "-c", script)
     directory = shell.cluster.layout.state.parent
@@ -137,7 +47,9 @@ def test_a_command_runs_in_the_tasks_surroundings(shell: Shell) -> None:
     assert "1 to" not in shell("exec", "count/worker:1", "--", "true", code=3).stderr
 
 
-def test_a_command_dies_with_its_time_its_caller_its_agent_and_its_task(shell: Shell, tmp_path: Path) -> None:
+def test_a_command_dies_with_its_time_its_caller_its_agent_and_its_task(
+    shell: PrintingShell, tmp_path: Path
+) -> None:
     marks = {name: tmp_path / name for name in ("time", "caller", "agent", "task")}
     # A grandchild in a session of its own must go as well.
     script = "echo $$ > {0}.1; setsid sleep 300 & echo $! > {0}.2; sleep 300"
@@ -158,42 +70,42 @@ def test_a_command_dies_with_its_time_its_caller_its_agent_and_its_task(shell: S
     started = time.monotonic()
     shell("exec", "--timeout", "1", TASK, "--", "sh", "-c", script.format(marks["time"]), code=124)
     assert time.monotonic() - started < 50
-    until(lambda: gone(marks["time"]))
+    wait_until(lambda: gone(marks["time"]))
     for end, code in (("caller", -signal.SIGKILL), ("agent", 5), ("task", 125)):
         mark = marks[end]
-        until(shell.answers)
+        wait_until(shell.answers)
         with (tmp_path / "out").open("wb") as out:
             running = shell.start("exec", TASK, "--", "sh", "-c", script.format(mark), out=out, err=out)
-            until(partial(started_both, mark))
+            wait_until(partial(started_both, mark))
             if end == "caller":
                 running.kill()
             elif end == "agent":
                 shell.cluster.kill_member(str(shell.task()["node"]).replace("node", "agent"))
             else:
                 os.kill(shell.attempt_pid(), signal.SIGKILL)
-            until(partial(gone, mark))
+            wait_until(partial(gone, mark))
             assert running.wait(30) == code
-    until(lambda: shell.attempt_pid() > 0)
+    wait_until(lambda: shell.attempt_pid() > 0)
 
 
-def test_a_signal_reaches_the_task_and_its_end_names_the_operator(shell: Shell) -> None:
-    until(lambda: shell.attempt_pid() > 0)
+def test_a_signal_reaches_the_task_and_its_end_names_the_operator(shell: PrintingShell) -> None:
+    wait_until(lambda: shell.attempt_pid() > 0)
     before = shell.attempt_pid()
     assert "there is no signal 'NONSENSE'" in shell("signal", TASK, "NONSENSE", code=2).stderr
     assert "there is no signal '0'" in shell("signal", TASK, "0", code=2).stderr
     assert "no task count/worker:9" in shell("signal", "count/worker:9", "TERM", code=3).stderr
     assert f"pid {before}" in str(shell.json("signal", TASK, "sigterm")["detail"])
-    until(lambda: shell.attempt_pid() not in (0, before))
+    wait_until(lambda: shell.attempt_pid() not in (0, before))
 
     def told() -> bool:
         incidents = shell.json("explain", "count")["incidents"]
         assert isinstance(incidents, list)
         return any("an operator sent SIGTERM" in str(incident["detail"]) for incident in incidents)
 
-    until(told)
+    wait_until(told)
 
 
-def test_tail_misses_nothing_across_everything_that_dies(shell: Shell, tmp_path: Path) -> None:
+def test_tail_misses_nothing_across_everything_that_dies(shell: PrintingShell, tmp_path: Path) -> None:
     shown, said = tmp_path / "shown", tmp_path / "said"
     events, events_said = tmp_path / "events", tmp_path / "events_said"
 
@@ -204,7 +116,7 @@ def test_tail_misses_nothing_across_everything_that_dies(shell: Shell, tmp_path:
 
     def goes_on() -> None:
         before = newest()
-        until(lambda: newest() > before + 20)
+        wait_until(lambda: newest() > before + 20)
 
     with (
         shown.open("wb") as out,
@@ -216,7 +128,7 @@ def test_tail_misses_nothing_across_everything_that_dies(shell: Shell, tmp_path:
             "events", "-f", "-n", "2000", "--output", "json", out=events_out, err=events_err
         )
         running = shell.start("tail", "-f", "-c", "0", TASK, out=out, err=err)
-        until(lambda: newest() > 0)
+        wait_until(lambda: newest() > 0)
         os.kill(shell.attempt_pid(), signal.SIGKILL)
         goes_on()
         shell.cluster.kill_member(shell.leader())
@@ -226,7 +138,7 @@ def test_tail_misses_nothing_across_everything_that_dies(shell: Shell, tmp_path:
         goes_on()
         for member in ("supervisor-0", "supervisor-1"):
             shell.cluster.stop_member(member, signal.SIGKILL)
-        until(lambda: "waiting for the cluster" in said.read_text())
+        wait_until(lambda: "waiting for the cluster" in said.read_text())
         for member in ("supervisor-0", "supervisor-1"):
             shell.cluster.start_member(member)
         goes_on()
@@ -235,14 +147,16 @@ def test_tail_misses_nothing_across_everything_that_dies(shell: Shell, tmp_path:
         shell.cluster.kill_member(frozen, signal.SIGSTOP)
         try:
             before = newest()
-            until(lambda: str(shell.task()["node"]).replace("node", "agent") != frozen)
-            until(lambda: newest() > before + 20)
+            wait_until(lambda: str(shell.task()["node"]).replace("node", "agent") != frozen)
+            wait_until(lambda: newest() > before + 20)
         finally:
             shell.cluster.kill_member(frozen, signal.SIGCONT)
         everything = shell.json("events", "-n", "2000")["events"]
         assert isinstance(everything, list)
         serials = [event["serial"] for event in everything]
-        until(lambda: [json.loads(line)["serial"] for line in events.read_text().splitlines()] >= serials)
+        wait_until(
+            lambda: [json.loads(line)["serial"] for line in events.read_text().splitlines()] >= serials
+        )
         for process in (running, listening):
             process.send_signal(signal.SIGINT)
             assert process.wait(30) == 130
@@ -262,14 +176,14 @@ def test_tail_misses_nothing_across_everything_that_dies(shell: Shell, tmp_path:
     assert len(gaps) <= len(notes), (gaps, notes)
 
 
-def test_tail_shows_every_attempt_with_its_name_and_no_secret(shell: Shell) -> None:
+def test_tail_shows_every_attempt_with_its_name_and_no_secret(shell: PrintingShell) -> None:
     done = shell("tail", TASK)
     heads = [line for line in done.stderr.splitlines() if line.startswith("==> ")]
     assert len(heads) >= 3
     assert "no-one-may-see" not in done.stdout + done.stderr + shell("events").stdout
 
 
-def test_what_no_node_can_give_is_refused_with_its_line(shell: Shell, tmp_path: Path) -> None:
+def test_what_no_node_can_give_is_refused_with_its_line(shell: PrintingShell, tmp_path: Path) -> None:
     (tmp_path / "big.yaml").write_text(
         "name: big\nstrategy: plain\ncommand: [./x]\nroles:\n  small: {count: 1}\n"
         "  large:\n    count: 1\n    resources: {gpus: 64}\n"
@@ -284,7 +198,7 @@ def test_what_no_node_can_give_is_refused_with_its_line(shell: Shell, tmp_path: 
     )
 
 
-def test_start_after_stop(shell: Shell) -> None:
+def test_start_after_stop(shell: PrintingShell) -> None:
     shell("stop", "--save", "count")
     shell("wait", "count", "--for", "stopped", "--timeout", "60")
     assert "does not run at the moment" in shell("signal", TASK, "TERM", code=3).stderr
@@ -295,7 +209,7 @@ def test_start_after_stop(shell: Shell) -> None:
     shell("wait", "count", "--for", "running", "--timeout", "60")
 
 
-def test_a_deleted_job_is_gone_and_its_name_is_free(shell: Shell) -> None:
+def test_a_deleted_job_is_gone_and_its_name_is_free(shell: PrintingShell) -> None:
     pid, before = shell.attempt_pid(), shell.job()
     here = shell.cluster.layout.state / "tasks" / str(before["uuid"])
     assert here.exists()
@@ -304,7 +218,7 @@ def test_a_deleted_job_is_gone_and_its_name_is_free(shell: Shell) -> None:
     assert not Path(f"/proc/{pid}").exists()
     assert "no job 'count'" in shell("status", "count", code=3).stderr
     assert "no job 'count'" in shell("delete", "--yes", "count", code=3).stderr
-    until(lambda: not here.exists(), "its directories go")
+    wait_until(lambda: not here.exists(), "its directories go")
     shell("submit", str(shell.cluster.layout.state.parent / "job.yaml"))
     shell("wait", "count", "--for", "running", "--timeout", "60")
     assert int(str(shell.job()["generation"])) > int(str(before["generation"]))

@@ -16,7 +16,7 @@ from supervisor.cli.jobs.draft import Draft, draft, text_of
 from supervisor.cli.jobs.program_facts import PlaceKind, facts_of, modules_imported
 from supervisor.contract.job.placeholders import fill
 from supervisor.contract.job.spec import JobSpec
-from tests.cli.test_commands import ctl
+from tests.cli.shell import ctl
 
 TF1 = """
 import tensorflow.compat.v1 as tf

@@ -27,7 +27,7 @@ from supervisor.adapters.files.yaml_file import Strict
 from supervisor.contract.errors import TfSupervisorError, UserError
 from supervisor.contract.job.container import objections
 from supervisor.contract.job.spec import ContainerSpec, JobSpec, Mount, Packing, Pull, Resources, Ulimit
-from tests.cli.test_commands import ctl
+from tests.cli.shell import ctl
 
 HEAD = "name: a\nstrategy: plain\ncommand: [python, x.py]\n"
 ROLES = "roles: {worker: {count: 1}}\n"

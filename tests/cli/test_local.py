@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,15 +14,7 @@ from supervisor.cli.local import processes
 from supervisor.cli.local.cluster import LocalCluster
 from supervisor.cli.local.layout import Layout, LocalSettings
 from supervisor.contract.errors import Conflict, NotFound
-
-DEADLINE_S = 40.0
-
-
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + DEADLINE_S
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+from tests.support.waiting import wait_until
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +47,7 @@ def test_a_second_cluster_in_the_same_directory_is_a_conflict(cluster: LocalClus
 def test_a_member_that_dies_is_started_again(cluster: LocalCluster, name: str) -> None:
     before = cluster.member(name)
     cluster.kill_member(name)
-    until(lambda: cluster.member(name).pid not in (0, before.pid))
+    wait_until(lambda: cluster.member(name).pid not in (0, before.pid))
     after = cluster.member(name)
     assert after.restarts == before.restarts + 1
     assert after.last_exit == "signal 9"
@@ -76,7 +67,7 @@ def test_nothing_outlives_a_keeper_that_is_killed_and_the_directory_can_be_used_
     status = cluster.up()
     pids = [member.pid for member in status.members]
     os.kill(status.keeper_pid, signal.SIGKILL)
-    until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids))
+    wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids))
     assert not cluster.status().running
     again = cluster.up()
     assert all(member.pid not in pids for member in again.members)

@@ -10,22 +10,23 @@ from pathlib import Path
 import pytest
 
 from supervisor.cli.local.cluster import LocalCluster
-from tests.cli.counting import Shell, until
+from tests.cli.saving import SavingShell
+from tests.support.waiting import wait_until
 
 AGENTS, SUPERVISORS = ("agent-0", "agent-1"), ("supervisor-0", "supervisor-1")
 
 
 @pytest.fixture
-def shell(tmp_path: Path) -> Iterator[Shell]:
+def shell(tmp_path: Path) -> Iterator[SavingShell]:
     """A job that runs and has saved."""
     with LocalCluster(tmp_path / "state", nodes=len(AGENTS), supervisors=len(SUPERVISORS)) as cluster:
-        made = Shell(cluster, tmp_path)
+        made = SavingShell(cluster, tmp_path)
         made("submit", str(made.job))
         made.run_until_saved(2)
         yield made
 
 
-def task_pid(shell: Shell) -> int:
+def task_pid(shell: SavingShell) -> int:
     """Of the job's only task."""
     jobs = shell.json("status", "count")["jobs"]
     assert isinstance(jobs, list)
@@ -33,7 +34,7 @@ def task_pid(shell: Shell) -> int:
     return int(task["pid"])
 
 
-def nodes(shell: Shell) -> int:
+def nodes(shell: SavingShell) -> int:
     """How many are there."""
     found = shell.json("nodes")["nodes"]
     assert isinstance(found, list)
@@ -56,10 +57,10 @@ def change_data(cluster: LocalCluster, backup: Path | None = None) -> None:
         cluster.start_member(name)
 
 
-def take_up(shell: Shell) -> str:
+def take_up(shell: SavingShell) -> str:
     """What docs/checkpoints.md tells to do then; returns the newest checkpoint."""
-    until(partial(shell.works, "nodes"), "a leader")
-    until(lambda: nodes(shell) == len(AGENTS), "the nodes to be back")
+    wait_until(partial(shell.works, "nodes"), "a leader")
+    wait_until(lambda: nodes(shell) == len(AGENTS), "the nodes to be back")
     shell("submit", "--resume", str(shell.job))
     shell("checkpoints", "count", "rebuild")
     newest = str(shell.list()[0].ref)
@@ -88,11 +89,11 @@ def is_gone(pid: int) -> bool:
         return True
 
 
-def test_what_ran_is_ended_by_agents_that_stay_and_the_job_goes_on(shell: Shell) -> None:
+def test_what_ran_is_ended_by_agents_that_stay_and_the_job_goes_on(shell: SavingShell) -> None:
     cluster, pid = shell.cluster, task_pid(shell)
     agents = {name: cluster.member(name).pid for name in AGENTS}
     change_data(cluster)
-    until(lambda: is_gone(pid), "what ran under the lost etcd to end")
+    wait_until(lambda: is_gone(pid), "what ran under the lost etcd to end")
     newest = take_up(shell)
     assert {name: cluster.member(name).pid for name in AGENTS} == agents
     assert 1 in {each.ref.generation for each in shell.list()}, "what was committed is recorded again"
@@ -101,17 +102,21 @@ def test_what_ran_is_ended_by_agents_that_stay_and_the_job_goes_on(shell: Shell)
     assert "etcd was begun anew: this is another cluster" in said_by(cluster, "agent-")
 
 
-def test_an_old_snapshot_is_refused_until_an_empty_etcd_takes_its_place(shell: Shell, tmp_path: Path) -> None:
+def test_an_old_snapshot_is_refused_until_an_empty_etcd_takes_its_place(
+    shell: SavingShell, tmp_path: Path
+) -> None:
     cluster, backup = shell.cluster, tmp_path / "backup"
     cluster.stop_member("etcd")
     shutil.copytree(data_of(cluster), backup)
     cluster.start_member("etcd")
-    until(partial(shell.works, "restart", "count"), "etcd to be back")
-    until(lambda: max(each.ref.generation for each in shell.list()) > 1, "what the copy knows nothing of")
+    wait_until(partial(shell.works, "restart", "count"), "etcd to be back")
+    wait_until(
+        lambda: max(each.ref.generation for each in shell.list()) > 1, "what the copy knows nothing of"
+    )
     pid = task_pid(shell)
     change_data(cluster, backup)
-    until(lambda: all(map(partial(refused, cluster), SUPERVISORS)), "both supervisors to refuse")
-    until(lambda: is_gone(pid), "what ran under the lost etcd to end")
+    wait_until(lambda: all(map(partial(refused, cluster), SUPERVISORS)), "both supervisors to refuse")
+    wait_until(lambda: is_gone(pid), "what ran under the lost etcd to end")
     assert "etcd lacks what it had" in said_by(cluster, "agent-")
     assert "no leading supervisor answered" in shell("status", code=5).stderr
     change_data(cluster)

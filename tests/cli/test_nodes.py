@@ -9,38 +9,39 @@ from pathlib import Path
 import pytest
 
 from supervisor.cli.local.cluster import LocalCluster
-from tests.cli.test_control import JOB, PROGRAM, TASK, Shell, until
+from tests.cli.printing import JOB, PROGRAM, TASK, PrintingShell
+from tests.support.waiting import wait_until
 
 
 @pytest.fixture
-def shell(tmp_path: Path) -> Iterator[Shell]:
+def shell(tmp_path: Path) -> Iterator[PrintingShell]:
     with LocalCluster(tmp_path / "state", nodes=2, supervisors=1) as cluster:
-        found = Shell(cluster)
+        found = PrintingShell(cluster)
         (tmp_path / "count.py").write_text(PROGRAM)
         (tmp_path / "job.yaml").write_text(JOB.format(python=sys.executable))
         found("submit", str(tmp_path / "job.yaml"))
-        until(lambda: found.attempt_pid() > 0, "the task runs")
+        wait_until(lambda: found.attempt_pid() > 0, "the task runs")
         yield found
 
 
-def node_of(shell: Shell) -> str:
+def node_of(shell: PrintingShell) -> str:
     return str(shell.task()["node"])
 
 
-def states(shell: Shell) -> dict[str, str]:
+def states(shell: PrintingShell) -> dict[str, str]:
     nodes = shell.json("nodes")["nodes"]
     assert isinstance(nodes, list)
     return {str(node["node"]): str(node["state"]) for node in nodes}
 
 
-def test_a_node_is_drained_and_given_back(shell: Shell) -> None:
+def test_a_node_is_drained_and_given_back(shell: PrintingShell) -> None:
     first = node_of(shell)
     assert "it gets no new task; its tasks stay" in shell("cordon", first, "--reason", "new fans").stdout
     assert states(shell)[first] == "cordoned"
     assert "new fans" in shell("nodes").stdout
     done = shell("drain", first, "--timeout", "60")
     assert f"{first}: nothing runs there any more" in done.stdout
-    until(lambda: shell.attempt_pid() > 0, "it runs again")
+    wait_until(lambda: shell.attempt_pid() > 0, "it runs again")
     second = node_of(shell)
     assert second != first
     assert states(shell) == {first: "drained", second: "ready"}
@@ -52,7 +53,7 @@ def test_a_node_is_drained_and_given_back(shell: Shell) -> None:
     assert shell.attempt_pid() > 0, "it runs on until there is room"
     assert f"{first}: it takes tasks again" in shell("uncordon", first).stdout
     shell("drain", second, "--timeout", "60")
-    until(lambda: shell.attempt_pid() > 0 and node_of(shell) == first, "it moved back")
+    wait_until(lambda: shell.attempt_pid() > 0 and node_of(shell) == first, "it moved back")
 
     shell("uncordon", second)
     assert states(shell) == {first: "ready", second: "ready"}

@@ -26,7 +26,8 @@ from supervisor.cli.local.cluster import LocalCluster
 from supervisor.cli.local.layout import Layout, LocalDocker, LocalMount
 from supervisor.contract.errors import TfSupervisorError
 from supervisor.contract.views.jobs import ExecChunk, ExecRequest, SubmitRequest, TailChunk, TailRequest
-from tests.cli.test_control import Shell, until
+from tests.cli.printing import PrintingShell
+from tests.support.waiting import wait_until
 
 T = TypeVar("T")
 
@@ -67,7 +68,7 @@ class Place:
 
     root: Path
     cluster: LocalCluster
-    shell: Shell
+    shell: PrintingShell
     dockerd: Dockerd | None
 
     def add_the_one_of_a_command(self) -> None:
@@ -94,7 +95,7 @@ class Place:
 
     def wait_printed(self, text: str) -> None:
         for role in ("warm", "cold"):
-            until(partial(self._has_printed, role, text), f"{role} prints {text!r}")
+            wait_until(partial(self._has_printed, role, text), f"{role} prints {text!r}")
 
     def _has_printed(self, role: str, text: str) -> bool:
         return text in self.printed(role)
@@ -157,7 +158,7 @@ def place(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
     cluster = LocalCluster(tmp_path / "state", nodes=1, profile="default", docker=docker)
     cluster.secrets = {"token": str(tmp_path / "token")}
     with cluster:
-        yield Place(tmp_path, cluster, Shell(cluster), dockerd)
+        yield Place(tmp_path, cluster, PrintingShell(cluster), dockerd)
 
 
 def found_in_files(root: Path) -> list[str]:
@@ -183,7 +184,7 @@ def test_a_secret_is_where_its_program_is_and_nowhere_else(place: Place) -> None
     refused = shell("validate", place.job, code=2).stderr
     assert "job.yaml:8: roles.warm.env.KEY: there is no secret 'key'; an operator adds it to" in refused
     place.add_the_one_of_a_command()
-    until(place.validates, "it is read again")
+    wait_until(place.validates, "it is read again")
     shell("submit", place.job)
     place.wait_printed(f"digest {DIGEST}")
     place.wait_printed("token ***\n***\n")
@@ -197,7 +198,7 @@ def test_a_secret_is_where_its_program_is_and_nowhere_else(place: Place) -> None
         assert not any(value in text for value in VALUES for text in told)
     place.check_command(pids["cold:0"])
     place.cluster.kill_member("agent-0")
-    until(place.serves, "a successor serves")
+    wait_until(place.serves, "a successor serves")
     assert place.pids() == pids, "and has adopted them"
     place.check_command(pids["cold:0"])
     (place.root / "job" / "go").touch()

@@ -13,7 +13,8 @@ import pytest
 from supervisor.cli.local.cluster import LocalCluster
 from supervisor.cli.local.layout import LocalDocker, LocalSettings
 from supervisor.contract.errors import UserError
-from tests.cli.counting import Shell, until
+from tests.cli.saving import SavingShell
+from tests.support.waiting import wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
 WRITES = """
@@ -34,21 +35,21 @@ roles: {{worker: {{count: 2, resources: {{cpus: {cpus}}}}}}}
 
 
 @pytest.fixture(scope="module")
-def shell(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shell]:
+def shell(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SavingShell]:
     directory = tmp_path_factory.mktemp("separate")
     with LocalCluster(directory / "state", nodes=2, supervisors=1, separate=True) as cluster:
         (directory / "writes.py").write_text(WRITES)
-        yield Shell(cluster, directory)
+        yield SavingShell(cluster, directory)
 
 
-def submit(shell: Shell, name: str, cpus: int) -> None:
+def submit(shell: SavingShell, name: str, cpus: int) -> None:
     """One task on each node, that asks for so much of it."""
     job = shell.directory / f"{name}.yaml"
     job.write_text(JOB.format(name=name, python=sys.executable, cpus=cpus))
     shell("submit", str(job))
 
 
-def files(shell: Shell, job: str, above: int = 0) -> dict[str, str]:
+def files(shell: SavingShell, job: str, above: int = 0) -> dict[str, str]:
     """What its tasks wrote in the generation in force, if that is above the given one, by their agents."""
     (found,) = _jobs(shell, job)
     below = shell.cluster.layout.state / "separate"
@@ -58,7 +59,7 @@ def files(shell: Shell, job: str, above: int = 0) -> dict[str, str]:
     return {path.relative_to(below).parts[0]: path.read_text() for path in written}
 
 
-def node(shell: Shell, name: str) -> dict[str, object]:
+def node(shell: SavingShell, name: str) -> dict[str, object]:
     """A node as `nodes` lists it."""
     nodes = shell.json("nodes")["nodes"]
     assert isinstance(nodes, list)
@@ -67,30 +68,30 @@ def node(shell: Shell, name: str) -> dict[str, object]:
     return found
 
 
-def _jobs(shell: Shell, job: str) -> list[dict[str, object]]:
+def _jobs(shell: SavingShell, job: str) -> list[dict[str, object]]:
     jobs = shell.json("status", job)["jobs"]
     assert isinstance(jobs, list)
     return jobs
 
 
-def test_each_node_has_a_directory_of_its_own_at_the_same_path(shell: Shell) -> None:
+def test_each_node_has_a_directory_of_its_own_at_the_same_path(shell: SavingShell) -> None:
     submit(shell, "apart", os.cpu_count() or 1)
     shell("wait", "apart", "--for", "running", "--timeout", "60")
-    until(lambda: len(files(shell, "apart")) == 2, "the files of both tasks")
+    wait_until(lambda: len(files(shell, "apart")) == 2, "the files of both tasks")
     (shown,) = set(files(shell, "apart").values())
     assert shown.startswith(str(shell.cluster.layout.tasks))
     assert not list(shell.cluster.layout.tasks.iterdir()), "nobody outside sees what is there"
     # An agent that is started again finds its node's directory.
     life = node(shell, "node-0")["incarnation"]
     shell.cluster.kill_member("agent-0")
-    until(lambda: node(shell, "node-0")["incarnation"] not in ("", life), "its restart")
+    wait_until(lambda: node(shell, "node-0")["incarnation"] not in ("", life), "its restart")
     shell("restart", "apart")
-    until(lambda: len(files(shell, "apart", above=1)) == 2, "the files of a later generation")
+    wait_until(lambda: len(files(shell, "apart", above=1)) == 2, "the files of a later generation")
     shell("stop", "apart")
     shell("wait", "apart", "--for", "ended", "--timeout", "60")
 
 
-def test_of_two_jobs_that_wait_for_all_cpus_one_starts_when_there_is_room(shell: Shell) -> None:
+def test_of_two_jobs_that_wait_for_all_cpus_one_starts_when_there_is_room(shell: SavingShell) -> None:
     """Before, both were placed in one look, and each node ran twice what it has."""
     all_cpus = os.cpu_count() or 1
     submit(shell, "fills", all_cpus)
@@ -121,7 +122,7 @@ def test_a_job_whose_servers_write_their_own_shards_is_refused_at_its_first_save
     (tmp_path / "train.py").write_text((example / "train.py").read_text())
     (tmp_path / "shards.yaml").write_text(job)
     with LocalCluster(tmp_path / "state", nodes=3, supervisors=1, separate=True) as cluster:
-        shell = Shell(cluster, tmp_path)
+        shell = SavingShell(cluster, tmp_path)
         shell("submit", str(tmp_path / "shards.yaml"))
         ended = subprocess.run(
             [*shell.argv, "wait", "digits_shards", "--for", "ended", "--timeout", "240"],

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import base64
-import hashlib
-import random
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -21,12 +19,7 @@ from supervisor.control.decide.plan import put
 from supervisor.control.services import code_uploads
 from supervisor.control.services.code_uploads import CodeUploads
 from tests.control.world import World
-from tests.support.builders import job_spec
-
-
-def archive(size: int, seed: int = 1) -> tuple[CodeRef, bytes]:
-    data = random.Random(seed).randbytes(size)
-    return CodeRef(hashlib.sha256(data).hexdigest(), size), data
+from tests.support.builders import code_archive, job_spec
 
 
 def part(ref: CodeRef, data: bytes, index: int) -> CodePart:
@@ -64,7 +57,7 @@ class Leader:
 
 async def test_it_is_complete_with_its_last_chunk_and_not_before() -> None:
     leader = Leader()
-    ref, data = archive(2 * CHUNK_BYTES + 5)
+    ref, data = code_archive(2 * CHUNK_BYTES + 5)
     assert not (await leader.uploads.find(ref)).complete
     assert not await leader.upload(ref, data, 0, 1)
     assert leader.record(ref) == ShippedCode(ref.digest, ref.size)
@@ -79,14 +72,14 @@ async def test_it_is_complete_with_its_last_chunk_and_not_before() -> None:
 
 async def test_every_call_may_be_repeated() -> None:
     leader = Leader()
-    ref, data = archive(CHUNK_BYTES + 1)
+    ref, data = code_archive(CHUNK_BYTES + 1)
     assert await leader.upload(ref, data, 0, 0, 1, 1, 0)
     assert leader.chunks(ref) == 2
 
 
 async def test_what_is_not_whole_is_never_complete() -> None:
     leader = Leader()
-    ref, data = archive(2 * CHUNK_BYTES)
+    ref, data = code_archive(2 * CHUNK_BYTES)
     with pytest.raises(Conflict, match=r"chunk 0 of code .* has not arrived"):
         await leader.upload(ref, data, 1)
     other = bytes(len(data))
@@ -113,7 +106,7 @@ async def test_a_part_that_contradicts_itself_is_refused(
     change: Callable[[CodePart], CodePart], told: str
 ) -> None:
     leader = Leader()
-    ref, data = archive(100)
+    ref, data = code_archive(100)
     with pytest.raises(UserError, match=told):
         await leader.uploads.put(change(part(ref, data, 0)))
     assert leader.record(ref) is None
@@ -121,7 +114,7 @@ async def test_a_part_that_contradicts_itself_is_refused(
 
 async def test_a_deposed_leader_writes_nothing() -> None:
     leader = Leader()
-    ref, data = archive(100)
+    ref, data = code_archive(100)
     leader.world.write(Delete(leader.world.snapshot().token.key))
     with pytest.raises(Unreachable):
         await leader.upload(ref, data, 0)
@@ -132,7 +125,7 @@ async def test_a_deposed_leader_writes_nothing() -> None:
 async def test_an_answer_that_was_lost_is_asked_for_again() -> None:
     faults = iter([Fault.LOST_REPLY, None, Fault.LOST_REQUEST, Fault.LOST_REPLY])
     leader = Leader(lambda call: next(faults, None) if call == "txn" else None)
-    ref, data = archive(100)
+    ref, data = code_archive(100)
     assert await leader.upload(ref, data, 0)
 
 
@@ -140,15 +133,15 @@ async def test_the_cluster_holds_so_much_and_no_more(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(code_uploads, "MAX_ALL_BYTES", 250)
     leader = Leader()
     for seed in (1, 2):
-        assert await leader.upload(*archive(100, seed), 0)
+        assert await leader.upload(*code_archive(100, seed), 0)
     with pytest.raises(CoordinationFull, match=r"ship less with code\.exclude"):
-        await leader.upload(*archive(100, 3), 0)
+        await leader.upload(*code_archive(100, 3), 0)
 
 
 async def test_what_no_job_needs_goes_after_a_while_half_uploads_too() -> None:
     leader = Leader()
-    whole, data = archive(100)
-    half, more = archive(2 * CHUNK_BYTES)
+    whole, data = code_archive(100)
+    half, more = code_archive(2 * CHUNK_BYTES)
     await leader.upload(whole, data, 0)
     await leader.upload(half, more, 0)
     assert leader.tidy() == []
@@ -162,8 +155,8 @@ async def test_what_no_job_needs_goes_after_a_while_half_uploads_too() -> None:
 
 
 async def test_what_a_job_or_a_plan_names_stays() -> None:
-    first, second = archive(100, 1), archive(100, 2)
-    third = archive(100, 3)
+    first, second = code_archive(100, 1), code_archive(100, 2)
+    third = code_archive(100, 3)
     leader = Leader(spec=replace(job_spec(), code=first[0]))
     for each in (first, second, third):
         await leader.upload(*each, 0)
@@ -181,7 +174,7 @@ async def test_what_a_job_or_a_plan_names_stays() -> None:
 
 async def test_a_removal_and_a_submit_cannot_both_win() -> None:
     leader = Leader()
-    ref, data = archive(100)
+    ref, data = code_archive(100)
     await leader.upload(ref, data, 0)
     compare = await leader.uploads.require(ref)
     leader.world.snapshot()

@@ -31,8 +31,8 @@ from supervisor.contract.code import CHUNK_BYTES, CodeChunk
 from supervisor.contract.errors import BadArchive, NotFound, Refused, Unreachable, UserError
 from supervisor.contract.job.spec import CodeRef
 from supervisor.control.decide.plan import put
-from tests.guarantees.test_agent_rules import SETTINGS
-from tests.guarantees.test_daemons import Agent, registered
+from tests.agent.core import NO_SPARES
+from tests.agent.daemon import Agent, registered
 from tests.support.sinks import ListSink
 
 
@@ -243,7 +243,7 @@ async def test_that_it_can_be_unpacked_nowhere_is_told_apart_from_that_it_is_not
     async with registered(agent) as daemon:
         assert daemon._membership is not None
         outside = replace(agent.outside(), code=site.code)
-        effects = Effects(SETTINGS, outside, events.append, daemon._membership)
+        effects = Effects(NO_SPARES, outside, events.append, daemon._membership)
         await effects._bring_in(BringIn("p1", cut))
         await effects._bring_in(BringIn("p2", gone))
     assert [(each.unknown, each.hopeless) for each in events if isinstance(each, BroughtIn)] == [

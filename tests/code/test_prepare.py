@@ -24,18 +24,16 @@ from agent.core.pool import SPARE_BYTES
 from agent.core.state import AgentState
 from agent.core.step import step
 from agent.inside import protocol
-from agent.settings import AgentSettings
 from supervisor.contract.desired import Assignment, JobPhase, JobSwitch, Spare
 from supervisor.contract.errors import Conflict
 from supervisor.contract.job.spec import CodeRef
-from supervisor.contract.observed import Incarnation, NodeResources, Prepared
+from supervisor.contract.observed import Prepared
 from supervisor.contract.timing import FAST
 from supervisor.contract.views.jobs import SubmitRequest
-from tests.code.test_code_uploads import archive
-from tests.guarantees.test_job_service import Leader, other
+from tests.agent.core import ME, SETTINGS
+from tests.control.leader import Leader, other_job
+from tests.support.builders import code_archive
 
-SETTINGS = AgentSettings("n1", "h", "h:1", 20000, 20100, "/locks", FAST, NodeResources(1.0, 1))
-ME = Incarnation("n1", "life1", "boot", FAST.d_ms, "h", "h:1", 20000, 20100, 1, NodeResources(1.0, 1))
 CODE = CodeRef("c" * 64, 10)
 ORDER = Assignment("job", "u", "worker", 0, 1, "p1", "n1", "life1", 1, ("python", "x.py"), "/w", code=CODE)
 
@@ -168,7 +166,7 @@ def test_code_is_kept_for_what_is_assigned_and_for_every_launcher() -> None:
 
 async def test_a_job_whose_code_is_not_there_is_not_recorded() -> None:
     leader = Leader()
-    ref, _ = archive(100)
+    ref, _ = code_archive(100)
     with pytest.raises(Conflict, match="is not on the cluster"):
-        await leader.job_service.submit(SubmitRequest(replace(other(), code=ref)))
+        await leader.job_service.submit(SubmitRequest(replace(other_job(), code=ref)))
     assert leader.record("other") is None

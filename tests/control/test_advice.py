@@ -12,7 +12,7 @@ from supervisor.contract.desired import JobPhase
 from supervisor.contract.incident import Event
 from supervisor.contract.observed import Saves
 from supervisor.control.decide.plan import put
-from tests.control.world import Telling, World
+from tests.control.world import Telling, World, says_of_saves
 from tests.support.builders import job_spec
 
 AWAY = Saves(outside=1, elsewhere=("/tmp/my_working_dir",))
@@ -23,12 +23,6 @@ def world() -> World:
     made = Telling(job_spec({"worker": 2, "ps": 1}))
     made.start()
     return made
-
-
-def says(world: World, member: str, saves: Saves) -> None:
-    """From now on a running attempt's process says so of its saves."""
-    report = world.running()[member]
-    world.agents[report.node].tells[str(report.attempt)] = lambda beat: replace(beat, saves=saves)
 
 
 def told(world: World) -> list[tuple[str, str]]:
@@ -48,7 +42,7 @@ def restart(world: World, member: str) -> None:
 
 def test_a_save_outside_is_told_once_and_shown_as_long_as_it_is_so(world: World) -> None:
     assert shown(world) == ()
-    says(world, "worker.0", AWAY)
+    says_of_saves(world, "worker.0", AWAY)
     for _ in range(5):
         world.tick()
     ((kind, text),) = told(world)
@@ -59,19 +53,19 @@ def test_a_save_outside_is_told_once_and_shown_as_long_as_it_is_so(world: World)
     world.new_leader()
     world.tick()
     restart(world, "worker.0")
-    says(world, "worker.0", AWAY)
+    says_of_saves(world, "worker.0", AWAY)
     world.tick()
     assert len(told(world)) == 1, "neither a new leader nor a new attempt tells it again"
-    says(world, "worker.0", Saves(inside=1, outside=3, elsewhere=AWAY.elsewhere))
+    says_of_saves(world, "worker.0", Saves(inside=1, outside=3, elsewhere=AWAY.elsewhere))
     world.tick()
     assert shown(world) == ()
 
 
 def test_a_place_that_changes_at_each_start_is_told_as_such(world: World) -> None:
-    says(world, "worker.0", Saves(outside=1, elsewhere=("/runs/0930",)))
+    says_of_saves(world, "worker.0", Saves(outside=1, elsewhere=("/runs/0930",)))
     world.tick()
     restart(world, "worker.0")
-    says(world, "worker.0", Saves(outside=1, elsewhere=("/runs/0945",)))
+    says_of_saves(world, "worker.0", Saves(outside=1, elsewhere=("/runs/0945",)))
     world.tick()
     world.tick()
     (first, _), (second, text) = told(world)
@@ -83,24 +77,24 @@ def test_a_place_that_changes_at_each_start_is_told_as_such(world: World) -> Non
 
 @pytest.mark.parametrize("directory", ["/tmp/tmpx1_yz9ab", "/var/tmp/tmpabcdefgh/model"])
 def test_a_temporary_directory_is_known_by_its_name(world: World, directory: str) -> None:
-    says(world, "worker.0", Saves(outside=1, elsewhere=(directory,)))
+    says_of_saves(world, "worker.0", Saves(outside=1, elsewhere=(directory,)))
     world.tick()
     ((kind, _),) = told(world)
     assert kind == "saves_at_changing_places"
 
 
 def test_nothing_is_told_of_others_while_one_task_saves_inside(world: World) -> None:
-    says(world, "worker.1", AWAY)
+    says_of_saves(world, "worker.1", AWAY)
     world.tick()
     assert told(world) == [], "its first save may be a little before the one that counts"
-    says(world, "worker.0", Saves(inside=1))
-    says(world, "worker.1", replace(AWAY, outside=9))
+    says_of_saves(world, "worker.0", Saves(inside=1))
+    says_of_saves(world, "worker.1", replace(AWAY, outside=9))
     world.tick()
     assert told(world) == []
 
 
 def test_another_task_than_the_saver_is_named_if_it_alone_saves(world: World) -> None:
-    says(world, "worker.1", replace(AWAY, outside=2))
+    says_of_saves(world, "worker.1", replace(AWAY, outside=2))
     world.tick()
     ((_, text),) = told(world)
     assert text.startswith("worker:1 saves to")
@@ -120,14 +114,14 @@ def test_what_the_last_attempt_said_as_it_ended_is_told_after_the_job(world: Wor
 
 
 def test_a_uri_is_not_said_to_be_lost(world: World) -> None:
-    says(world, "worker.0", Saves(outside=1, elsewhere=("gs://bucket/model",)))
+    says_of_saves(world, "worker.0", Saves(outside=1, elsewhere=("gs://bucket/model",)))
     world.tick()
     ((_, text),) = told(world)
     assert "which is not read from there" in text
 
 
 def test_a_forged_path_fits_the_event(world: World) -> None:
-    says(world, "worker.0", Saves(outside=1, elsewhere=("/" + "x" * 100_000,)))
+    says_of_saves(world, "worker.0", Saves(outside=1, elsewhere=("/" + "x" * 100_000,)))
     world.tick()
     ((_, text),) = told(world)
     assert len(text) <= 1_500

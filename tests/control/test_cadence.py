@@ -11,8 +11,7 @@ from supervisor.contract.desired import Assignment, Cadence
 from supervisor.contract.job.spec import JobSpec, Strategy
 from supervisor.contract.observed import Pace, Saves
 from supervisor.control.decide.checkpoints.cadence import DAY_MS, PRIOR_WEIGHT, text
-from tests.control.test_advice import says
-from tests.control.world import World
+from tests.control.world import World, says_of_saves
 from tests.support.builders import job_spec
 
 STEERED = Pace(every_ms=9_000, cost_ms=36, pays_ms=9_000, own_ms=600_000)
@@ -83,7 +82,7 @@ def test_tasks_that_save_together_are_not_asked_each_at_its_own_time() -> None:
 
 def test_what_saves_cost_outlives_the_program(spec: JobSpec) -> None:
     world = started(spec)
-    says(world, "chief.0", Saves(inside=3, watched=True, pace=STEERED))
+    says_of_saves(world, "chief.0", Saves(inside=3, watched=True, pace=STEERED))
     world.tick()
     fail(world, "ps.0")
     found = told(world, "chief.0")
@@ -94,7 +93,7 @@ def test_what_saves_cost_outlives_the_program(spec: JobSpec) -> None:
 def test_status_says_how_often_it_saves_and_what_a_failure_would_cost(spec: JobSpec) -> None:
     world = started(spec)
     assert job_view(world.snapshot(), world.job()).cadence == ""
-    says(world, "chief.0", Saves(inside=3, watched=True, pace=STEERED))
+    says_of_saves(world, "chief.0", Saves(inside=3, watched=True, pace=STEERED))
     world.commit(1, 50)
     world.tick(0)
     world.tick(5_000)

@@ -28,9 +28,9 @@ from supervisor.control.decide.facts.promises import MOST_LIVES
 from supervisor.control.decide.plan import Action, put
 from supervisor.control.decide.snapshot import MAX_BEATS, MAX_LIVES, BeatSeen
 from supervisor.control.loop.promise_log import MAX_NODES
+from tests.control.leader import Leader, other_job
+from tests.control.supervisor import Supervisor
 from tests.control.world import World
-from tests.guarantees.test_daemons import Supervisor
-from tests.guarantees.test_job_service import Leader, other
 
 ALICE = Caller(Kind.USER, "alice", Standing(Role.SUBMITTER, "vision"))
 OLGA = Caller(Kind.USER, "olga", Standing(Role.OPERATOR))
@@ -60,7 +60,7 @@ def nobody_calls_afterwards() -> Iterator[None]:
 async def test_the_owner_of_a_job_submitted_it_and_keeps_it_when_an_operator_submits_it_again() -> None:
     leader = Leader()
     CALLER.set(ALICE)
-    await leader.job_service.submit(SubmitRequest(other()))
+    await leader.job_service.submit(SubmitRequest(other_job()))
     record = leader.record("other")
     assert record is not None
     assert (record.owner, record.group) == ("user:alice", "vision")
@@ -89,9 +89,9 @@ async def test_a_job_is_submitted_into_its_owners_place_alone() -> None:
         CALLER.set(who)
         for asked in (leader.job_service.submit, leader.job_service.validate):
             with pytest.raises(UserError, match=why):
-                await asked(SubmitRequest(other(uri)))
+                await asked(SubmitRequest(other_job(uri)))
     CALLER.set(ALICE)
-    await leader.job_service.submit(SubmitRequest(other("file:///data/alice/a")))
+    await leader.job_service.submit(SubmitRequest(other_job("file:///data/alice/a")))
     record = leader.record("other")
     assert record is not None
     assert record.owner == "user:alice"
@@ -106,7 +106,7 @@ async def test_a_job_in_hdfs_is_reached_as_its_owner() -> None:
         return leader.store
 
     leader.job_service._open_store = open_store
-    spec = other("hdfs://nn:1/a")
+    spec = other_job("hdfs://nn:1/a")
     mounted = replace(spec, checkpoint=replace(spec.checkpoint, mode="mounted"))
     for who, job, why, field in (
         (Caller(Kind.LOCAL, "uid:0"), spec, "uid:0 is no user there", "uri"),
@@ -149,7 +149,7 @@ async def test_a_job_names_secrets_that_its_owner_may_use_and_who_submits_it() -
         (text,) = found
         return text
 
-    job = other()
+    job = other_job()
     field = f"roles.{job.roles[0].name}.env.T"
     assert await tried(ALICE, "none", job) == (
         f"{field}: there is no secret 'none'; an operator adds it to `secrets` in the supervisors' files"

@@ -1,4 +1,4 @@
-"""The supervisor's loop: what ends it."""
+"""The supervisor's loop: its end, its leadership, and an etcd that was begun anew or went back."""
 
 from __future__ import annotations
 
@@ -11,21 +11,29 @@ import pytest
 from recovery.stores.memory import MemoryCheckpointStore
 from supervisor.adapters.clock import BootClock
 from supervisor.adapters.etcd.memory import Fault, MemoryCoordination, MemoryStore
+from supervisor.adapters.etcd.mirror import MirrorUpdate
 from supervisor.contract import codec, keys
-from supervisor.contract.boundaries import Compare, Op, Put, TxnResult
+from supervisor.contract.boundaries import Compare, KeyDeleted, KeyValue, Op, Put, TxnResult
 from supervisor.contract.checkpoint import CheckpointRef, CommitRecord
-from supervisor.contract.desired import Cordon, JobPhase, JobSwitch, LeaderToken
-from supervisor.contract.errors import Refused
+from supervisor.contract.desired import ClusterRecord, Cordon, JobPhase, JobSwitch, LeaderToken
+from supervisor.contract.errors import Fenced, Refused, UserError
 from supervisor.contract.incident import Event
 from supervisor.contract.job.spec import JobIntent, JobRecord, Wanted
-from supervisor.contract.observed import LINK_PROTOCOL, Beat, Incarnation, NodeResources
+from supervisor.contract.observed import (
+    LINK_PROTOCOL,
+    Beat,
+    Incarnation,
+    NodeResources,
+)
 from supervisor.contract.timing import FAST
-from supervisor.control.decide.plan import DeleteFiles
+from supervisor.control.decide.plan import DeleteFiles, put
 from supervisor.control.decide.snapshot import Snapshot
 from supervisor.control.loop.apply import Applier
 from supervisor.control.loop.daemon import ControlDaemon, ControlSettings
+from tests.control.supervisor import Supervisor
 from tests.support.builders import job_spec
 from tests.support.sinks import ListSink
+from tests.support.waiting import until
 
 
 def leader_that_meets(error: Exception | None, store: MemoryStore | None = None) -> ControlDaemon:
@@ -72,14 +80,6 @@ async def test_a_bug_in_the_background_ends_the_supervisor() -> None:
         with pytest.raises(ExceptionGroup) as caught:
             await daemon.run()
     assert caught.group_contains(ZeroDivisionError)
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    for _ in range(2000):
-        if condition():
-            return
-        await asyncio.sleep(0.01)
-    raise AssertionError("it did not come about")
 
 
 async def test_a_picture_serves_for_a_tick_unless_etcd_holds_something_else() -> None:
@@ -284,3 +284,99 @@ async def test_of_each_life_one_beat_waits_the_newest(monkeypatch: pytest.Monkey
     assert {beat.seq for beat in daemon._beats.values()} == {1000}
     refused = [fields["node"] for level, text, fields in sink.lines if "is dropped" in text]
     assert refused == ["n2"], "it is said once a minute"
+
+
+async def test_a_new_leader_decides_only_on_a_picture_that_shows_its_own_election() -> None:
+    daemon = Supervisor().daemon()
+    daemon._token = LeaderToken(keys.LEADER, 100)
+    daemon._view.apply((), 99, 0)
+    assert daemon.job_service.snapshot() is None
+    daemon._view.apply((), 100, 0)
+    assert daemon.job_service.snapshot() is not None
+
+
+async def test_after_its_own_freeze_a_leader_listens_afresh() -> None:
+    supervisor = Supervisor()
+    daemon = supervisor.daemon()
+    supervisor.clock.ms += 20_000
+    daemon._notice_stall()
+    daemon._token = LeaderToken(keys.LEADER, 1)
+    daemon._view.apply((), 1, 0)
+    picture = daemon._picture()
+    assert picture is not None
+    assert picture.since_ms == supervisor.clock.ms
+
+
+async def test_an_outage_of_etcd_begins_the_time_to_obey_anew() -> None:
+    supervisor = Supervisor()
+    daemon, clock = supervisor.daemon(), supervisor.clock
+    daemon._mirror._last_alive_ms = began_ms = clock.ms
+    for _ in range(20):
+        clock.ms += FAST.d_ms // 4
+        daemon._notice_stall()
+    assert daemon._etcd_since_ms == clock.ms
+    daemon._mirror._last_alive_ms = back_ms = clock.ms
+    clock.ms += FAST.d_ms // 4
+    daemon._notice_stall()
+    assert daemon._etcd_since_ms == back_ms > began_ms
+
+
+async def test_a_supervisor_with_another_d_does_not_lead() -> None:
+    daemon = Supervisor().daemon()
+    other = codec.encode(ClusterRecord("c", "default", 12_000))
+    daemon._view.apply((KeyValue(keys.CLUSTER, other, 2, 2),), 2, 0)
+    with pytest.raises(UserError, match="make them equal"):
+        daemon._check_cluster()
+
+
+def cluster_record(uuid: str, revision: int) -> KeyValue:
+    value = codec.encode(ClusterRecord("c", FAST.profile, FAST.d_ms, uuid=uuid))
+    return KeyValue(keys.CLUSTER, value, 2, revision)
+
+
+@pytest.mark.parametrize("anew", [cluster_record("c2", 3), KeyDeleted(keys.CLUSTER, 3)])
+async def test_a_supervisor_of_a_cluster_that_is_lost_stops(anew: KeyValue | KeyDeleted) -> None:
+    daemon = Supervisor().daemon()
+    for known in (cluster_record("", 2), cluster_record("c1", 2)):
+        daemon._fold([MirrorUpdate(2, (known,), relisted=True)])
+    with pytest.raises(Fenced, match="begun anew"):
+        daemon._fold([MirrorUpdate(3, (anew,), relisted=True)])
+
+
+@pytest.mark.parametrize(("revision", "forked"), [(8, False), (10, True)])
+async def test_a_supervisor_decides_nothing_on_an_etcd_that_went_back(revision: int, forked: bool) -> None:
+    """A snapshot was restored beneath it: its mirror has had to list again."""
+    daemon = Supervisor().daemon()
+    daemon._fold([MirrorUpdate(9, (cluster_record("c1", 9),), relisted=True)])
+    with pytest.raises(UserError, match="A snapshot was restored"):
+        daemon._fold([MirrorUpdate(revision, (), relisted=True, forked=forked)])
+
+
+async def fixed(before: ClusterRecord | None, known: str = "") -> ClusterRecord:
+    """The cluster's record once a leader, which has served a cluster before, has seen to it."""
+    daemon = Supervisor().daemon()
+    daemon._etcd.identity.cluster = known
+    etcd = daemon._coordination
+    if before is not None:
+        await etcd.txn([], [put(keys.CLUSTER, before)])
+    elected = await etcd.txn([], [Put(keys.LEADER, b"")])
+    listing = await etcd.list(keys.CLUSTER)
+    daemon._view.apply(listing.entries, listing.revision, 0)
+    token = LeaderToken(keys.LEADER, elected.revision)
+    sink = ListSink()
+    await daemon._fix_cluster(Applier(token, etcd, daemon._open_store, daemon._clock, sink, 1))
+    entry = await etcd.get(keys.CLUSTER)
+    assert entry is not None
+    return codec.decode(ClusterRecord, entry.value)
+
+
+@pytest.mark.parametrize("earlier", [None, ClusterRecord("c", FAST.profile, FAST.d_ms)])
+async def test_a_leader_gives_a_cluster_its_uuid(earlier: ClusterRecord | None) -> None:
+    assert (await fixed(earlier)).uuid == "id"
+
+
+async def test_a_cluster_keeps_its_uuid() -> None:
+    record = ClusterRecord("c", FAST.profile, FAST.d_ms, uuid="c1")
+    assert (await fixed(record)).uuid == "c1"
+    written_by_an_earlier_release = replace(record, uuid="")
+    assert (await fixed(written_by_an_earlier_release, "c1")).uuid == "c1"

@@ -47,14 +47,10 @@ from supervisor.control.decide.jobs.prepare import find_places
 from supervisor.control.decide.plan import Action, put
 from supervisor.control.decide.reconcile import reconcile
 from tests.control.world import World, waiting_for
-from tests.support.builders import GIB, job_spec, report, role
+from tests.support.builders import GIB, gpu, job_spec, report, role
 
 NODES = ("n0", "n1", "n2")
 ONE = Resources(gpus=1)
-
-
-def gpu(node: str, index: int, memory: int = 80 * GIB, name: str = "NVIDIA H100 80GB") -> Gpu:
-    return Gpu(f"GPU-{node}-{index}", index, name, memory)
 
 
 def spec(need: Resources = ONE, workers: int = 2, strategy: Strategy = Strategy.ASYNC) -> JobSpec:

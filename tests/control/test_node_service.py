@@ -11,8 +11,8 @@ from supervisor.contract.errors import NotFound, UserError
 from supervisor.contract.observed import GpuAction
 from supervisor.contract.views.nodes import CordonRequest, NodeView, UncordonRequest
 from supervisor.control.decide.plan import put
-from tests.control.test_gpus import gpu
-from tests.guarantees.test_job_service import Leader
+from tests.control.leader import Leader
+from tests.support.builders import gpu
 
 BAD = GpuQuarantine("n1", "GPU-n1-1", 1, "XID 48", GpuAction.RESET_GPU, fault=3, boot_id="boot")
 

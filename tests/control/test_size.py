@@ -18,8 +18,8 @@ from supervisor.contract.views.jobs import SubmitRequest
 from supervisor.control.decide.plan import BYTES_PER_TRANSACTION, OPS_PER_TRANSACTION, Action, fitting
 from supervisor.control.decide.reconcile import reconcile
 from supervisor.control.loop.apply import Applied, Applier
+from tests.control.leader import Leader, other_job
 from tests.control.world import World
-from tests.guarantees.test_job_service import Leader, other
 from tests.support.builders import job_spec
 from tests.support.sinks import ListSink
 
@@ -69,7 +69,7 @@ async def test_a_job_that_etcd_could_not_hold_is_refused_at_submit(
     roles: tuple[RoleSpec, ...], why: str
 ) -> None:
     service = Leader().job_service
-    request = SubmitRequest(replace(other(), roles=roles))
+    request = SubmitRequest(replace(other_job(), roles=roles))
     for ask in (service.validate, service.submit):
         with pytest.raises(UserError, match=why):
             await ask(request)

@@ -37,6 +37,7 @@ from supervisor.contract.observed import (
     NodeResources,
     Notice,
     Prepared,
+    Saves,
     Staged,
     StageFailure,
     TaskBeat,
@@ -515,3 +516,9 @@ class Telling(World):
             event = Event(0, action.kind, action.job, action.text, action.fields)
             self.write(put(keys.event(self.serial), event))
         return done
+
+
+def says_of_saves(world: World, member: str, saves: Saves) -> None:
+    """From now on a running attempt's process says so of its saves."""
+    report = world.running()[member]
+    world.agents[report.node].tells[str(report.attempt)] = lambda beat: replace(beat, saves=saves)

@@ -62,7 +62,7 @@ from supervisor.control.decide.parking import JOB_PARKED
 from supervisor.control.decide.plan import Action, Decision
 from supervisor.control.decide.reconcile import reconcile
 from supervisor.control.decide.snapshot import BeatSeen, View
-from tests.agent.test_core_properties import ROLES, CoreMachine
+from tests.agent.core_machine import ROLES, CoreMachine
 from tests.control.world import World
 from tests.support.builders import job_spec
 from tests.support.sinks import ListSink

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.guarantees.guarantee import DAEMONS, JOB_SERVICE, MEMBER, Guarantee
+from tests.guarantees.guarantee import AGENT_LOOP, JOB_SERVICE, MEMBER, SUPERVISOR, Guarantee
 
 MEMBERSHIP = "agent/membership.py"
 ETCD_IDENTITY = "supervisor/adapters/etcd/identity.py"
@@ -22,7 +22,7 @@ ROWS = (
         CONTROL_DAEMON,
         "if self._token is None or self._view.revision < self._token.create_revision:",
         "if self._token is None:",
-        DAEMONS + "test_a_new_leader_decides_only_on_a_picture_that_shows_its_own_election",
+        SUPERVISOR + "test_a_new_leader_decides_only_on_a_picture_that_shows_its_own_election",
     ),
     Guarantee(
         10,
@@ -30,7 +30,7 @@ ROWS = (
         CONTROL_DAEMON,
         "            self._since_ms = now_ms\n",
         "            self._turned_ms = now_ms\n",
-        DAEMONS + "test_after_its_own_freeze_a_leader_listens_afresh",
+        SUPERVISOR + "test_after_its_own_freeze_a_leader_listens_afresh",
     ),
     Guarantee(
         11,
@@ -38,7 +38,7 @@ ROWS = (
         CONTROL_DAEMON,
         "if record.d_ms != own.d_ms:",
         "if record.d_ms < 0:",
-        DAEMONS + "test_a_supervisor_with_another_d_does_not_lead",
+        SUPERVISOR + "test_a_supervisor_with_another_d_does_not_lead",
     ),
     Guarantee(
         12,
@@ -46,7 +46,7 @@ ROWS = (
         "agent/daemon.py",
         "        saved = await self._save() if self.state.stepped_ms == now_ms else not self._unsaved\n",
         "        saved = True\n",
-        DAEMONS + "test_the_intent_is_on_disk_before_a_launcher_is_spawned",
+        AGENT_LOOP + "test_the_intent_is_on_disk_before_a_launcher_is_spawned",
     ),
     Guarantee(
         12,
@@ -54,7 +54,7 @@ ROWS = (
         "agent/daemon.py",
         "            if saved or not self._effects.refuse(instruction, self._unsaved):\n",
         "            if saved or self._unsaved:\n",
-        DAEMONS + "test_what_cannot_be_written_is_not_spawned_and_the_agent_lives_on",
+        AGENT_LOOP + "test_what_cannot_be_written_is_not_spawned_and_the_agent_lives_on",
     ),
     Guarantee(
         2,
@@ -183,7 +183,7 @@ ROWS = (
         "agent/daemon.py",
         "            self._forked = True\n",
         "",
-        DAEMONS + "test_what_a_watch_shows_of_an_etcd_that_went_back_is_not_wanted",
+        AGENT_LOOP + "test_what_a_watch_shows_of_an_etcd_that_went_back_is_not_wanted",
     ),
     Guarantee(
         1,
@@ -191,7 +191,7 @@ ROWS = (
         ETCD_IDENTITY,
         "elif self._lacks or revision < self.revision:",
         "elif self._lacks and revision < 0:",
-        DAEMONS + "test_a_supervisor_decides_nothing_on_an_etcd_that_went_back",
+        SUPERVISOR + "test_a_supervisor_decides_nothing_on_an_etcd_that_went_back",
     ),
     Guarantee(
         3,
@@ -207,7 +207,7 @@ ROWS = (
         "supervisor/control/loop/etcd_identity.py",
         "            case None:\n",
         "            case None | Loss.NO_RECORD:\n",
-        DAEMONS + "test_a_supervisor_of_a_cluster_that_is_lost_stops",
+        SUPERVISOR + "test_a_supervisor_of_a_cluster_that_is_lost_stops",
     ),
     Guarantee(
         7,
@@ -223,7 +223,7 @@ ROWS = (
         "agent/state_file_check.py",
         "    unknown = adopt.unknown(record, living.keys())\n",
         "    unknown = ()\n",
-        DAEMONS + "test_a_state_file_that_does_not_know_what_runs_is_not_believed",
+        AGENT_LOOP + "test_a_state_file_that_does_not_know_what_runs_is_not_believed",
     ),
     Guarantee(
         12,
@@ -240,7 +240,7 @@ ROWS = (
         "agent/core/saved/adopt.py",
         "return record is None or record.origin != saved.origin or record.serial < saved.serial",
         "return record is None or record.origin != saved.origin",
-        DAEMONS + "test_a_state_file_that_is_not_the_last_one_is_not_believed_though_it_knows_what_runs",
+        AGENT_LOOP + "test_a_state_file_that_is_not_the_last_one_is_not_believed_though_it_knows_what_runs",
     ),
     Guarantee(
         12,

@@ -10,15 +10,15 @@ import pytest
 from chaos.bundles import bundle, plain
 from chaos.hdfs import HdfsCluster
 from supervisor.cli.local.cluster import LocalCluster
-from tests.cli.counting import Shell
+from tests.cli.saving import SavingShell
 
 
 @pytest.fixture
-def shell(hdfs: HdfsCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Shell]:
+def shell(hdfs: HdfsCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[SavingShell]:
     """A job that has saved into HDFS a few times and was stopped."""
     monkeypatch.setenv("HADOOP_CONF_DIR", str(hdfs.conf_dir))
     with LocalCluster(tmp_path / "state", nodes=1) as cluster:
-        made = Shell(cluster, tmp_path, hdfs.fresh_uri("operator"))
+        made = SavingShell(cluster, tmp_path, hdfs.fresh_uri("operator"))
         made("submit", str(made.job))
         made.run_until_saved(3)
         made.stop()
@@ -26,7 +26,7 @@ def shell(hdfs: HdfsCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_checkpoints_in_hdfs_are_read_back_restored_imported_and_recorded_again(
-    hdfs: HdfsCluster, shell: Shell, tmp_path: Path
+    hdfs: HdfsCluster, shell: SavingShell, tmp_path: Path
 ) -> None:
     newest, second, *_ = shell.list()
     uri = str(shell.json("checkpoints", "count")["uri"])
@@ -61,7 +61,7 @@ def test_checkpoints_in_hdfs_are_read_back_restored_imported_and_recorded_again(
     assert shell.base() == imported
 
 
-def _damage_and_verify(hdfs: HdfsCluster, shell: Shell, bad: str, data: str) -> None:
+def _damage_and_verify(hdfs: HdfsCluster, shell: SavingShell, bad: str, data: str) -> None:
     """HDFS itself finds a flipped byte, which is unreadable; a file of other bytes is bad."""
     hdfs.flip_byte(data)
     done = shell("checkpoints", "count", "verify", bad, code=5)

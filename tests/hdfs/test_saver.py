@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -17,9 +16,9 @@ from recovery.stores.open import open_store
 from supervisor.adapters.etcd.memory import MemoryCoordination, MemoryStore
 from supervisor.contract.boundaries import ModifiedAt
 from supervisor.contract.checkpoint import CheckpointRef
-from tests.checkpoints.test_saver import COMMIT
-from tests.checkpoints.world import NODE, QUIET_MS, World, save, snapshot, staged_form
+from tests.checkpoints.world import COMMIT, NODE, QUIET_MS, World, save, snapshot, staged_form
 from tests.support.sinks import ListSink
+from tests.support.waiting import until
 
 WAIT_S = 60.0
 OLD, NEW = CheckpointRef(1, 10), CheckpointRef(1, 20)
@@ -71,14 +70,6 @@ async def test_a_quota_that_is_reached_in_a_commit(
     assert events(sink, "warning") == ["checkpoints cannot be committed; trying again"]
     saver.stop()
     await world.coordination.close()
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(WAIT_S):
-        while True:
-            if condition():
-                return
-            await asyncio.sleep(0.02)
 
 
 def events(sink: ListSink, level: str) -> list[str]:

@@ -35,13 +35,12 @@ from supervisor.contract.errors import Refused, StoreUnreachable
 from supervisor.contract.job.spec import JobRecord
 from supervisor.contract.views.jobs import SubmitRequest
 from supervisor.control.services.jobs import JobService
-from tests.checkpoints.test_saver import COMMIT
-from tests.checkpoints.test_user_stores import children
-from tests.checkpoints.world import NODE, World, save
+from tests.checkpoints.world import COMMIT, NODE, World, save
 from tests.cli.agent_config import write_config
-from tests.guarantees.test_job_service import Leader, other
+from tests.control.leader import Leader, other_job
 from tests.support.secure_hdfs import CLIENT, SERVER, SecureHdfs
 from tests.support.sinks import ListSink
+from tests.support.users import processes_of_users
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -163,7 +162,7 @@ async def test_a_job_is_submitted_into_directories_of_its_owner_alone(
         *(stores.open, BootClock(), lambda: "new-uuid", lambda: None, leader.world.snapshot),
         allowed=AllowedStores(proxy_users=True),
     )
-    spec = other(f"{cluster.uri}/jobs/ann/job")
+    spec = other_job(f"{cluster.uri}/jobs/ann/job")
     CALLER.set(Caller(Kind.USER, "bob", Standing(Role.SUBMITTER)))
     with pytest.raises(Refused, match="Permission denied: user=bob"):
         await service.submit(SubmitRequest(spec))
@@ -218,7 +217,7 @@ async def test_doctor_shows_whom_hdfs_does_not_let_an_agent_be(
 
     async def told(*users: str) -> Finding:
         for user in users:
-            record = JobRecord(other(f"{cluster.uri}/jobs/{user}/x"), "uuid", 0, hdfs_user=user)
+            record = JobRecord(other_job(f"{cluster.uri}/jobs/{user}/x"), "uuid", 0, hdfs_user=user)
             assert kept.commit([], [Put(keys.job_record(user), codec.encode(record))], []).succeeded
         (found,) = await asyncio.to_thread(model.run, [check], scene)
         return found
@@ -233,7 +232,7 @@ async def test_doctor_shows_whom_hdfs_does_not_let_an_agent_be(
 async def test_a_process_that_dies_is_replaced(cluster: SecureHdfs, stores: Stores) -> None:
     store = stores.open(at(cluster, "ann", "/jobs/ann/dies"))
     await store.prepare()
-    (process,) = children()
+    (process,) = processes_of_users()
     process.kill()
     await asyncio.to_thread(process.wait, 10)
     async with asyncio.timeout(30):

@@ -32,11 +32,11 @@ from supervisor.contract.desired import JobPhase
 from supervisor.contract.ids import TaskId
 from supervisor.contract.observed import Incarnation
 from tests.agent.cluster import Job, Node, is_alive
-from tests.checkpoints.test_saver import until
 from tests.checkpoints.world import JOB, UUID
 from tests.mount.world import local_site
 from tests.support.etcd_server import EtcdServer
 from tests.support.sinks import ListSink
+from tests.support.waiting import until
 
 PROGRAM = """
 import os, sys, time

@@ -23,9 +23,9 @@ from recovery.mount.live import LiveDirectory
 from recovery.mount.take import MountedGeneration, MountedWatcher
 from supervisor.contract.checkpoint import CheckpointRef, CommitRecord
 from supervisor.contract.errors import StoreUnreachable
-from tests.checkpoints.test_families import below, put
+from tests.checkpoints.saves import below, put
 from tests.checkpoints.world import JOB, QUIET_MS, UUID, Crash, contents
-from tests.mount.test_take import Saving, save
+from tests.mount.saving import Saving, save
 from tests.mount.world import Site
 
 T = TypeVar("T")

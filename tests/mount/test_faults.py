@@ -24,8 +24,7 @@ from recovery.mount.filesystem import wait_for
 from recovery.mount.points import layers, prepare_point, take_away
 from recovery.mount.record import MountBeat, stat_fields
 from supervisor.adapters.clock import BootClock
-from tests.mount.test_files import pattern
-from tests.mount.world import Site, hdfs_site, wait
+from tests.mount.world import Site, hdfs_site, patterned, wait
 
 CALL_MS = 3_000
 
@@ -186,7 +185,7 @@ async def test_a_short_outage_of_the_namenode_is_waited_for(breakable: Site, own
 
 
 async def test_a_datanode_that_dies_under_a_write_costs_no_file(breakable: Site, own: HdfsCluster) -> None:
-    data = pattern(48 << 20)
+    data = patterned(48 << 20)
 
     def work(top: Path) -> None:
         with (top / "big").open("wb", buffering=0) as file:
@@ -213,7 +212,7 @@ async def test_a_quota_is_an_error_of_the_program_and_of_nothing_else(
         (top / "small").write_bytes(b"fits")
         own.set_quota(f"/{top_path}", 1 << 20)
         with pytest.raises(OSError, match="quota"):
-            (top / "big").write_bytes(pattern(3 << 20))
+            (top / "big").write_bytes(patterned(3 << 20))
         assert (top / "small").read_bytes() == b"fits"
         assert not (top / "big").exists()
 

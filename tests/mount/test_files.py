@@ -18,7 +18,7 @@ from recovery.mount.backends.backend import read_small, write_small
 from recovery.mount.base import stage_live
 from recovery.mount.layout import Place
 from recovery.mount.writing import SMALL_BYTES
-from tests.mount.world import Site
+from tests.mount.world import Site, patterned
 
 T = TypeVar("T")
 WRITE = """
@@ -29,11 +29,6 @@ except OSError as error:
     print(type(error).__name__)
 """
 BIG = SMALL_BYTES + 4_000_001
-
-
-def pattern(size: int, seed: int = 1) -> bytes:
-    block = bytes((seed * each * each + each) % 251 for each in range(65_536))
-    return (block * (size // len(block) + 1))[:size]
 
 
 async def test_names_directories_and_small_files(site: Site) -> None:
@@ -91,7 +86,7 @@ async def test_names_directories_and_small_files(site: Site) -> None:
 
 async def test_large_files_are_streamed_read_anywhere_and_appended_to(site: Site) -> None:
     await stage_live(site.store(), site.live(), None)
-    data = pattern(BIG)
+    data = patterned(BIG)
 
     def work(top: Path) -> None:
         with (top / "big").open("wb", buffering=0) as file:
@@ -124,7 +119,7 @@ async def test_large_files_are_streamed_read_anywhere_and_appended_to(site: Site
 
 async def test_a_large_file_may_be_changed_anywhere_until_it_is_closed(local: Site) -> None:
     await stage_live(local.store(), local.live(), None)
-    data = bytearray(pattern(BIG))
+    data = bytearray(patterned(BIG))
 
     def work(top: Path) -> None:
         with (top / "big").open("wb", buffering=0) as file:
@@ -195,8 +190,8 @@ async def test_ordinary_tools_work(local: Site, tmp_path: Path) -> None:
     await stage_live(local.store(), local.live(), None)
     source = tmp_path / "source"
     (source / "sub").mkdir(parents=True)
-    (source / "one").write_bytes(pattern(100_000))
-    (source / "sub" / "two").write_bytes(pattern(5))
+    (source / "one").write_bytes(patterned(100_000))
+    (source / "sub" / "two").write_bytes(patterned(5))
 
     def work(top: Path) -> None:
         for command in (
@@ -210,7 +205,7 @@ async def test_ordinary_tools_work(local: Site, tmp_path: Path) -> None:
             done = subprocess.run(command, check=False, capture_output=True, text=True)
             assert (done.returncode, done.stderr) == (0, ""), command
         shutil.copy(top / "one", tmp_path / "back")
-        assert (tmp_path / "back").read_bytes() == pattern(100_000)
+        assert (tmp_path / "back").read_bytes() == patterned(100_000)
 
     with local.mounted() as directory:
         await asyncio.to_thread(work, directory)
@@ -258,7 +253,7 @@ async def test_many_programs_at_once(local: Site) -> None:
     await stage_live(local.store(), local.live(), None)
 
     def one(top: Path, number: int) -> None:
-        data = pattern(3_000_000 + number, number)
+        data = patterned(3_000_000 + number, number)
         for turn in range(3):
             (top / f"f{number}.tmp").write_bytes(data)
             (top / f"f{number}.tmp").rename(top / f"f{number}")

@@ -24,7 +24,7 @@ from recovery.mount.take import MountedGeneration, MountedWatcher
 from supervisor.adapters.etcd.memory import MemoryCoordination
 from supervisor.adapters.etcd.memory_store import MemoryStore
 from supervisor.contract.checkpoint import CheckpointRef, CommitRecord
-from tests.checkpoints.test_families import below, put
+from tests.checkpoints.saves import below, put
 from tests.checkpoints.world import JOB, NODE, QUIET_MS, UUID, World
 from tests.mount.world import Site, local_site
 

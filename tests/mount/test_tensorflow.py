@@ -15,7 +15,7 @@ from recovery.commit.outbox import TakenCheckpoint
 from recovery.families.watch_rule import Idle, Unfinished
 from recovery.mount.base import stage_live
 from supervisor.contract.checkpoint import CheckpointRef
-from tests.mount.test_take import Saving
+from tests.mount.saving import Saving
 from tests.mount.world import Site
 
 BEGIN = """

@@ -85,3 +85,8 @@ def hdfs_site(uri: str, conf_dir: Path, tmp_path: Path) -> Site:
 
 def remove(path: Path) -> None:
     shutil.rmtree(path, ignore_errors=True)
+
+
+def patterned(size: int, seed: int = 1) -> bytes:
+    block = bytes((seed * each * each + each) % 251 for each in range(65_536))
+    return (block * (size // len(block) + 1))[:size]

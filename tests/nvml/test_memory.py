@@ -18,17 +18,15 @@ from agent.core.instructions import LookAtGpus, Note
 from agent.core.saved.record import End
 from agent.core.state import AgentState, Attempt
 from agent.core.step_context import Work
-from agent.settings import AgentSettings
 from chaos.nvml import FakeNvml
 from supervisor.contract import keys
 from supervisor.contract.desired import Assignment
-from supervisor.contract.observed import AttemptReport, ExitReason, GpuReport, NodeResources
-from supervisor.contract.timing import FAST
+from supervisor.contract.observed import AttemptReport, ExitReason, GpuReport
 from tests.agent.cluster import Job, Node
+from tests.agent.core import SETTINGS
 from tests.nvml.faults import DEADLINE_S
 from tests.support.etcd_server import EtcdServer
 
-SETTINGS = AgentSettings("n1", "h", "h:1", 20_000, 20_100, "/locks", FAST, NodeResources(1.0, 1))
 ORDER = Assignment("job", "u", "worker", 0, 1, "p1", "n1", "life1", 2, ("x",), "/", gpus=("GPU-a",))
 KILLED = End(ExitReason.EXIT, None, 9, 0, True)
 

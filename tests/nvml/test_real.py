@@ -12,7 +12,7 @@ from agent.inside.launcher import devices
 from agent.settings import GpuSettings
 from chaos.nvml import FakeNvml
 from supervisor.contract.observed import GpuHealth
-from tests.nvml.test_watch import watching
+from tests.nvml.watching import watching
 
 UUID = re.compile(r"GPU-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 

@@ -6,86 +6,30 @@ import asyncio
 import os
 import signal
 import sys
-import time
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Protocol
 
 import psutil
 import pytest
 
-from agent.core.events import Event, GpusSeen
-from agent.core.gpus.health import GpuBook, GpuSight, Sight, Xid, fold
+from agent.core.gpus.health import GpuSight, Xid
 from agent.gpus.nvml_probe import NO_DRIVER, NvmlGpus
 from agent.settings import GpuSettings
 from chaos.nvml import FakeNvml
 from supervisor.contract.observed import GpuHealth
 from tests.launcher.harness import wait_for
+from tests.nvml.watching import DEADLINE_S, Watched, children, watching
 from tests.support.sinks import ListSink
-
-DEADLINE_S = 30.0
 
 
 class Make(Protocol):
     def __call__(self, count: int = 2, *, old: bool = False) -> FakeNvml: ...
 
 
-class Watched:
-    """What the watch has posted, and the book that the core would have made of it."""
-
-    def __init__(self) -> None:
-        self.sights: list[Sight] = []
-        self.book = GpuBook()
-        self.changed = asyncio.Event()
-
-    def post(self, event: Event) -> None:
-        assert isinstance(event, GpusSeen)
-        self.sights.append(event.sight)
-        self.book = fold(self.book, event.sight, time.monotonic_ns() // 1_000_000)
-        self.changed.set()
-
-    async def until(self, condition: Callable[[], bool]) -> None:
-        async with asyncio.timeout(DEADLINE_S):
-            while not condition():
-                self.changed.clear()
-                await self.changed.wait()
-
-    @property
-    def health(self) -> list[GpuHealth]:
-        report = self.book.report("n1", "life1", "boot")
-        return [gpu.health for gpu in report.gpus] if report is not None else []
-
-    @property
-    def problem(self) -> str:
-        return self.book.problem
-
-
-@asynccontextmanager
-async def watching(settings: GpuSettings, absent: Callable[[], str] | None = None) -> AsyncIterator[Watched]:
-    watched = Watched()
-    task = asyncio.create_task(NvmlGpus(settings, ListSink(), absent).run(watched.post))
-    try:
-        yield watched
-    finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-    assert not children()
-
-
 async def looked_anew(watched: Watched) -> None:
     """Wait for a look at the GPUs that comes after this call."""
     count = len(watched.sights)
     await watched.until(lambda: any(sight.gpus is not None for sight in watched.sights[count:]))
-
-
-def children() -> list[psutil.Process]:
-    found = []
-    for each in psutil.Process().children():
-        with suppress(psutil.NoSuchProcess):  # also a zombie, which may be another test's
-            if "agent.gpus.nvml_child" in each.cmdline():
-                found.append(each)
-    return found
 
 
 def settings(

@@ -13,7 +13,6 @@ from pathlib import Path
 
 import pytest
 
-from agent.core.instructions import PrepareOutputs
 from agent.host.task_users import OneUser
 from agent.outputs.directories import OutputFiles
 from agent.outputs.sender import NodeOutputs
@@ -29,13 +28,11 @@ from supervisor.contract import keys
 from supervisor.contract.boundaries import CheckpointStore, Put
 from supervisor.contract.errors import StoreUnreachable, UserError
 from supervisor.contract.ids import AttemptId, TaskId
-from tests.checkpoints.test_saver import until
+from tests.outputs.task import FIRST, TASK, UUID
 from tests.support.sinks import ListSink
 from tests.support.users import threads_that_ask_for_users
+from tests.support.waiting import until
 
-UUID = "uuid-1"
-TASK = TaskId("job", "worker", 0)
-FIRST = PrepareOutputs(AttemptId(TASK, 1, 1), UUID, "memory://", 1 << 30)
 BOUND_S = 20.0
 
 

@@ -34,9 +34,9 @@ from supervisor.contract.job.spec import (
     Strategy,
 )
 from supervisor.contract.observed import MOST_NOTICES, WORK_KEPT, Notice
-from tests.checkpoints.test_saver import until
-from tests.outputs.test_node import FIRST, TASK, UUID
+from tests.outputs.task import FIRST, TASK, UUID
 from tests.support.sinks import ListSink
+from tests.support.waiting import until
 
 SPEC = JobSpec(
     "job",

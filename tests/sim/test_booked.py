@@ -6,7 +6,7 @@ import pytest
 
 from chaos.sim.run import run_booked
 from chaos.sim.trouble.fault import Fault
-from tests.sim.test_seeds import simulate
+from tests.sim.command import simulate
 
 BOTH_WAIT = (Fault(0.5, "node_kill", 0, 9.0), Fault(0.52, "node_kill", 1, 9.0))
 """Two nodes are lost at once, so that both jobs wait for the same room."""

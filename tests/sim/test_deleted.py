@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.sim.test_seeds import simulate
+from tests.sim.command import simulate
 
 
 @pytest.mark.parametrize(

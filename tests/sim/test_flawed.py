@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from chaos.sim.trouble.flaws import agent_rules, rules
-from tests.sim.test_seeds import simulate
+from tests.sim.command import simulate
 
 
 @pytest.mark.parametrize(

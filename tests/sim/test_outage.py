@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from tests.sim.test_seeds import simulate
+from tests.sim.command import simulate
 
 BATCH = 8
 FIRST_BATCHES = 1

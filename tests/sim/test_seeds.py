@@ -1,27 +1,15 @@
 """The simulator's seeds, as users replay them: from the command line."""
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from tests.sim.command import simulate
 
 BATCH = 25
 FIRST_BATCHES = 16
 SHORT_BATCHES = 120
 LONG_BATCHES = 80
-
-
-def simulate(*arguments: str, timeout_s: float = 280) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "chaos.sim", *arguments],
-        capture_output=True,
-        text=True,
-        timeout=timeout_s,
-        check=False,
-        env={**os.environ, "PYTHONHASHSEED": "0"},
-    )
 
 
 def run_batch(number: int, *more: str) -> None:

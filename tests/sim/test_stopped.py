@@ -7,7 +7,7 @@ import pytest
 from chaos.sim.cluster.fencing import Keeper
 from chaos.sim.run import Result, run_stopped
 from chaos.sim.trouble.fault import Fault
-from tests.sim.test_seeds import simulate
+from tests.sim.command import simulate
 
 STOPPED = (Fault(0.5, "agent_down", 0, 9.0),)
 DEAD = "a lost node's tasks are dead before the flip"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import random
 from collections.abc import Mapping
 
 from supervisor.contract.checkpoint import CheckpointRef
@@ -9,6 +11,7 @@ from supervisor.contract.desired import Placement, Plan
 from supervisor.contract.ids import AttemptId, TaskId
 from supervisor.contract.job.spec import (
     CheckpointSpec,
+    CodeRef,
     JobSpec,
     Resources,
     RestartPolicy,
@@ -21,6 +24,7 @@ from supervisor.contract.observed import (
     AttemptState,
     Exit,
     ExitReason,
+    Gpu,
     NodeResources,
     Prepared,
     TaskBeat,
@@ -183,3 +187,12 @@ def prepared_for(plan: Plan) -> dict[str, Prepared]:
 def beat(member: str = "worker.0", step: int = -1, rate: float = 0.0, generation: int = 1) -> TaskBeat:
     attempt = AttemptId(TaskId.from_member("digits", member), generation, 1)
     return TaskBeat(str(attempt), step=step, rate=rate)
+
+
+def code_archive(size: int, seed: int = 1) -> tuple[CodeRef, bytes]:
+    data = random.Random(seed).randbytes(size)
+    return CodeRef(hashlib.sha256(data).hexdigest(), size), data
+
+
+def gpu(node: str, index: int, memory: int = 80 * GIB, name: str = "NVIDIA H100 80GB") -> Gpu:
+    return Gpu(f"GPU-{node}-{index}", index, name, memory)

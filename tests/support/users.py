@@ -1,9 +1,10 @@
-"""Which threads ask for the user of a job."""
+"""Threads that ask for the user of a job, and processes that run for users."""
 
 from __future__ import annotations
 
 import threading
 
+import psutil
 import pytest
 
 from agent.host.task_users import OneUser, User
@@ -19,3 +20,9 @@ def threads_that_ask_for_users(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
     monkeypatch.setattr(OneUser, "of", noting)
     return threads
+
+
+def processes_of_users() -> list[psutil.Process]:
+    """The processes in which this one reaches stores as other users."""
+    mine = psutil.Process().children()
+    return [each for each in mine if "recovery.stores.user_process" in each.cmdline()]

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import json
-import os
 import shutil
-import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 from supervisor.cli.local.cluster import LocalCluster
 from supervisor.contract.codec import from_plain
 from supervisor.contract.views.jobs import CheckpointList, CheckpointView
+from tests.cli.shell import ROOT, Shell
+from tests.support.waiting import wait_until
 
-ROOT = Path(__file__).resolve().parents[2]
-DEADLINE_S = 60.0
 # Saves what TensorFlow would, a step every 20 ms, and a checkpoint every 50 steps.
 PROGRAM = """
 import os, pathlib, re, sys, time
@@ -50,39 +45,16 @@ checkpoint: {{keep: 3, verify: size{uri}}}
 """
 
 
-class Shell:
-    """`supervisorctl` on one cluster."""
+class SavingShell(Shell):
+    """The shell of an operator whose cluster runs the job that saves."""
 
     def __init__(self, cluster: LocalCluster, directory: Path, uri: str = "") -> None:
-        self.cluster = cluster
+        super().__init__(cluster)
         self.directory = directory
         self.job = directory / "job.yaml"
-        self.argv = [sys.executable, "-m", "supervisor.cli.main", "--state", str(cluster.layout.state)]
         (directory / "count.py").write_text(PROGRAM)
         where = f", uri: '{uri}'" if uri else ""
         self.job.write_text(JOB.format(python=sys.executable, root=ROOT, uri=where))
-        self.env = {n: v for n, v in os.environ.items() if not n.startswith("TFSUP_")} | {
-            "PYTHONPATH": str(ROOT)
-        }
-
-    def __call__(self, *arguments: str, code: int = 0) -> subprocess.CompletedProcess[str]:
-        done = self._run(*arguments)
-        assert done.returncode == code, (done.returncode, done.stdout, done.stderr)
-        return done
-
-    def works(self, *arguments: str) -> bool:
-        """Whether it can be done by now."""
-        return self._run(*arguments).returncode == 0
-
-    def _run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [*self.argv, *arguments], env=self.env, capture_output=True, text=True, timeout=60, check=False
-        )
-
-    def json(self, *arguments: str, code: int = 0) -> dict[str, object]:
-        found = json.loads(self(*arguments, "--output", "json", code=code).stdout)
-        assert isinstance(found, dict)
-        return found
 
     def list(self) -> tuple[CheckpointView, ...]:
         return from_plain(CheckpointList, self.json("checkpoints", "count")).checkpoints
@@ -94,7 +66,7 @@ class Shell:
 
     def run_until_saved(self, count: int) -> None:
         self("wait", "count", "--for", "running", "--timeout", "60")
-        until(lambda: len(self.list()) >= count, "checkpoints")
+        wait_until(lambda: len(self.list()) >= count, "checkpoints")
 
     def stop(self) -> None:
         self("stop", "count")
@@ -112,10 +84,3 @@ class Shell:
         assert isinstance(jobs, list)
         base = jobs[0]["base"]
         return f"g{base['generation']}-s{base['step']}" if base else ""
-
-
-def until(condition: Callable[[], bool], what: str = "") -> None:
-    deadline = time.monotonic() + DEADLINE_S
-    while not condition():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.05)

@@ -1,4 +1,4 @@
-"""What the leader refuses to record (rules 2 and 12), over an etcd and a store in memory."""
+"""Requests about jobs that the leader refuses to record (rules 2 and 12); etcd and store are in memory."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from recovery.retention.claims import read_claims, take_claim
 from recovery.stores.memory import MemoryCheckpointStore
 from supervisor.adapters.clock import BootClock
 from supervisor.adapters.etcd.memory import MemoryCoordination
-from supervisor.contract import codec, keys
-from supervisor.contract.boundaries import CheckpointStore, Compare, Delete, Op, Put, TxnResult
+from supervisor.contract import keys
+from supervisor.contract.boundaries import Compare, Delete, Op, Put, TxnResult
 from supervisor.contract.checkpoint import CheckpointRef, CommitState
 from supervisor.contract.desired import JobPhase, LeaderRecord
 from supervisor.contract.errors import (
@@ -26,54 +26,12 @@ from supervisor.contract.errors import (
     StoreUnreachable,
     UserError,
 )
-from supervisor.contract.job.spec import CheckpointSpec, JobRecord, JobSpec
+from supervisor.contract.job.spec import CheckpointSpec, JobRecord
 from supervisor.contract.observed import Gpu
 from supervisor.contract.views.jobs import SubmitMode, SubmitRequest
 from supervisor.control.decide.plan import put
 from supervisor.control.services.jobs import JobService
-from tests.control.world import World
-from tests.support.builders import job_spec
-
-
-class Leader:
-    """A job service over a world that has the job `digits` already."""
-
-    def __init__(self, coordination: type[MemoryCoordination] = MemoryCoordination) -> None:
-        self.world = World()
-        self.world.form_cluster()
-        self.store = MemoryCheckpointStore()
-        self.stores: dict[str, CheckpointStore] = {}
-        self.job_service = self.beside(coordination)
-
-    def beside(
-        self, coordination: type[MemoryCoordination] = MemoryCoordination, uuid: str = "new-uuid"
-    ) -> JobService:
-        """Another job service over the same world."""
-        return JobService(
-            coordination(self.world.store),
-            self._open_store,
-            BootClock(),
-            lambda: uuid,
-            lambda: LeaderRecord("s", "", 1),
-            self.world.snapshot,
-        )
-
-    def _open_store(self, uri: str) -> CheckpointStore:
-        """Every name is a name of `store`, unless `stores` has another for it."""
-        return self.stores.get(uri, self.store)
-
-    def end(self) -> None:
-        """The job of that name is over."""
-        switch = replace(self.world.switch(), phase=JobPhase.SUCCEEDED, generation=7)
-        self.world.write(put(keys.switch("digits"), switch))
-
-    def record(self, name: str) -> JobRecord | None:
-        found = self.world.store.read(keys.job_record(name))
-        return codec.decode(JobRecord, found[0].value) if found else None
-
-
-def other(uri: str = "file:///elsewhere") -> JobSpec:
-    return replace(job_spec(name="other"), checkpoint=CheckpointSpec(uri))
+from tests.control.leader import Leader, other_job
 
 
 async def test_a_name_is_not_taken_twice_by_accident() -> None:
@@ -89,7 +47,7 @@ async def test_a_name_is_not_taken_twice_by_accident() -> None:
 async def test_a_checkpoint_directory_belongs_to_one_job() -> None:
     leader = Leader()
     with pytest.raises(Conflict, match="belongs to job digits"):
-        await leader.job_service.submit(SubmitRequest(other(leader.world.spec.checkpoint.uri)))
+        await leader.job_service.submit(SubmitRequest(other_job(leader.world.spec.checkpoint.uri)))
     assert leader.record("other") is None
 
 
@@ -106,7 +64,7 @@ async def test_the_directory_of_a_job_that_is_left_aside_is_given_to_nobody(
     leader.world.write(Put(key, b"{"))
     uri = "file:///link/to/it" if claimed else leader.world.spec.checkpoint.uri
     with pytest.raises(Conflict, match="job digits"):
-        await leader.job_service.submit(SubmitRequest(other(uri), mode))
+        await leader.job_service.submit(SubmitRequest(other_job(uri), mode))
     assert leader.record("other") is None
 
 
@@ -185,7 +143,7 @@ async def test_what_was_accepted_is_known_to_whoever_asks_next() -> None:
         lambda: LeaderRecord("s", "", 1),
         lambda: late.pop() if late else leader.world.snapshot(),
     )
-    await service.submit(SubmitRequest(other()))
+    await service.submit(SubmitRequest(other_job()))
     shown = service.snapshot()
     assert shown is not None
     assert "other" in shown.jobs
@@ -204,7 +162,7 @@ async def test_a_deposed_leader_records_no_job() -> None:
         lambda: stale,
     )
     with pytest.raises(Conflict):
-        await service.submit(SubmitRequest(other()))
+        await service.submit(SubmitRequest(other_job()))
     assert leader.record("other") is None
 
 
@@ -239,7 +197,7 @@ async def test_a_job_that_has_used_up_its_time_is_not_started_again_to_fail_at_o
 async def test_a_directory_is_the_same_however_it_is_spelt(spelt: str) -> None:
     leader = Leader()
     with pytest.raises(Conflict, match="belongs to job digits; two jobs cannot share one") as caught:
-        await leader.job_service.submit(SubmitRequest(other(spelt)))
+        await leader.job_service.submit(SubmitRequest(other_job(spelt)))
     assert caught.value.field == ("checkpoint", "uri")
     assert leader.record("other") is None
 
@@ -255,19 +213,21 @@ async def test_a_namenode_is_its_nameservice(tmp_path: Path, monkeypatch: pytest
     (tmp_path / "hdfs-site.xml").write_text(f"<configuration>{''.join(lines)}</configuration>")
     monkeypatch.setenv("HADOOP_CONF_DIR", str(tmp_path))
     leader = Leader()
-    await leader.job_service.submit(SubmitRequest(other("hdfs://ns1/jobs/a")))
+    await leader.job_service.submit(SubmitRequest(other_job("hdfs://ns1/jobs/a")))
     for spelt in ("hdfs://nn-a:8020/jobs/a", "hdfs://NN-B:08020/jobs//a/"):
-        taken = replace(other(spelt), name="another")
+        taken = replace(other_job(spelt), name="another")
         with pytest.raises(Conflict, match="belongs to job other"):
             await leader.job_service.submit(SubmitRequest(taken))
     leader.stores["hdfs://nn-c:8020/jobs/a"] = MemoryCheckpointStore()
-    await leader.job_service.submit(SubmitRequest(replace(other("hdfs://nn-c:8020/jobs/a"), name="another")))
+    await leader.job_service.submit(
+        SubmitRequest(replace(other_job("hdfs://nn-c:8020/jobs/a"), name="another"))
+    )
 
 
 async def test_a_directory_that_another_job_knows_by_another_name_is_found_out() -> None:
     leader = Leader()
-    await leader.job_service.submit(SubmitRequest(other("file:///mnt/jobs")))
-    linked = replace(other("file:///link/to/jobs"), name="third")
+    await leader.job_service.submit(SubmitRequest(other_job("file:///mnt/jobs")))
+    linked = replace(other_job("file:///link/to/jobs"), name="third")
     for mode in (SubmitMode.NEW, SubmitMode.FRESH):
         with pytest.raises(Conflict, match="is the directory of job other, which knows it by another name"):
             await leader.job_service.submit(SubmitRequest(linked, mode))
@@ -279,8 +239,8 @@ async def test_a_directory_that_another_cluster_has_taken_is_found_out_before_it
     await leader.store.prepare()
     await take_claim(leader.store, (), "far-away", "theirs")
     with pytest.raises(Conflict, match="was taken by job theirs, which this cluster does not know"):
-        await leader.job_service.submit(SubmitRequest(other()))
-    await leader.job_service.submit(SubmitRequest(other(), SubmitMode.FRESH))
+        await leader.job_service.submit(SubmitRequest(other_job()))
+    await leader.job_service.submit(SubmitRequest(other_job(), SubmitMode.FRESH))
     assert {(each.job_uuid, each.job) for each in await read_claims(leader.store)} == {
         ("far-away", "theirs"),
         ("new-uuid", "other"),
@@ -291,7 +251,7 @@ async def test_a_directory_that_another_cluster_has_taken_is_found_out_before_it
             replace(leader.world.snapshot().jobs["other"].switch.value, phase=JobPhase.FAILED),
         )
     )
-    await leader.job_service.submit(SubmitRequest(other(), SubmitMode.RESUME))
+    await leader.job_service.submit(SubmitRequest(other_job(), SubmitMode.RESUME))
 
 
 async def test_a_job_remembers_the_lives_that_were_ended_for_good() -> None:
@@ -313,9 +273,9 @@ async def test_of_two_clusters_that_take_a_directory_at_once_one_is_told() -> No
     leader, theirs = Leader(), Leader()
     store = Meanwhile()
     leader.store = theirs.store = store
-    store.then = lambda: theirs.job_service.submit(SubmitRequest(other("file:///mnt/jobs")))
+    store.then = lambda: theirs.job_service.submit(SubmitRequest(other_job("file:///mnt/jobs")))
     with pytest.raises(Conflict, match="another job takes this directory in the very same moment"):
-        await leader.job_service.submit(SubmitRequest(other()))
+        await leader.job_service.submit(SubmitRequest(other_job()))
     assert leader.record("other") is None
     assert theirs.record("other") is not None
     assert [each.number for each in await read_claims(store)] == [1]
@@ -326,25 +286,25 @@ async def test_a_job_that_is_not_recorded_leaves_no_claim() -> None:
     store = leader.store = Meanwhile()
 
     async def its_name_is_taken() -> None:
-        leader.world.write(put(keys.job_record("other"), JobRecord(other(), "another", 0)))
+        leader.world.write(put(keys.job_record("other"), JobRecord(other_job(), "another", 0)))
 
     store.then = its_name_is_taken
     with pytest.raises(Conflict, match="changed at the same moment"):
-        await leader.job_service.submit(SubmitRequest(other()))
+        await leader.job_service.submit(SubmitRequest(other_job()))
     assert await read_claims(store) == ()
 
 
 async def test_a_job_that_asks_for_no_gpus_where_there_are_some_is_told_so() -> None:
     leader = Leader()
-    assert (await leader.job_service.validate(SubmitRequest(other()))).cautions == ()
+    assert (await leader.job_service.validate(SubmitRequest(other_job()))).cautions == ()
     for node in ("n0", "n1"):
         leader.world.see_gpus(node, *(Gpu(f"GPU-{node}", 0, "T4", 1 << 34) for _ in range(node == "n1")))
-    (caution,) = (await leader.job_service.validate(SubmitRequest(other()))).cautions
+    (caution,) = (await leader.job_service.validate(SubmitRequest(other_job()))).cautions
     assert caution.startswith("no role asks for GPUs, so that its tasks see none of those of n1;")
-    first, *rest = other().roles
-    asks = replace(other(), roles=(replace(first, resources=replace(first.resources, gpus=1)), *rest))
+    first, *rest = other_job().roles
+    asks = replace(other_job(), roles=(replace(first, resources=replace(first.resources, gpus=1)), *rest))
     assert (await leader.job_service.validate(SubmitRequest(asks))).cautions == ()
-    assert (await leader.job_service.submit(SubmitRequest(other()))).cautions == (caution,)
+    assert (await leader.job_service.submit(SubmitRequest(other_job()))).cautions == (caution,)
 
 
 class Silent(MemoryCoordination):
@@ -361,11 +321,11 @@ async def test_a_submit_that_was_not_finished_is_told_of_and_fresh_takes_its_dir
     """Its record may yet come to be known, so that its claim has to stay."""
     leader = Leader(Silent)
     with pytest.raises(CoordinationUnreachable):
-        await leader.job_service.submit(SubmitRequest(other()))
+        await leader.job_service.submit(SubmitRequest(other_job()))
     again = leader.beside(uuid="newer-uuid")
     with pytest.raises(Conflict, match=r"a submit of other was not finished \(--fresh takes"):
-        await again.submit(SubmitRequest(other()))
-    await again.submit(SubmitRequest(other(), SubmitMode.FRESH))
+        await again.submit(SubmitRequest(other_job()))
+    await again.submit(SubmitRequest(other_job(), SubmitMode.FRESH))
     assert leader.record("other") is not None
 
 
@@ -387,8 +347,8 @@ async def test_what_a_stranger_left_in_the_directory_is_not_mixed_with_a_new_job
     unknown = stored_path(CheckpointRef(3, 5), "x")
     await leader.store.write_bytes(f"{unknown}/{MANIFEST_FILE}", b"damaged")
     with pytest.raises(Conflict, match="already holds 1 checkpoints of nobody known"):
-        await leader.job_service.submit(SubmitRequest(other()))
-    await leader.job_service.submit(SubmitRequest(other(), SubmitMode.FRESH))
+        await leader.job_service.submit(SubmitRequest(other_job()))
+    await leader.job_service.submit(SubmitRequest(other_job(), SubmitMode.FRESH))
     begun = leader.record("other")
     assert begun is not None
     assert begun.generation_floor == 3
@@ -402,7 +362,7 @@ async def test_a_generation_that_nobody_has_trained_is_no_floor() -> None:
     await leader.store.write_bytes(f"{absurd}/{MANIFEST_FILE}", b"damaged")
     for mode in SubmitMode:
         with pytest.raises(Conflict, match="generation 99999999, which no training has left; move it away"):
-            await leader.job_service.submit(SubmitRequest(other(), mode))
+            await leader.job_service.submit(SubmitRequest(other_job(), mode))
 
 
 async def test_a_store_that_is_not_there_is_not_made_where_checkpoints_are_known() -> None:
@@ -413,7 +373,7 @@ async def test_a_store_that_is_not_there_is_not_made_where_checkpoints_are_known
     with pytest.raises(StoreUnreachable):
         await leader.job_service.submit(SubmitRequest(leader.world.spec, SubmitMode.RESUME))
     with pytest.raises(StoreUnreachable):
-        await leader.job_service.submit(SubmitRequest(other(), SubmitMode.RESUME))
+        await leader.job_service.submit(SubmitRequest(other_job(), SubmitMode.RESUME))
     assert not leader.store.disk.prepared
 
 

@@ -1,4 +1,4 @@
-"""What an agent's membership promises (rules 2, 3, 11 and 12), over an etcd that changes at a bad moment."""
+"""Rules 2, 3, 11 and 12 in an agent's membership, over an etcd that changes at a bad moment."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from agent.core.events import BeatSeen, Event, Joined, TermsSeen
 from agent.core.instructions import Report, Write
 from agent.effects import Effects
 from agent.membership import Former, Membership
-from agent.settings import AgentSettings
 from supervisor.adapters.clock import BootClock
 from supervisor.adapters.etcd.identity import newest
 from supervisor.adapters.etcd.memory import MemoryCoordination, MemoryStore
@@ -28,16 +27,15 @@ from supervisor.contract.observed import (
     AttemptReport,
     AttemptState,
     Incarnation,
-    NodeResources,
     Prepared,
     Saves,
 )
 from supervisor.contract.timing import FAST
 from supervisor.control.decide.plan import put
+from tests.agent.core import SETTINGS
 from tests.support.clocks import ManualClock
 from tests.support.sinks import ListSink
 
-SETTINGS = AgentSettings("n1", "h", "h:1", 20000, 20100, "/locks", FAST, NodeResources(1.0, 1))
 NODE = keys.node("n1")
 MARK = keys.lost("n1", "life1")
 

@@ -1,4 +1,4 @@
-"""What a leader promises and no other test looks at: fencing, exact flips, no write without need."""
+"""Rules of the leader that have no module of tests of their own: fencing, exact flips, no needless write."""
 
 from __future__ import annotations
 
