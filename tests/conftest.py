@@ -53,7 +53,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 @pytest.fixture(autouse=True)
 def failpoints_are_left_as_found() -> Iterator[None]:
-    """What a test has put at failpoints goes with it: in whoever runs here next nothing is armed."""
+    """Failpoints that a test arms do not stay armed for the next test in this process."""
     yield
     assert effect("a.b") is effect("a.b"), "this test has left something installed at failpoints"
 

@@ -1,4 +1,4 @@
-"""When a failed test is run again: only where nothing happened in its process for a while."""
+"""Reruns of failed tests: only where nothing happened in the process for a while."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from tests.support import steady
 
 
 def runs(lost_ms: int, failures: int) -> int:
-    """How often a test is run that fails so often, while so much time is lost in each run."""
+    """The number of runs of a test that fails so often, while so much time is lost in each run."""
     count = 0
     for each in steady._tries():
         with each:

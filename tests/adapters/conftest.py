@@ -28,7 +28,7 @@ Servers = Callable[[str], EtcdServer]
 
 @dataclass
 class Backend:
-    """What a contract test needs of a store: clients of it, and the faults that every kind can have."""
+    """A store for the contract tests: clients of it, and the faults that every kind can have."""
 
     connect: Callable[[bool], Coordination]
     compact: Callable[[int], None]

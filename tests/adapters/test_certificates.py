@@ -1,4 +1,4 @@
-"""When certificates end, and what is in use while their files are replaced."""
+"""Certificates: their lives, and the replacement of their files while a daemon runs."""
 
 from __future__ import annotations
 

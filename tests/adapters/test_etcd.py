@@ -1,4 +1,4 @@
-"""What only a real etcd has: members that fail one by one, certificates, a full disk."""
+"""Faults that only a real etcd has: members that fail one by one, certificates, a full disk."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ async def put(client: Coordination, key: str, value: bytes = b"") -> int:
 
 
 async def put_soon(client: Coordination, key: str) -> int:
-    """How many writes failed before one went through."""
+    """Write until one write goes through; return the number of those that failed before."""
     failed = 0
     async with asyncio.timeout(30):
         while True:

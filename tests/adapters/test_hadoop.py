@@ -1,4 +1,4 @@
-"""What the configuration says of Hadoop: read, refused with the field, and handed on."""
+"""The `hdfs` section of a configuration: read, refused with the field named, and handed on."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ class Follower:
             await asyncio.sleep(0.01)
 
     def silence_ms(self) -> int:
-        """How long ago etcd last gave a sign of life."""
+        """The time since the last sign of life of etcd."""
         assert self.mirror.last_alive_ms is not None
         return self.clock.now_ms() - self.mirror.last_alive_ms
 

@@ -1,4 +1,4 @@
-"""What both daemons do when their keeper tells them to end."""
+"""The end and the reload of a daemon, as its service manager asks for them by signals."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a keeper is told, over a socket such as systemd's."""
+"""Messages of a daemon to its service manager, over a socket such as systemd's."""
 
 from __future__ import annotations
 

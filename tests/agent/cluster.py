@@ -202,7 +202,7 @@ class Job:
         return await self.node.until(self.prepared)
 
     async def prepared(self) -> Prepared | None:
-        """What its agent has answered; None while it has not, or only why it cannot for now."""
+        """The answer of its agent; None while there is none, or only a delay with its reason."""
         found = await self.node.read(Prepared, keys.prepared(self.task, self.assignment.plan_id))
         return found if found is not None and not found.delay else None
 

@@ -102,7 +102,7 @@ class Core:
         return self
 
     def granted_ms(self, stamp_ms: int) -> int:
-        """What the agent grants for a pull with this stamp."""
+        """The time that the agent grants for a pull with this stamp."""
         out = self.hear(protocol.Pull(stamp_ms, "life1", str(ORDER.attempt_id)))
         (grant,) = [each.message for each in only(Say, out) if isinstance(each.message, protocol.Grant)]
         assert grant.stamp_ms == stamp_ms

@@ -35,7 +35,7 @@ class RunningCore:
         self.observe(JobSwitch("job", "u", JobPhase.RUNNING, 1, "p1"))
 
     def take(self, event: Event) -> list[object]:
-        """What is said to the launcher because of it."""
+        """Feed an event; return the messages to the launcher that follow."""
         said: tuple[Instruction, ...]
         self.state, said = step(self.state, [event], self.now_ms)
         return [each.message for each in said if isinstance(each, Say)]
@@ -64,7 +64,7 @@ class RunningCore:
         return [each for each in said if isinstance(each, protocol.Kill | protocol.Terminate)]
 
     def following(self, switch: JobSwitch) -> list[Instruction]:
-        """What of following commits comes of a switch."""
+        """The instructions to follow commits, or to stop it, that a switch leads to."""
         observed = Observed((self.order,), (switch,), self.now_ms)
         self.state, done = step(self.state, [observed], self.now_ms)
         return [each for each in done if isinstance(each, FollowCommits | StopFollowing)]

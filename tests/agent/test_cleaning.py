@@ -1,4 +1,4 @@
-"""What jobs leave on a node goes when they are over, also what an earlier life of its agent has left."""
+"""Files of ended jobs go from the node, also those that an earlier life of its agent has left."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Core:
         self.state, _ = step(state, [Joined(ME, NOW_MS, adopt=False, d_ms=FAST.d_ms)], NOW_MS)
 
     def cleans(self, *switches: JobSwitch) -> list[Clean]:
-        """What is cleaned as these are seen."""
+        """The instructions to clean that the sight of these switches leads to."""
         self.state, said = step(self.state, [Observed((), switches, NOW_MS)], NOW_MS)
         return [each for each in said if isinstance(each, Clean)]
 

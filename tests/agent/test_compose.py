@@ -1,4 +1,4 @@
-"""What a task is started with."""
+"""Command, environment and order of start of a task."""
 
 from __future__ import annotations
 

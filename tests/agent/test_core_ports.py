@@ -1,4 +1,4 @@
-"""Which port a task asks for that has to come back without its reservation, and what the leader hears."""
+"""The port of a task that lost its reservation, and the answers that the leader gets about it."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def requested(instructions: list[Instruction]) -> list[protocol.Reserve]:
 
 
 def told(core: Core) -> list[Prepared]:
-    """What the leader was told of prepared tasks; each word has arrived."""
+    """The answers to the leader about prepared tasks; each write of one is confirmed."""
     words = [each for each in only(Write, core.said) if isinstance(each.record, Prepared)]
     for each in words:
         core.feed(Written(each.tag, ok=True))

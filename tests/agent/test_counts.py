@@ -1,4 +1,4 @@
-"""What lines of output count: the formats that are read out of the box."""
+"""Steps in lines of output: the formats that are read without configuration."""
 
 from __future__ import annotations
 

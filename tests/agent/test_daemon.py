@@ -260,7 +260,7 @@ async def beats_for(node: Node, ms: int) -> None:
 
 
 async def death_ms(node: Node) -> int | None:
-    """When the one attempt that has ended here did, as its launcher keeps it until an agent has heard."""
+    """The time at which the one ended attempt died, as its launcher keeps it until an agent has heard."""
     for path in (node.root / node.name / "launchers").glob("*/exits/*.json"):
         return protocol.from_plain(protocol.Exited, json.loads(path.read_bytes())).at_ms
     return None

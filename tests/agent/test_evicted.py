@@ -1,4 +1,4 @@
-"""What an agent leaves behind when its life is lost: no saver, no reader, and the cluster that it knew."""
+"""A lost life of an agent leaves no saver and no reader; its successor knows the cluster of the tasks."""
 
 from __future__ import annotations
 

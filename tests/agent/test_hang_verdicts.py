@@ -74,7 +74,7 @@ def watch(name: str, seed: int, directory: Path = Path("/")) -> Watched:
 
 
 def false_verdicts(name: str, seed: int, lasts_ms: int) -> list[int]:
-    """When a healthy program was taken to hang."""
+    """The times at which a healthy program was taken to hang."""
     watched, found = watch(name, seed), []
     while watched.now_ms < lasts_ms:
         if watched.turn().hang is not None:
@@ -96,7 +96,7 @@ def test_no_healthy_program_is_taken_to_hang_in_a_day(name: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """How an injected hang was found: after so long, where it should take `bound_ms` at most."""
+    """The detection of an injected hang: `hang`, only `suspected` or empty, after so long, and its bound."""
 
     how: str
     after_ms: int

@@ -1,4 +1,4 @@
-"""What an agent that knows of an attempt learns anew from its launcher."""
+"""The hello of a launcher tells an agent anew about an attempt that it knows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What waits in an agent's inbox: its bounds, and how it is taken."""
+"""The inbox of an agent: its bounds, and the steps in which it is taken."""
 
 from __future__ import annotations
 

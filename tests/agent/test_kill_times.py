@@ -1,4 +1,4 @@
-"""What an agent makes of the time that kills take on its node (decision 0046)."""
+"""An agent measures the time that kills take on its node, and keeps it back (decision 0046)."""
 
 from __future__ import annotations
 

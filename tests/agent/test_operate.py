@@ -1,4 +1,4 @@
-"""What operators do beside an attempt, on the agent's side."""
+"""Commands and signals of operators beside an attempt, on the agent's side."""
 
 from __future__ import annotations
 

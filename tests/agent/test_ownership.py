@@ -13,7 +13,7 @@ from agent.host import ownership
 def test_a_link_put_in_the_way_gives_nothing_else_away(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is staged once more is the tasks' own already, and one of them may run."""
+    """A directory that is staged again belongs to the tasks already, and one of them may run."""
     given, others = tmp_path / "g1" / "sub", tmp_path / "others"
     for directory in (given, others):
         directory.mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""What an agent takes from the file in which a program says where it saves; it may write anything."""
+"""An agent reads the file in which a program notes its saves; the program may write anything there."""
 
 from __future__ import annotations
 

@@ -74,7 +74,7 @@ def test_the_pauses_of_the_attempt_before_are_known() -> None:
 
 
 def test_output_is_learnt_anew_by_each_attempt(tmp_path: Path) -> None:
-    """What a program prints as it starts pauses otherwise than what it prints as it trains."""
+    """The pauses of a program's output differ between its start and its training."""
     reader = StepReader(tmp_path, Matcher(DEFAULT_STEP_PATTERNS, ListSink()))
     followed = Followed(reader, 0, pauses={"output": 2_000, "step": 700})
     for now_ms, line in ((0, "imports"), (1_000, "builds"), (2_000, "step 1")):

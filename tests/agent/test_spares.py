@@ -41,7 +41,7 @@ class Node:
         return only(Spawn, self.core.feed(Observed(self.orders, (switch,), self.core.now_ms, spares)))
 
     def later(self, ms: int) -> list[Spawn]:
-        """What is spawned within `ms` in which all launchers are well."""
+        """The launchers that are spawned within `ms`, while all others are well."""
         found = []
         for _ in range(ms // 100):
             self.core.now_ms += 100

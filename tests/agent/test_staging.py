@@ -1,4 +1,4 @@
-"""What of staging a base a leader is told: what the store said, not that etcd was silent or a disk full."""
+"""Failures to stage a base: the leader is told of the store's, not of a silent etcd or a full disk."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which attempts start warm, after what their task's earlier attempts have shown."""
+"""Warm or cold start of an attempt, by the ends of its task's earlier attempts."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ class TwoJobs(Core):
         self.seen = 0
 
     def see_both(self, base: JobSwitch) -> TwoJobs:
-        """What the leader wants of both."""
+        """Show the agent the assignments and switches of both jobs, and answer it for a while."""
         plans = {each.plan_id: each.plan_id if base is RUNNING else "" for each in (ORDER, OTHER)}
         switches = [
             replace(base, job=each.job, job_uuid=each.job_uuid, plan_id=plans[each.plan_id])

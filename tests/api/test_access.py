@@ -1,4 +1,4 @@
-"""Who may call what, over real TLS: every method with every identity, and nothing beside the table."""
+"""Rights of callers over real TLS: every method with every identity, and nothing beside the table."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ MAY = {
     Right.OWN_NODE: {"agent:n1"},
     Right.SUPERVISORS: {"supervisor:s1"},
 }
-"""Who of them may, where the job is alice's and the node n1."""
+"""The callers that have each right, where the job is alice's and the node n1."""
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""What the leader cannot give: which field of the job asks for it, and what a job without nodes waits for."""
+"""Jobs that the leader cannot serve: the field that asks too much, and the nodes that a job waits for."""
 
 from __future__ import annotations
 

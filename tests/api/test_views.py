@@ -1,4 +1,4 @@
-"""What operators are shown, over the leader's real decisions and scripted agents."""
+"""The views for operators, over the leader's real decisions and scripted agents."""
 
 from __future__ import annotations
 

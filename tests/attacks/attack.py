@@ -13,7 +13,7 @@ from pathlib import Path
 
 
 class Where(Enum):
-    """How the tasks of a node run; the value is the heading of a column."""
+    """The kind of node that runs the tasks; the value is the heading of a column."""
 
     USER = "process, agent not root"
     ROOT = "process, agent root"
@@ -83,7 +83,7 @@ class Attack:
     starts_another: bool = False
 
     def end(self, where: Where) -> End:
-        """How it must end there."""
+        """The end that the attack must have there."""
         return self.ends_in.get(where, self.ends)
 
 

@@ -37,7 +37,7 @@ _ANSWER_S = 15.0
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How it ended: `refused`, `failed`, `harmless` or `stopped`, and what was said.
+    """The end of an attack, `refused`, `failed`, `harmless` or `stopped`, and its output.
 
     Without `problems` it ended as it must.
     """
@@ -79,7 +79,7 @@ def _effects(site: Site, before: Picture, step: int) -> list[str]:
 
 
 def _made(site: Site, attack: Attack) -> tuple[str, str, list[str]]:
-    """How it ended, what was said, and what went wrong."""
+    """Make the attack; return its end, its output and the problems found."""
     try:
         if attack.calls:
             return _called(site, attack)

@@ -115,7 +115,7 @@ class Site:
 
     @property
     def node(self) -> Node:
-        """Where victim and attacks run."""
+        """The node of the victim and of the attacks."""
         return self.cluster.agents[0]
 
     @property
@@ -310,7 +310,7 @@ class Site:
         )
 
     def step(self) -> int:
-        """How far the victim is."""
+        """The victim's step."""
         return self.operator.view(VICTIM).step
 
     def told_of_bugs(self) -> list[str]:

@@ -34,7 +34,7 @@ MACHINE_UP_S = time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 def eventually(done: Callable[[], bool], what: str) -> None:
-    """Who does not answer yet is asked again."""
+    """Wait until it is done; ask again where nothing answers yet."""
     deadline = time.monotonic() + PATIENCE_S
     while True:
         try:

@@ -1,4 +1,4 @@
-"""What a cluster of nodes may have beside: HDFS, docker, GPUs, another etcd."""
+"""Parts that a cluster of nodes may have besides: HDFS, docker, GPUs, another etcd."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ async def write(client: EtcdCoordination, *ops: Op) -> int:
 
 
 def whole(directory: Path) -> list[str]:
-    """What the recording says against itself."""
+    """The contradictions within a recording."""
     return [each.text for each in check_history(load(directory), ["histories are whole"])]
 
 

@@ -1,4 +1,4 @@
-"""What a survey finds of a job that is over, and where it finds secrets."""
+"""A survey finds what a job has left behind, and secrets where others may read them."""
 
 from __future__ import annotations
 

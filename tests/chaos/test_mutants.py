@@ -43,7 +43,7 @@ CHECKERS = [
 
 IN_SLEEP = "import time; time.sleep(600)"
 LONG, TRIES = "commit while closing", 40
-"""Who looks for it without the mistake makes so many tries, each of a fraction of a second."""
+"""A search for it without the mistake makes so many tries, each of a fraction of a second."""
 
 
 def name_of(mutant: Mutant) -> str:

@@ -172,7 +172,7 @@ def a_task_of_a_lost_node_runs_on() -> History:
 
 
 def a_task_of_a_lost_node_is_not_killed_as_it_thaws() -> History:
-    """What was frozen may outlive D, but not go on: that breaks the promise of generations, too."""
+    """A frozen task may outlive D, but not go on: that breaks the promise of generations, too."""
     story = node_lost()
     drop(story, WORKER, KILLED, GONE)
     story.now_ms += 2_000

@@ -1,4 +1,4 @@
-"""What a fault sees of a job where another one is in force: tasks that come back, and nobody to ask."""
+"""The view of a job under a fault, where another fault is in force: tasks come back, nobody answers."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def view(*states: str) -> JobView:
 
 
 class Told(Job):
-    """What a supervisor answers each time that it is asked; the last answer again and again."""
+    """A job whose supervisor gives these answers, and then the last one again and again."""
 
     def __init__(self, answers: Sequence[JobView | None]) -> None:
         super().__init__(Operator.__new__(Operator), "a", Path("unused"), Path("unused"))

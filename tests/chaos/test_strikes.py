@@ -32,7 +32,7 @@ SAMPLE = {
 
 
 def strike(directory: Path, name: str, plan: Plan | None, at_once: int = 1) -> list[str]:
-    """What was struck on this ground; all that it leads to without a plan."""
+    """The faults that were struck on this ground; without a plan, all that its survey leads to."""
     assert not cannot_isolate(), cannot_isolate()
     said: list[str] = []
     ground = GROUNDS[name]

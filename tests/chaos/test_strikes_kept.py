@@ -91,7 +91,7 @@ def test_every_cause_is_tried_once_in_all_calls(tmp_path: Path) -> None:
 
 
 def test_without_time_one_cause_is_tried_and_one_point_struck(tmp_path: Path) -> None:
-    """What has no time at all has still proved something."""
+    """A search without any time left has still proved something."""
     striker = Pretended(tmp_path, nobody=["calm a"])
     plan, whole = striker.survey(OVER)
     assert (set(plan), whole) == ({"a", "b"}, False)

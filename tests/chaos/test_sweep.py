@@ -45,7 +45,7 @@ SMALL = Shape(etcd=1, supervisors=2, agents=2)
 
 
 def seen_of(directory: Path) -> str:
-    """What a failure should be told with."""
+    """The runs that did not pass, for the message of a failed test."""
     found = [json.loads(path.read_text()) for path in sorted(directory.glob("*/run.json"))]
     return "\n".join(
         f"{each['id']}: {each['outcome']}: {each['why']}" for each in found if each["outcome"] != "passed"

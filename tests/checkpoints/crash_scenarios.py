@@ -193,7 +193,7 @@ def restored_form(scenario: str, ref: CheckpointRef) -> dict[str, bytes]:
 
 
 async def check_promises(site: Site, scenario: str) -> None:
-    """Whatever has happened: what is committed can be restored, as it was saved, on any machine."""
+    """After any crash a committed checkpoint can be restored, as it was saved, on any machine."""
     world = site.life()
     found = {}
     for record in await world.records():

@@ -30,7 +30,7 @@ _EFFECTS = frozenset({"os.mkdir", "os.rename", "os.link", "os.remove", "os.rmdir
 
 
 class Strike(Enum):
-    """What happens at the point."""
+    """The event at the point."""
 
     CRASH = "crash"
     CANCEL = "cancel"

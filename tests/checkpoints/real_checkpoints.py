@@ -38,7 +38,7 @@ def values(*shape: int) -> NDArray[np.float32]:
 
 
 def raw(kind: str, tensors: Mapping[str, object], slices: Mapping[str, str] | None = None) -> None:
-    """What the op itself writes; the name of a tensor ends at a `#`."""
+    """A checkpoint that the op writes itself; the name of a tensor ends at a `#`."""
     tf.raw_ops.SaveV2(
         prefix=prefix_in(kind, "m-1"),
         tensor_names=[name.partition("#")[0] for name in tensors],

@@ -1,4 +1,4 @@
-"""Which stores a daemon may use: a job names any place, and the daemon has rights of its own there."""
+"""Stores that a daemon may use: a job names any place, and the daemon has rights of its own there."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What TensorFlow itself saves is read as TensorFlow reads it; each flipped or missing byte is found."""
+"""Files of a real TensorFlow: read as TensorFlow reads them, and any flipped or missing byte is found."""
 
 from __future__ import annotations
 

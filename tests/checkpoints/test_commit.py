@@ -520,7 +520,7 @@ async def test_concurrent_committers_share_one_head(
 
 
 async def test_a_flip_and_commits_race(world: World, coordination: Coordination) -> None:
-    """Whoever closes with the head that it read has seen every commit that was ever made."""
+    """A leader that closes with the head that it read has seen every commit that was ever made."""
     world.coordination = coordination
     await world.put_switch(1)
     identity = await world.register()

@@ -1,4 +1,4 @@
-"""What is copied for programs, by an agent that may read more than they."""
+"""Copies that an agent makes for programs, although it may read more files than they may."""
 
 from __future__ import annotations
 

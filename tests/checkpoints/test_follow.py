@@ -94,7 +94,7 @@ class Reader:
         self.node.follow(FollowCommits("digits", UUID, 1, None, "memory://"))
 
     def named(self) -> str:
-        """What a program finds."""
+        """The name that the state file shows to a program."""
         state = self.directory / STATE_FILE
         return state.read_text().split('"')[1] if state.exists() else ""
 

@@ -1,4 +1,4 @@
-"""Which save of a family is the newest, whatever clocks, copies and restarts of the agent do to the files."""
+"""The newest save of a family, whatever clocks, copies and restarts of the agent do to the files."""
 
 from __future__ import annotations
 

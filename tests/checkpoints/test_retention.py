@@ -1,4 +1,4 @@
-"""What a job keeps: each reason alone, and together on any history."""
+"""Checkpoints that a job keeps: each reason alone, and all together on any history."""
 
 from __future__ import annotations
 

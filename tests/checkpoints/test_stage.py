@@ -161,7 +161,7 @@ async def test_bad_is_what_is_wrong_or_missing_in_a_healthy_store(
 
 
 class Garbling(MemoryCheckpointStore):
-    """What it has is intact; of what it sends the last byte is another."""
+    """A store whose files are intact, but which changes the last byte of each that it sends."""
 
     async def download(self, path: str, target: str, moved: Moved = unwatched) -> StoredFile:
         came = await super().download(path, target, moved)

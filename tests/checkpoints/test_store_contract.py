@@ -1,4 +1,4 @@
-"""What every checkpoint store promises, run against each of them."""
+"""The contract of checkpoint stores, run against each of them."""
 
 from __future__ import annotations
 

@@ -139,7 +139,7 @@ class PointedStore:
 
 
 def contents(ref: CheckpointRef, life: str = "") -> dict[str, bytes]:
-    """What a save of this step in this generation holds: one shard, its index and a meta graph.
+    """The files of a save of this step in this generation: one shard, its index and a meta graph.
 
     Another `life` of the job has other weights.
     """
@@ -164,7 +164,7 @@ def snapshot(directory: Path) -> dict[str, bytes]:
 
 
 def staged_form(ref: CheckpointRef) -> dict[str, bytes]:
-    """What a directory looks like in which this checkpoint was staged."""
+    """The files of a directory in which this checkpoint was staged."""
     return contents(ref) | {"checkpoint": render_state(f"model.ckpt-{ref.step}")}
 
 

@@ -60,7 +60,7 @@ class SavingShell(Shell):
         return from_plain(CheckpointList, self.json("checkpoints", "count")).checkpoints
 
     def stored(self, ref: str) -> Path:
-        """Where the store has a checkpoint's files."""
+        """The directory of a checkpoint's files in the store."""
         (entry,) = [each for each in self.list() if str(each.ref) == ref]
         return self.cluster.layout.state / "checkpoints" / "count" / entry.path
 
@@ -79,7 +79,7 @@ class SavingShell(Shell):
         self.cluster.up()
 
     def base(self) -> str:
-        """What the running generation began from."""
+        """The base of the running generation."""
         jobs = self.json("status", "count")["jobs"]
         assert isinstance(jobs, list)
         base = jobs[0]["base"]

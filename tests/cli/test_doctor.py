@@ -38,7 +38,7 @@ def config(directory: Path, **more: object) -> AgentConfig:
 
 
 def look(name: str, scene: model.Scene) -> Finding:
-    """What one check finds, as `doctor` runs it."""
+    """The finding of one check, as `doctor` runs it."""
     (check,) = (each for each in checks() if each.name == name)
     (found,) = model.run([check], scene)
     assert bool(found.advice) == (found.state is not State.OK)

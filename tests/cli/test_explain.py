@@ -1,4 +1,4 @@
-"""What `explain` prints of one incident."""
+"""The lines of `explain` about one incident."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ def load(directory: Path, text: str) -> JobSpec:
 
 
 def refusals(directory: Path, text: str) -> list[str]:
-    """What is said of a job file, without the file's name; fails when it is taken."""
+    """The errors about a job file, without the file's name; fails when the file is taken."""
     with pytest.raises(UserError) as caught:
         load(directory, text)
     lines = str(caught.value).splitlines()

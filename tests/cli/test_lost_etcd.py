@@ -35,14 +35,14 @@ def task_pid(shell: SavingShell) -> int:
 
 
 def nodes(shell: SavingShell) -> int:
-    """How many are there."""
+    """The number of nodes."""
     found = shell.json("nodes")["nodes"]
     assert isinstance(found, list)
     return len(found)
 
 
 def data_of(cluster: LocalCluster) -> Path:
-    """Where etcd keeps all that it has."""
+    """The data directory of etcd."""
     return cluster.layout.state / "etcd" / "data"
 
 
@@ -58,7 +58,7 @@ def change_data(cluster: LocalCluster, backup: Path | None = None) -> None:
 
 
 def take_up(shell: SavingShell) -> str:
-    """What docs/checkpoints.md tells to do then; returns the newest checkpoint."""
+    """Follow docs/checkpoints.md after the loss of etcd; return the newest checkpoint."""
     wait_until(partial(shell.works, "nodes"), "a leader")
     wait_until(lambda: nodes(shell) == len(AGENTS), "the nodes to be back")
     shell("submit", "--resume", str(shell.job))

@@ -50,7 +50,7 @@ def submit(shell: SavingShell, name: str, cpus: int) -> None:
 
 
 def files(shell: SavingShell, job: str, above: int = 0) -> dict[str, str]:
-    """What its tasks wrote in the generation in force, if that is above the given one, by their agents."""
+    """The files of its tasks by agent, from a generation in force above the given one."""
     (found,) = _jobs(shell, job)
     below = shell.cluster.layout.state / "separate"
     written = below.glob(f"*/{found['uuid']}/g{found['generation']}/of-*")

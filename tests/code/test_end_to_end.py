@@ -43,7 +43,7 @@ while True:
 
 @dataclass(frozen=True)
 class Line:
-    """What one start of the program has written."""
+    """The line that one start of the program has written."""
 
     who: str
     cwd: Path

@@ -1,4 +1,4 @@
-"""Which paths a job may adopt."""
+"""Paths that a job may adopt."""
 
 from __future__ import annotations
 

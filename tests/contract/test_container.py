@@ -1,4 +1,4 @@
-"""What a job may ask of its container: each rule, and that a field that is refused is named."""
+"""Fields of a job's container: each rule, and each refused field is named."""
 
 from __future__ import annotations
 

@@ -83,7 +83,7 @@ def test_what_is_wrong_with_a_text(text: str, expected: str | None) -> None:
 
 
 def test_each_advice_is_taken() -> None:
-    """What the messages say to write instead is right."""
+    """The replacement that a message advises is right."""
     for text in ("{print}", "${ps_hosts}"):
         (problem,) = problems(text, KNOWN)
         advised = re.findall(r"\$?\{\{\w+\}\}", problem)[-1]

@@ -1,4 +1,4 @@
-"""What tasks are told of their cluster."""
+"""TF_CONFIG and the placeholders that describe a task's cluster to it."""
 
 from __future__ import annotations
 

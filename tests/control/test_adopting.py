@@ -359,7 +359,7 @@ async def test_one_of_two_directories_of_a_checkpoint_is_recorded_the_whole_one(
 
 
 async def test_a_lost_job_is_its_last_life_alone(bank: Bank) -> None:
-    """What an earlier life left (`--fresh`) has another UUID."""
+    """Checkpoints of an earlier life (`--fresh`) have another UUID."""
     old = await bank.save(1, 900, uuid="first-life", commit=False)
     new = await bank.save(2, 100, commit=False)
     bank.lose_etcd()
@@ -399,7 +399,7 @@ async def test_an_import_waits_for_the_records_that_etcd_has_lost(bank: Bank) ->
 
 
 async def test_nothing_takes_a_job_for_whole_while_its_records_are_made_again(bank: Bank) -> None:
-    """Whatever writes the head would be the end of the rebuild, and then of what is not recorded yet."""
+    """A write of the head would end the rebuild, and then delete checkpoints that are not recorded yet."""
     world = bank.world
     for step in range(200):
         await bank.save(1, step, commit=False)

@@ -1,4 +1,4 @@
-"""What a generation begins from: the newest good commit, and what is done about bad and unreadable ones."""
+"""The base of a generation: the newest good commit; bad and unreadable ones on the way to it."""
 
 from __future__ import annotations
 

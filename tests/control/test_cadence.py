@@ -1,4 +1,4 @@
-"""How often a job fails, as its program is told, and what `status` says of its saves."""
+"""The cadence of saves: the rate of failures that a program is told, and the lines of `status` on saves."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a job says of its checkpoints reaches those who act on it."""
+"""Settings of a job's checkpoints reach the agents and the leader that act on them."""
 
 from __future__ import annotations
 

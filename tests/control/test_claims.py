@@ -303,7 +303,7 @@ async def test_a_lost_answer_ends_the_turn_and_the_next_look_goes_on() -> None:
 
 @dataclass
 class Sums:
-    """What plans claim, written down a second time: of each job the largest of its plans counts."""
+    """The claims of plans, computed a second way: of each job the largest of its plans counts."""
 
     world: World
     late: list[tuple[Action, dict[str, float]]] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""When training is over."""
+"""The end of training, by the roles and exits of a job's tasks."""
 
 from __future__ import annotations
 

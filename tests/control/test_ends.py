@@ -1,4 +1,4 @@
-"""How jobs end, and how they start again."""
+"""Ends of jobs, and starts after them."""
 
 from __future__ import annotations
 

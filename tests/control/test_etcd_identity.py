@@ -1,4 +1,4 @@
-"""How far etcd had come: kept on disk by each supervisor, compared by the next life."""
+"""The highest revision of etcd: kept on disk by each supervisor, compared by the next life."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the leader makes of a failure: cause, rule, root, budget, and whose fault it is that it returns."""
+"""The leader's judgement of a failure: cause, rule, root and budget, and the blame where it returns."""
 
 from __future__ import annotations
 
@@ -191,7 +191,7 @@ def test_what_ended_with_its_machine_ended_when_that_was_heard_last() -> None:
 
 
 def test_after_a_restart_of_its_machine_no_task_goes_on_in_a_directory_that_was_staged_before() -> None:
-    """What is staged is not brought to the disk before it is used: zeros may be there instead."""
+    """Staged files are used before they are synced to disk: after a restart there may be zeros instead."""
     world = World().start()
     report = world.running()["worker.0"]
     world.register(report.node, "next", succeeds=(report.incarnation,), boot_id="other")

@@ -1,4 +1,4 @@
-"""What is kept of a job that has failed: processes that we would have killed, stopped, for a while."""
+"""Tasks of a failed job that are kept for inspection: stopped instead of killed, for a while."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def test_nobody_is_placed_where_it_still_has_what_it_asked_for() -> None:
 
 
 def free_cpus(world: World) -> dict[str, float]:
-    """What another job would find, by node."""
+    """The CPUs that another job is offered, by node."""
     found = offers(world.snapshot(), Asking("other"))
     return {each.node: each.resources.cpus - each.used_cpus for each in found}
 

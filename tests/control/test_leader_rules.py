@@ -114,7 +114,7 @@ async def test_a_deposed_leader_forgets_no_checkpoint() -> None:
 
 
 async def test_files_that_cannot_be_deleted_are_told_of_and_tried_again() -> None:
-    """Whatever the reason: a full etcd, or a store that is configured in a way that cannot be opened."""
+    """The reason may be a full etcd, or a store that cannot be opened with its configuration."""
     hands = Hands()
     record = CommitRecord(
         "uuid", CheckpointRef(1, 10), None, "g1", 1, "00000000", "n0", "i0", 0, CommitState.COLLECTING

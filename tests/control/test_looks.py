@@ -1,4 +1,4 @@
-"""What a look at a healthy cluster costs: the leader takes twenty a second, and a history of 2,000 lines."""
+"""The cost of a look at a healthy cluster: the leader takes twenty a second over 2,000 lines of history."""
 
 from __future__ import annotations
 

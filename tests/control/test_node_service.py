@@ -1,4 +1,4 @@
-"""What operators ask about nodes and their GPUs, and what `nodes` shows of it."""
+"""Requests of operators about nodes and GPUs, and what `nodes` shows of them."""
 
 from __future__ import annotations
 

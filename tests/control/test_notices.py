@@ -1,4 +1,4 @@
-"""What agents tell of a job's files on their nodes becomes one event each, and a line in `status`."""
+"""Notices of agents about a job's files become one event each, and a line in `status`."""
 
 from __future__ import annotations
 

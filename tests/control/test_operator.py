@@ -1,4 +1,4 @@
-"""What an operator asks of a live job: a restart from a checkpoint, pins, a stop with time to save."""
+"""Requests of operators for a live job: a restart from a checkpoint, pins, a stop with time to save."""
 
 from __future__ import annotations
 

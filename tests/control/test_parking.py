@@ -307,7 +307,7 @@ def test_what_is_contained_is_told_with_its_place() -> None:
 def test_an_error_that_two_jobs_meet_parks_neither(
     times: int, world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What they share is wrong then: the traceback has the job whose turn it was."""
+    """The error is in something that they share: the traceback only names the job whose turn it was."""
     rule = notices.tell
 
     def faulty(snap: Snapshot, job: JobState) -> list[Action]:

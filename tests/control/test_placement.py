@@ -1,4 +1,4 @@
-"""Where tasks go: constraints always hold, all or none, stay at home, spread."""
+"""Placement: constraints always hold, all tasks or none, they stay at home, they spread."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def nodes_of(result: PlacementResult) -> dict[str, str]:
 
 
 def stays(result: PlacementResult) -> Before:
-    """Where everything is, for the next time."""
+    """The nodes and GPUs of all tasks, as input of the next placement."""
     return Before(nodes_of(result), result.gpus)
 
 

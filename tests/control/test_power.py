@@ -77,7 +77,7 @@ def applier_of(world: World, token: LeaderToken | None = None) -> Applier:
 
 
 def run(world: World, plug: Plug, *offs: PowerOff, token: LeaderToken | None = None) -> None:
-    """What becomes of it when the leader looks once."""
+    """Let the leader look once, and carry out the power-offs."""
     applier = applier_of(world, token)
 
     async def looks() -> None:

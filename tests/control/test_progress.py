@@ -1,4 +1,4 @@
-"""What the leader makes of beats: hangs, NaN losses, deadlines, stragglers."""
+"""Beats lead the leader to hangs, NaN losses, deadlines and stragglers."""
 
 from __future__ import annotations
 
@@ -609,7 +609,7 @@ def test_commits_are_signs_of_the_task_that_saves() -> None:
 
 
 def test_a_program_without_a_global_step_still_makes_steps() -> None:
-    """What prints an epoch and a step has stepped, though no number of it is shown."""
+    """A program that prints an epoch and a step has stepped, though no number of it is shown."""
     world = World()
     for agent in world.agents.values():
         for attempt in ("chief:0@1.1", "worker:1@1.1", "worker:0@1.1", "worker:0@1.2"):

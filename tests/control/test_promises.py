@@ -46,7 +46,7 @@ class Bound(World):
         return replace(super().snapshot(), word=self.word)
 
     def promise(self, node: str, for_ms: int = V) -> None:
-        """What this supervisor has just promised."""
+        """Record a promise of this supervisor that begins now."""
         life = self.agents[node].incarnation
         given = Promise(node, life, 1, self.now_ms + for_ms, self.now_ms)
         self.word = replace(self.word, promises={**self.word.promises, promises.life_of(node, life): given})

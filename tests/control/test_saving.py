@@ -1,4 +1,4 @@
-"""What the leader tells of saves that do not become commits as they should."""
+"""Events about saves that do not become commits as they should."""
 
 from __future__ import annotations
 

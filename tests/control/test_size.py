@@ -1,4 +1,4 @@
-"""What etcd takes in one request and in one record."""
+"""Limits of etcd on one request and on one record."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which nodes are told to keep a launcher in reserve, and what placement makes of those that have one."""
+"""Launchers in reserve: the nodes that are told to keep one, and placement onto those that have one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who leaves the processors to others when a whole generation starts."""
+"""Tasks that leave the processors to others when a whole generation starts."""
 
 from __future__ import annotations
 

@@ -95,7 +95,7 @@ def check(snap: Snapshot) -> None:
 
 
 def waiting_for(snap: Snapshot, job: JobState) -> str:
-    """What a job waits for, as `status` shows it."""
+    """The reason for which a job waits, as `status` shows it."""
     return job_view(snap, job).waiting_for
 
 
@@ -254,11 +254,11 @@ class World:
         return action
 
     def node_of(self, member: str) -> str:
-        """Where it runs."""
+        """The node of a running member."""
         return self.running()[member].node
 
     def staging(self, failure: StageFailure | None) -> None:
-        """What comes of bringing in a base from now on, on every node."""
+        """Let every attempt to stage a base end like this from now on, on every node."""
         for agent in self.agents.values():
             agent.staging = failure
 

@@ -23,7 +23,7 @@ def causes() -> str:
 
 
 def patterns() -> str:
-    """What is read from the end of the output."""
+    """The table of patterns for the end of a program's output."""
     lines = ["| what ended the program | its text holds | cause |", "|---|---|---|"]
     rows: list[tuple[str, Pattern]] = [("exception", row) for row in EXCEPTIONS]
     rows += [("last line", row) for row in LAST_LINES]

@@ -1,4 +1,4 @@
-"""What an ended attempt means."""
+"""The cause of an attempt's end."""
 
 from __future__ import annotations
 

@@ -109,7 +109,7 @@ TABLE = [
         [Sign(STEP, 600_000), Sign(CPU, 600_000, 0)],
     ),
 ]
-"""What the signs of one task lead to by default: docs/progress.md has the same table in words."""
+"""The default verdicts on the signs of one task: docs/progress.md has the same table in words."""
 
 
 def verdict(signs: list[Sign], spec: ProgressSpec) -> str:

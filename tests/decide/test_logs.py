@@ -1,4 +1,4 @@
-"""What the end of a program's output says. The files in `tails/` were written by the real programs."""
+"""Causes in the end of a program's output. The files in `tails/` were written by the real programs."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def test_what_says_nothing(tail: str) -> None:
 def test_a_name_that_is_quoted_in_a_line_is_no_evidence(
     before: list[str], name: str, prefix: str, after: str
 ) -> None:
-    """Whatever stands around it: `ERROR:root:...`, a JSON log, a user's sentence."""
+    """The rest of the line may be anything: `ERROR:root:...`, a JSON log, a user's sentence."""
     lines = [f"log {line}" for line in before]
     tail = "\n".join([*lines, f"log {prefix}{name} {after}", f"log {after}"])
     assert last_words(tail) is None

@@ -1,4 +1,4 @@
-"""Which number is a job's global step."""
+"""Numbers in output that count as a job's global step."""
 
 from __future__ import annotations
 

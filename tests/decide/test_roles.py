@@ -1,4 +1,4 @@
-"""Which tasks end by themselves."""
+"""Roles whose tasks end by themselves."""
 
 from __future__ import annotations
 

@@ -63,7 +63,7 @@ exec env -i container=box SYSTEMD_UNIT_PATH=/etc/systemd/system PATH=/usr/bin:/b
 
 
 def wait_for(what: str, found: Callable[[], T | None], within_s: float) -> T:
-    """What `found` returns once it is neither None nor false; fails after `within_s`."""
+    """The first result of `found` that is neither None nor false; fails after `within_s`."""
     deadline = time.monotonic() + within_s
     while time.monotonic() < deadline:
         value = found()
@@ -193,7 +193,7 @@ class Box:
         return own == box
 
     def logs(self) -> str:
-        """What systemd and its services have written."""
+        """The logs of systemd and its services."""
         return "".join(
             f"\n-- {path.name} --\n{path.read_text(errors='replace')[-4000:]}"
             for path in sorted(self._scratch.glob("*.log"))

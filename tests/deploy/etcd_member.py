@@ -13,7 +13,7 @@ SAMPLE = ROOT / "deploy/systemd/etcd.env"
 def environment(
     name: str, ports: Mapping[str, tuple[int, int]], certificates: Path, host: str = ""
 ) -> dict[str, str]:
-    """What the file sets for this member; `ports`: for clients and for peers, by member.
+    """The variables of this member from the sample file; `ports`: for clients and for peers, by member.
 
     `host`: at which all are reached instead of by their names.
     """

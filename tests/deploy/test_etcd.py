@@ -34,7 +34,7 @@ def certificates(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def targets(tmp_path: Path, certificates: Path) -> Iterator[list[str]]:
-    """Where each member listens to clients."""
+    """The addresses of the members for clients."""
     ports = {name: (free_port(), free_port()) for name in NAMES}
     binary = next(iter(etcd_binaries().values()))
     with ExitStack() as stack:

@@ -51,7 +51,7 @@ class CtlError(TfSupervisorError):
 
 
 class NotAsPromised(TfSupervisorError):
-    """What was waited for did not happen; the message tells the job's story."""
+    """A condition did not come about in time; the message tells the job's story."""
 
 
 @dataclass(slots=True)
@@ -82,7 +82,7 @@ class Cluster:
         self.ctl("local", "down")
 
     def ctl(self, *words: str) -> str:
-        """What `supervisorctl WORDS` prints; raises CtlError unless it exits with 0."""
+        """The output of `supervisorctl WORDS`; raises CtlError unless it exits with 0."""
         words = (*words, "--state", str(self.state))
         if words[0] == "local":
             return self._local(words)
@@ -267,7 +267,7 @@ class Job:
         return self.ended()
 
     def output(self, role: str, index: int = 0) -> str:
-        """What the newest attempt of a task has printed."""
+        """The output of the newest attempt of a task."""
         return self.cluster.ctl("tail", f"{self.name}/{role}:{index}", "--bytes", str(1 << 20))
 
     def printed(self, pattern: str, role: str, index: int = 0) -> str:
@@ -279,7 +279,7 @@ class Job:
         return str(found[-1])
 
     def story(self) -> str:
-        """What an operator would look at: `explain`, and the end of each task's output."""
+        """The output of `explain`, and the end of each task's output."""
         parts = [self.cluster.ctl("explain", self.name)]
         for task in self.view().tasks:
             try:

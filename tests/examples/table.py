@@ -50,7 +50,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """What a case showed. `undisturbed` is empty where results may differ; `failure` where it went wrong."""
+    """The results of a case. `undisturbed` is empty where they may differ; `failure` says what went wrong."""
 
     name: str
     program: str

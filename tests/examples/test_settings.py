@@ -1,4 +1,4 @@
-"""What a job says of its program's surroundings reaches the program."""
+"""Settings of a job about its program's surroundings reach the program."""
 
 from __future__ import annotations
 

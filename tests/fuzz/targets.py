@@ -104,7 +104,7 @@ def entries() -> tuple[KeyValue, ...]:
 
 @cache
 def beats() -> dict[str, BeatSeen]:
-    """What each node has said last, by node."""
+    """The last beat of each node, by node."""
     nodes = world().snapshot().nodes
     return {name: node.beat for name, node in nodes.items() if node.beat is not None}
 
@@ -192,7 +192,7 @@ def beaten(data: bytes, _: Path) -> None:
 def decide(
     values: Mapping[str, bytes], *, alone: bool = False, seen: tuple[str, str, BeatSeen] | None = None
 ) -> list[Decision]:
-    """What a leader decides that finds these records in etcd, now and a minute later.
+    """The decisions of a leader that finds these records in etcd, now and a minute later.
 
     `alone`: there is no other job. `seen`: a node and its incarnation, and what it has said last.
     """
@@ -236,7 +236,7 @@ def machine() -> CoreMachine:
 
 
 def said(data: bytes, _: Path) -> None:
-    """What a launcher says: its agent takes it in, and can tell etcd, its disk and the launcher of it."""
+    """A message of a launcher: its agent takes it in, and can write etcd, its disk and the answer."""
     message = protocol.decode(data)
     if message is None:
         return

@@ -1,4 +1,4 @@
-"""Whatever a task, a client or a node says: declared errors alone, at once, and nothing is left behind."""
+"""Any bytes of a task, a client or a node: only declared errors, at once, and nothing is left behind."""
 
 from __future__ import annotations
 

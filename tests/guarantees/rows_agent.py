@@ -1,4 +1,4 @@
-"""What an agent and its launchers keep: rules 3, 4, 5, 6 and 12."""
+"""Guarantees of an agent and its launchers: rules 3, 4, 5, 6 and 12."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What makes a checkpoint count, and what is restored: rules 5, 7, 8, 9 and 12."""
+"""Guarantees about commits and restores of checkpoints: rules 5, 7, 8, 9 and 12."""
 
 from __future__ import annotations
 

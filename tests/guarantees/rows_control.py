@@ -1,4 +1,4 @@
-"""What the supervisor keeps: rules 1, 2, 3, 6, 7, 10, 11, 12 and 13 as far as the leader decides."""
+"""Guarantees of the leader's decisions: rules 1, 2, 3, 6, 7, 10, 11, 12 and 13."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is kept where launchers are containers: rules 4, 6, 10 and 12."""
+"""Guarantees where launchers are containers: rules 4, 6, 10 and 12."""
 
 from __future__ import annotations
 

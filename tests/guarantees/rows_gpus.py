@@ -1,4 +1,4 @@
-"""What the leader and the agents keep about GPUs, CPUs and memory: rules 5, 6 and 10."""
+"""Guarantees of the leader and the agents about GPUs, CPUs and memory: rules 5, 6 and 10."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who may write and who is who: rules 2, 3, 11 and 12 at the edge of agent and leader to etcd."""
+"""Guarantees about identity and the right to write: rules 2, 3, 11 and 12 where daemons meet etcd."""
 
 from __future__ import annotations
 

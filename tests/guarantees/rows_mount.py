@@ -1,4 +1,4 @@
-"""What holds for jobs whose directory is a mount: rules 5, 7, 8, 9, 12 and 13."""
+"""Guarantees for jobs whose directory is a mount: rules 5, 7, 8, 9, 12 and 13."""
 
 from __future__ import annotations
 

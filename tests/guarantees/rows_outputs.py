@@ -1,4 +1,4 @@
-"""What becomes of files that tasks write beside their checkpoints: they are safe, or named."""
+"""Guarantees about files that tasks write beside their checkpoints: they are safe, or named."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What supervisors and agents keep about promises while etcd is gone: rule 11."""
+"""Guarantees of supervisors and agents about promises while etcd is gone: rule 11."""
 
 from __future__ import annotations
 

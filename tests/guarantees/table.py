@@ -41,7 +41,7 @@ NOT_COVERED: dict[int, str] = {
     5: "Of agents of one machine that report the same GPU, two could have it for a moment, if one had to "
     "leave it before etcd knew that it had begun. Each should have GPUs of its own.",
 }
-"""What a rule promises beyond the rows, and why it has no row yet."""
+"""The promises of a rule that have no row yet, and why."""
 
 TABLE: tuple[Guarantee, ...] = tuple(
     sorted(

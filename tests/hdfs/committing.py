@@ -44,12 +44,12 @@ QUIET_MS = 60_000
 KEPT = 3
 SIZE = 300_000
 BLOCK_BYTES = 1 << 16
-"""What $HADOOP_CONF_DIR must say, so that a file of SIZE can go in parts."""
+"""The block size that $HADOOP_CONF_DIR must set, so that a file of SIZE can go in parts."""
 STAGED = 2
 
 
 def contents(ref: CheckpointRef) -> dict[str, bytes]:
-    """What a save of this step holds: two shards and an index."""
+    """The files of a save of this step: two shards and an index."""
     body = f"{ref} ".encode() * (SIZE // len(f"{ref} "))
     weights = plain(4, [len(body)], body)
     return bundle(f"model.ckpt-{ref.step}", [{b"a": weights}, {b"b": weights}])
@@ -106,7 +106,7 @@ async def sweep(etcd: Coordination, store: CheckpointStore) -> None:
 
 
 def remove_stale(parent: Path) -> None:
-    """What interrupted work left: this machine's disk is not what is tried here."""
+    """Remove the leftovers of interrupted work: this machine's disk is not under test here."""
     for stale in parent.glob(".st*"):
         if stale.is_dir():
             shutil.rmtree(stale)

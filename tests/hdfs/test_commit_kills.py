@@ -75,7 +75,7 @@ class Lives:
 
 
 async def restored(stager: Stager, record: CommitRecord, number: int) -> dict[str, bytes]:
-    """What another machine finds."""
+    """The files that another machine restores."""
     build = stager._parent / f"{number}-{record.ref}"
     manifest = await stager.fetch(record, build, QUIET_MS)
     return {file.name: (build / file.name).read_bytes() for file in manifest.files}

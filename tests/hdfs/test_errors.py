@@ -1,4 +1,4 @@
-"""What the client library's exceptions mean. The texts are those that a real HDFS and a real KDC gave."""
+"""Meanings of the client library's exceptions. The texts are from a real HDFS and a real KDC."""
 
 from __future__ import annotations
 

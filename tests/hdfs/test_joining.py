@@ -37,7 +37,7 @@ def namenode() -> Iterator[Door]:
 
 
 class Files:
-    """What the NameNode says over its other port."""
+    """The answers of the NameNode's HTTP port."""
 
     def __init__(self) -> None:
         self.sizes = {MARKER: 41, TARGET: 10}

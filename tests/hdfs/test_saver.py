@@ -27,7 +27,7 @@ OLD, NEW = CheckpointRef(1, 10), CheckpointRef(1, 20)
 async def test_a_quota_that_is_reached_in_a_commit(
     hdfs: HdfsCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What was written is deleted, what is committed stays; and once there is room it is committed."""
+    """The part that was written is deleted, commits stay, and the save is committed once there is room."""
     monkeypatch.setenv("HADOOP_CONF_DIR", str(hdfs.conf_dir))
     uri = hdfs.fresh_uri("quota")
     store, sink = open_store(uri), ListSink()

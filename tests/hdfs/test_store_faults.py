@@ -95,7 +95,7 @@ def once(at: int, act: Callable[[], object]) -> Callable[[int], None]:
 
 
 async def no_leftovers(world: World) -> None:
-    """What is abandoned is deleted in the background: soon nothing hidden is left."""
+    """Abandoned files are deleted in the background: soon nothing hidden is left."""
     deadline = time.monotonic() + 20
     while left := [
         one.path for one in await world.client.list(world.place.path) if f"/{PART_PREFIX}" in one.path

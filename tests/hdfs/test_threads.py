@@ -15,7 +15,7 @@ WAIT_S = 10.0
 
 @pytest.fixture
 def gate() -> Iterator[threading.Event]:
-    """What hanging work waits for; opened at the end, so that no thread stays."""
+    """An event that hanging work waits for; set at the end, so that no thread stays."""
     made = threading.Event()
     yield made
     made.set()

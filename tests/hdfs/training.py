@@ -119,7 +119,7 @@ class Window:
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """What a step log says of a time on CLOCK_MONOTONIC."""
+    """The part of a step log between two times of CLOCK_MONOTONIC."""
 
     log: StepLog
     begin_ns: int

@@ -1,4 +1,4 @@
-"""How often a program is asked to save: the interval, what is measured, and real savers that are asked."""
+"""Requests to a program to save: their interval, the measurements behind it, and real savers."""
 
 from __future__ import annotations
 

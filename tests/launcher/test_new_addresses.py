@@ -1,4 +1,4 @@
-"""What a launcher and a program do about new addresses, without TensorFlow."""
+"""A launcher and a program take new addresses, without TensorFlow."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What trains already yields to what starts."""
+"""Running tasks have a lower priority than tasks that start."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def lowered_then_hastened(user: int) -> list[str]:
 
 @pytest.fixture
 def freezer() -> Iterator[Path]:
-    """What is in it neither runs nor dies while it is frozen."""
+    """A control group whose processes neither run nor die while it is frozen."""
     home = FREEZERS / f"priority-{os.getpid()}"
     try:
         home.mkdir()

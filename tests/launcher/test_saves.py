@@ -1,4 +1,4 @@
-"""Where a warm program saves is noted: TensorFlow's and Keras' own savers, with real ones in one launcher."""
+"""Notes of where a warm program saves: TensorFlow's and Keras' own savers, real ones in one launcher."""
 
 from __future__ import annotations
 

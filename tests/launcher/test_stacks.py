@@ -1,4 +1,4 @@
-"""What is kept of a program that may hang: where its threads are."""
+"""Stack dumps of a program that may hang."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ KILL_TIME_MS = 4_000
 
 
 class Death:
-    """When a process died, seen through a pidfd by a thread of its own."""
+    """The time of a process's death, seen through a pidfd by a thread of its own."""
 
     def __init__(self, pid: int) -> None:
         self.at_ms = 0

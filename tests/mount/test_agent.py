@@ -144,7 +144,7 @@ async def test_a_mount_that_is_killed_is_healed_under_the_program(node: Node) ->
 
 
 async def test_a_manifest_says_which_tensorflow_was_imported_for_it(node: Node) -> None:
-    """Where the files do not."""
+    """The files themselves do not say it."""
     (node.root / "modules").mkdir()
     (node.root / "modules" / "tensorflow.py").write_text("__version__ = '2.99.1'\n")
     job = mounted_job(node, await node.until_joined())

@@ -36,7 +36,7 @@ def example(hdfs: HdfsCluster, directory: Path) -> Path:
 
 @contextmanager
 def shared(directory: Path) -> Iterator[None]:
-    """What is mounted below a directory shows in containers that have it, as docs/docker.md says."""
+    """A directory whose mounts show in containers that have it, as docs/docker.md says."""
     directory.mkdir()
     subprocess.run(["mount", "--bind", directory, directory], check=True)
     try:

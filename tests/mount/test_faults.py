@@ -1,4 +1,4 @@
-"""What goes wrong under a mount: NameNodes, DataNodes, its own process, and namespaces that look on."""
+"""Faults below a mount: NameNodes, DataNodes, its own process, and namespaces made before it."""
 
 from __future__ import annotations
 

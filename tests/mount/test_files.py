@@ -310,7 +310,7 @@ async def test_a_mount_is_the_tasks_users_alone(site: Site) -> None:
     uid = 61_234
 
     def as_user(number: int, top: Path, code: str) -> str:
-        """What it prints, from inside the mount: directories above it are the test's alone."""
+        """The output of `code` as this user, inside the mount: the directories above are the test's."""
         command = ["/usr/bin/python3", "-c", code]
         done = subprocess.run(
             command, cwd=top, user=number, group=number, extra_groups=[], stdout=subprocess.PIPE, check=False

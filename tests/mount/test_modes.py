@@ -1,4 +1,4 @@
-"""What a program saves is found, told apart, committed and shown again: the same scenes in both modes."""
+"""Saves are found, told apart, committed and shown again: the same scenes in both modes."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class Scene:
             self.watcher = CheckpointWatcher(self.site.parent(), job, self.generation, self.base, clock)
 
     async def take(self, *, final: bool = True) -> TakenCheckpoint:
-        """What is taken next."""
+        """The next save that is taken."""
         for _ in range(50):
             seen = await self.watcher.look(final=final)
             if isinstance(seen, TakenCheckpoint):
@@ -96,7 +96,7 @@ class Scene:
         return outcome.record
 
     async def stored(self, record: CommitRecord) -> dict[str, bytes]:
-        """What the store has of it."""
+        """The files of a commit in the store."""
         return {name: data async for name, data in files_below(self.site.live().backend, record.path)}
 
     async def told(self) -> dict[str, str]:

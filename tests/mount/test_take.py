@@ -163,7 +163,7 @@ async def test_a_base_that_was_damaged_in_the_store_is_bad(local: Site) -> None:
 
 
 class CountingStore:
-    """Which files of a store are read back."""
+    """A store that notes the names of the files that are read back."""
 
     def __init__(self, inner: CheckpointStore) -> None:
         self.inner = inner
@@ -266,7 +266,7 @@ async def test_a_save_that_is_written_over_while_it_is_read_back_is_committed_as
 
 
 async def test_a_save_that_is_carried_on_is_shown_from_where_it_is_now(local: Site) -> None:
-    """What it was copied from is collected one day, while the program goes on."""
+    """Its first copy is collected one day, while the program goes on."""
     await stage_live(local.store(), local.live(), None)
     with local.mounted() as directory:
         saving = Saving(local, directory)

@@ -92,7 +92,7 @@ class Cluster:
             return states.get(node, "gone")
 
     def explain(self, job: str) -> Explanation:
-        """What failed."""
+        """The explanation of the job's failure."""
         return asyncio.run(self._explain(job))
 
     async def _explain(self, job: str) -> Explanation:
@@ -100,7 +100,7 @@ class Cluster:
             return await client.explain(job)
 
     def scripted(self, uuid: str) -> tuple[FakeNvml, int]:
-        """Where a GPU is."""
+        """The NVML that has this GPU, and the GPU's index in it."""
         return next((each, each.uuids.index(uuid)) for each in self.nvml if uuid in each.uuids)
 
     def until(self, what: str, condition: Callable[[], object]) -> None:
@@ -240,7 +240,7 @@ DEEDS = (
 
 
 def void(written: int) -> None:
-    """What a strike returns."""
+    """Drop the result of a write, so that a lambda can be a strike."""
 
 
 def measure(cluster: Cluster, deed: Deed, job: str) -> float:

@@ -1,4 +1,4 @@
-"""What a fault asks for, and how it is told: the pure fold, without any NVML."""
+"""Faults of GPUs: the action that each asks for, and its text; the pure fold, without any NVML."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What must hold on any GPU: with TFSUP_REAL_NVML=1 on those of this machine, of which nothing is changed."""
+"""Facts about any GPU: with TFSUP_REAL_NVML=1 about those of this machine, none of which is changed."""
 
 from __future__ import annotations
 

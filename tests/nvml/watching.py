@@ -20,7 +20,7 @@ DEADLINE_S = 30.0
 
 
 class Watched:
-    """What the watch has posted, and the book that the core would have made of it."""
+    """The posts of the watch, and the book that the core would have made of them."""
 
     def __init__(self) -> None:
         self.sights: list[Sight] = []

@@ -53,7 +53,7 @@ class Site:
 
     @property
     def own(self) -> Path:
-        """Where the task writes."""
+        """The directory of the task."""
         return self.root / "node" / UUID / f"{OWN}{TASK.member}"
 
     @property
@@ -63,7 +63,7 @@ class Site:
 
     @property
     def written(self) -> dict[str, bytes]:
-        """What the task has written."""
+        """The files that the task has written."""
         return {"model": b"m" * 5000, "events": b"1" * 1000 + b"2" * 500 * self.grown}
 
     def grow(self) -> None:
@@ -102,7 +102,7 @@ class Site:
         return made
 
     async def index(self) -> OutputIndex | None:
-        """What the store has."""
+        """The index in the store."""
         return await read_index(self.store(), BASE)
 
     async def stored(self) -> dict[str, bytes]:
@@ -139,7 +139,7 @@ async def life(site: Site, fuse: Fuse | None = None) -> None:
 
 
 async def check_promises(site: Site) -> None:
-    """Whatever has happened: what was written is on the node or in the store."""
+    """After any crash, the bytes that the task wrote are on the node or in the store."""
     stored = await site.stored()
     for path, data in site.written.items():
         here = site.own / path

@@ -1,4 +1,4 @@
-"""What tasks wrote elsewhere: named in an event before anything is removed, and kept for a while."""
+"""Files that tasks wrote elsewhere: named in an event before any is removed, and kept for a while."""
 
 from __future__ import annotations
 

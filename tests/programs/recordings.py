@@ -1,4 +1,4 @@
-"""What the programs of the zoo have printed in real runs, and when: fixtures in `recorded/`.
+"""Recorded output of the zoo's programs, with its times: fixtures in `recorded/`.
 
 One file for each task, named PROGRAM.ROLE-INDEX.txt, empty for a task that prints nothing. A line of it is
 the time in seconds since the job was submitted, a tab, and a line of output; one that ended in a carriage

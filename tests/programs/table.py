@@ -36,7 +36,7 @@ _QUIET = {"TF_CPP_MIN_LOG_LEVEL", "TF_ENABLE_ONEDNN_OPTS"}
 
 @dataclass(frozen=True, slots=True)
 class Kill:
-    """What the kill of one task became."""
+    """The recovery from the kill of one task."""
 
     task: str
     scope: str
@@ -46,7 +46,7 @@ class Kill:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """What the two runs of a program showed. `failure` is empty where both went as promised."""
+    """The results of the two runs of a program. `failure` is empty where both went as promised."""
 
     name: str
     step: int = -1
@@ -172,7 +172,7 @@ def _line(shape: Shape, entry: Entry | None) -> str:
 
 
 def must_say(job: dict[str, object]) -> list[str]:
-    """What a job file has beyond its name, commands, strategy and numbers of tasks."""
+    """The settings of a job file beyond its name, commands, strategy and numbers of tasks."""
     roles = job["roles"]
     assert isinstance(roles, dict)
     commands = json.dumps([job.get("command"), [options.get("command") for options in roles.values()]])

@@ -1,4 +1,4 @@
-"""What programs have really printed, read by the real agent's code and judged by the leader's rule.
+"""Real output of programs, read by the real agent's code and judged by the leader's rule.
 
 The clock is virtual. A recording goes on for as long as a test needs it: the part that shows progress is
 played again and again at the recorded pace, as by a program that trains for longer.

@@ -29,7 +29,7 @@ class DockerNode(Node):
         (self.root / "prog.py").rename(self.root / "work" / "prog.py")
 
     def program(self, source: str) -> None:
-        """What jobs run."""
+        """Write the program of the jobs."""
         (self.root / "work" / "prog.py").write_text(source)
 
     def job(self, me: Incarnation, container: ContainerSpec | None = None) -> Job:
@@ -50,13 +50,13 @@ class DockerNode(Node):
         return found
 
     async def inspect(self, container: str) -> dict[str, object]:
-        """What docker says of a container."""
+        """The record of a container in docker."""
         found = json.loads(await self.cli("inspect", container))[0]
         assert isinstance(found, dict)
         return found
 
     async def labels(self, container: str) -> dict[str, str]:
-        """What it was marked with when it was made."""
+        """The labels of a container."""
         config = (await self.inspect(container))["Config"]
         assert isinstance(config, dict)
         labels = config["Labels"]

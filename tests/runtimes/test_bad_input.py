@@ -1,4 +1,4 @@
-"""What a node cannot use, or has lost: said at once and in words, and over when its cause is."""
+"""Images and containers that a node cannot use, or has lost: told at once, and until the cause is gone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What both runtimes promise, with real launchers: plain processes, and containers of a real dockerd."""
+"""The contract of both runtimes, with real launchers: plain processes, and containers of a real dockerd."""
 
 from __future__ import annotations
 

@@ -77,7 +77,7 @@ async def again(job: Job, node: DockerNode) -> AttemptReport:
 
 
 async def lighter(weight: Path) -> bool | None:
-    """What trains yields to what starts."""
+    """True once a training container weighs less than one that starts."""
     full = SHARES if weight.name == "cpu.shares" else WEIGHT
     return int(weight.read_text()) < full // 4 or None
 

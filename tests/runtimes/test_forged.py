@@ -66,7 +66,7 @@ class Machine:
         self.recipe = Recipe("digits", UUID, str(root / "work"), "python3")
 
     def body(self, recipe: Recipe, image: Image = BARE) -> dict[str, object]:
-        """What dockerd would be told; raises what the agent raises."""
+        """The request to dockerd for this recipe; raises as the agent does."""
         env = environment(recipe, image)
         return container("one-1", recipe, self.node, image, env, frozenset({"runc", "nvidia"}))
 
@@ -149,7 +149,7 @@ def test_a_job_that_asks_for_all_that_it_may_have_gets_that(machine: Machine) ->
 
 
 def _forged(machine: Machine) -> dict[str, Recipe]:
-    """What a writer of records could try, by what it is after."""
+    """The recipes that a forger of records could try, by their aim."""
     good, root = machine.recipe, machine.root
 
     def mounts(*given: Mount) -> Recipe:

@@ -1,4 +1,4 @@
-"""What comes with an image, and how it comes to a node: from a registry on loopback."""
+"""Images: the parts that come with one, and its way to a node from a registry on loopback."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def _fetches(node: DockerNode) -> int:
 
 
 async def test_an_image_is_fetched_and_its_first_step_is_made(node: DockerNode) -> None:
-    """Where it is missing, or each time where the job says so; how far that is stands in `explain`."""
+    """It is fetched where it is missing, or each time if the job says so; `explain` shows the progress."""
     hurry = threading.Event()
     content = await asyncio.to_thread(rootfs().read_bytes)
     with registry(content, packed=False, hurry=hurry) as name:
@@ -144,7 +144,7 @@ async def test_always_is_once_for_each_plan(node: DockerNode, tmp_path: Path) ->
 async def test_how_far_a_fetch_is_costs_few_writes(
     node: DockerNode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is said changes when its time is over, and not each time that somebody asks."""
+    """The text changes when its time is over, not each time that somebody asks."""
     monkeypatch.setattr(docker_images, "TOLD_EVERY_S", 0.05)
     hurry, socket_path = threading.Event(), str(node.dockerd.socket)
     where = docker_node.DockerNode("c", "n", socket_path, "", OneUser(1, 1), *(tmp_path,) * 5)

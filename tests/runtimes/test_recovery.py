@@ -36,7 +36,7 @@ def pair(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Trial]:
 
 @contextmanager
 def left_alone(trial: Trial, *tasks: str) -> Iterator[None]:
-    """What happens here ends no process of these tasks."""
+    """Assert that the block under it ends no process of these tasks."""
     trial.log.read()
     before = {task: trial.log.processes(task) for task in tasks}
     yield
@@ -77,7 +77,7 @@ def test_a_worker_its_agent_and_dockerd_are_killed(trial: Trial) -> None:
 
 
 def test_each_role_of_a_job_is_killed_in_turn(trial: Trial) -> None:
-    """What dies with it is by its role alone, and its container lives on."""
+    """The role alone decides which tasks die with it, and its container lives on."""
     trial.submit()
     containers = trial.containers()
     scopes = {"worker:1": Scope.TASK, "evaluator:0": Scope.TASK, "ps:0": Scope.ALL, "chief:0": Scope.ALL}

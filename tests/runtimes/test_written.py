@@ -1,4 +1,4 @@
-"""What a job writes, in containers and over a move: outputs, an adopted path, the words of its command.
+"""Files of a job in containers and over a move: outputs, an adopted path, the words of its command.
 
 The program needs no TensorFlow, so it starts at once. It saves a bundle of the tests' own again and again.
 """
@@ -108,7 +108,7 @@ def _fetched(cluster: Cluster, job: Job, directory: Path) -> Path:
 
 
 def _began(job: Job) -> tuple[int, int]:
-    """Where the newest attempt of the chief began, and how many lines of its log it found."""
+    """The step at which the chief's newest attempt began, and the number of log lines that it found."""
     job.wait("running")
     _until(lambda: "began at" in job.output("chief"), "the beginning of the chief", job)
     line = job.printed(r"began at (\d+ with \d+)", "chief")

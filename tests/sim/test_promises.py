@@ -214,7 +214,7 @@ def lose(history: History) -> list[CommitRecord]:
 
 
 def rebuild(history: History, *records: CommitRecord) -> None:
-    """What a leader would write, in one transaction."""
+    """The writes of a leader that rebuilds records, in one transaction."""
     puts = [Put(keys.commit(JOB, each.ref), codec.encode(each)) for each in records]
     puts.append(Put(keys.head(JOB), codec.encode(CommitHead(1, None))))
     relied = [history.as_it_is(name) for name in (keys.job_record(JOB), keys.intent(JOB), keys.head(JOB))]

@@ -16,7 +16,7 @@ FLIPPED_S = 2.5
 
 
 def flipped_s(result: Result) -> float:
-    """When the job's next generation came into force, from the fault on."""
+    """The time from the fault until the job's next generation was in force."""
     (fault,) = [line for line in result.trace if "** agent_down" in line]
     after = result.trace[result.trace.index(fault) :]
     flip = next(line for line in after if "switches/" in line and "lost/" in line)

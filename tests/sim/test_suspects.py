@@ -1,4 +1,4 @@
-"""What comes back for as long as nobody sees whose fault it is: a checkpoint's, or a node's."""
+"""Faults that return until it is known whose they are: a checkpoint's, or a node's."""
 
 import pytest
 

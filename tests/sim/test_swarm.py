@@ -1,4 +1,4 @@
-"""What seeds make of runs: some of everything, in every mixture, and the same again for the same seed."""
+"""Seeds make runs: some of everything, in every mixture, and the same again for the same seed."""
 
 from chaos.sim.swarm import Length, swarm
 from chaos.sim.trouble.schedule import ACTIONS, FAMILIES

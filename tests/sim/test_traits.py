@@ -1,4 +1,4 @@
-"""What seeds make of jobs: every trait comes, in jobs that the product takes, and says what it means."""
+"""Seeds make jobs: every trait comes, in jobs that the product takes, and says what it means."""
 
 import random
 

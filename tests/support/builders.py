@@ -83,7 +83,7 @@ def ended(
     confirmed_dead: bool = True,
     detail: str = "",
 ) -> Exit:
-    """How an attempt ended; exit code 0 if nothing else is said."""
+    """The end of an attempt; with exit code 0 if nothing else is said."""
     if code is None and signal is None and reason is ExitReason.EXIT:
         code = 0
     return Exit(reason, code, signal, age_ms, confirmed_dead, detail)
@@ -169,7 +169,7 @@ def plan_for(
 
 
 def prepared_for(plan: Plan) -> dict[str, Prepared]:
-    """What the agents report when every task of a plan is ready, each at a port of its own."""
+    """The reports of the agents when every task of a plan is ready, each at a port of its own."""
     return {
         placed.member: Prepared(
             plan.job,

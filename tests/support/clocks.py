@@ -12,7 +12,7 @@ class ManualClock:
     ms: int = 1_000_000
 
     def now_ms(self) -> int:
-        """What it was set to."""
+        """The time that was set."""
         return self.ms
 
     def wall_ms(self) -> int:

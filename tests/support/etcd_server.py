@@ -87,7 +87,7 @@ class EtcdServer(Freezable):
 
     @property
     def log(self) -> str:
-        """What etcd has said so far."""
+        """The log of etcd so far."""
         return (self.directory / "log").read_text(errors="replace")
 
     def start(self) -> None:

@@ -1,4 +1,4 @@
-"""What programs of thirty shapes print, and how much processor time they use, on a virtual clock.
+"""The output and processor time of programs of thirty shapes, on a virtual clock.
 
 A shape is an endless run of pieces: for so many seconds the program uses so many processors, and then it
 writes some bytes. The formats are those of TensorFlow 1, Keras, tqdm, absl and of loops as people write them.
