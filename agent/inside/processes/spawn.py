@@ -12,7 +12,7 @@ import warnings
 from dataclasses import dataclass
 from typing import NoReturn, Optional
 
-from ..child import adopt, joining, patches, peers, program, saves, stacks, waiting, warm
+from ..child import adopt, joining, partial, patches, peers, program, saves, stacks, waiting, warm
 from ..failpoints import effect
 from . import priority
 
@@ -174,6 +174,8 @@ def _become(order: Order, launcher: int) -> None:
             if order.joins:
                 what = "cannot join the running cluster"
                 patches.apply(joining.changes())
+            if order.env.get(partial.VARIABLE) == partial.PARTIAL:
+                patches.apply(partial.changes())
         os.close(order.status_fd)
     except OSError as error:
         _give_up(order, f"{what}: {error.strerror}", 126 if isinstance(error, PermissionError) else 127)
