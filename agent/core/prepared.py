@@ -10,6 +10,7 @@ from agent.core.instructions import Reach, Write
 from agent.core.state import Delay, HoldState, PortReservation
 from agent.core.step_context import Work
 from supervisor.contract import keys
+from supervisor.contract.addresses import join
 from supervisor.contract.desired import Assignment
 from supervisor.contract.observed import Prepared
 
@@ -70,7 +71,7 @@ def tell_delays(work: Work, wants: Wants) -> None:
 
 def address_of(reach: Reach | None, hold: PortReservation) -> str:
     """`host:port` of a task whose launcher holds the port; empty while its host is not known."""
-    return f"{reach.host}:{hold.port}" if reach is not None else ""
+    return join(reach.host, hold.port) if reach is not None else ""
 
 
 def refuse(work: Work, assignment: Assignment, why: str) -> None:

@@ -14,6 +14,7 @@ from agent.core.saved.record import End
 from agent.core.state import Attempt, HoldState, Launcher, PortReservation, ReportLevel
 from agent.core.step_context import Work
 from agent.inside import protocol
+from supervisor.contract.addresses import is_at, port_of
 from supervisor.contract.desired import Assignment, ClusterSpec, JobPhase, JobSwitch
 from supervisor.contract.observed import CANNOT_GO_ON, ExitReason
 
@@ -421,13 +422,15 @@ def _spec(work: Work, wants: Wants, assignment: Assignment) -> ClusterSpec | Non
 def _port_of(work: Work, assignment: Assignment, spec: ClusterSpec) -> int | None:
     """The port that others were told of at this node; None for a task that may have moved here by itself."""
     try:
-        host, _, port = spec.address(assignment.role, assignment.index).rpartition(":")
+        address = spec.address(assignment.role, assignment.index)
     except (KeyError, IndexError):
         return None
     recipe = _recipe(work, assignment)
     launcher = pool.find(work, recipe, assignment.task.member)
     here = Reach(work.state.settings.host) if not recipe.networked else launcher and launcher.reach
-    return int(port) if here and host == here.host and not assignment.moves else None
+    if not here or assignment.moves or not is_at(address, here.host):
+        return None
+    return port_of(address)
 
 
 def _told_elsewhere(assignment: Assignment, spec: ClusterSpec, address: str) -> bool:

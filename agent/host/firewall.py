@@ -20,6 +20,7 @@ from agent.core.events import FirewallSet
 from agent.core.instructions import Opening
 from agent.host.task_users import TaskUsers, UserRange
 from supervisor.adapters.failpoints import effect
+from supervisor.contract.addresses import bare
 from supervisor.contract.errors import Refused, UserError
 
 NFT_S = 10.0
@@ -198,7 +199,7 @@ def _set(name: str, kind: str, elements: set[str]) -> str:
 def _addresses_of(host: str) -> frozenset[str]:
     """The addresses of a host, resolved as by programs on this machine; empty if that fails."""
     try:
-        found = socket.getaddrinfo(host.strip("[]"), None, type=socket.SOCK_STREAM)
+        found = socket.getaddrinfo(bare(host), None, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError):
         return frozenset()
     return frozenset(str(each[4][0]).partition("%")[0] for each in found)

@@ -21,6 +21,7 @@ def main():
     parser.add_argument("--dispatcher", help="host:port of the dispatcher, for a worker")
     flags = parser.parse_args()
 
+    host = f"[{flags.host}]" if ":" in flags.host else flags.host  # an address of IPv6
     if flags.part == "dispatcher":
         journal = pathlib.Path(os.environ["CHECKPOINT_DIR"], "dispatcher")
         server = service.DispatchServer(
@@ -30,12 +31,12 @@ def main():
         server = service.WorkerServer(
             service.WorkerConfig(
                 dispatcher_address=flags.dispatcher,
-                worker_address=f"{flags.host}:{flags.port}",
+                worker_address=f"{host}:{flags.port}",
                 port=flags.port,
                 heartbeat_interval_ms=1000,
             )
         )
-    print(f"{flags.part} serves at {flags.host}:{flags.port}", flush=True)
+    print(f"{flags.part} serves at {host}:{flags.port}", flush=True)
     server.join()
 
 

@@ -272,3 +272,16 @@ def test_a_supervisor_needs_the_programs_of_its_fence_devices(tmp_path: Path, pr
     with pytest.raises(UserError, match=rf"fence\.devices\[0\]\.command: {program} {why}"):
         load(path)
     load_supervisor(path)  # as commands do on other machines
+
+
+@pytest.mark.parametrize(
+    ("written", "read"),
+    [("gpu-1", "gpu-1"), ("10.0.0.1", "10.0.0.1"), ("[fd00::1]", "fd00::1"), ("::1", "::1")],
+)
+def test_a_host_is_a_name_or_an_address(tmp_path: Path, written: str, read: str) -> None:
+    assert load_agent(write(tmp_path, AGENT | {"host": written})).host == read
+
+
+def test_a_host_with_a_port_is_told(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="host: 'gpu-1:80' is no host; write a name or an address"):
+        load_agent(write(tmp_path, AGENT | {"host": "gpu-1:80"}))

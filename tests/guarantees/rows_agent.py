@@ -34,8 +34,8 @@ ROWS = (
         6,
         "A worker that has moved takes a port that no task of its generation knows.",
         "agent/core/tasks.py",
-        "and host == here.host and not assignment.moves else None",
-        "and host == here.host and not assignment.follow else None",
+        "if not here or assignment.moves or not is_at(",
+        "if not here or assignment.follow or not is_at(",
         JOINING + "test_a_moved_worker_takes_a_port_of_its_own_and_is_told_of_it_itself",
     ),
     Guarantee(

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import grpc
 
+from supervisor.contract.addresses import split_host_port
 from supervisor.contract.errors import UserError
 
 
@@ -108,17 +109,6 @@ def is_unspecified(address: str) -> bool:
         return ipaddress.ip_address(host).is_unspecified
     except ValueError:
         return False
-
-
-def split_host_port(address: str) -> tuple[str, int]:
-    """Split `host:port` or `[v6]:port`; raises UserError with the expected form."""
-    host, colon, port = address.rstrip("/").rpartition(":")
-    bracketed = host.startswith("[") and host.endswith("]")
-    host = host[1:-1] if bracketed else host
-    port_ok = port.isascii() and port.isdigit() and 0 <= int(port) <= 65_535
-    if not (colon and port_ok and host) or (":" in host and not bracketed) or "/" in host:
-        raise UserError(f"{address!r} is not an address: write host:port, [ipv6]:port or unix:/path")
-    return host, int(port)
 
 
 def _read(path: Path) -> bytes:

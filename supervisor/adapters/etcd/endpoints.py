@@ -15,7 +15,8 @@ import grpc
 from aetcd import rpc
 
 from supervisor.adapters.certificates.reload import Certificates
-from supervisor.adapters.certificates.tls import TlsFiles, split_host_port
+from supervisor.adapters.certificates.tls import TlsFiles
+from supervisor.contract.addresses import join, split_host_port
 from supervisor.contract.errors import UserError
 
 _STAGGER_S = 0.05
@@ -54,8 +55,8 @@ class Endpoint:
         try:
             version = ipaddress.ip_address(host).version
         except ValueError:
-            return cls(text, f"dns:///{host}:{port}")
-        return cls(text, f"ipv4:{host}:{port}" if version == 4 else f"ipv6:[{host}]:{port}")
+            return cls(text, f"dns:///{join(host, port)}")
+        return cls(text, f"ipv{version}:{join(host, port)}")
 
 
 def open_channel(endpoint: Endpoint, certificates: Certificates | None) -> grpc.aio.Channel:

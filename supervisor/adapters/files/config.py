@@ -7,6 +7,7 @@ certificates is an error, unless the file has `insecure: true` (docs/security.md
 from __future__ import annotations
 
 import dataclasses
+import ipaddress
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,7 +20,6 @@ from supervisor.adapters.certificates.tls import (
     check_open_door,
     is_local,
     is_unspecified,
-    split_host_port,
 )
 from supervisor.adapters.files.config_docker import DockerConfig, User, holder_of, range_of, subordinate_of
 from supervisor.adapters.files.config_fence import FenceConfig, check_fence
@@ -28,6 +28,7 @@ from supervisor.adapters.files.private import check_private
 from supervisor.adapters.files.quantities import DurationMs, Name, SizeBytes, Text
 from supervisor.adapters.files.yaml_file import Document, Strict, Where, build, read
 from supervisor.contract.access import Role, Standing, identify, valid_user
+from supervisor.contract.addresses import bare, split_host_port
 from supervisor.contract.errors import Refused, UserError
 from supervisor.contract.ids import check_name
 from supervisor.contract.secret import EVERY_JOB, GROUP, Source
@@ -54,6 +55,16 @@ def _address(value: str) -> str:
         split_host_port(value.removeprefix("http://").removeprefix("https://"))
     except UserError as error:
         raise ValueError(str(error)) from error
+    return value
+
+
+def _host(value: str) -> str:
+    literal = bare(value)
+    try:
+        if ":" in literal and ipaddress.ip_address(literal).version == 6:
+            return literal
+    except ValueError as error:
+        raise ValueError(f"{value!r} is no host; write a name or an address, without a port") from error
     return value
 
 
@@ -89,6 +100,7 @@ Beneficiary = Annotated[Text, AfterValidator(_beneficiary)]
 UserName = Annotated[Text, AfterValidator(_user_name)]
 Identity = Annotated[Text, AfterValidator(_identity)]
 Address = Annotated[Text, AfterValidator(_address)]
+Host = Annotated[Text, AfterValidator(_host)]
 Profile = Literal["fast", "default"]
 
 
@@ -276,7 +288,7 @@ class AgentConfig(DaemonConfig):
 
     node: Name = Field(description="add `node: NAME`, different for each machine")
     supervisors: list[Address] = Field(min_length=1, description="add `supervisors: [HOST:PORT, ...]`")
-    host: Text | None = None
+    host: Host | None = None
     interface: Text | None = None
     advertise: Address | None = None
     port_low: int = Field(default=20_000, ge=1024, le=65_535)

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 
+from supervisor.contract.addresses import bare
 from supervisor.contract.desired import ClusterSpec
 from supervisor.contract.ids import TaskId
 from supervisor.contract.job.placeholders import CLASSIC_ROLES
@@ -36,13 +37,13 @@ def placeholder_values(
 
     `{ROLE_hosts}` is a comma-separated list of `host:port` for any role of the job; for the classic roles it
     is empty if the job has no such role, like the default of such flags. `{host}` and `{port}` are the task's
-    own, from `address` or else from the ClusterSpec. Raises KeyError or IndexError for a task that neither
-    has.
+    own, from `address` or else from the ClusterSpec; `{host}` has no brackets. Raises KeyError or IndexError
+    for a task that neither has.
     """
     values = {f"{role}_hosts": "" for role in CLASSIC_ROLES}
     values |= {f"{entry.role}_hosts": ",".join(entry.addresses) for entry in (*spec.roles, *spec.outside)}
     values |= {"job_name": task.role, "task_index": str(task.index)}
     values |= {"checkpoint_dir": checkpoint_dir, "protocol": protocol}
     values |= {"output_dir": output_dir, "all_outputs": all_outputs}
-    values["host"], _, values["port"] = (address or spec.address(task.role, task.index)).rpartition(":")
-    return values
+    host, _, values["port"] = (address or spec.address(task.role, task.index)).rpartition(":")
+    return {**values, "host": bare(host)}

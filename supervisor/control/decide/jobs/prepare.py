@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from recovery.policy.roles import SERVERS, RoleKind, kind_of
 from supervisor.contract import keys
+from supervisor.contract.addresses import is_at, port_of
 from supervisor.contract.boundaries import Absent, Compare, Op
 from supervisor.contract.desired import Assignment, JobPhase, Placement, Plan
 from supervisor.contract.ids import TaskId
@@ -283,15 +284,15 @@ def _ports_still_known(snap: Snapshot, job: JobState, node: str) -> tuple[int, .
         address
         for each in snap.jobs.values()
         for where, address in each.once(_known_addresses)
-        if where == node or address.rpartition(":")[0] == own or (_is_networked(job) and _is_networked(each))
+        if where == node or is_at(address, own) or (_is_networked(job) and _is_networked(each))
     }
     known |= {
         address
         for left in snap.aside.values()
         for where, address in left.addresses
-        if where == node or address.rpartition(":")[0] == own or _is_networked(job)
+        if where == node or is_at(address, own) or _is_networked(job)
     }
-    return tuple(sorted(int(address.rpartition(":")[2]) for address in known if ":" in address))
+    return tuple(sorted(port_of(address) for address in known if ":" in address))
 
 
 def _known_addresses(job: JobState) -> frozenset[tuple[str, str]]:
