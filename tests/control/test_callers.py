@@ -26,7 +26,8 @@ from supervisor.control.decide.facts import promises
 from supervisor.control.decide.facts.history import job_step
 from supervisor.control.decide.facts.promises import MOST_LIVES
 from supervisor.control.decide.plan import Action, put
-from supervisor.control.decide.snapshot import MAX_BEATS, MAX_LIVES, BeatSeen
+from supervisor.control.decide.snapshot import BeatSeen
+from supervisor.control.decide.view import MAX_BEATS, MAX_LIVES
 from supervisor.control.loop.promise_log import MAX_NODES
 from tests.control.leader import Leader, other_job
 from tests.control.supervisor import Supervisor

@@ -55,4 +55,6 @@ def test_what_follows_from_records_alone_is_found_once_for_all_pictures_of_them(
     changed = replace(first.jobs["digits"], incidents={})
     assert (changed.once(rule), changed.once(rule)) == (2, 2)
     world.write(put(keys.event(1), Event(0, "kind", "digits", "text", {})))
+    assert world.job().once(rule) == 1, "what is about no job changes none"
+    world.write(put(keys.intent("digits"), first.jobs["digits"].intent.value))
     assert world.job().once(rule) == 3

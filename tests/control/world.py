@@ -47,7 +47,8 @@ from supervisor.control.decide import invariants
 from supervisor.control.decide.facts.cluster_time import ages
 from supervisor.control.decide.plan import Action, DeleteFiles, PowerOff, put
 from supervisor.control.decide.reconcile import reconcile
-from supervisor.control.decide.snapshot import BeatSeen, JobState, Snapshot, View
+from supervisor.control.decide.snapshot import BeatSeen, JobState, Snapshot
+from supervisor.control.decide.view import View
 from tests.support.builders import job_spec
 
 T = TypeVar("T")

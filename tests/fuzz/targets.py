@@ -61,7 +61,8 @@ from supervisor.control.decide.jobs.sizes import check_sizes
 from supervisor.control.decide.parking import JOB_PARKED
 from supervisor.control.decide.plan import Action, Decision
 from supervisor.control.decide.reconcile import reconcile
-from supervisor.control.decide.snapshot import BeatSeen, View
+from supervisor.control.decide.snapshot import BeatSeen
+from supervisor.control.decide.view import View
 from tests.agent.core_machine import ROLES, CoreMachine
 from tests.control.world import World
 from tests.support.builders import job_spec

@@ -154,7 +154,7 @@ ROWS = (
     Guarantee(
         13,
         "An agent ends no supervisor by a record that says to be of a newer release.",
-        "supervisor/control/decide/snapshot.py",
+        "supervisor/control/decide/view.py",
         "            of_leaders = family.writer is keys.Writer.LEADER\n",
         "            of_leaders = True\n",
         PARKING + "test_a_record_of_an_agents_later_release_ends_no_supervisor[gpus/]",
@@ -283,7 +283,7 @@ ROWS = (
     Guarantee(
         1,
         "A new leader reads everything back: it shows the same failures and decisions.",
-        "supervisor/control/decide/snapshot.py",
+        "supervisor/control/decide/view.py",
         "incidents={held.value.id: held for held in self._of_job(",
         "incidents={} and {held.value.id: held for held in self._of_job(",
         LEADER + "test_a_new_leader_keeps_the_story",
@@ -621,7 +621,7 @@ ROWS = (
     Guarantee(
         3,
         "A new leader waits D again, on its own clock.",
-        "supervisor/control/decide/snapshot.py",
+        "supervisor/control/decide/view.py",
         "created_ms = before.created_ms if before is not None and same else now_ms",
         "created_ms = before.created_ms if before is not None and same else 0",
         LOST_NODES + "test_a_new_leader_waits_d_again",

@@ -341,7 +341,7 @@ ROWS = (
     Guarantee(
         12,
         "A beat of one node says nothing of another node's incarnation.",
-        "supervisor/control/decide/snapshot.py",
+        "supervisor/control/decide/view.py",
         "        beat = lives.get(life.incarnation)\n",
         "        beat = {i: s for n in self._beats.values() for i, s in n.items()}.get(life.incarnation)\n",
         CALLERS + "test_another_nodes_incarnation_is_not_heard_of_by_an_agents_beat",
@@ -357,7 +357,7 @@ ROWS = (
     Guarantee(
         12,
         "An agent that makes up incarnations of its node makes no other node's beat forgotten.",
-        "supervisor/control/decide/snapshot.py",
+        "supervisor/control/decide/view.py",
         "        if len(lives) > MAX_LIVES:\n",
         "        if len(lives) > MAX_BEATS:\n",
         CALLERS + "test_made_up_incarnations_of_one_node_crowd_out_no_other_nodes_beats",

@@ -45,7 +45,8 @@ from supervisor.control.decide.facts.cluster_time import ages
 from supervisor.control.decide.plan import Action, DeleteFiles, PowerOff, put, unchanged
 from supervisor.control.decide.reconcile import reconcile
 from supervisor.control.decide.set_aside import Left
-from supervisor.control.decide.snapshot import MAX_BEATS, MAX_KEY, BeatSeen, Snapshot, View
+from supervisor.control.decide.snapshot import BeatSeen, Snapshot
+from supervisor.control.decide.view import MAX_BEATS, MAX_KEY, View
 from supervisor.control.loop.apply import Applied, Applier
 from supervisor.control.loop.etcd_identity import EtcdGuard, MarkFile
 from supervisor.control.loop.power_off import PowerOffs

@@ -1,0 +1,393 @@
+"""A supervisor's view of etcd and of the agents' beats, from which it takes its snapshots.
+
+The mirror's changes are folded in one by one. Records are kept by the job or node that they are about, so
+that a change costs what that job or node is large, however many others there are: the state of each is made
+again only after a change to its own records, and snapshots share it until then.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
+from typing import TypeVar, cast
+
+from supervisor.contract import codec, keys
+from supervisor.contract.boundaries import KeyDeleted, KeyValue
+from supervisor.contract.checkpoint import CommitHead, CommitRecord
+from supervisor.contract.code import ShippedCode
+from supervisor.contract.containment import contained, place_of, told
+from supervisor.contract.desired import (
+    Assignment,
+    Claims,
+    ClusterRecord,
+    ClusterSpec,
+    ClusterTime,
+    Cordon,
+    DeletedJob,
+    GpuQuarantine,
+    JobSwitch,
+    LeaderToken,
+    LostMark,
+    Pardon,
+    Plan,
+    Spare,
+)
+from supervisor.contract.errors import IncompatibleRecord, NewerRelease
+from supervisor.contract.incident import Event, Incident
+from supervisor.contract.job.spec import JobIntent, JobRecord
+from supervisor.contract.observed import (
+    Appeal,
+    AttemptReport,
+    GpuReport,
+    Incarnation,
+    Prepared,
+    Staged,
+)
+from supervisor.contract.promise import Word
+from supervisor.contract.timing import Timing
+from supervisor.control.decide.set_aside import Aside, Left, aside
+from supervisor.control.decide.snapshot import BeatSeen, JobState, NodeState, Snapshot, Versioned
+
+K = TypeVar("K")
+T = TypeVar("T")
+R = TypeVar("R", bound=object)
+MAX_BEATS = 10_000
+"""Nodes whose beats are kept."""
+MAX_LIVES = 64
+"""Incarnations of one node whose beats are kept."""
+MAX_WHY = 1_000
+"""Characters of why a record cannot be read."""
+MAX_KEY = 300
+"""Characters of a key, for people."""
+OWN = frozenset({keys.LEADER, keys.CLUSTER, keys.CLAIMS, keys.TIME})
+"""Records that the daemon cannot go on without."""
+
+_STRAYS = "strays"
+_Records = dict[str, Versioned[object]]
+
+
+class View:
+    """The fold of all changes so far. Not shared between threads; holds nothing that etcd does not."""
+
+    def __init__(self) -> None:
+        self._held: dict[str, _Records] = {family.prefix: {} for family in keys.FAMILIES}
+        self._about_jobs: defaultdict[str, dict[str, _Records]] = defaultdict(dict)
+        """Job -> prefix of a family -> the records of that family about the job, by key."""
+        self._about_nodes: defaultdict[str, dict[str, _Records]] = defaultdict(dict)
+        self._beats: dict[str, dict[str, BeatSeen]] = {}
+        self._nodes: dict[str, NodeState] = {}
+        self._jobs: dict[str, JobState] = {}
+        self._aside: dict[str, Aside] = {}
+        self._nodes_aside: dict[str, Left] = {}
+        self._whole: dict[str, object] = {}
+        """Prefix of a family -> all of its records as a snapshot has them; without those that changed."""
+        self._changed_jobs: set[str] = set()
+        self._changed_nodes: set[str] = set()
+        self.unreadable: dict[str, str] = {}
+        """Key -> the reason why its record cannot be read. No rule decides on the job or node of such a
+        record."""
+        self.revision = 0
+
+    def apply(self, changes: Iterable[KeyValue | KeyDeleted], revision: int, now_ms: int) -> None:
+        """Fold in what the mirror delivered.
+
+        Raises NewerRelease for a record that leaders alone write, of a newer release, and IncompatibleRecord
+        for one of this supervisor's own that cannot be read. Any other such record, also one of an agent's
+        newer release, is set aside, with the job or node that it is about.
+        """
+        for change in changes:
+            family = keys.known_family(change.key)
+            if family is None:
+                continue  # a newer release's: nothing here depends on it
+            if isinstance(change, KeyDeleted):
+                self.unreadable.pop(change.key, None)
+                self._drop(family, change.key)
+                continue
+            if not keys.is_well_formed(change.key):
+                self.unreadable[change.key] = f"{change.key[:MAX_KEY]!r} is no key of tf-supervisor's"
+                continue
+            value = self._read(family, change)
+            if value is None:
+                continue
+            before = self._held[family.prefix].get(change.key)
+            same = before is not None and before.create_revision == change.create_revision
+            created_ms = before.created_ms if before is not None and same else now_ms
+            held = Versioned(
+                change.key, value, change.create_revision, change.mod_revision, now_ms, created_ms
+            )
+            self._keep(family, held)
+        self.revision = max(self.revision, revision)
+
+    def _read(self, family: keys.Family, change: KeyValue) -> object | None:
+        """The record; None for one that cannot be read, of which nothing is held any more."""
+
+        def tell(error: Exception) -> None:
+            of_leaders = family.writer is keys.Writer.LEADER
+            if family.prefix in OWN or (of_leaders and isinstance(error, NewerRelease)):
+                raise error
+            why = str(error) if isinstance(error, IncompatibleRecord) else told(error)
+            self.unreadable[change.key] = f"record {change.key[:MAX_KEY]} cannot be read: {why}"[:MAX_WHY]
+            self._drop(family, change.key)
+
+        self.unreadable.pop(change.key, None)
+        with contained(tell):
+            found: object = codec.decode(family.record, change.value)
+            if isinstance(found, JobRecord) and keys.job_record(found.spec.name) != change.key:
+                raise IncompatibleRecord(f"it is of job {found.spec.name!r}")
+            return found
+        return None
+
+    def _keep(self, family: keys.Family, held: Versioned[object]) -> None:
+        self._held[family.prefix][held.key] = held
+        about = self._changing(family, held.key)
+        if about is not None:
+            about.setdefault(family.prefix, {})[held.key] = held
+
+    def _drop(self, family: keys.Family, key: str) -> None:
+        self._held[family.prefix].pop(key, None)
+        about = self._changing(family, key) if keys.is_well_formed(key) else None
+        if about is not None:
+            about.get(family.prefix, {}).pop(key, None)
+
+    def _changing(self, family: keys.Family, key: str) -> dict[str, _Records] | None:
+        """The records about the job or node of a key that changes; None for a key about neither."""
+        job, node = keys.subject_of(key)
+        self._whole.pop(family.prefix, None)
+        if family.prefix in ("jobs/", "deleted/") or keys.deleted(job) in self._held["deleted/"]:
+            self._whole.pop(_STRAYS, None)
+        if job:
+            self._changed_jobs.add(job)
+            return self._about_jobs[job]
+        if node:
+            self._changed_nodes.add(node)
+            return self._about_nodes[node]
+        return None
+
+    def beat(self, node: str, incarnation: str, seen: BeatSeen) -> None:
+        """Remember an incarnation's last beat; of very many of one node, those heard last.
+
+        A beat counts for the node that sent it alone, also when it names another node's incarnation. An agent
+        that makes up incarnations crowds out those of its own node only.
+        """
+        lives = self._beats.pop(node, {})
+        lives.pop(incarnation, None)
+        lives[incarnation] = seen
+        if len(lives) > MAX_LIVES:
+            del lives[next(iter(lives))]
+        self._beats[node] = lives
+        self._changed_nodes.add(node)
+        if len(self._beats) > MAX_BEATS:
+            crowded_out = next(iter(self._beats))
+            del self._beats[crowded_out]
+            self._changed_nodes.add(crowded_out)
+
+    def last_event_serial(self) -> int:
+        """The newest event's number; 0 before the first."""
+        return max((int(keys.parse(key)[0]) for key in self._held["events/"]), default=0)
+
+    def get(self, record: type[R], key: str) -> Versioned[R] | None:
+        """One record by key."""
+        held = self._held[keys.family(key).prefix].get(key)
+        if held is None:
+            return None
+        assert isinstance(held.value, record)
+        return cast("Versioned[R]", held)
+
+    def snapshot(
+        self,
+        now_ms: int,
+        wall_ms: int,
+        since_ms: int,
+        token: LeaderToken,
+        timing: Timing,
+        etcd_since_ms: int = 0,
+        word: Word | None = None,
+    ) -> Snapshot:
+        """Freeze the present state."""
+        self._fold_nodes()
+        self._fold_jobs()
+        return Snapshot(
+            now_ms=now_ms,
+            wall_ms=wall_ms,
+            since_ms=since_ms,
+            revision=self.revision,
+            token=token,
+            timing=timing,
+            etcd_since_ms=etcd_since_ms,
+            nodes=self._nodes,
+            jobs=self._jobs,
+            deleted=self._all("deleted/", DeletedJob, lambda held: held.value.job),
+            strays=self._once(_STRAYS, lambda: tuple(self._strays())),
+            aside=self._aside,
+            nodes_aside=self._nodes_aside,
+            events=self._once("events/", self._events),
+            codes=self._all("code/", ShippedCode, lambda held: held.value.digest),
+            quarantines=self._all(
+                "quarantines/", GpuQuarantine, lambda held: (held.value.node, held.value.uuid)
+            ),
+            claims=self.get(Claims, keys.CLAIMS),
+            cluster=self.get(ClusterRecord, keys.CLUSTER),
+            time=self.get(ClusterTime, keys.TIME),
+            word=word or Word(""),
+        )
+
+    def _once(self, name: str, make: Callable[[], T]) -> T:
+        """What `make` returns; many snapshots share it, until a record that it is made of changes."""
+        if name not in self._whole:
+            self._whole[name] = make()
+        return cast("T", self._whole[name])
+
+    def _all(
+        self, prefix: str, _record: type[R], name: Callable[[Versioned[R]], K]
+    ) -> Mapping[K, Versioned[R]]:
+        """All records of a family, by name."""
+        held = cast("list[Versioned[R]]", list(self._held[prefix].values()))
+        return self._once(prefix, lambda: {name(each): each for each in held})
+
+    def _events(self) -> tuple[Versioned[Event], ...]:
+        held = self._held["events/"]
+        return cast("tuple[Versioned[Event], ...]", tuple(held[key] for key in sorted(held)))
+
+    def _strays(self) -> Iterator[Versioned[object]]:
+        """Records about jobs that were deleted, and are not there again."""
+        names = {keys.parse(key)[0] for key in self._held["deleted/"]}
+        names -= {keys.parse(key)[0] for key in self._held["jobs/"]}
+        for family in keys.FAMILIES if names else ():
+            if family.prefix != "deleted/":
+                for name in sorted(names & self._about_jobs.keys()):
+                    yield from self._about_jobs[name].get(family.prefix, {}).values()
+
+    def _fold_nodes(self) -> None:
+        """Make the changed nodes again. Earlier snapshots keep the mappings that they have."""
+        if not self._changed_nodes:
+            return
+        nodes, left = dict(self._nodes), dict(self._nodes_aside)
+        unreadable = self._unreadable_of("node")
+        for name in self._changed_nodes:
+            why = unreadable.get(name)
+            _put(left, name, why)
+            _put(nodes, name, self._node(name, is_aside=why is not None))
+            _forget_empty(self._about_nodes, name)
+        if nodes.keys() != self._nodes.keys():
+            nodes = {name: nodes[name] for name in sorted(nodes)}
+        self._nodes, self._nodes_aside = nodes, left
+        self._changed_nodes = set()
+
+    def _fold_jobs(self) -> None:
+        """Make the changed jobs again; set aside those of which a record cannot be read, or that make no
+        state.
+        """
+        if not self._changed_jobs:
+            return
+        jobs, left = dict(self._jobs), dict(self._aside)
+        unreadable = self._unreadable_of("job")
+        for name in self._changed_jobs:
+            state, why = None, unreadable.get(name)
+            errors: list[Exception] = []
+            with contained(errors.append):
+                state = self._job(name) if why is None else None
+            if errors:
+                why = Left(told(errors[0]), place_of(errors[0]))
+            _put(jobs, name, state)
+            _put(left, name, self._set_aside(name, why) if why is not None else None)
+            _forget_empty(self._about_jobs, name)
+        self._jobs, self._aside = jobs, left
+        self._changed_jobs = set()
+
+    def _unreadable_of(self, kind: str) -> dict[str, Left]:
+        """The jobs or nodes of which a record cannot be read, and why."""
+        found: dict[str, Left] = {}
+        for key, why in self.unreadable.items():
+            if keys.is_well_formed(key):
+                job, node = keys.subject_of(key)
+                found.setdefault(job if kind == "job" else node, Left(why, key))
+        found.pop("", None)
+        return found
+
+    def _set_aside(self, name: str, why: Left) -> Aside:
+        record = self.get(JobRecord, keys.job_record(name))
+        return aside(
+            name,
+            why,
+            record.value if record is not None else None,
+            (held.value for held in self._of_job("attempts/", AttemptReport, name)),
+            (held.value for held in self._of_job("plans/", Plan, name)),
+            (held.value for held in self._of_job("specs/", ClusterSpec, name)),
+        )
+
+    def _of_job(self, prefix: str, _record: type[R], name: str) -> list[Versioned[R]]:
+        return cast("list[Versioned[R]]", list(self._about_jobs.get(name, {}).get(prefix, {}).values()))
+
+    def _of_node(self, prefix: str, _record: type[R], name: str) -> list[Versioned[R]]:
+        return cast("list[Versioned[R]]", list(self._about_nodes.get(name, {}).get(prefix, {}).values()))
+
+    def _node(self, name: str, *, is_aside: bool) -> NodeState | None:
+        """A node's state; None for one that is not registered, and of which nothing was declared."""
+        incarnation = self.get(Incarnation, keys.node(name))
+        cordon = self.get(Cordon, keys.cordon(name))
+        state = NodeState(
+            node=name,
+            incarnation=incarnation,
+            marks={held.value.incarnation: held for held in self._of_node("lost/", LostMark, name)},
+            appeals={held.value.incarnation: held for held in self._of_node("appeals/", Appeal, name)},
+            cordon_record=cordon,
+            beat=None,
+            gpus=self.get(GpuReport, keys.gpus(name)),
+            pardon=self.get(Pardon, keys.pardon(name)),
+        )
+        known = incarnation or state.marks or state.appeals or state.cordon or is_aside
+        return self._with_beats(state) if known else None
+
+    def _with_beats(self, state: NodeState) -> NodeState:
+        if state.incarnation is None:
+            return state
+        life, lives = state.incarnation.value, self._beats.get(state.node, {})
+        before = [lives[each].received_ms for each in life.succeeds if each in lives]
+        beat = lives.get(life.incarnation)
+        return replace(state, beat=beat, heard_before_ms=max(before, default=None))
+
+    def _job(self, name: str) -> JobState | None:
+        """A job's state; None until all of its records are there."""
+        record = self.get(JobRecord, keys.job_record(name))
+        intent = self.get(JobIntent, keys.intent(name))
+        switch = self.get(JobSwitch, keys.switch(name))
+        if record is None or intent is None or switch is None:
+            return None
+        return JobState(
+            name=name,
+            record=record,
+            intent=intent,
+            switch=switch,
+            head=self.get(CommitHead, keys.head(name)),
+            plans={held.value.plan_id: held for held in self._of_job("plans/", Plan, name)},
+            specs={held.value.plan_id: held for held in self._of_job("specs/", ClusterSpec, name)},
+            assignments={
+                (held.value.plan_id, held.value.task.member): held
+                for held in self._of_job("assignments/", Assignment, name)
+            },
+            prepared={
+                (held.value.plan_id, f"{held.value.role}.{held.value.index}"): held
+                for held in self._of_job("prepared/", Prepared, name)
+            },
+            staged={
+                (held.value.plan_id, held.value.node): held for held in self._of_job("staged/", Staged, name)
+            },
+            attempts={held.value.attempt: held for held in self._of_job("attempts/", AttemptReport, name)},
+            commits={held.value.ref: held for held in self._of_job("commits/", CommitRecord, name)},
+            incidents={held.value.id: held for held in self._of_job("incidents/", Incident, name)},
+            spares={held.value.node: held for held in self._of_job("spares/", Spare, name)},
+        )
+
+
+def _put(found: dict[str, T], name: str, value: T | None) -> None:
+    """Keep a value under its name; None takes the name away."""
+    if value is None:
+        found.pop(name, None)
+    else:
+        found[name] = value
+
+
+def _forget_empty(about: dict[str, dict[str, _Records]], name: str) -> None:
+    if name in about and not any(about[name].values()):
+        del about[name]
