@@ -57,6 +57,7 @@ def start_message(
         "TFSUP_PROTOCOL": assignment.protocol,
         "TFSUP_JOB": assignment.job,
         "TFSUP_TASK": str(task),
+        "TFSUP_WORKERS": str(sum(len(each.addresses) for each in spec.roles if each.role == "worker")),
         **_cadence_env(assignment.cadence),
         **device_env(assignment.gpus, shared=assignment.gpus_shared),
     }

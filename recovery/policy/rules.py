@@ -107,7 +107,7 @@ TABLE = MappingProxyType(
         Cause.RESIZED: Row(
             "another size of the job is asked for, or there is room for more tasks of an elastic role",
             Rule.RESTART,
-            "no failure: it runs on until a checkpoint is committed",
+            "no failure: workers join and leave, or all run on until a checkpoint is committed",
             fixed=True,
         ),
         Cause.STORE_LOST: Row(

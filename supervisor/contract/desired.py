@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from enum import Enum
 
@@ -91,7 +92,8 @@ class Plan:
     """A generation in preparation: inert until the switch names this plan id (rule 6).
 
     `code` is the digest of the shipped directory that it runs; empty if none is shipped. `moved`: the workers
-    that have moved since it is in force. A leader of a release that moves none leaves the job alone.
+    that have moved or joined since it is in force. A leader of a release that moves none leaves the job
+    alone.
     """
 
     job: str
@@ -139,9 +141,10 @@ class Assignment:
     when this attempt was decided on. `output_budget_bytes` bounds what of its output directory goes to the
     store, `keep_work_ms` how long its node keeps what it wrote elsewhere; 0 in records of earlier releases.
     `secrets`: variables whose values the agent asks for at each start: by variable, the secret's name.
-    `cadence`: of the saver, unless its job wants none. `joins`: the task has moved inside its generation, so
-    that no other task was told of its address when it started. `hears_moves`: its program is told of each
-    address that changes so (`JobSwitch.edition`). `ends`: the attempt is to end, as its task moves.
+    `cadence`: of the saver, unless its job wants none. `joins`: the task has moved inside its generation, or
+    is new in it, so that no other task was told of its address when it started. `hears_moves`: its program is
+    told of each address that changes so (`JobSwitch.edition`). `ends`: the attempt is to end, as its task
+    moves or leaves.
     """
 
     job: str
@@ -238,12 +241,14 @@ class RoleAddresses:
     role: str
     addresses: tuple[str, ...]
 
+    def of(self, role: str, change: Callable[[tuple[str, ...]], tuple[str, ...]]) -> RoleAddresses:
+        """The same, with other addresses if it is of this role."""
+        return RoleAddresses(role, change(self.addresses)) if role == self.role else self
+
     def having(self, role: str, index: int, address: str) -> RoleAddresses:
         """The same, with another address of a task, if it is of this role."""
-        if role != self.role:
-            return self
-        return RoleAddresses(
-            role, tuple(address if i == index else each for i, each in enumerate(self.addresses))
+        return self.of(
+            role, lambda known: tuple(address if i == index else each for i, each in enumerate(known))
         )
 
 
@@ -251,8 +256,9 @@ class RoleAddresses:
 class ClusterSpec:
     """TensorFlow's ClusterSpec of one plan, the roles outside it (`follow`) beside it.
 
-    `edition`: how often a task in it has moved since the generation began. `former`: the addresses that such
-    tasks had before; other tasks of the generation may still know them.
+    `edition`: how often a task in it has moved, joined or left since the generation began. `former`: the
+    addresses that such tasks had before; other tasks of the generation may still know them. A task that has
+    joined and does not listen yet has port 0.
     """
 
     job: str
@@ -277,12 +283,33 @@ class ClusterSpec:
             outside=tuple(each.having(role, index, address) for each in self.outside),
         )
 
+    def with_new(self, role: str, host: str) -> ClusterSpec:
+        """The next edition: one more task of a role, on a host where it does not listen yet."""
+        roles = tuple(each.of(role, lambda known: (*known, f"{host}:0")) for each in self.roles)
+        return replace(self, roles=roles, edition=self.edition + 1)
+
+    def without_last(self, role: str) -> ClusterSpec:
+        """The next edition: without the last task of a role, whose address nobody else gets."""
+        left = next(each.addresses[-1:] for each in self.roles if each.role == role)
+        roles = tuple(each.of(role, lambda known: known[:-1]) for each in self.roles)
+        return replace(self, roles=roles, edition=self.edition + 1, former=(*self.former, *_listened(left)))
+
+    def moved(self, role: str, index: int, address: str) -> ClusterSpec:
+        """The next edition: a task listens elsewhere. What it is still known by is nobody else's."""
+        former = (*self.former, *_listened((self.address(role, index),)))
+        return replace(self.with_address(role, index, address), edition=self.edition + 1, former=former)
+
     def address(self, role: str, index: int) -> str:
         """`host:port` of a task; raises KeyError."""
         for entry in (*self.roles, *self.outside):
             if entry.role == role:
                 return entry.addresses[index]
         raise KeyError(role)
+
+
+def _listened(addresses: tuple[str, ...]) -> tuple[str, ...]:
+    """Those at which a task has listened."""
+    return tuple(each for each in addresses if not each.endswith(":0"))
 
 
 class JobPhase(Enum):

@@ -119,3 +119,17 @@ def test_the_port_of_a_task_that_never_came_to_start_is_known_too() -> None:
     )
     result = run_gpus(2, script)
     assert result.ok, (*result.violations, result.error)
+
+
+@pytest.mark.parametrize("fault", ["supervisor_kill", "cut_node_off"])
+def test_workers_join_and_leave_whatever_happens_meanwhile(fault: str) -> None:
+    script = (
+        Fault(1.0, "operator_reshape", 2, 0.1),
+        Fault(1.05, "supervisor_kill", 0, 1.0),
+        Fault(5.0, "operator_reshape", 0, 0.1),
+        Fault(5.05, fault, 2, 6.0),
+    )
+    result = run_seed(1, script)
+    assert result.ok, (*result.violations, result.error)
+    assert {result.facts[each] for each in ("workers joined", "workers left")} == {2}
+    assert result.facts["flips"] == 1, "nobody else was restarted"

@@ -30,6 +30,13 @@ RESTARTS = tuple(Fault(0.5 + 2 * n, "operator_restart", 0, 0.1) for n in range(5
 KILLS = tuple(Fault(1.0 + 2.5 * n, "task_kill", pick, 0.1) for n, pick in enumerate((0, 59, 59, 59)))
 """A worker, and then whatever was started last: 59 is one before a multiple of three, four and five."""
 
+RESIZES = (
+    Fault(1.0, "operator_reshape", 2, 0.1),
+    *(Fault(4.9, "cut_node_off", pick, 6.0) for pick in range(1, 4)),
+    Fault(5.0, "operator_reshape", 0, 0.1),
+)
+"""An operator asks for three workers, and later for one. The nodes of those that are to leave do not hear."""
+
 STUCK = tuple(Fault(0.5, "task_stuck", 0, 8.0) for _ in range(6))
 """Hits every running task, one after the other: a stuck task is not hit again."""
 
@@ -122,6 +129,26 @@ MUTANTS = (
                 Fault(1.0, "operator_drain", 2, 20.0),
             )
         ),
+    ),
+    Mutant(
+        "a worker leaves a running job before it is dead",
+        6,
+        (MOVED, "one attempt of a task at a time"),
+        (known("A worker leaves a running job only when its attempt is dead, or its node is lost."),),
+        Simulated(RESIZES),
+    ),
+    Mutant(
+        "a resize in a job that has another size by now",
+        6,
+        (COMPARED,),
+        (
+            Edit(
+                "supervisor/control/decide/jobs/joining.py",
+                "(job.switch, job.intent, job.record, plan, spec)",
+                "(job.switch, job.intent, plan, spec)",
+            ),
+        ),
+        Simulated(RESIZES),
     ),
     Mutant(
         "D counted from before the leader saw the mark",

@@ -46,6 +46,8 @@ class Compares:
                     plans = codec.decode(Plan, effect.before[key].value), codec.decode(Plan, raw)
                     gone = set(plans[0].placements) - set(plans[1].placements)
                     self._need(effect, "a move", *self._marks(gone))
+                    if len(plans[0].placements) != len(plans[1].placements):
+                        self._check_resize(effect, key, plans[1])
                 case _:
                     pass
         for key in effect.deleted:
@@ -107,6 +109,11 @@ class Compares:
             return
         if head not in effect.puts:
             self._seen.broken(PROMISE, f"{key} is written without {head}")
+
+    def _check_resize(self, effect: Effect, key: str, plan: Plan) -> None:
+        """All that the size was decided from, and that tells of it."""
+        job, spec = plan.job, keys.cluster_spec(plan.job, plan.plan_id)
+        self._need(effect, "a resize", key, keys.switch(job), keys.job_record(job), keys.intent(job), spec)
 
     def _check_mark(self, effect: Effect, key: str, mark: LostMark) -> None:
         self._need_absent(effect, "a mark", key)

@@ -10,7 +10,7 @@ from supervisor.contract import codec, keys
 from supervisor.contract.boundaries import Absent, CreatedAt
 from supervisor.contract.desired import ClusterSpec, JobPhase, JobSwitch, Placement, Plan
 from supervisor.contract.incident import Cause, Incident, Outcome
-from supervisor.contract.job.spec import Strategy
+from supervisor.contract.job.spec import JobRecord, Strategy
 from supervisor.contract.keys import Writer
 from supervisor.contract.observed import Incarnation
 
@@ -138,7 +138,9 @@ class Writes:
 
     def _check_put(self, effect: Effect, key: str, raw: bytes) -> None:
         if key.startswith("plans/") and key in effect.before:
-            self._check_move(codec.decode(Plan, effect.before[key].value), codec.decode(Plan, raw))
+            plans = codec.decode(Plan, effect.before[key].value), codec.decode(Plan, raw)
+            self._check_move(*plans)
+            self._check_size(effect, *plans)
         if key.startswith("specs/") and key in effect.before:
             before = codec.decode(ClusterSpec, effect.before[key].value)
             self._check_new_address(before, codec.decode(ClusterSpec, raw))
@@ -242,6 +244,25 @@ class Writes:
                 if executes(program):
                     self._seen.broken("a lost node's tasks are dead before they move", f"{program.attempt}")
 
+    def _check_size(self, effect: Effect, before: Plan, after: Plan) -> None:
+        """Workers alone join and leave; plan, record and ClusterSpec count the same in each transaction."""
+        had, has = ({each.member for each in plan.placements} for plan in (before, after))
+        if had == has:
+            return
+        self._seen.count("workers joined" if has - had else "workers left")
+        found = [sum(member.startswith("worker.") for member in has)]
+        record, spec = keys.job_record(after.job), keys.cluster_spec(after.job, after.plan_id)
+        if record in effect.puts:
+            found.append(codec.decode(JobRecord, effect.puts[record]).spec.role("worker").count)
+        if spec in effect.puts:
+            roles = codec.decode(ClusterSpec, effect.puts[spec]).roles
+            found += [len(each.addresses) for each in roles if each.role == "worker"]
+        text = f"{after.plan_id}: {sorted(had)} become {sorted(has)}: {found}"
+        if len(found) != 3 or len(set(found)) != 1:
+            self._seen.broken("a resize counts the same everywhere", text)
+        if not all(member.startswith("worker.") for member in had ^ has):
+            self._seen.broken("only followers and workers move", text)
+
     def _is_mobile(self, job: str, placement: Placement) -> bool:
         """A worker whose loss the others can bear; not one that saves, or that TensorFlow takes for chief."""
         spec, saver = self._picture.spec(job), self._picture.must_switch(job).saver
@@ -253,6 +274,8 @@ class Writes:
         """A task moves to an address that no attempt has known (rule 6)."""
         known = {address for role in (*before.roles, *before.outside) for address in role.addresses}
         fresh = {address for role in (*after.roles, *after.outside) for address in role.addresses} - known
+        # Port 0 is nobody's: a task that has joined does not listen yet.
+        fresh = {address for address in fresh if not address.endswith(":0")}
         for program in self._world.training.alive():
             shared = (fresh & program.addresses) - {program.address}
             if shared and program.attempt.generation <= after.generation:

@@ -24,6 +24,7 @@ from supervisor.control.decide.jobs import (
     failing,
     generation,
     incidents,
+    joining,
     lifecycle,
     moves,
     resizing,
@@ -133,7 +134,7 @@ def _answer(snap: Snapshot, job: JobState, found: Assessment, need: Need | None)
     if need is None:
         if plan is not None:
             return [generation.abandon(job, plan, "the reason for it has passed")]
-        return _move(snap, job, found) or incidents.lapse(snap, job)
+        return _move(snap, job, found) or _resize(snap, job, found) or incidents.lapse(snap, job)
     if need.patience_ms and (moved := _move(snap, job, found)):
         return moved  # another size waits for a commit; what is lost need not
     judgement = need.judgement
@@ -159,6 +160,12 @@ def _move(snap: Snapshot, job: JobState, found: Assessment) -> list[Action]:
     """The move of the first task that is lost with its node and may move alone, and finds a place."""
     made = (moves.move(snap, job, each) for each in _lost(snap, job, found))
     return next((each for each in made if each), [])
+
+
+def _resize(snap: Snapshot, job: JobState, found: Assessment) -> list[Action]:
+    """The next worker that joins or leaves; none once training is over."""
+    over = found.completion is not None and found.completion.chief_done
+    return [] if over else joining.resize(snap, job, found.leaving)
 
 
 def _lost(snap: Snapshot, job: JobState, found: Assessment) -> Iterator[Need]:

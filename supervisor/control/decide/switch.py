@@ -182,6 +182,12 @@ class Transition(Enum):
         _stay(SwitchState.RUNNING),
         ("edition",),
     )
+    RESIZE = Row(
+        "a worker joins the generation in force, or leaves it",
+        ("6.11",),
+        _stay(SwitchState.RUNNING),
+        ("edition", "restart_serial"),
+    )
     DECLINE = Row(
         "the checkpoint that an operator asked for cannot be restored: the job runs on as it is",
         ("8.7",),

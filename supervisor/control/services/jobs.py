@@ -35,6 +35,7 @@ from supervisor.contract.job.spec import CodeRef, JobIntent, JobSpec, Wanted, as
 from supervisor.contract.secret import uses
 from supervisor.contract.views.jobs import Accepted, SubmitMode, SubmitRequest
 from supervisor.control.decide import parking
+from supervisor.control.decide.assess import sizing
 from supervisor.control.decide.assess.progress import out_of_time
 from supervisor.control.decide.checkpoints import commit_list
 from supervisor.control.decide.facts.cluster_time import ages
@@ -278,7 +279,13 @@ class JobService:
             raise NotFound(f"job {job} has no task {member!r}; it has {', '.join(sorted(members))}")
         if from_ref is None:
             intent = replace(_next_run(picture), restart_member=member)
-            await self._write_intent(picture, intent, f"a restart of {member or 'all tasks'}")
+            # The record, too: this task may leave in this very moment.
+            same: list[Compare] = [
+                unchanged(picture.intent),
+                *([unchanged(picture.record)] if member else []),
+            ]
+            text = f"a restart of {member or 'all tasks'} is asked for"
+            await self._write(same, [put(picture.intent.key, intent)], job, text)
             return Accepted(job, "a restart is recorded")
         if member:
             raise UserError("--from restarts the whole job: its tasks share one checkpoint; name no task")
@@ -315,6 +322,10 @@ class JobService:
         await self._write_intent(picture, intent, what)
         if picture.switch.value.phase not in (JobPhase.WAITING, JobPhase.RUNNING):
             return Accepted(job, f"it has {what} when it is started again")
+        sized = replace(picture, intent=replace(picture.intent, value=intent))
+        if not sizing.why_all_restart(sized):
+            how = f"workers join or leave until it has {what}; all others train on"
+            return Accepted(job, "; ".join(filter(None, (how, waits))))
         grace_ms = spec.limits.save_grace_ms
         when = f"right after a checkpoint, or without one {grace_ms} ms after all is prepared"
         if any(spec.role(role).most for role in sizes):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from supervisor.contract.desired import JobPhase
-from supervisor.control.decide.assess import leaving, progress
+from supervisor.control.decide.assess import leaving, progress, sizing
 from supervisor.control.decide.assess.assessment import Assessment, Liveness
 from supervisor.control.decide.assess.completion import judge_completion
 from supervisor.control.decide.assess.failures import find_need
@@ -26,10 +26,13 @@ def assess(snap: Snapshot, job: JobState) -> Assessment:
         return Assessment(need=progress.wall_time(snap, job) or find_need(snap, job, ()))
     if phase is not JobPhase.RUNNING or plan is None:
         return Assessment()
-    there = members(snap, job, plan.value)
+    found = members(snap, job, plan.value)
+    left = sizing.leaving(job, found)
+    there = tuple(member for member in found if member not in left)
     liveness = liveness_of(snap, job, there)
     return Assessment(
         members=there,
+        leaving=left,
         liveness=liveness,
         completion=judge_completion(snap, job, plan.value),
         need=_need(snap, job, there, liveness),

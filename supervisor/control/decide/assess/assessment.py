@@ -28,13 +28,15 @@ class Assessment:
     """The state of a job, and what it needs. `assess.assess` makes it.
 
     Attributes:
-        members: of the generation in force; none while the job does not run.
+        members: of the generation in force, but those that leave it; none while the job does not run.
+        leaving: the workers that are to leave the generation in force, the last one first.
         liveness: whether they show signs of life.
         completion: how far a job that runs is from its end.
         need: the restart that it needs; None also for a job that neither runs nor waits for its start.
     """
 
     members: tuple[Member, ...] = ()
+    leaving: tuple[Member, ...] = ()
     liveness: Liveness = field(default_factory=Liveness)
     completion: Completion | None = None
     need: Need | None = None

@@ -34,8 +34,8 @@ from supervisor.control.decide.snapshot import JobState, Snapshot, Versioned
 BEFORE = ("detected", "decided")
 """The phases that are over when an incident is opened."""
 
-MOVES = (Cause.NODE_LOST, Cause.DRAINED, Cause.GPU)
-"""Causes for which tasks move alone, several at a time."""
+MOVES = (Cause.NODE_LOST, Cause.DRAINED, Cause.GPU, Cause.RESIZED)
+"""Causes for which tasks move or join alone, several at a time."""
 
 QUIET_PROGRAM_MS = 30_000
 KEPT_INCIDENTS = 200
@@ -338,7 +338,8 @@ def _restarted(job: JobState, incident: Incident) -> tuple[AttemptId, ...]:
     plan = job.plan_in_force
     if plan is None:
         return ()
-    return tuple(AttemptId(job.task(p.member), incident.generation, 1) for p in plan.value.placements)
+    began = (each.member for each in plan.value.placements if each.member not in plan.value.moved)
+    return tuple(AttemptId(job.task(member), incident.generation, 1) for member in began)
 
 
 def _steps(job: JobState, attempt: AttemptId) -> bool:

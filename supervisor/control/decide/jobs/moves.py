@@ -118,7 +118,7 @@ def _moved(
     assert target is not None
     task, ledger = job.task(need.member), need.judgement.verdict.ledger
     old = job.assigned(plan.value.plan_id, need.member)
-    number = _next_attempt(job, task, old)
+    number = next_attempt(job, task, old)
     restarts = ledger.program + ledger.infrastructure
     serial = job.intent.value.restart_serial if need.cause is Cause.OPERATOR else switch.restart_serial
     wanted = replace(
@@ -162,7 +162,7 @@ def _moved(
     )
 
 
-def _next_attempt(job: JobState, task: TaskId, old: Versioned[Assignment] | None) -> int:
+def next_attempt(job: JobState, task: TaskId, old: Versioned[Assignment] | None) -> int:
     """A number above all that the task's agents were ever given in this generation."""
     generation = job.switch.value.generation
     known = [each.number for each in job.attempts if (each.task, each.generation) == (task, generation)]
@@ -231,7 +231,7 @@ def publish(job: JobState) -> list[Action]:
             return [Action("address_published", job.name, "", compares, (put(spec.key, changed),))]
         joins = held is not None and held.value.joins and changed.roles != spec.value.roles
         if joins and switch.closing is None:
-            return [_publish_inside(job, spec, report.value, changed, compares)]
+            return [_publish_inside(job, spec, report.value, compares)]
     return []
 
 
@@ -239,20 +239,17 @@ def _publish_inside(
     job: JobState,
     spec: Versioned[ClusterSpec],
     report: AttemptReport,
-    changed: ClusterSpec,
     compares: tuple[Compare, ...],
 ) -> Action:
-    """Tell that a worker listens elsewhere. What it is still known by is nobody else's in this generation."""
-    former = spec.value.address(report.role, report.index)
-    edition = max(spec.value.edition, job.switch.value.edition) + 1
-    changed = replace(changed, edition=edition, former=(*spec.value.former, former))
-    task = report.attempt.task
+    """Tell where a worker listens that has moved or joined."""
+    changed, task = spec.value.moved(report.role, report.index, report.address), report.attempt.task
+    has_moved = len(changed.former) > len(spec.value.former)
     return Action(
         "address_published",
         job.name,
-        f"{task} has moved to {report.address}",
+        f"{task} {'has moved to' if has_moved else 'listens at'} {report.address}",
         (*compares, unchanged(job.switch)),
-        (put(spec.key, changed), turn(job.switch, Transition.PUBLISH, edition=edition)),
+        (put(spec.key, changed), turn(job.switch, Transition.PUBLISH, edition=changed.edition)),
         {"task": str(task), "address": report.address},
     )
 

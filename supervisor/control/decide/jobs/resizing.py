@@ -1,7 +1,8 @@
 """Another size of a job that runs: an operator's wish, or room for more tasks of an elastic role.
 
-A resize is a restart like any other (prepare, close, flip), so that every task is told the same cluster. It
-is prepared while the job trains, and flips right after a commit, so that it costs no step; an operator's wish
+Workers of an asynchronous job join and leave it while the others run on (`joining`). Where they cannot, a
+resize is a restart like any other (prepare, close, flip), so that every task is told the same cluster. It is
+prepared while the job trains, and flips right after a commit, so that it costs no step; an operator's wish
 waits for one only so long. The flip writes the new counts into the job's record: they are in force from then
 on.
 """
@@ -11,14 +12,18 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 
+from recovery.policy.scope import JOINS
 from supervisor.contract.desired import JobPhase
 from supervisor.contract.errors import NotFound, UserError
 from supervisor.contract.incident import Cause
 from supervisor.contract.job.bounds import size_objection
 from supervisor.contract.job.spec import JobSpec, Scope, resized
+from supervisor.control.decide.assess import sizing
 from supervisor.control.decide.assess.failures import judgement_of
 from supervisor.control.decide.assess.need import UNTIL_COMMIT, Need
+from supervisor.control.decide.assess.sizing import WORKER
 from supervisor.control.decide.facts.history import incident_id
+from supervisor.control.decide.jobs import joining
 from supervisor.control.decide.jobs.prepare import find_places, has_room
 from supervisor.control.decide.snapshot import JobState, Snapshot
 
@@ -45,31 +50,27 @@ def find_resize(snap: Snapshot, job: JobState) -> Need | None:
     spec = job.record.value.spec
     if job.wanted is spec:
         return None
-    asked = _asked(job)
-    if asked and has_room(snap, job, resized(spec, asked)):
+    asked = sizing.asked(job)
+    if asked and not _is_live(snap, job) and has_room(snap, job, resized(spec, asked)):
         return _need(snap, job, "operator.scale", "an operator asked for", asked, spec.limits.save_grace_ms)
     room = {} if asked else _growth(snap, job)
     return _need(snap, job, "elastic.grow", "there is room for", room, UNTIL_COMMIT) if room else None
+
+
+def _is_live(snap: Snapshot, job: JobState) -> bool:
+    """Whether the job comes closer to its size while all that stay run on."""
+    now, wanted = sizing.counts(job)
+    return not sizing.why_all_restart(job) and (wanted < now or joining.grows(snap, job))
 
 
 def waiting_for(snap: Snapshot, job: JobState) -> str:
     """What a job waits for that is to have another size, and has no room for it; empty for nothing."""
     if job.switch.value.phase is not JobPhase.RUNNING:
         return ""
-    asked = _asked(job)
+    asked = sizing.asked(job)
     if not asked or has_room(snap, job, resized(job.record.value.spec, asked)):
         return ""
     return f"room for {_told(asked)}, which an operator asked for; until then it trains on as it is"
-
-
-def _asked(job: JobState) -> dict[str, int]:
-    """The counts that are to change without a look at the room: fixed ones, and elastic ones that shrink."""
-    spec, wanted = job.record.value.spec, job.wanted
-    return {
-        role.name: role.count
-        for role, now in zip(wanted.roles, spec.roles, strict=True)
-        if role.count != now.count and (not role.most or role.count < now.count)
-    }
 
 
 def _need(
@@ -84,9 +85,17 @@ def _need(
         judgement=judgement_of(job, Cause.RESIZED),
         firm=False,
         known_ms=snap.now_ms,
-        detail=f"{what} {_told(sizes)}",
+        detail="; ".join(filter(None, (f"{what} {_told(sizes)}", _why_all(job)))),
         patience_ms=patience_ms,
     )
+
+
+def _why_all(job: JobState) -> str:
+    """Why workers of an asynchronous strategy do not join and leave alone."""
+    if job.record.value.spec.strategy not in JOINS:
+        return ""
+    why = sizing.why_all_restart(job) or "there is room only if other tasks move"
+    return f"all restart: {why}"
 
 
 def _told(sizes: Mapping[str, int]) -> str:
@@ -101,11 +110,9 @@ def _growth(snap: Snapshot, job: JobState) -> dict[str, int]:
     """
     spec, generation = job.record.value.spec, job.switch.value.generation
     saved = any(ref.generation == generation for ref in job.commits)
-    waits = any(
-        each.switch.value.phase is JobPhase.WAITING and each.next_plan is None for each in snap.jobs.values()
-    )
-    short = [role for role in spec.roles if role.count < role.most]
-    if not saved or waits or not short:
+    live = _is_live(snap, job)
+    short = [role for role in spec.roles if role.count < role.most and not (live and role.name == WORKER)]
+    if not saved or not short or joining.somebody_waits(snap):
         return {}
     if not any(has_room(snap, job, resized(spec, {role.name: role.count + 1})) for role in short):
         return {}

@@ -1,0 +1,109 @@
+"""Whether workers join and leave a running job while all other tasks run on (rule 6.11), and which leave."""
+
+from __future__ import annotations
+
+from recovery.policy.causes import describe
+from supervisor.contract.ids import TaskId
+from supervisor.contract.incident import Cause, Incident, Outcome
+from supervisor.contract.job.spec import Scope, Strategy
+from supervisor.contract.observed import AttemptReport, ExitReason
+from supervisor.control.decide.assess.members import Member, MemberState
+from supervisor.control.decide.assess.moving import why_it_stays
+from supervisor.control.decide.snapshot import JobState, Versioned
+
+WORKER = "worker"
+
+
+def asked(job: JobState) -> dict[str, int]:
+    """The counts that are to change without a look at the room: fixed ones, and elastic ones that shrink."""
+    spec, wanted = job.record.value.spec, job.wanted
+    return {
+        role.name: role.count
+        for role, now in zip(wanted.roles, spec.roles, strict=True)
+        if role.count != now.count and (not role.most or role.count < now.count)
+    }
+
+
+def counts(job: JobState) -> tuple[int, int]:
+    """The count of workers in force, and the one that is wanted at most; zeros for a job without workers."""
+    now, wanted = (
+        next((role.count for role in spec.roles if role.name == WORKER), 0)
+        for spec in (job.record.value.spec, job.wanted)
+    )
+    return now, wanted
+
+
+def why_all_restart(job: JobState) -> str:
+    """Why all tasks restart where the count of workers changes; empty if workers join or leave alone."""
+    return job.once(_why_all_restart)
+
+
+def _why_all_restart(job: JobState) -> str:
+    spec, switch, (now, wanted) = job.record.value.spec, job.switch.value, counts(job)
+    others = [role for role in asked(job) if role != WORKER]
+    if others or not now:
+        return f"the count of {', '.join(others) or 'a role'} changes, and not that of workers alone"
+    if spec.strategy is Strategy.COORDINATOR:
+        return "a coordinator keeps the workers that it was started with"
+    if switch.saver not in ("", spec.saver.member):
+        return f"{job.saver} saves, and not {spec.saver}: its program may give that to another worker"
+    if why := why_it_stays(job, TaskId(job.name, WORKER, min(now, wanted))):
+        return why
+    if wanted < now:
+        saved = any(ref.generation == switch.generation for ref in job.commits)
+        return "" if saved else "nothing is saved yet, and any worker may be the one that saves"
+    failed = job.once(_did_not_join)
+    return f"{describe(failed)}, and did not join" if failed is not None else ""
+
+
+def _did_not_join(job: JobState) -> AttemptReport | None:
+    """A worker that joined the generation in force, failed before it did any work, and has left again."""
+    plan = job.plan_in_force
+    there = {each.member for each in plan.value.placements} if plan is not None else set()
+    reports = (held.value for held in job.attempts.values() if plan is not None)
+    return next(
+        (
+            each
+            for each in reports
+            if each.plan_id == job.switch.value.plan_id and each.role == WORKER
+            if each.attempt.task.member not in there and _failed(each)
+        ),
+        None,
+    )
+
+
+def _failed(report: AttemptReport) -> bool:
+    end = report.exit
+    return end is not None and end.reason is not ExitReason.KILLED and end.code != 0
+
+
+def joining(job: JobState) -> dict[str, Versioned[Incident]]:
+    """The workers that have not done any work yet since they joined, each with the incident of its join."""
+    return {
+        held.value.member: held
+        for held in job.incidents.values()
+        if held.value.outcome is Outcome.OPEN
+        and (held.value.cause, held.value.scope) == (Cause.RESIZED, Scope.TASK)
+        and held.value.plan_id == job.switch.value.plan_id
+    }
+
+
+def leaving(job: JobState, there: tuple[Member, ...]) -> tuple[Member, ...]:
+    """The workers that are to leave, the last one first.
+
+    Those beyond the size that is wanted leave, and so does a worker that fails before it has done any work:
+    growth costs the others nothing. With it go those after it, as the workers of a cluster are numbered
+    without a gap.
+    """
+    now, wanted = counts(job)
+    begun = joining(job)
+    failed = [
+        member.task.index
+        for member in there
+        if member.task.member in begun and member.state in (MemberState.FAILED, MemberState.LOST)
+    ]
+    keeps = min(failed, default=now)
+    if wanted < now and not why_all_restart(job):
+        keeps = min(keeps, wanted)
+    beyond = [each for each in there if each.task.role == WORKER and each.task.index >= keeps]
+    return tuple(sorted(beyond, key=lambda each: -each.task.index))

@@ -1,0 +1,421 @@
+"""Workers of an asynchronous job join and leave it while all other tasks run on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from supervisor.contract import keys
+from supervisor.contract.desired import ClusterSpec
+from supervisor.contract.incident import Cause, Incident, Outcome
+from supervisor.contract.job.spec import JobSpec, RestartPolicy, Scope
+from supervisor.contract.observed import AttemptReport, Exit, ExitReason
+from supervisor.control.decide.facts.standing import ENDED_AFTER
+from supervisor.control.decide.jobs.prepare import _ports_still_known
+from supervisor.control.decide.plan import Action, put
+from supervisor.control.decide.reconcile import reconcile
+from tests.control.bank import Bank
+from tests.control.world import World, waiting_for
+from tests.support.builders import job_spec, resources, role
+
+ONE = resources(cpus=4)
+
+
+def training(nodes: int = 8, workers: int = 2, spec: JobSpec | None = None) -> World:
+    """One task to a node, nodes to spare, and a first save."""
+    roles = (role("chief", 1, ONE), role("ps", 1, ONE), role("worker", workers, ONE))
+    world = World(spec or job_spec(roles), nodes)
+    world.stays = ""
+    world.start()
+    world.commit(1, 100)
+    world.tick()
+    return world
+
+
+def wish(world: World, **sizes: int) -> None:
+    intent = world.job().intent.value
+    world.write(put(keys.intent(world.spec.name), replace(intent, sizes=sizes)))
+
+
+def workers(world: World) -> dict[str, AttemptReport]:
+    return {member: report for member, report in world.running().items() if report.role == "worker"}
+
+
+def count(world: World) -> int:
+    return world.job().record.value.spec.role("worker").count
+
+
+def described(world: World) -> ClusterSpec:
+    job = world.job()
+    return job.specs[job.switch.value.plan_id].value
+
+
+def addresses(world: World) -> tuple[str, ...]:
+    return next(each.addresses for each in described(world).roles if each.role == "worker")
+
+
+def until_of(world: World, size: int) -> None:
+    """Until so many workers train, and each is known where it is."""
+
+    def done() -> bool:
+        there = workers(world)
+        known = tuple(there[f"worker.{index}"].address for index in range(size) if f"worker.{index}" in there)
+        return len(there) == size == count(world) and addresses(world) == known
+
+    world.until(done)
+
+
+def joins(world: World) -> list[Incident]:
+    return [each for each in world.incidents().values() if each.rule.endswith(".live")]
+
+
+def next_of(world: World, kind: str) -> Action:
+    """The next action of a kind; what comes before it is done, and it is not."""
+    for _ in range(400):
+        found = [each for each in reconcile(world.snapshot()) if isinstance(each, Action)]
+        wanted = [each for each in found if each.kind == kind]
+        if wanted:
+            return wanted[0]
+        for action in found:
+            world.run(action)
+        world.tick(leader=False)
+    raise AssertionError(f"no {kind}; done: {world.done[-20:]}")
+
+
+def test_workers_join_at_once_and_nobody_else_notices() -> None:
+    world = training()
+    before = world.running()
+    wish(world, worker=4)
+    until_of(world, 4)
+    assert world.switch().generation == 1
+    assert {member: world.running()[member] for member in before} == before
+    world.until(lambda: [each.outcome for each in joins(world)] == [Outcome.RECOVERED] * 2)
+    assert {each.member: each.rule for each in joins(world)} == {
+        "worker.2": "operator.scale.live",
+        "worker.3": "operator.scale.live",
+    }
+    assert world.switch().ledger.infrastructure == 0
+    assert described(world).edition == world.switch().edition
+    assert described(world).former == (), "nobody was told of another address"
+    done = list(world.done)
+    for _ in range(20):
+        world.tick()
+    assert not {"joined", "left", "prepare"} & set(world.done[len(done) :]), "it has its size"
+
+
+def test_the_last_workers_leave_once_they_are_dead_and_nobody_else_notices() -> None:
+    world = training(workers=4)
+    before = world.running()
+    wish(world, worker=2)
+    until_of(world, 2)
+    assert world.switch().generation == 1
+    assert {
+        member: report for member, report in before.items() if member in world.running()
+    } == world.running()
+    gone = [before[member] for member in ("worker.3", "worker.2")]
+    reports = world.job().attempts
+    assert all(reports[each.attempt].value.confirmed_dead for each in gone)
+    assert described(world).former == tuple(each.address for each in gone)
+    known = _ports_still_known(world.snapshot(), world.job(), "n0")
+    assert {int(each.address.rpartition(":")[2]) for each in gone} <= set(known)
+    assert not [held for held in world.job().assignments.values() if held.value.index > 1]
+
+
+def test_one_that_its_agent_does_not_end_stays() -> None:
+    world = training(workers=3)
+    world.agents[world.node_of("worker.2")].obedient = False
+    wish(world, worker=2)
+    for _ in range(20):
+        world.tick()
+    assert "leaves" in world.done
+    assert count(world) == len(workers(world)) == 3
+    world.until(lambda: "node_cordoned" in world.done)
+
+
+def test_a_size_that_changes_again_and_again_never_gives_an_attempt_its_number_twice() -> None:
+    world = training()
+    seen: set[str] = set()
+    for size in (4, 1, 3, 2, 4):
+        held = {str(each.attempt) for each in workers(world).values()}
+        wish(world, worker=size)
+        until_of(world, size)
+        fresh = {str(each.attempt) for each in workers(world).values()} - held
+        assert not fresh & seen
+        seen |= held | fresh
+    assert world.switch().generation == 1
+    assert "prepare" not in world.done[world.done.index("joined") :]
+
+
+def test_a_wish_that_is_taken_back_halfway_gives_the_worker_another_attempt() -> None:
+    world = training()
+    wish(world, worker=1)
+    world.until(lambda: "leaves" in world.done)
+    wish(world, worker=2)
+    world.until(lambda: (found := workers(world).get("worker.1")) is not None and found.number > 1)
+    until_of(world, 2)
+    assert world.switch().generation == 1
+
+
+def test_nothing_saved_yet_any_worker_may_be_the_one_that_saves() -> None:
+    roles = (role("chief", 1, ONE), role("ps", 1, ONE), role("worker", 2, ONE))
+    world = World(job_spec(roles), 5)
+    world.stays = ""
+    world.start()
+    wish(world, worker=1)
+    for _ in range(20):
+        world.tick()
+    assert len(workers(world)) == 2
+    world.commit(1, 100)
+    until_of(world, 1)
+    assert world.switch().generation == 1
+
+
+def test_a_wish_without_room_for_all_of_it_is_not_begun() -> None:
+    world = training(nodes=5)
+    wish(world, worker=4)
+    for _ in range(20):
+        world.tick()
+    assert count(world) == 2
+    assert "room for worker=4" in waiting_for(world.snapshot(), world.job())
+    world.register("n9", "i9")
+    until_of(world, 4)
+
+
+def test_an_elastic_role_grows_at_once_with_the_room() -> None:
+    elastic = replace(role("worker", 4, ONE), least=1, most=4)
+    world = World(job_spec((role("chief", 1, ONE), role("ps", 1, ONE), elastic)), 4)
+    world.stays = ""
+    world.until(lambda: len(world.running()) == 4)
+    world.tick()
+    world.register("n9", "i9")
+    until_of(world, 3)
+    assert world.switch().generation == 1
+    (told,) = joins(world)
+    assert (told.rule, told.detail) == ("elastic.grow.live", "there is room for digits/worker:2")
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (lambda world: setattr(world, "stays", "that was not tried with TensorFlow 2.3.0"), "2.3.0"),
+        (
+            lambda world: world.write(put(world.job().switch.key, replace(world.switch(), saver="worker.1"))),
+            "worker:1 saves",
+        ),
+    ],
+    ids=["an old TensorFlow", "another task saves"],
+)
+def test_what_cannot_join_restarts_all_and_the_record_says_why(
+    change: Callable[[World], None], why: str
+) -> None:
+    roles = (role("chief", 1, ONE), role("ps", 1, ONE), role("worker", 2, ONE))
+    world = World(job_spec(roles), 8)
+    world.stays = ""
+    change(world) if "2.3.0" in why else None
+    world.start()
+    change(world)
+    wish(world, worker=3)
+    world.until(lambda: world.job().next_plan is not None)
+    world.commit(1, 100)
+    world.until(lambda: world.switch().generation == 2 and len(workers(world)) == 3)
+    assert "joined" not in world.done
+    (told,) = [each for each in world.incidents().values() if each.cause is Cause.RESIZED]
+    assert why in told.detail
+
+
+def test_a_job_that_wants_all_restarted_gets_that() -> None:
+    roles = (role("chief", 1, ONE), role("ps", 1, ONE), role("worker", 2, ONE))
+    world = training(spec=job_spec(roles, restart=RestartPolicy(scope={"worker": Scope.ALL})))
+    wish(world, worker=3)
+    world.until(lambda: world.job().next_plan is not None)
+    world.commit(1, 200)
+    world.until(lambda: world.switch().generation == 2)
+    assert "joined" not in world.done
+
+
+def fail_to_join(world: World, member: str = "worker.2") -> None:
+    """A worker that joins fails before its first step."""
+    for agent in world.agents.values():
+        agent.steps = False
+    world.until(lambda: member in world.running())
+    world.end_task(member, code=1)
+    for agent in world.agents.values():
+        agent.steps = True
+
+
+def test_a_worker_that_fails_before_its_first_step_leaves_again_and_costs_nothing() -> None:
+    world = training()
+    before = world.running()
+    wish(world, worker=3)
+    fail_to_join(world)
+    world.until(lambda: "left" in world.done)
+    assert world.running() == before
+    (told,) = joins(world)
+    assert told.outcome is Outcome.SUPERSEDED
+    assert "left before it did any work" in told.detail
+    assert world.switch().ledger.streak == 0
+    world.until(lambda: world.job().next_plan is not None)
+    world.commit(1, 200)
+    world.until(lambda: world.switch().generation == 2 and len(workers(world)) == 3)
+    assert any("did not join" in each.detail for each in world.incidents().values())
+
+
+def test_what_fails_meanwhile_goes_first() -> None:
+    world = training()
+    world.end_task("ps.0", signal=9)
+    wish(world, worker=3)
+    world.until(lambda: world.switch().generation == 2 and len(workers(world)) == 3)
+    assert "joined" not in world.done
+
+
+def test_a_worker_that_is_to_leave_is_not_restarted() -> None:
+    world = training(workers=3)
+    wish(world, worker=2)
+    world.end_task("worker.2", signal=9)
+    until_of(world, 2)
+    assert not {"restart_in_place", "moved", "leaves"} & set(world.done)
+    assert not [each for each in world.incidents().values() if each.member == "worker.2"]
+
+
+def test_one_on_a_silent_node_leaves_after_d_and_its_mark_is_final() -> None:
+    world = training(workers=3)
+    node = world.lose("worker.2")
+    wish(world, worker=2)
+    world.until(lambda: count(world) == 2)
+    assert [mark.value.final for mark in world.snapshot().nodes[node].marks.values()] == [True]
+    assert "moved" not in world.done
+    assert len(addresses(world)) == 2
+
+
+def test_a_mark_that_is_withdrawn_in_between_makes_the_leave_stale() -> None:
+    world = training(workers=3)
+    node = world.lose("worker.2")
+    wish(world, worker=2)
+    action = next_of(world, "left")
+    world.agents[node].acting = True
+    world.appeal(node, world.agents[node].incarnation)
+    assert not world.run(action)
+
+
+def test_one_that_never_began_leaves_after_twice_d() -> None:
+    world = training()
+    for agent in world.agents.values():
+        agent.starts = False
+    wish(world, worker=3)
+    world.until(lambda: "joined" in world.done)
+    wish(world, worker=2)
+    took_ms = world.until(lambda: count(world) == 2)
+    assert took_ms >= ENDED_AFTER * world.snapshot().timing.d_ms
+    until_of(world, 2)
+
+
+@pytest.mark.parametrize("kind", ["joined", "left"])
+def test_a_step_is_made_once_whoever_leads_and_whatever_was_heard_of_it(kind: str) -> None:
+    world = training(workers=3)
+    size = 4 if kind == "joined" else 2
+    wish(world, worker=size)
+    action, old = next_of(world, kind), world.token
+    world.new_leader()
+    assert not world.run(action, old), "a deposed leader has no effect"
+    assert world.run(action), "the new one decides the same"
+    assert not world.run(action), "it took effect, and its answer was lost"
+    until_of(world, size)
+    assert world.done.count(kind) == 1
+
+
+@pytest.mark.parametrize("kind", ["joined", "left"])
+def test_another_wish_in_between_makes_a_step_stale(kind: str) -> None:
+    world = training(workers=3)
+    wish(world, worker=4 if kind == "joined" else 2)
+    action = next_of(world, kind)
+    wish(world, worker=3)
+    assert not world.run(action)
+
+
+def test_a_flip_in_between_makes_a_step_stale() -> None:
+    world = training()
+    wish(world, worker=3)
+    action = next_of(world, "joined")
+    world.end_task("ps.0", signal=9)
+    world.until(lambda: world.switch().generation == 2)
+    assert not world.run(action)
+
+
+def test_training_that_is_over_gets_no_worker_any_more() -> None:
+    world = training()
+    world.end_task("chief.0", code=0)
+    wish(world, worker=3)
+    for _ in range(3):
+        world.tick()
+    assert "joined" not in world.done
+
+
+def test_completion_waits_for_the_workers_that_there_are() -> None:
+    world = training()
+    wish(world, worker=3)
+    until_of(world, 3)
+    wish(world, worker=1)
+    until_of(world, 1)
+    for member in ("worker.0", "chief.0"):
+        world.end_task(member, code=0)
+    world.until(lambda: world.switch().phase.value in ("finishing", "succeeded"), limit_ms=2_000)
+
+
+def test_the_generation_that_follows_has_the_size_in_force() -> None:
+    world = training()
+    wish(world, worker=4)
+    until_of(world, 4)
+    world.end_task("ps.0", signal=9)
+    world.until(lambda: world.switch().generation == 2 and len(workers(world)) == 4)
+    held = [each.value for each in world.job().assignments.values() if each.value.generation == 2]
+    assert not any(each.joins for each in held)
+
+
+def test_a_start_that_is_not_over_yet_is_over_though_a_worker_joined_meanwhile() -> None:
+    world = training()
+    world.end_task("ps.0", signal=9)
+    world.until(lambda: world.switch().generation == 2)
+    for agent in world.agents.values():
+        agent.steps = False
+    world.until(lambda: len(world.running()) == 4)
+    wish(world, worker=3)
+    until_of(world, 3)
+    world.until(lambda: not any(each.outcome is Outcome.OPEN for each in world.incidents().values()))
+
+
+def test_an_operators_restart_of_a_worker_that_leaves_is_over_with_it() -> None:
+    world = training(workers=3)
+    world.agents[world.node_of("worker.2")].blocked = "its disk is full"
+    intent = world.job().intent.value
+    asked = replace(intent, sizes={"worker": 2}, restart_serial=1, restart_member="worker.2")
+    world.write(put(keys.intent(world.spec.name), asked))
+    world.until(lambda: count(world) == 2)
+    assert world.switch().restart_serial == 1
+    wish(world, worker=3)
+    until_of(world, 3)
+
+
+def test_what_its_agent_ended_is_no_failed_join() -> None:
+    world = training()
+    wish(world, worker=3)
+    until_of(world, 3)
+    report = workers(world)["worker.2"]
+    wish(world, worker=2)
+    until_of(world, 2)
+    end = world.job().attempts[report.attempt].value.exit
+    assert isinstance(end, Exit)
+    assert end.reason is ExitReason.KILLED
+    wish(world, worker=3)
+    until_of(world, 3)
+    assert world.switch().generation == 1
+
+
+async def test_an_operator_is_told_that_nobody_restarts() -> None:
+    bank = Bank()
+    bank.world.stays = ""
+    bank.world.start()
+    answer = await bank.job_service.scale("digits", {"worker": 3})
+    assert "join" in answer.detail
+    assert "restart" not in answer.detail
