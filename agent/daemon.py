@@ -81,7 +81,9 @@ class AgentDaemon:
         self._told: dict[object, str] = {}
         prefixes = (keys.assignments_of(settings.node), "switches/", keys.spares_of(settings.node))
         self._mirrors = tuple(
-            Mirror(outside.coordination, prefix, self._changed, outside.clock, outside.sink)
+            Mirror(
+                outside.coordination, prefix, self._changed, outside.clock, outside.sink, settings.apart_ms
+            )
             for prefix in prefixes
         )
         self._forked = False

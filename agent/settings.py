@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from dataclasses import dataclass
 
 from supervisor.contract.observed import NodeResources
@@ -53,3 +54,12 @@ class AgentSettings:
     directory: str = ""
     nvml: str = ""
     firewall: bool = False
+
+    @property
+    def apart_ms(self) -> int:
+        """How much longer than others this agent waits before it watches etcd again.
+
+        When a member of etcd fails, the watches of all agents break at the same moment. Half of a request's
+        deadline spreads them, and is short beside D, after which silence counts as etcd lost (rule 3.4).
+        """
+        return zlib.crc32(self.node.encode()) % (self.timing.rpc_deadline_ms // 2)

@@ -199,7 +199,10 @@ class Coordination(Protocol):
         """
 
     async def list(self, prefix: str) -> Listing:
-        """Every key under `prefix` at one revision."""
+        """Every key under `prefix` at one revision.
+
+        Raises Compacted if that revision is forgotten while the list is read; the caller lists again.
+        """
 
     async def txn(
         self, compares: Sequence[Compare], then: Sequence[Op], otherwise: Sequence[Op] = ()

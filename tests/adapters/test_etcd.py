@@ -9,16 +9,19 @@ from collections.abc import AsyncGenerator, Iterator
 from pathlib import Path
 
 import pytest
+from aetcd import rpc
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from supervisor.adapters.certificates.tls import TlsFiles
+from supervisor.adapters.etcd import client as client_module
 from supervisor.adapters.etcd.client import EtcdCoordination
 from supervisor.adapters.etcd.endpoints import Endpoint
 from supervisor.contract.boundaries import Coordination, Delete, Put, WatchBatch
 from supervisor.contract.errors import (
+    Compacted,
     CoordinationFull,
     CoordinationUnreachable,
     TfSupervisorError,
@@ -274,3 +277,65 @@ class TestCertificates:
         with pytest.raises(CoordinationUnreachable, match=r"certificate|handshake|SSL"):
             await client.get("k")
         await client.close()
+
+
+async def test_a_list_of_many_pages_is_one_picture(
+    etcd_server: EtcdServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Writes between two pages are not in it."""
+    monkeypatch.setattr(client_module, "PAGE", 3)
+    reader = Paged(etcd_server.endpoint, "one-picture")
+    names = [f"p/{number}" for number in range(7)]
+    for name in reversed(names):
+        await put(reader, name)
+    revision = await put(reader, "other")
+
+    async def write() -> None:
+        await put(reader, "p/5", b"newer")
+        await reader.txn([], [Delete("p/6"), Put("p/4a", b"")])
+
+    reader.between = write
+    listing = await reader.list("p/")
+    assert listing.revision == revision
+    assert [(each.key, each.value) for each in listing.entries] == [(name, b"") for name in names]
+    assert reader.pages == 3
+    await reader.close()
+
+
+async def test_a_list_whose_revision_is_forgotten_is_begun_again(
+    etcd_server: EtcdServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client_module, "PAGE", 3)
+    reader = Paged(etcd_server.endpoint, "forgotten")
+    for number in range(7):
+        await put(reader, f"p/{number}")
+
+    async def compact() -> None:
+        reader.between = nothing
+        etcd_server.compact(await put(reader, "p/7"))
+
+    reader.between = compact
+    with pytest.raises(Compacted):
+        await reader.list("p/")
+    assert len((await reader.list("p/")).entries) == 8
+    await reader.close()
+
+
+async def nothing() -> None:
+    """What happens between two pages as a rule."""
+
+
+class Paged(EtcdCoordination):
+    """A client that does something after the first page of each list, and counts the pages."""
+
+    def __init__(self, endpoint: str, cluster: str) -> None:
+        super().__init__([endpoint], cluster, rpc_deadline_ms=20_000, silence_ms=20_000)
+        self.pages = 0
+        self.between = nothing
+
+    async def _page(self, request: rpc.RangeRequest) -> rpc.RangeResponse:
+        response = await super()._page(request)
+        self.pages += 1
+        if not request.revision:
+            await self.between()
+        return response

@@ -49,6 +49,8 @@ from supervisor.contract.ids import check_name
 T = TypeVar("T")
 WatchCall: TypeAlias = grpc.aio.StreamStreamCall[rpc.WatchRequest, rpc.WatchResponse]
 
+PAGE = 500
+"""Keys in one answer to a list."""
 PROGRESS_EVERY_MS = 400
 """Interval at which a watch asks its member for a sign of life."""
 
@@ -124,10 +126,31 @@ class EtcdCoordination(Coordination):
         return self._entry(response.kvs[0]) if response.kvs else None
 
     async def list(self, prefix: str) -> Listing:
-        """Read every key under a prefix, linearizably, at one revision, sorted by key."""
-        request = rpc.RangeRequest(key=self._key(prefix), range_end=self._end(prefix))
-        response = await self._call(lambda link, timeout: link.kv.Range(request, timeout=timeout))
-        return Listing(response.header.revision, tuple(self._entry(kv) for kv in response.kvs))
+        """Read every key under a prefix, linearizably, at one revision, sorted by key.
+
+        It asks for PAGE keys at a time: a member holds up its other clients while it sends many. Each page
+        has a deadline of its own. Raises Compacted where the revision of the first page is forgotten before
+        the last one is read.
+        """
+        request = rpc.RangeRequest(key=self._key(prefix), range_end=self._end(prefix), limit=PAGE)
+        entries: list[KeyValue] = []
+        while True:
+            response = await self._page(request)
+            request.revision = request.revision or response.header.revision
+            entries.extend(self._entry(kv) for kv in response.kvs)
+            if not response.more:
+                return Listing(request.revision, tuple(entries))
+            request.key = response.kvs[-1].key + b"\0"
+
+    async def _page(self, request: rpc.RangeRequest) -> rpc.RangeResponse:
+        try:
+            return await self._call(lambda link, timeout: link.kv.Range(request, timeout=timeout))
+        except Refused as error:
+            if "has been compacted" in str(error):
+                raise Compacted(request.revision + 1) from error
+            if "is a future revision" in str(error):
+                raise CoordinationUnreachable("etcd lost data while a list was read") from error
+            raise
 
     async def txn(
         self, compares: Sequence[Compare], then: Sequence[Op], otherwise: Sequence[Op] = ()

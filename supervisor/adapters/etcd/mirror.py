@@ -52,6 +52,7 @@ class Mirror:
         deliver: called with each update, after `entries` holds it; must not block or raise.
         clock: for `last_alive_ms`.
         sink: logs reconnects.
+        apart_ms: how much longer than others it waits before it comes back, see `Backoff`.
     """
 
     def __init__(
@@ -61,6 +62,7 @@ class Mirror:
         deliver: Callable[[MirrorUpdate], None],
         clock: Clock,
         sink: Logger,
+        apart_ms: int = 0,
     ) -> None:
         self._coordination = coordination
         self._prefix = prefix
@@ -73,7 +75,7 @@ class Mirror:
         self._resumes = False
         self._forked = False
         self._last_alive_ms: int | None = None
-        self._backoff = Backoff(FIRST_WAIT_MS, MOST_WAIT_MS)
+        self._backoff = Backoff(FIRST_WAIT_MS, MOST_WAIT_MS, apart_ms)
 
     @property
     def entries(self) -> Mapping[str, KeyValue]:
