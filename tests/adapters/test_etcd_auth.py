@@ -19,10 +19,14 @@ from supervisor.adapters.etcd.maintenance import EtcdCalls
 from supervisor.cli.main import cli
 from supervisor.contract import keys
 from supervisor.contract.boundaries import BULK, Coordination, Get, Op, Put, WatchBatch
-from supervisor.contract.errors import Refused, TfSupervisorError, UserError
+from supervisor.contract.errors import Compacted, Refused, TfSupervisorError, UserError
 from supervisor.contract.etcd_roles import may
 from supervisor.contract.ids import task_id
+from supervisor.control.decide.etcd_space import LOOK_MS, SpaceSettings
+from supervisor.control.loop.etcd_care import EtcdCare
+from tests.support.clocks import ManualClock
 from tests.support.etcd_server import EtcdServer, etcd_binaries
+from tests.support.sinks import ListSink
 
 CLUSTER = "c"
 HOLDERS = ("supervisor:s0", "agent:n1", "agent:n2")
@@ -243,6 +247,40 @@ async def test_maintenance_is_the_administrators_where_etcd_holds_to_that(guarde
     assert await is_refused(supervisor.defragment(member.endpoint))
     await admin.compact(member.revision)
     await admin.defragment(member.endpoint)
+
+
+async def test_a_supervisor_that_may_not_compact_sees_whether_something_else_does(guarded: Guarded) -> None:
+    clock, client = ManualClock(), guarded.client("supervisor:s0")
+    care = EtcdCare(
+        EtcdCalls([guarded.server.endpoint], guarded.of("supervisor:s0")),
+        client,
+        SpaceSettings(2 << 30, 60_000),
+        leads=lambda: True,
+        leader=lambda: None,
+        tell=lambda _: asyncio.sleep(0),
+        clock=clock,
+        sink=ListSink(),
+    )
+
+    async def minutes(count: int) -> None:
+        for _ in range(4 * count):
+            clock.ms += LOOK_MS
+            await put(client, keys.event(1))
+            await care.look()
+
+    await minutes(6)
+    if guarded.server.binary == etcd_binaries()["etcd-packaged"]:
+        assert care.lines == ()
+        compacted = await client.list("")
+        with pytest.raises(Compacted):
+            await client.get_at(keys.LEADER, compacted.revision - 20)
+    else:
+        assert "--auto-compaction-retention" in " ".join(care.lines)
+        admin = EtcdCalls([guarded.server.endpoint], guarded.of("user:admin"))
+        await admin.compact((await client.list("")).revision)
+        await minutes(2)
+        assert care.lines == ()
+    await client.close()
 
 
 def test_defragmentation_shows_the_administrators_certificate(guarded: Guarded) -> None:

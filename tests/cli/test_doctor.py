@@ -124,6 +124,18 @@ def test_an_etcd_that_does_not_answer(tmp_path: Path, monkeypatch: pytest.Monkey
     assert look("etcd", scene).state is State.FAIL
 
 
+def test_an_etcd_that_is_full_or_lacks_a_member(tmp_path: Path) -> None:
+    with EtcdServer(flags=("--quota-backend-bytes", "4000000")) as server:
+        away = f"unix:{tmp_path}/away:0"
+        found = look("etcd", model.Scene(config(tmp_path, etcd={"endpoints": [server.endpoint, away]}), ""))
+        assert found.state is State.WARN
+        assert f"a member does not answer: {away}" in found.detail
+        server.fill()
+        found = look("etcd", model.Scene(config(tmp_path, etcd={"endpoints": [server.endpoint]}), ""))
+        assert found.state is State.FAIL
+        assert "NOSPACE" in found.detail
+
+
 def test_certificates_that_end_soon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     authority = Authority(tmp_path / "tls")
     cert, key = authority.issue("n1", ["127.0.0.1"])

@@ -160,6 +160,13 @@ class EtcdServer(Freezable):
         with self._channel() as channel:
             rpc.KVStub(channel).Compact(rpc.CompactionRequest(revision=revision, physical=True), timeout=60)
 
+    def fill(self) -> None:
+        """Write until etcd takes no writes."""
+        with self._channel() as channel, contextlib.suppress(grpc.RpcError):
+            for _ in range(1000):
+                rpc.KVStub(channel).Put(rpc.PutRequest(key=b"fill", value=bytes(1_000_000)), timeout=60)
+            raise AssertionError("etcd never was full")
+
     def is_leader(self) -> bool:
         """Whether this member leads its cluster."""
         with self._channel() as channel:

@@ -17,20 +17,28 @@ HDFS_S = 60.0
 
 
 def etcd(scene: Scene) -> Told:
-    """Whether etcd answers linearizable reads, and how fast."""
+    """Whether etcd answers linearizable reads, and how fast; whether it is full; whether a member is away."""
     return asyncio.run(_read(scene))
 
 
 async def _read(scene: Scene) -> Told:
     from supervisor.adapters import service
+    from supervisor.adapters.etcd.maintenance import EtcdCalls
 
+    endpoints = scene.agent.etcd.endpoints
     coordination = service.connect(scene.agent)
     try:
         times_ms = [await _timed(partial(coordination.get, "doctor")) for _ in range(READS)]
     finally:
         await coordination.close()
+    members = await EtcdCalls(endpoints, scene.agent.etcd_tls_files()).members()
+    if any(each.full for each in members):
+        return fail("etcd is full (alarm NOSPACE) and takes no writes", "see docs/etcd-care.md")
     slowest = max(times_ms[1:])
-    detail = f"{', '.join(scene.agent.etcd.endpoints)}: reads within {slowest:.0f} ms"
+    detail = f"{', '.join(endpoints)}: reads within {slowest:.0f} ms"
+    silent = [f"{each.endpoint}: {each.problem}" for each in members if each.problem and not each.refused]
+    if silent:
+        return warn(f"{detail}, but a member does not answer: {'; '.join(silent)}")
     return warn(detail) if slowest > SLOW_MS else ok(detail)
 
 

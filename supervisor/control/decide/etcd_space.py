@@ -55,6 +55,7 @@ class Past:
         least_bytes: the least that was in use since the history was last caught up with; -1: none known.
         grown_ms: since when that has grown by too much; None if it has not.
         missed_ms: when a member last did not answer.
+        silent: the addresses of those that did not answer at the look before.
         defragmented: when each member was.
         disarmed_ms: when the alarm was last ended.
         level: the level that was told.
@@ -69,6 +70,7 @@ class Past:
     least_bytes: int = -1
     grown_ms: int | None = None
     missed_ms: int
+    silent: frozenset[str] = frozenset()
     defragmented: Mapping[int, int] = field(default_factory=dict)
     disarmed_ms: int = LONG_AGO
     level: int = 0
@@ -111,12 +113,15 @@ def look(
     silent = [each for each in found if each.problem and not each.refused]
     if silent:
         past = replace(past, missed_ms=now_ms)
+    # On a busy machine one answer may be late.
+    told = [each for each in silent if each.endpoint in past.silent]
+    past = replace(past, silent=frozenset(each.endpoint for each in silent))
     if not members:
         return past, Care()
     space = Space(members, settings)
     past = _seen(past, space, now_ms)
     past, events = _changes(past, space, now_ms)
-    care = Care(events=events, lines=_lines(past, space, silent))
+    care = Care(events=events, lines=_lines(past, space, told))
     if not acts or settings.history_ms == 0:
         return past, care
     past, care = _compact(past, care, space, now_ms)
