@@ -139,6 +139,10 @@ def test_a_quota_that_a_member_tells_counts() -> None:
     assert Looks().look(told).lines == ()
 
 
+def test_a_quota_that_is_configured_too_low_is_told() -> None:
+    assert "`etcd_quota`" in Looks().look(member("m1", file=3000, used=100)).lines[0]
+
+
 def test_an_etcd_that_stays_full_is_tried_now_and_then() -> None:
     looks = Looks()
     full = replace(member("m1", file=2048, used=2000), full=True)

@@ -80,7 +80,11 @@ def check(
 @etcd.command()
 @CONFIG
 @CERT
-@click.option("--anyway", is_flag=True, help="Also where etcd may not answer for longer than tasks live.")
+@click.option(
+    "--anyway",
+    is_flag=True,
+    help="Also while a member is away, and where a single member holds much: tasks may end.",
+)
 @global_options
 def defrag(given: Globals, path: Path, cert: Path | None, anyway: bool) -> None:
     """Give the free space of etcd's database files back, one member after the other.
@@ -105,6 +109,9 @@ async def _defrag(
     from supervisor.adapters.etcd.maintenance import EtcdCalls
 
     calls, done = EtcdCalls(endpoints, tls), list[dict[str, object]]()
+    if anyway:
+        there = [each.endpoint for each in await calls.members() if each.refused or not each.problem]
+        calls = EtcdCalls(there, tls)
     members = await _all_well(calls, 0)
     slow = [each for each in members if each.used_bytes > QUICK_BYTES]
     if slow and len(members) == 1 and not anyway:
@@ -124,7 +131,8 @@ async def _defrag(
         began = time.monotonic()
         await calls.defragment(member.endpoint)
         took_s = time.monotonic() - began
-        after = next(each for each in await _all_well(calls, WELL_S) if each.endpoint == member.endpoint)
+        now = await _all_well(calls, WELL_S)
+        after = next(each for each in now if each.endpoint == member.endpoint)
         sizes = member.file_bytes, after.file_bytes
         done.append(
             {"member": member.endpoint, "before": sizes[0], "after": sizes[1], "seconds": round(took_s, 3)}
@@ -144,14 +152,16 @@ async def _all_well(calls: EtcdCalls, patience_s: float) -> Sequence[EtcdMember]
     while True:
         members = await calls.members()
         bad = next((each for each in members if each.problem), None)
+        if not members:
+            raise Unreachable("no member of etcd answers")
         if bad is None:
             return members
         if bad.refused:
             raise Refused(f"{bad.problem}; show the certificate of a user who has etcd's role root")
         if time.monotonic() > until:
             raise Unreachable(
-                f"etcd's member {bad.endpoint} does not answer ({bad.problem}). While one is away, another "
-                "that rewrites its file could leave etcd without a majority"
+                f"etcd's member {bad.endpoint} does not answer ({bad.problem}). While one is away, clients "
+                "may have no other than the one that rewrites its file; mend it first, or give --anyway"
             )
         await asyncio.sleep(AGAIN_S)
 

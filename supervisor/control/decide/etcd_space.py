@@ -26,6 +26,8 @@ UNCOMPACTED = 3
 LEVELS = (80, 60)
 """Percentages of the quota of which an event tells; a level ends CALMER points below."""
 CALMER = 5
+WRONG_QUOTA = 110
+"""An etcd with a larger percentage of its quota that is not full has another quota than is configured."""
 ROOM = 90
 """The alarm NOSPACE is ended once every member has less than this percentage of its quota. It is ended now
 and then even if that is not so: etcd counts what a compaction has freed only after some more writes, and an
@@ -232,6 +234,10 @@ def _remedy(space: Space) -> str:
     used = _mib(member.used_bytes)
     if space.percent < LEVELS[-1]:
         return "there is room again: the alarm is ended within two minutes, or by `supervisorctl etcd defrag`"
+    if space.percent > WRONG_QUOTA and not space.full:
+        return (
+            "if its quota is larger, write it as `etcd_quota` in the supervisors' files (docs/etcd-care.md)"
+        )
     if member in space.wasteful:
         return f"only {used} are in use: run `supervisorctl etcd defrag` (docs/etcd-care.md)"
     return (
