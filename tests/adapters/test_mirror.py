@@ -187,7 +187,7 @@ async def test_after_etcd_lost_data_it_shows_what_etcd_has() -> None:
 async def test_an_etcd_that_was_begun_anew_is_told_from_the_one_before_though_it_has_come_further() -> None:
     """A watch would go on from the old one's revision, and never show what the new one has from before."""
     store = MemoryStore()
-    client = MemoryCoordination(store)
+    client = MemoryCoordination(store, silence_ms=SILENCE_MS)
     await put(client, "n/old", b"1")
     async with following(client) as follower:
         store.lose()
@@ -213,7 +213,7 @@ class WhileLooking(MemoryCoordination):
 async def test_who_doubts_it_while_it_looks_back_is_not_told_twice() -> None:
     """The simulator: an agent whose life was over for that took the next etcd for another one, too."""
     store = MemoryStore()
-    client = WhileLooking(store)
+    client = WhileLooking(store, silence_ms=SILENCE_MS)
     await put(client, "n/old", b"1")
     async with following(client) as follower:
         client.meanwhile = follower.mirror.doubt

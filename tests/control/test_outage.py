@@ -23,7 +23,7 @@ from supervisor.contract.views.jobs import JobView, SubmitRequest
 T = TypeVar("T")
 DEADLINE_S = 120.0
 V_MS = 40_000
-OUTAGE_S = 3.3 * DEFAULT.d_ms / 1000
+OUTAGE_S = 2.2 * DEFAULT.d_ms / 1000
 PROGRAM = """
 import os, time
 story = open(os.path.join(os.environ["STORY"], str(os.getpid())), "w")

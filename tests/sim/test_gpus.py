@@ -8,9 +8,9 @@ import pytest
 
 from tests.sim.command import simulate
 
-BATCH = 10
+BATCH = 5
 FIRST_BATCHES = 1
-ALL_BATCHES = 20
+ALL_BATCHES = 40
 
 
 def run_batch(number: int) -> None:

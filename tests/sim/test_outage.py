@@ -8,9 +8,9 @@ import pytest
 
 from tests.sim.command import simulate
 
-BATCH = 8
+BATCH = 4
 FIRST_BATCHES = 1
-ALL_BATCHES = 40
+ALL_BATCHES = 80
 
 
 def run_batch(number: int) -> None:

@@ -7,13 +7,13 @@ from collections.abc import Mapping
 
 SECONDS: Mapping[str, float] = {
     "tests/examples/test_programs.py": 310,
-    "tests/sim/test_seeds.py": 175,
+    "tests/sim/test_seeds.py": 80,
     "tests/programs/test_programs.py": 120,
     "tests/chaos/test_sweep.py": 111,
     "tests/mount/test_faults.py": 92,
-    "tests/sim/test_gpus.py": 74,
+    "tests/sim/test_gpus.py": 33,
     "tests/cli/test_control.py": 65,
-    "tests/sim/test_outage.py": 58,
+    "tests/sim/test_outage.py": 26,
     "tests/mount/test_agent.py": 49,
     "tests/runtimes/test_written.py": 30,
     "tests/cli/test_secrets.py": 12,
