@@ -250,6 +250,15 @@ class Snapshot:
     strays: tuple[Versioned[object], ...] = ()
     aside: Mapping[str, Aside] = field(default_factory=dict)
     nodes_aside: Mapping[str, Left] = field(default_factory=dict)
+    derived: dict[Callable[[Snapshot], object], object] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
+
+    def once(self, fact: Callable[[Snapshot], T]) -> T:
+        """A fact about the whole snapshot, for all jobs that ask for it."""
+        if fact not in self.derived:
+            self.derived[fact] = fact(self)
+        return cast("T", self.derived[fact])
 
     def former_ms(self) -> int:
         """Milliseconds for which tasks of an earlier, lost etcd may still run; 0 when none can.

@@ -14,13 +14,17 @@ MOST_TOLD = 64
 
 def notices_of(snap: Snapshot, job: JobState) -> tuple[tuple[str, Notice], ...]:
     """(node, what it tells) of this job, in any of its lives; of nodes that are not silent."""
+    return tuple((node, notice) for node, notice in snap.once(_all_notices) if notice.job == job.name)
+
+
+def _all_notices(snap: Snapshot) -> tuple[tuple[str, Notice], ...]:
     return tuple(
         (node, notice)
         for node, picture in sorted(snap.nodes.items())
         if picture.beat is not None and picture.beat.notices
         if snap.silence_ms(picture) < snap.timing.suspect_ms
         for notice in picture.beat.notices
-        if notice.job == job.name and notice.kind in NOTICES
+        if notice.kind in NOTICES
     )
 
 

@@ -92,9 +92,9 @@ def _training(snap: Snapshot, job: JobState) -> tuple[list[TaskBeat], list[Attem
     }
     beats = [
         beat
-        for node, picture in snap.nodes.items()
-        if picture.beat is not None
-        for name, beat in picture.beat.tasks.items()
+        for node in dict.fromkeys(placed.values())
+        if (state := snap.nodes.get(node)) is not None and state.beat is not None
+        for name, beat in state.beat.tasks.items()
         # An agent speaks for what is placed on its own node.
         if placed.get(name.partition("@")[0]) == node and f"@{generation}." in name
     ]

@@ -152,13 +152,18 @@ def _place(
 
 def offers(snap: Snapshot, asking: Asking) -> tuple[NodeOffer, ...]:
     """The nodes that may take tasks now, with what is left there beside what `asking` does not give up."""
-    claims = all_claims(snap)
-    nodes, gpus = by_node(claims), by_gpu(claims)
+    nodes, gpus = snap.once(_claims)
     return tuple(
         _offer(snap, asking, name, nodes.get(name, []), gpus)
         for name, picture in snap.nodes.items()
         if snap.usable(picture)
     )
+
+
+def _claims(snap: Snapshot) -> tuple[dict[str, list[Claim]], dict[str, list[Claim]]]:
+    """All claims by node, and by GPU. Many jobs that wait ask for them."""
+    claims = all_claims(snap)
+    return by_node(claims), by_gpu(claims)
 
 
 def _offer(

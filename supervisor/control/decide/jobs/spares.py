@@ -41,12 +41,16 @@ def _declined(snap: Snapshot, job: JobState) -> list[Op]:
     if job.switch.value.phase.ended:
         return []
     ops: list[Op] = []
-    for name in [name for name, picture in snap.nodes.items() if _closed(picture)]:
+    for name in snap.once(_all_closed):
         held = job.spares.get(name)
         none = Spare(job.name, job.switch.value.job_uuid, name, "", "", wanted=False)
         if held is None or held.value != none:
             ops.append(put(keys.spare(name, job.name), none))
     return ops
+
+
+def _all_closed(snap: Snapshot) -> tuple[str, ...]:
+    return tuple(name for name, picture in snap.nodes.items() if _closed(picture))
 
 
 def _closed(picture: NodeState) -> bool:
