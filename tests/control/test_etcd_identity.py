@@ -81,6 +81,25 @@ async def test_a_later_life_finds_that_a_snapshot_was_restored(file: StateDirMar
         await heir.guard.check(heir.etcd)
 
 
+@pytest.mark.parametrize("later", [("z", "z", "z"), ("a", "a", "z"), ("z", "a", "z")])
+async def test_a_snapshot_shows_though_the_history_is_compacted(
+    file: StateDirMarkFile, later: tuple[str, ...]
+) -> None:
+    """The key's last write is older than the one that was seen, or another at the same revision."""
+    store = MemoryStore()
+    write(store, "a", "b")
+    backup = store.backup()
+    write(store, "b", "a")
+    await Life(store, file).see()
+    store.restore(backup)
+    write(store, *later)
+    store.compact(store.revision)
+    heir = Life(store, file)
+    heir.guard.take(C1, AT_40)
+    with pytest.raises(UserError, match="A snapshot was restored"):
+        await heir.guard.check(heir.etcd)
+
+
 @pytest.mark.parametrize("later", [(), ("a", "b", "c"), ("a", "a")])
 async def test_what_has_only_come_further_is_gone_on_from(
     file: StateDirMarkFile, later: tuple[str, ...]

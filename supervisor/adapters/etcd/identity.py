@@ -81,14 +81,17 @@ def newest(entries: Iterable[KeyValue]) -> Seen | None:
 async def still_holds(coordination: Coordination, seen: Seen | None) -> bool:
     """False when etcd lacks that write, or has another one in its place.
 
-    True too if its history is compacted, so that this is unknown. Raises CoordinationUnreachable.
+    True too if that is unknown: its history is compacted, and the key was written again or deleted. Raises
+    CoordinationUnreachable.
     """
     if seen is None:
         return True
     try:
         found = await coordination.get_at(seen.key, seen.revision)
     except Compacted:
-        return True
+        found = await coordination.get(seen.key)
+        if found is None or found.mod_revision > seen.revision:
+            return True
     if found is None or found.mod_revision != seen.revision:
         return False
     return _digest(found.value) == seen.digest
