@@ -64,18 +64,22 @@ class Arm:
 
     victim: int | None = None
     partial: bool = False
+    shorter: bool = False
+    """Whether the run ends earlier, by the steps that a full recovery would make again."""
 
 
 ARMS = {
     "no_failure": Arm(),
     "full": Arm(victim=1),
+    # What a full recovery has reached after as many steps, as it goes back to a state that was.
+    "full_equal_work": Arm(shorter=True),
     "partial": Arm(victim=1, partial=True),
     "partial_of_global_step": Arm(victim=0, partial=True),
 }
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run all arms of all models in turns, and print the figures."""
+    """Run all arms of all models in turns, and print the figures; exit code 1 when a run failed."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.partial", description=__doc__.partition("\n")[0]
     )
@@ -89,14 +93,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     info = machine()
     importlib.import_module("tensorflow.compat.v1")  # once: each task is a fork
     runs: dict[str, dict[str, list[dict[str, float]]]] = {}
+    failures: list[str] = []
     for seed in range(1, flags.seeds + 1):
         for name in flags.model or MODELS:
             for arm in flags.arm or ARMS:
-                found = _Run(MODELS[name], ARMS[arm], seed, flags.faults, flags.state.resolve()).measure()
+                run = _Run(MODELS[name], ARMS[arm], seed, flags.faults, flags.state.resolve())
+                try:
+                    found = run.measure()
+                except RuntimeError as error:
+                    failures.append(f"{seed} {name} {arm}: {error}")
+                    say(failures[-1])
+                    continue
                 say(f"{seed} {name} {arm}: {found}")
                 runs.setdefault(name, {}).setdefault(arm, []).append(found)
-    print(json.dumps(report(info, flags, runs), indent=2))
-    return 0
+    print(json.dumps({**report(info, flags, runs), "failures": failures}, indent=2))
+    return int(bool(failures))
 
 
 def say(text: str) -> None:
@@ -195,6 +206,12 @@ class _Run:
         low = 0.1 * self.model.steps
         return [int(low + part * (each + chance.random())) for each in range(self.faults)]
 
+    def _steps(self) -> int:
+        """The step at which the run ends."""
+        # A save comes that many steps after the one before, and one more.
+        again = sum(kill % (self._save_steps + 1) for kill in self._kills())
+        return self.model.steps - (again if self.arm.shorter else 0)
+
     def _kill(self, tasks: _Tasks, log: StepLog, step: int) -> Step:
         """Kill the victim once the others are at this step, and start it again."""
         while (newest := log.newest()) is None or newest.step < step:
@@ -213,7 +230,7 @@ class _Run:
             "STEP_LOG": str(self.state / "steps"),
             "TF_CPP_MIN_LOG_LEVEL": "3",
         }
-        arguments = ["--steps", str(self.model.steps), "--save-steps", str(self._save_steps)]
+        arguments = ["--steps", str(self._steps()), "--save-steps", str(self._save_steps)]
         return _fork(lambda: self._program(environment, arguments), self.state / f"{role}-{index}.log")
 
     def _program(self, environment: Mapping[str, str], arguments: Sequence[str]) -> None:
