@@ -77,7 +77,7 @@ class AgentDaemon:
         self._decodings: dict[str, tuple[int, object]] = {}
         self._beat_due_ms = 0
         self._observed: Observed | None = None
-        """The newest picture that waits in the inbox."""
+        """The newest view of etcd that waits in the inbox."""
         self._told: dict[object, str] = {}
         prefixes = (keys.assignments_of(settings.node), "switches/", keys.spares_of(settings.node))
         self._mirrors = tuple(
@@ -94,7 +94,7 @@ class AgentDaemon:
 
     @property
     def state(self) -> AgentState:
-        """The core's picture; None is never seen once `run` has read the state file."""
+        """The core's state; None is never seen once `run` has read the state file."""
         assert self._state is not None, "not running yet"
         return self._state
 

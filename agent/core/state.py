@@ -1,4 +1,4 @@
-"""The agent's picture of itself: launchers, ports that they hold, attempts, and what the leader wants."""
+"""The state of an agent: launchers, ports that they hold, attempts, and what the leader wants."""
 
 from __future__ import annotations
 

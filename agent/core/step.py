@@ -1,7 +1,7 @@
 """The one door into the agent's state: events in, the next state and instructions out.
 
 A step takes all events that are given to it, in their order. Then all rules are applied once to the whole
-picture, so that nothing depends on having seen an event: a rule says what should be so, and emits what is
+state, so that nothing depends on having seen an event: a rule says what should be so, and emits what is
 missing. A step of pulls alone applies none: it is answered, and no rule has anything to do because of it
 (decision 0058).
 """

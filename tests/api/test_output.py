@@ -91,7 +91,7 @@ class AgentDouble:
 
 
 class Cluster:
-    """A leader's API whose picture names the agents above."""
+    """A leader's API whose snapshot names the agents above."""
 
     def __init__(self, root: Path) -> None:
         self.root = root

@@ -38,7 +38,7 @@ SPEC = replace(
 
 @dataclass
 class Cluster:
-    """A follower and a leader, in whose picture a job of alice's runs."""
+    """A follower and a leader, in whose snapshot a job of alice's runs."""
 
     root: Path
     stack: AsyncExitStack

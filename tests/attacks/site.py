@@ -1,4 +1,4 @@
-"""The cluster that attacks are made on: a victim beside them, canaries, and a picture of all that must stay.
+"""The cluster that attacks are made on: a victim beside them, canaries, and a record of all that must stay.
 
 Alice's job is the victim. It saves once and then prints steps for ever. Mallory's jobs are the attacks.
 """

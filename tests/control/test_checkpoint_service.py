@@ -251,7 +251,7 @@ async def test_a_checkpoint_is_found_by_its_step(bank: Bank) -> None:
 
 
 async def test_a_restart_from_one_that_is_collected_in_that_moment_is_refused(bank: Bank) -> None:
-    """Its picture is a watch behind etcd: the wish would name what can never be restored."""
+    """Its snapshot is a watch behind etcd: the wish would name what can never be restored."""
     ref = await bank.save(1, 10)
     seen = bank.world.snapshot()
     marked = replace(bank.record(ref), state=CommitState.COLLECTING)

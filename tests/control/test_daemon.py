@@ -82,7 +82,7 @@ async def test_a_bug_in_the_background_ends_the_supervisor() -> None:
     assert caught.group_contains(ZeroDivisionError)
 
 
-async def test_a_picture_serves_for_a_tick_unless_etcd_holds_something_else() -> None:
+async def test_a_snapshot_serves_for_a_tick_unless_etcd_holds_something_else() -> None:
     store = MemoryStore()
     daemon = leader_that_meets(None, store)
 
@@ -286,7 +286,7 @@ async def test_of_each_life_one_beat_waits_the_newest(monkeypatch: pytest.Monkey
     assert refused == ["n2"], "it is said once a minute"
 
 
-async def test_a_new_leader_decides_only_on_a_picture_that_shows_its_own_election() -> None:
+async def test_a_new_leader_decides_only_on_a_snapshot_that_shows_its_own_election() -> None:
     daemon = Supervisor().daemon()
     daemon._token = LeaderToken(keys.LEADER, 100)
     daemon._view.apply((), 99, 0)

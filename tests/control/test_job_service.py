@@ -132,7 +132,7 @@ async def test_a_checkpoint_is_pinned_by_a_transaction_that_rewrites_the_head() 
 
 
 async def test_what_was_accepted_is_known_to_whoever_asks_next() -> None:
-    """The leader's picture follows etcd by a watch, which may be late."""
+    """The leader's snapshot follows etcd by a watch, which may be late."""
     leader = Leader()
     late = [leader.world.snapshot()] * 9
     service = JobService(

@@ -42,7 +42,7 @@ class Bound(World):
     word = Word("boot")
 
     def snapshot(self) -> Snapshot:
-        """The picture, with that in it."""
+        """The snapshot, with that in it."""
         return replace(super().snapshot(), word=self.word)
 
     def promise(self, node: str, for_ms: int = V) -> None:

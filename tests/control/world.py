@@ -182,7 +182,7 @@ class World:
         )
 
     def snapshot(self) -> Snapshot:
-        """Catch up with etcd and freeze the picture."""
+        """Catch up with etcd and freeze the snapshot."""
         entries = {entry.key: entry for entry in self.store.select("")}
         changes: list[KeyValue | KeyDeleted] = [
             KeyDeleted(key, self.store.revision) for key in self._seen if key not in entries

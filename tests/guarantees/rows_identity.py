@@ -18,11 +18,11 @@ CALLERS = "tests/control/test_callers.py::"
 ROWS = (
     Guarantee(
         1,
-        "A new leader decides only on a picture that shows its own election.",
+        "A new leader decides only on a snapshot that shows its own election.",
         CONTROL_DAEMON,
         "if self._token is None or self._view.revision < self._token.create_revision:",
         "if self._token is None:",
-        SUPERVISOR + "test_a_new_leader_decides_only_on_a_picture_that_shows_its_own_election",
+        SUPERVISOR + "test_a_new_leader_decides_only_on_a_snapshot_that_shows_its_own_election",
     ),
     Guarantee(
         10,

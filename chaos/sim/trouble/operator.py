@@ -57,7 +57,7 @@ class Operator:
         world.etcd_lost.append(self._notice_loss)
 
     def snapshot(self) -> Snapshot | None:
-        """The leader's picture, if there is a leader."""
+        """The leader's snapshot, if there is a leader."""
         seat = self._world.leader()
         return seat.control.job_service.snapshot() if seat is not None and seat.control is not None else None
 

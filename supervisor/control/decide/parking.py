@@ -1,8 +1,8 @@
 """An error met while one job or node is dealt with is contained: everything else goes on. Pure.
 
 The look at everything (`reconcile`) is one pure function. Where it raises, the innermost frame of the
-traceback that has a job's or a node's picture says which one it was about. That one is left aside in the
-picture, and the look is made again without it.
+traceback that has the state of a job or a node says which one it was about. That one is left aside in the
+snapshot, and the look is made again without it.
 
 Where one alone meets an error, it is parked:
 
@@ -50,9 +50,9 @@ class Met:
 
 
 def leave(snap: Snapshot, error: Exception) -> tuple[Met, Snapshot]:
-    """The job or node that an error is about, and the picture without it.
+    """The job or node that an error is about, and the snapshot without it.
 
-    Raises the error itself when it is about nobody, or when the picture was without that one already.
+    Raises the error itself when it is about nobody, or when the snapshot was without that one already.
     """
     for subject in _subjects(error):
         if isinstance(subject, NodeState) and subject.node not in snap.nodes_aside:
@@ -71,7 +71,7 @@ def why_of(error: Exception) -> Left:
 def park_alone(snap: Snapshot, met: Sequence[Met]) -> list[Action]:
     """The action that parks the only job or node that has met an error in a look; none for several.
 
-    `snap` is the picture with all of them. Those that are parked, or cordoned, already do not count. Nothing
+    `snap` is the snapshot with all of them. Those that are parked, or cordoned, already do not count. Nothing
     for one that cannot be parked.
     """
     new = [each for each in met if not _is_parked(each.subject)]

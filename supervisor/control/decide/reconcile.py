@@ -1,4 +1,4 @@
-"""One frozen picture in, the next transactions out. Level-triggered: same picture, same answer."""
+"""One snapshot in, the next transactions out. Level-triggered: the same snapshot, the same answer."""
 
 from __future__ import annotations
 

@@ -246,7 +246,7 @@ class ControlDaemon:
         return self._applier.event(action) if self._applier is not None else ()
 
     def _picture(self) -> Snapshot | None:
-        """The present picture, if this supervisor leads and has caught up with its own election."""
+        """The present snapshot, if this supervisor leads and has caught up with its own election."""
         if self._token is None or self._view.revision < self._token.create_revision:
             return None
         timing = self._settings.timing
@@ -332,7 +332,7 @@ class ControlDaemon:
 
     def _settle_promises(self) -> None:
         """A follower too: what it has promised counts whenever it leads."""
-        # Before the first list is folded in, a picture without jobs and leader would show all to be over.
+        # Before the first list is folded in, a snapshot without jobs and leader would show all to be over.
         if not self._view.revision or not self._promiser.unsettled:
             return
         leader = self._view.get(LeaderRecord, keys.LEADER)
@@ -420,7 +420,7 @@ class ControlDaemon:
         self._applier = None
 
     def _caught_up(self) -> bool:
-        """Whether the mirror shows our own last write: deciding on an older picture would repeat it."""
+        """Whether the mirror shows our own last write: deciding on an older snapshot would repeat it."""
         return self._applier is None or self._view.revision >= self._applier.revision
 
     async def _decide(self, assessments: Assessments) -> None:

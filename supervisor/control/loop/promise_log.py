@@ -199,7 +199,7 @@ class Promiser:
         """Look at etcd for what is over.
 
         Args:
-            snap: a picture under the token that is in force, whoever holds it.
+            snap: a snapshot under the token that is in force, whoever holds it.
             tell: is given a job and the unexpected error that was met about it.
             earlier_leads: it may be held by an earlier life of this supervisor, whose transactions count.
         """

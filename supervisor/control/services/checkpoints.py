@@ -80,7 +80,7 @@ class LeaderContext:
     """The leader's state and its fenced writes, for a service of it.
 
     Attributes:
-        leading: the present picture; raises Unreachable while this supervisor follows.
+        leading: the present snapshot; raises Unreachable while this supervisor follows.
         job: one job of it; raises NotFound.
         run: one transaction under the leader token; raises Conflict when a compare fails.
     """

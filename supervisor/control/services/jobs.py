@@ -97,7 +97,7 @@ class JobService:
         return self._leader()
 
     def snapshot(self) -> Snapshot | None:
-        """The present picture; None when this supervisor does not lead."""
+        """The present snapshot; None when this supervisor does not lead."""
         return self._snapshot()
 
     async def validate(self, request: SubmitRequest) -> Accepted:
@@ -446,9 +446,9 @@ class JobService:
         await self._seen(result.revision)
 
     async def _seen(self, revision: int) -> None:
-        """Wait, for a while, until this leader's own picture has what was written: the next to ask finds it.
+        """Wait, for a while, until this leader's own snapshot has what was written: the next to ask finds it.
 
-        The picture follows etcd by a watch, which on a loaded machine is late.
+        The snapshot follows etcd by a watch, which on a loaded machine is late.
         """
         until_ms = self._clock.now_ms() + SEEN_MS
         while self._clock.now_ms() < until_ms:

@@ -21,7 +21,7 @@ class NodeService:
     """The requests of operators about nodes and GPUs.
 
     Args:
-        leading: the present picture; raises Unreachable while this supervisor follows.
+        leading: the present snapshot; raises Unreachable while this supervisor follows.
         run: one transaction under the leader token; raises Conflict when a compare fails.
     """
 

@@ -14,7 +14,7 @@ from supervisor.control.decide.snapshot import JobState
 
 
 def head_unchanged(job: JobState) -> Compare:
-    """Compare: no commit, quarantine or collection since this picture (rule 7)."""
+    """Compare: no commit, quarantine or collection since this snapshot (rule 7)."""
     return unchanged_or_absent(keys.head(job.name), job.head)
 
 

@@ -90,7 +90,7 @@ def claiming(
 
 
 def with_plan(snap: Snapshot, plan: Plan) -> Snapshot:
-    """The picture as it will be once the plan is made, for those that are placed in the same look."""
+    """The snapshot as it will be once the plan is made, for those that are placed in the same look."""
     job = snap.jobs[plan.job]
     held = Versioned(keys.plan(plan.job, plan.plan_id), plan, 0, 0, snap.now_ms, snap.now_ms)
     changed = replace(job, plans={**job.plans, plan.plan_id: held})
