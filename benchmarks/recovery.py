@@ -201,7 +201,8 @@ async def _supervised(
     async with cluster.client() as client:
         await client.submit(SubmitRequest(spec))
         watch = Watch(client, spec.name, StepLog(training.step_log), status_every_s=STATUS_EVERY_S)
-        await beside(_kill_supervised(Supervised(watch), variant, counts, quiet, results), *watch.looks())
+        subject = Supervised(watch, cold=variant == "cold")
+        await beside(_kill_supervised(subject, variant, counts, quiet, results), *watch.looks())
 
 
 async def _kill_supervised(

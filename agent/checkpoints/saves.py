@@ -72,7 +72,8 @@ def parse(raw: bytes) -> Saves:
             outside += saved
             elsewhere.append(directory)
     kept = tuple(elsewhere[:_MOST_ELSEWHERE])
-    return Saves(inside, outside, kept, watched=True, pace=_pace(body.get("pace")))
+    pace, recovers = _pace(body.get("pace")), body.get("recovers") is True
+    return Saves(inside, outside, kept, watched=True, pace=pace, recovers=recovers)
 
 
 def _pace(told: object) -> Pace:

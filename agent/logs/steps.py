@@ -187,6 +187,7 @@ class Followed:
 
     def look(self, now_ms: int) -> bool:
         """Read new output; True if it holds the first step."""
+        before = self.reader.matcher.step
         self.reader.read()
         self._count(now_ms)
         saves = self.saves()
@@ -203,7 +204,10 @@ class Followed:
         if not moved:
             return False
         self._reports_seen = self.reader.matcher.reports
-        if self.step.last_ms >= 0:
+        if 0 <= self.reader.matcher.step < before:
+            # It has restored a checkpoint by itself, and waited for what it lost: no usual pause.
+            self.step.last_ms = now_ms
+        elif self.step.last_ms >= 0:
             self.slowest_ms = max(self.slowest_ms, now_ms - self.step.last_ms)
         self._show(self.step, now_ms)
         self._note_rate(now_ms)

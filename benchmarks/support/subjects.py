@@ -116,9 +116,10 @@ async def until(
 
 @dataclass(slots=True)
 class Supervised:
-    """A job of an embedded cluster."""
+    """A job of an embedded cluster. `cold`: its tasks are not started warm."""
 
     watch: Watch
+    cold: bool = False
     step_log: StepLog = field(init=False)
     seen: set[str] = field(default_factory=set)
 
@@ -134,8 +135,10 @@ class Supervised:
         return self.watch.healthy_since(0)
 
     def restarted_with(self, task: str) -> Sequence[str]:
-        """The table of docs/strategies.md, async."""
-        return TRAINERS if task.startswith("ps") else (task,)
+        """The table of docs/strategies.md, async. Where tasks start cold the trainers may run on."""
+        if task.startswith("ps"):
+            return () if self.cold else TRAINERS
+        return (task,)
 
     async def incident(self) -> IncidentView:
         """The incident of the last kill, when it is over."""

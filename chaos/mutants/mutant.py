@@ -16,8 +16,9 @@ class Simulated:
         story: "jobs" (one job that loses everything in turn), "gpus" (two jobs that share GPUs), "booked"
             (two jobs that fill the nodes), "outage" (etcd gone for long, while supervisors promise),
             "flawed" (a rule raises for one of two jobs), "deleted" (two jobs that operators delete),
-            "powered" (supervisors have fence devices that are late, or do not work), or "stopped" (nodes
-            whose agents are stopped fence their tasks).
+            "powered" (supervisors have fence devices that are late, or do not work), "stopped" (nodes
+            whose agents are stopped fence their tasks), or "served" (a job with two parameter servers, whose
+            sessions survive their loss).
         most: seeds after which the mutant has survived.
     """
 

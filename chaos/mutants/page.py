@@ -64,6 +64,7 @@ def hunter_of(hunter: Hunter) -> str:
                 "deleted": ", deletions",
                 "powered": ", fence devices",
                 "stopped": ", nodes that fence their tasks",
+                "served": ", two parameter servers",
             }.get(hunter.story, "")
             return f"simulator, {how}{where}"
         case CrashPoints():

@@ -23,7 +23,7 @@ from chaos.mutants.mutant import CrashPoints, Hunter, Launchers, Real, Simulated
 from chaos.mutants.table import MUTANTS, by_name
 from chaos.sim.gpus import run_gpus
 from chaos.sim.outage import run_outage
-from chaos.sim.run import run_booked, run_deleted, run_flawed, run_powered, run_seed, run_stopped
+from chaos.sim.run import run_booked, run_deleted, run_flawed, run_powered, run_seed, run_served, run_stopped
 
 HASH_SEED = "0"
 STORIES = {
@@ -35,6 +35,7 @@ STORIES = {
     "deleted": run_deleted,
     "powered": run_powered,
     "stopped": run_stopped,
+    "served": run_served,
 }
 
 

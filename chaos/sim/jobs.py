@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from chaos.sim.cluster.programs import TRAINING, Temper
 from chaos.sim.swarm import ROOMY_NODES, Shape
-from chaos.sim.traits import Draft, varied
+from chaos.sim.traits import Draft, served, varied
 from supervisor.contract.job.spec import (
     CheckpointSpec,
     JobSpec,
@@ -99,7 +99,8 @@ def first_job(rng: random.Random, seed: int, shape: Shape, *, fatal: bool) -> Dr
         limits=Limits(hold_on_failure_ms=HOLD_MS if fatal else 0),
     )
     draft = Draft(spec, temper)
-    return varied(draft, seed, shape) if shape.families else draft
+    draft = varied(draft, seed, shape) if shape.families else draft
+    return served(draft) if shape.served else draft
 
 
 def another_job(rng: random.Random, seed: int, shape: Shape, name: str) -> Draft:

@@ -129,6 +129,12 @@ def run_stopped(seed: int, script: Sequence[Fault] = (), keeper: Keeper = Keeper
     return _run(seed, replace(shape, keeper=keeper), tuple(script) or None)
 
 
+def run_served(seed: int, script: Sequence[Fault] = ()) -> Result:
+    """Run a seed whose first job has two parameter servers, and sessions that survive their loss."""
+    shape = plain(seed) if script else replace(swarm(seed), crowded=False)
+    return _run(seed, replace(shape, served=True), tuple(script) or None)
+
+
 def run_swarm(
     seed: int, length: Length = Length.FULL, *, only: Sequence[int] | None = None, aim: Aim | None = None
 ) -> Result:

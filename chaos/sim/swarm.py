@@ -81,6 +81,7 @@ class Shape:
         disk_s: so long at most takes what daemons give to threads; 0: no time.
         device: how the fence devices behave.
         keeper: what a node does where its agent is stopped.
+        served: the first job has two parameter servers, and its sessions survive their loss.
     """
 
     supervisors: int
@@ -99,6 +100,7 @@ class Shape:
     disk_s: float = 0.0
     device: Device = Device.NONE
     keeper: Keeper = Keeper.NONE
+    served: bool = False
 
     @property
     def layout(self) -> Layout:

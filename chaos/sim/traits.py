@@ -11,7 +11,15 @@ from chaos.sim.cluster.saves import OVERWRITTEN, PLAIN_FILES
 from chaos.sim.cluster.world import NETWORK
 from chaos.sim.swarm import Length, Shape
 from supervisor.contract.incident import Cause
-from supervisor.contract.job.spec import ContainerSpec, JobSpec, Pull, RestartPolicy, Rule, Scope
+from supervisor.contract.job.spec import (
+    ContainerSpec,
+    JobSpec,
+    Pull,
+    RestartPolicy,
+    Rule,
+    Scope,
+    Strategy,
+)
 
 STARTUP_S, WALL_TIME_S, FALLBACK_S, GRACE_S, KEPT_S = (3.0, 6.0), (6.0, 20.0), (1.0, 5.0), (0.5, 3.0), 4.0
 ELSEWHERE = (Cause.KILLED, Cause.LAUNCHER_LOST, Cause.PROGRAM_EXIT, Cause.DEADLINE, Cause.START_FAILED)
@@ -163,6 +171,25 @@ def _old_tensorflow(rng: random.Random, draft: Draft, shape: Shape) -> Draft:
     return replace(draft, temper=replace(draft.temper, deaf=0.5))
 
 
+def served(draft: Draft) -> Draft:
+    """The job with two parameter servers that come back together."""
+    if draft.temper.ring or draft.spec.strategy is Strategy.COORDINATOR:
+        return draft
+    roles = tuple(replace(role, count=2) if role.name == "ps" else role for role in draft.spec.roles)
+    restart = replace(draft.spec.restart, scope={}, max_restarts=8)
+    spec = replace(draft.spec, strategy=Strategy.ASYNC, roles=roles, preload=(), restart=restart)
+    temper = replace(draft.temper, recovers=True, dies_with_server=0.0, mute=False, last_step=10**9)
+    return _with(replace(draft, temper=temper), spec)
+
+
+def _recovering(rng: random.Random, draft: Draft, shape: Shape) -> Draft:
+    """Each start imports, and its sessions survive the loss of a parameter server, or nearly always."""
+    if draft.temper.ring or draft.spec.strategy is not Strategy.ASYNC:
+        return draft
+    temper = replace(draft.temper, recovers=True, dies_with_server=0.0, stuck=rng.choice((0.0, 0.3)))
+    return _with(replace(draft, temper=temper), replace(draft.spec, preload=()))
+
+
 TRAITS: dict[str, Trait] = {
     "two parameter servers": _servers,
     "ordered starts": _ordered,
@@ -183,6 +210,7 @@ TRAITS: dict[str, Trait] = {
     "another task saves": _another_saves,
     "elastic workers": _elastic,
     "a TensorFlow that cannot move workers": _old_tensorflow,
+    "cold starts, and sessions that recover": _recovering,
 }
 
 

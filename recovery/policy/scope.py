@@ -14,6 +14,9 @@ from supervisor.contract.job.spec import JobSpec, Scope, Strategy
 JOINS = frozenset({Strategy.ASYNC, Strategy.COORDINATOR})
 """The strategies in which a worker can join tasks that run already, at an address that they did not know."""
 
+SERVERS = "ps"
+"""The role of parameter servers."""
+
 _WORKERS_COME_BACK = {"worker": Scope.TASK}
 _OBSERVERS = dict.fromkeys(("evaluator", "tensorboard", "dispatcher", "data_worker"), Scope.TASK)
 
@@ -66,3 +69,16 @@ def may_move(spec: JobSpec, task: TaskId, saver: TaskId | None = None) -> bool:
     joins = spec.strategy in JOINS and task.role == "worker" and not role.outside
     saves = task == (saver or spec.saver)
     return joins and not saves and scope_of(spec, task, saver)[0] is Scope.TASK
+
+
+def come_back_together(spec: JobSpec, task: TaskId, saver: TaskId | None = None) -> bool:
+    """Whether a task is a parameter server of those that may come back, all of them, while others run on.
+
+    The sessions of TensorFlow 1 survive that: the chief's restores all variables, and those of the workers
+    wait for it. `decide.assess.servers` says whether those of this program do. Raises KeyError for a role
+    that the job does not have.
+    """
+    outside = spec.role(task.role).outside
+    allowed = spec.restart.scope.get(task.role) is not Scope.ALL
+    served = spec.strategy is Strategy.ASYNC and task.role == SERVERS and not outside
+    return served and allowed and task != (saver or spec.saver)

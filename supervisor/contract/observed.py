@@ -282,6 +282,8 @@ class Saves:
         elsewhere: the first few directories (or URIs) of those.
         watched: its process notes its saves; False: they are unknown.
         pace: how often it saves there.
+        recovers: its sessions are replaced where a parameter server is lost. A chief's then restores all
+            variables from `$CHECKPOINT_DIR`.
     """
 
     inside: int = 0
@@ -289,6 +291,7 @@ class Saves:
     elsewhere: tuple[str, ...] = ()
     watched: bool = False
     pace: Pace = Pace()
+    recovers: bool = False
 
 
 STAYS = "its agent is of an earlier release"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 MOVES = "tests/control/test_moves.py::"
+SERVERS = "tests/control/test_servers.py::"
 WORKERS = "tests/control/test_moving_workers.py::"
 JOINING = "tests/agent/test_joining.py::"
 NODES = "tests/control/test_nodes.py::"

@@ -19,6 +19,7 @@ from tests.guarantees.guarantee import (
     PARKING,
     POWER,
     RESIZING,
+    SERVERS,
     WORKERS,
     Guarantee,
 )
@@ -530,6 +531,30 @@ ROWS = (
         "        return (*listed, *self.former)\n",
         "        return tuple(listed)\n",
         WORKERS + "test_the_clusterspec_has_the_new_address_and_keeps_the_former_one_from_others",
+    ),
+    Guarantee(
+        6,
+        "No parameter server starts again before all of them are confirmed dead.",
+        "supervisor/control/decide/jobs/restart.py",
+        "        if report is None or not report.value.confirmed_dead\n",
+        "        if report is None\n",
+        SERVERS + "test_no_server_starts_before_all_of_them_are_confirmed_dead",
+    ),
+    Guarantee(
+        6,
+        "The others run on without their parameter servers only if each trainer is known to recover.",
+        "supervisor/control/decide/assess/servers.py",
+        'return "" if recovers else f"nothing',
+        'return "" if beat else f"nothing',
+        SERVERS + "test_without_word_that_a_program_recovers_all_restart_and_the_incident_says_why",
+    ),
+    Guarantee(
+        6,
+        "All restart where nothing makes a step after the parameter servers have come back.",
+        "supervisor/control/decide/assess/progress.py",
+        "        or _not_back(snap, job)\n",
+        "",
+        SERVERS + "test_without_a_step_within_the_bound_all_restart_and_the_next_loss_restarts_all_at_once",
     ),
     Guarantee(
         6,

@@ -6,7 +6,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+from agent.checkpoints.saves import parse
 from agent.inside import protocol
+from agent.inside.child.saves import FILE
 from tests.launcher.harness import Agent, Rig, launcher
 
 MANAGER = """
@@ -72,3 +76,72 @@ def test_a_program_without_tensorflow_is_told_that_it_is_missing() -> None:
         rig.write("prog.py", source)
         assert rig.run(agent, "python", "prog.py").code == 0
         assert rig.log() == _plain(rig.root, "prog.py")
+
+
+MONITORED = """
+class ChiefSessionCreator:
+    def __init__(self, master="", checkpoint_dir=None, path=None):
+        self._master, self._checkpoint_dir, self._checkpoint_filename_with_path = master, checkpoint_dir, path
+
+
+class WorkerSessionCreator:
+    def __init__(self, master=""):
+        self._master = master
+
+
+class Coordinated:
+    def __init__(self, creator):
+        self._session_creator = creator
+
+
+class _RecoverableSession:
+    def __init__(self, sess_creator):
+        self._sess_creator = sess_creator
+"""
+SESSIONS = """
+import json, os, sys
+from tensorflow.python.training import monitored_session as m
+kept, cluster = os.environ["CHECKPOINT_DIR"], "grpc://localhost:1"
+made = {
+    "chief": lambda: m.ChiefSessionCreator(cluster, kept),
+    "elsewhere": lambda: m.ChiefSessionCreator(cluster, "/tmp"),
+    "scratch": lambda: m.ChiefSessionCreator(cluster),
+    "a file": lambda: m.ChiefSessionCreator(cluster, kept, kept + "/model.ckpt-1"),
+    "worker": lambda: m.WorkerSessionCreator(cluster),
+    "own": lambda: type("Own", (m.ChiefSessionCreator,), {})(cluster, kept),
+    "alone": lambda: m.ChiefSessionCreator("", None),
+}
+for name in sys.argv[1].split(","):
+    if name:
+        m._RecoverableSession(m.Coordinated(made[name]()))
+"""
+
+
+@pytest.mark.parametrize(
+    ("sessions", "survives"),
+    [
+        ("", False),
+        ("chief", True),
+        ("worker", True),
+        ("chief,chief,alone", True),
+        ("alone", False),
+        ("elsewhere", False),
+        ("scratch", False),
+        ("a file", False),
+        ("own", False),
+        ("scratch,chief", False),
+    ],
+)
+def test_a_program_is_known_to_survive_a_lost_server_by_all_of_its_sessions(
+    sessions: str, survives: bool
+) -> None:
+    with launcher(preload=[]) as rig, Agent(rig.socket_path) as agent:
+        agent.expect(protocol.Warm)
+        _write_fake(rig)
+        (rig.root / "tensorflow/python/training/monitored_session.py").write_text(MONITORED)
+        rig.write("prog.py", SESSIONS)
+        kept, notes = rig.root / "kept", rig.root / "notes"
+        kept.mkdir()
+        env = {"CHECKPOINT_DIR": str(kept)}
+        assert rig.run(agent, "python", "prog.py", sessions, env=env, attempt_dir=str(notes)).code == 0
+        assert parse((notes / FILE).read_bytes()).recovers is survives

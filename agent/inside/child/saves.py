@@ -1,5 +1,7 @@
 """The saves and restores of a warm program: TensorFlow's and Keras' savers note each path in a small file.
 
+So do sessions of a cluster whether they survive the loss of a parameter server.
+
 While a save is under way another file lies beside it. The agent looks for both in the attempt's directory.
 The program may write anything there, so the files are a hint and prove nothing.
 """
@@ -43,6 +45,7 @@ class _Journal:
         self._lock = threading.Lock()
         self._next_s = 0.0
         self._under_way = 0
+        self._survives: Optional[bool] = None
         self.cadence = Cadence(env.get(VARIABLE, ""), attempt_dir, lambda: self._under_way > 0)
 
     def open(self) -> None:
@@ -128,12 +131,25 @@ class _Journal:
         finally:
             self._lock.release()
 
+    def session(self, *, survives: bool) -> None:
+        """Note a session of the cluster. One that does not survive speaks for all of the process."""
+        if not self._lock.acquire(timeout=_LOCK_S):
+            return
+        try:
+            self._survives = survives and self._survives is not False
+            self._write()
+        except OSError:
+            pass  # a full disk stops no training
+        finally:
+            self._lock.release()
+
     def _write(self) -> None:
         path = os.path.join(self._attempt_dir, FILE)
         beside = f"{path}.{os.getpid()}"
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
         with os.fdopen(os.open(beside, flags, 0o640), "w", encoding="utf-8") as file:
-            json.dump({"places": list(self._places.values()), "pace": self.cadence.pace()}, file)
+            body = {"places": list(self._places.values()), "pace": self.cadence.pace()}
+            json.dump({**body, "recovers": self._survives is True}, file)
         os.replace(beside, path)
 
 
@@ -152,6 +168,12 @@ def begin(attempt_dir: str, env: dict[str, str]) -> None:
 def cadence() -> Optional[Cadence]:
     """The cadence of this process; None before its program begins."""
     return _journals[0].cadence if _journals else None
+
+
+def note_session(*, survives: bool) -> None:
+    """Note whether a session of the cluster survives the loss of a parameter server."""
+    if _journals:
+        _journals[0].session(survives=survives)
 
 
 def is_kept(directory: str) -> bool:

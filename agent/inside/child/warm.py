@@ -50,7 +50,7 @@ def preload(modules: tuple[str, ...], job_env: dict[str, str]) -> Preloaded:
     """Import `modules`, and prepare the interpreter for forks."""
     patches.apply(
         {
-            tf1.MODULE: tf1.shorten_poll,
+            **tf1.changes(saves.is_kept, saves.note_session),
             **saves.changes(),
             **steering.changes(saves.cadence, saves.is_kept),
             **peers.changes(),

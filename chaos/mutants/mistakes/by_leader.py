@@ -25,6 +25,8 @@ CLOSED = "a closed incident stays closed"
 GIVEN_UP = "a base that nobody can restore is given up"
 ADDRESSES = ("no address is used again while it is known", "no port is shared", "no RPC crosses generations")
 
+MIXED = "no task trains with variables of two restores"
+
 CUT_OFF = Fault(0.5, "cut_node_off", 0, 9.0)
 RESTARTS = tuple(Fault(0.5 + 2 * n, "operator_restart", 0, 0.1) for n in range(5))
 KILLS = tuple(Fault(1.0 + 2.5 * n, "task_kill", pick, 0.1) for n, pick in enumerate((0, 59, 59, 59)))
@@ -36,6 +38,8 @@ RESIZES = (
     Fault(5.0, "operator_reshape", 0, 0.1),
 )
 """An operator asks for three workers, and later for one. The nodes of those that are to leave do not hear."""
+
+SERVER_KILLS = tuple(Fault(3.0 + 3.0 * n, "task_kill", n, 0.1) for n in range(5))
 
 STUCK = tuple(Fault(0.5, "task_stuck", 0, 8.0) for _ in range(6))
 """Hits every running task, one after the other: a stuck task is not hit again."""
@@ -99,6 +103,20 @@ MUTANTS = (
         (MOVED,),
         (known("A silent node's tasks are replaced only when D has passed since its lost mark."),),
         Simulated((Fault(0.5, "cut_node_off", 3, 9.0),)),
+    ),
+    Mutant(
+        "a parameter server comes back while another one lives on",
+        6,
+        (MIXED,),
+        (
+            Edit(
+                "supervisor/control/decide/jobs/restart.py",
+                "    if servers.are_together(job, job.task(need.member)) "
+                "and need.cause is not Cause.OPERATOR:\n",
+                "    if False:\n",
+            ),
+        ),
+        Simulated(SERVER_KILLS, "served"),
     ),
     Mutant(
         "a worker moves from a node that is only suspected",

@@ -361,7 +361,9 @@ class SimTaskFiles:
     def saves(self, attempt: AttemptId) -> Saves:
         """How often it has saved, as all of these programs say."""
         program = self._find(attempt)
-        return Saves(inside=len(program.saved), watched=True) if program is not None else Saves()
+        if program is None:
+            return Saves()
+        return Saves(inside=len(program.saved), watched=True, recovers=program.recovers)
 
     def tail(self, attempt: AttemptId) -> str:
         """The last lines."""

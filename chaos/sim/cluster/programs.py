@@ -80,7 +80,8 @@ class Temper:
     TensorFlow's `max_to_keep`. `plain`: they save files of their own. `named`: what they call their saves.
     `another_saves`: the last worker saves, and not the one that TensorFlow takes for the chief.
     `tensorflow`: the version that it imports. `deaf`: how often a chief that is told where a worker has moved
-    cannot take it.
+    cannot take it. `recovers`: its sessions survive the loss of a server, as its launcher can tell;
+    `stuck`: how often one does not in the end.
     """
 
     step_s: float = 0.1
@@ -98,6 +99,8 @@ class Temper:
     another_saves: bool = False
     tensorflow: str = "2.21.0"
     deaf: float = 0.0
+    recovers: bool = False
+    stuck: float = 0.0
 
 
 @dataclass(eq=False, slots=True)
@@ -121,6 +124,8 @@ class Program:
         joins: it can be with others that were not told of its address. `workers`: the addresses of those that
             it can send work to.
         weights: of a server, the global step and the generations that it descends from; None before the init.
+        filled: of a server, the number of the restore that gave it all of its variables.
+        recovers: its sessions survive the loss of a server, as its launcher tells.
     """
 
     attempt: AttemptId
@@ -141,6 +146,8 @@ class Program:
     gpus: tuple[str, ...] = ()
     shares: bool = False
     weights: Weights | None = None
+    filled: int = 0
+    recovers: bool = False
     steps: list[tuple[float, int]] = field(default_factory=list)
     restored: Weights | None = None
     crash_code: int | None = None
@@ -222,6 +229,7 @@ class Training:
         self.tempers = tempers
         self._rng = rng
         self._observer = observer
+        self._restores = 0
         self._serving: dict[str, Program] = {}
         self._listening: dict[str, Program] = {}
 
@@ -279,6 +287,7 @@ class Training:
             gpus=tuple(each for each in start.env["CUDA_VISIBLE_DEVICES"].split(",") if each != "-1"),
             shares=start.env.get("TF_FORCE_GPU_ALLOW_GROWTH") == "true",
             joins=start.joins,
+            recovers=temper.recovers,
             workers=frozenset(cluster.get("worker", ())),
         )
         self.programs.append(program)
@@ -387,25 +396,44 @@ class Training:
                     program.last_words = LOST_PEER if program.row.pid % 3 else ""
                     return 1
                 peers = []
+                program.hung |= self._rng.random() < temper.stuck
             if not peers:
                 peers, ready = self._find_peers(program), False
                 server = peers[0] if peers else None
-            if server is None or not server.running or (temper.ring and not all(p.joined for p in peers)):
+            # Each server has some of the variables; of a ring one has all.
+            filled = peers[:1] if temper.ring else peers
+            if (
+                server is None
+                or not all(each.running for each in filled)
+                or (temper.ring and not all(p.joined for p in peers))
+            ):
                 await asyncio.sleep(POLL_S)
-            elif server.weights is None or (program.leads and not ready):
+            elif (
+                server.weights is None
+                or any(not each.filled for each in filled)
+                or (program.leads and not ready)
+            ):
                 # A chief that comes back restores, whatever the others have made of the weights since.
-                saved = max(saved, await self._initialise(program, server))
+                saved = max(saved, await self._initialise(program, filled))
                 ready = True
             else:
                 step, chain = server.weights
                 due = step >= saved + temper.saves_every or (step >= temper.last_step and saved < step)
                 if program.saver and due:
+                    self._look_for_a_mix(program, filled)
                     await self._save(program, step, chain, temper)
                     saved = step
                 if step >= temper.last_step:
                     return 0
                 await self._compute(program, temper)
-                self._step(program, server)
+                if all(each.alive for each in filled):
+                    self._look_for_a_mix(program, filled)
+                    self._step(program, server)
+
+    def _look_for_a_mix(self, program: Program, servers: Sequence[Program]) -> None:
+        """What it reads of all servers comes of one restore."""
+        if len({each.filled for each in servers}) > 1:
+            self._observer("mixed", program)
 
     async def _told_to_end(self, program: Program, server: Program | None, temper: Temper) -> int | None:
         if program.crash_code is not None:
@@ -435,7 +463,8 @@ class Training:
         self._observer("connected", program)
         return found
 
-    async def _initialise(self, program: Program, server: Program) -> int:
+    async def _initialise(self, program: Program, servers: Sequence[Program]) -> int:
+        """The chief restores into one server after the other, the one with the step last."""
         if not program.leads:
             await asyncio.sleep(POLL_S)
             return -1
@@ -445,7 +474,15 @@ class Training:
         if len(chain) > 1 and (job, chain[-2], step) in self.unrestorable:
             program.crash(1, self.unrestorable[job, chain[-2], step])
             return -1
-        server.weights = program.restored = step, chain
+        self._restores += 1
+        number = self._restores
+        program.restored = step, chain
+        for server in reversed(servers):
+            server.filled = number
+            if server is servers[0]:
+                server.weights = step, chain
+            else:
+                await asyncio.sleep(self._rng.uniform(0.0, 3 * POLL_S))
         self._observer("restored", program)
         return step
 

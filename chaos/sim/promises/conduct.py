@@ -7,6 +7,7 @@ import asyncio
 from agent.inside.child.waiting import NEVER_READY
 from chaos.sim.cluster.programs import Program
 from chaos.sim.promises.evidence import Evidence, Zombie, executes
+from recovery.policy.scope import SERVERS, come_back_together
 from supervisor.contract import keys
 from supervisor.contract.job.spec import Scope
 
@@ -36,6 +37,8 @@ class Conduct:
                 self._on_restored(program)
             case "stepped":
                 self._on_stepped(program)
+            case "mixed":
+                self._on_mixed(program)
             case "hung" | "starved":
                 self._seen.program_faults += 1
             case "ended":
@@ -111,12 +114,23 @@ class Conduct:
         wanted = (switch.base.step, switch.base.generation) if switch.base is not None else (0, None)
         found = (step, chain[-2] if len(chain) > 1 else None)
         # Where a job has its server or who saves restarted alone, it goes on from what that saved itself.
-        scopes = self._picture.spec(switch.job).restart.scope.values()
-        own = Scope.TASK in scopes and found[1] == program.attempt.generation
+        spec = self._picture.spec(switch.job)
+        alone = Scope.TASK in spec.restart.scope.values()
+        alone |= any(
+            each.role == SERVERS and come_back_together(spec, each, program.attempt.task)
+            for each in spec.tasks()
+        )
+        own = alone and found[1] == program.attempt.generation
         if found != wanted and not own:
             self._seen.broken(
                 "training goes on from the base", f"{program.attempt}: {found}, base {switch.base}"
             )
+
+    def _on_mixed(self, program: Program) -> None:
+        """Rule 6.12. A job may choose that its chief restarts alone, and restores while others train."""
+        scope = self._picture.spec(program.attempt.task.job).restart.scope
+        if Scope.TASK not in (scope.get("chief"), scope.get("worker")):
+            self._seen.broken("no task trains with variables of two restores", str(program.attempt))
 
     def _on_stepped(self, program: Program) -> None:
         self._seen.count("steps")

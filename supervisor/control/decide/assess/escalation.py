@@ -13,6 +13,7 @@ from supervisor.contract.incident import Cause
 from supervisor.contract.job.spec import RoleSpec, Scope
 from supervisor.contract.observed import AttemptReport, Exit
 from supervisor.control.decide.assess.moving import LEAVES, moves_alone
+from supervisor.control.decide.assess.servers import are_together, why_all_restart, why_not_together
 from supervisor.control.decide.facts.gpus import befallen
 from supervisor.control.decide.facts.standing import Standing, standing
 from supervisor.control.decide.snapshot import JobState, Snapshot, Versioned
@@ -57,7 +58,14 @@ class Escalation:
 
 def scope_of_failure(failed: FailedTask) -> tuple[Scope, str]:
     """How much a task's failure restarts, and the rule that says so."""
-    scope, rule = scope_of(failed.job.record.value.spec, failed.task, failed.job.saver)
+    spec = failed.job.record.value.spec
+    scope, rule = scope_of(spec, failed.task, failed.job.saver)
+    if are_together(failed.job, failed.task):
+        why = why_all_restart(failed.snap, failed.job)
+        if why:
+            # What holds for most jobs is no news.
+            return Scope.ALL, rule if spec.preload else f"{rule}, as {why}"
+        scope, rule = Scope.TASK, f"{spec.strategy.value}.{failed.task.role}.together"
     if scope is Scope.ALL:
         return scope, rule
     for each in ESCALATIONS:
@@ -74,6 +82,14 @@ def _escalated(failed: FailedTask, reason: Escalation) -> Scope | None:
         return Scope.ALL
     ends_first = failed.end is None and failed.cause not in LEAVES
     return Scope.ALL if reason.worker is Scope.TASK and ends_first else reason.worker
+
+
+def _servers_stay(failed: FailedTask) -> str:
+    """A server that lives on keeps its variables: workers would train with them before they are restored."""
+    plan = failed.job.plan_in_force
+    if plan is None or not are_together(failed.job, failed.task):
+        return ""
+    return why_not_together(failed.snap, failed.job, plan.value) if failed.end is not None else "it runs"
 
 
 def _did_not_join(failed: FailedTask) -> str:
@@ -140,5 +156,6 @@ ESCALATIONS = (
     Escalation(_address_is_gone, follower=None, worker=Scope.TASK),
     Escalation(_port_is_taken, follower=Scope.ALL),
     Escalation(_needs_other_gpus, follower=Scope.ALL, worker=Scope.TASK),
+    Escalation(_servers_stay, follower=None, worker=None),
 )
 """A follower whose node is away moves alone. So does a worker, for any reason that takes its address away."""

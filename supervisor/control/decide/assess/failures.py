@@ -21,6 +21,7 @@ from supervisor.control.decide.assess.escalation import FailedTask, scope_of_fai
 from supervisor.control.decide.assess.members import Member, MemberState
 from supervisor.control.decide.assess.moving import moves_alone, why_it_stays
 from supervisor.control.decide.assess.need import Evidence, Need
+from supervisor.control.decide.assess.servers import are_together
 from supervisor.control.decide.assess.verdicts import Judgement, Suspect, judge
 from supervisor.control.decide.facts.history import incident_id, newest_commit
 from supervisor.control.decide.facts.standing import Standing, standing
@@ -267,6 +268,8 @@ def _operators_need(job: JobState) -> Need:
     if intent.restart_member and job.plan_in_force is not None:
         task = job.task(intent.restart_member)
         scope = scope_of(job.record.value.spec, task, job.saver)[0]
+        if are_together(job, task) and job.record.value.spec.role(task.role).count > 1:
+            scope = Scope.ALL  # the others would go on with variables that its peers have restored
         rule = f"operator.{task.role}.{'in_place' if scope is Scope.TASK else 'all'}"
     return Need(
         incident=f"op-{intent.restart_serial}",

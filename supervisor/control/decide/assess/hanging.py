@@ -26,7 +26,7 @@ from supervisor.contract.ids import TaskId
 from supervisor.contract.incident import Cause
 from supervisor.contract.job.spec import Rule, Scope
 from supervisor.contract.observed import AttemptReport, Sign, TaskBeat
-from supervisor.control.decide.assess import verdicts
+from supervisor.control.decide.assess import servers, verdicts
 from supervisor.control.decide.assess.assessment import Assessment, Liveness
 from supervisor.control.decide.assess.failures import need_of
 from supervisor.control.decide.assess.members import Member, MemberState
@@ -145,7 +145,8 @@ def liveness_of(snap: Snapshot, job: JobState, there: tuple[Member, ...]) -> Liv
     """The liveness of a running job's tasks, by their signs of life."""
     tasks = _tasks(snap, job, there)
     spec = job.record.value.spec
-    if not spec.progress.watch_hangs:
+    # Who waits for parameter servers that come back shows no sign of life: `progress` holds it to a bound.
+    if not spec.progress.watch_hangs or servers.open_incident(job) is not None:
         return Liveness(tasks)
     before = sum(past.incident.cause is Cause.HANG for past in life_of(job)) if tasks else 0
     bounds = bounds_of(tasks, spec.progress, spec.limits.startup_ms, hung_before=before)

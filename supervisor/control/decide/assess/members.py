@@ -12,6 +12,7 @@ from supervisor.contract.ids import TaskId
 from supervisor.contract.incident import Cause
 from supervisor.contract.job.spec import Rule
 from supervisor.contract.observed import AttemptReport, AttemptState, ExitReason
+from supervisor.control.decide.assess.servers import are_together
 from supervisor.control.decide.facts.gpus import befallen
 from supervisor.control.decide.facts.history import has_trained
 from supervisor.control.decide.facts.standing import Standing, standing
@@ -69,8 +70,10 @@ def _member(snap: Snapshot, job: JobState, plan: Plan, placement: Placement) -> 
             # Ended by its agent, say because the launcher was silent, while the leader still wants it.
             cause = Cause.KILLED
         line = judged.line if judged is not None else ""
-        if cause is Cause.KILLED and _was_to_leave(job, plan, placement):
+        if cause is Cause.KILLED and _was_to_end(job, plan, placement):
             cause, line = Cause.GPU if harmed is not None else Cause.DRAINED, "its task is to run elsewhere"
+            if are_together(job, task):
+                cause, line = Cause.PEER_LOST, "it starts again with another parameter server"
         state = MemberState.DONE if cause is None else MemberState.FAILED
         return Member(placement, task, state, report, cause, line)
     where = standing(snap, placement)
@@ -81,8 +84,10 @@ def _member(snap: Snapshot, job: JobState, plan: Plan, placement: Placement) -> 
     return Member(placement, task, MemberState.STARTING if report is None else MemberState.RUNNING, report)
 
 
-def _was_to_leave(job: JobState, plan: Plan, placement: Placement) -> bool:
-    """Whether the leader had its attempt ended, so that the task can move (rule 6.10)."""
+def _was_to_end(job: JobState, plan: Plan, placement: Placement) -> bool:
+    """Whether the leader had its attempt ended, so that its task can move (rule 6.10), or another restart
+    (rule 6.12).
+    """
     held = job.assigned(plan.plan_id, placement.member)
     return held is not None and held.value.ends
 

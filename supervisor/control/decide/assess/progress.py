@@ -16,6 +16,7 @@ from supervisor.contract.desired import JobPhase
 from supervisor.contract.ids import AttemptId, TaskId
 from supervisor.contract.incident import STANDING_STILL, Cause, Incident, Outcome
 from supervisor.contract.job.spec import Rule, Scope
+from supervisor.control.decide.assess import servers
 from supervisor.control.decide.assess.assessment import Assessment, Liveness
 from supervisor.control.decide.assess.hanging import (
     attempt_of,
@@ -99,6 +100,7 @@ def find(snap: Snapshot, job: JobState, there: tuple[Member, ...], liveness: Liv
         spared(job, _begun(snap, job, there))
         or _from_scratch(snap, job, there)
         or _nan(snap, job, there)
+        or _not_back(snap, job)
         or spared(job, find_hang(snap, job, there, liveness))
         or _late(snap, job, there)
     )
@@ -212,6 +214,38 @@ def _from_scratch(snap: Snapshot, job: JobState, found: tuple[Member, ...]) -> N
     need = need_for(snap, job, saver, Cause.BASE_MISSED, snap.now_ms, detail)
     judgement = replace(need.judgement, bad_base=missed_base.spoilt(job))
     return replace(need, scope=Scope.ALL, rule="base-missed.all", judgement=judgement)
+
+
+def _not_back(snap: Snapshot, job: JobState) -> Need | None:
+    """All restart where a program does not recover from the loss of its parameter servers, as others do."""
+    plan = job.next_plan
+    begun = job.incidents.get(plan.value.incident) if plan is not None else None
+    if begun is not None and begun.value.outcome is Outcome.OPEN and servers.was_widened(job, begun.value):
+        return _of_all(job, begun.value, begun.value.rule, begun.seen_ms)
+    held = servers.open_incident(job)
+    if held is None or "restored" not in held.value.phases_ms or not steps_are_read(snap, job):
+        return None
+    limit_ms = servers.bound_ms(snap, job)
+    if snap.now_ms - held.seen_ms < limit_ms or servers.first_step_since(snap, job, held.seen_ms):
+        return None
+    rule = f"{held.value.rule}, but no task has made a step within {limit_ms / 1000:.0f} s"
+    return _of_all(job, held.value, rule, held.seen_ms + limit_ms)
+
+
+def _of_all(job: JobState, incident: Incident, rule: str, known_ms: int) -> Need:
+    """An incident that goes on with all tasks, and is charged already."""
+    paid = Verdict(job.switch.value.ledger, allowed=True, backoff_ms=0, reason="it is charged already")
+    return Need(
+        incident=incident.id,
+        cause=incident.cause,
+        scope=Scope.ALL,
+        rule=rule,
+        judgement=Judgement(incident.cause, paid),
+        known_ms=known_ms,
+        detail=incident.detail,
+        member=incident.member,
+        node=incident.node,
+    )
 
 
 def _nan(snap: Snapshot, job: JobState, found: tuple[Member, ...]) -> Need | None:

@@ -18,6 +18,7 @@ from supervisor.contract.ids import AttemptId
 from supervisor.contract.incident import STANDING_STILL, Cause, Event, Incident, Outcome
 from supervisor.contract.job.spec import Scope
 from supervisor.contract.observed import AttemptReport, AttemptState, TaskBeat
+from supervisor.control.decide.assess import servers
 from supervisor.control.decide.assess.need import Need
 from supervisor.control.decide.facts.history import has_stepped, job_step, steps_are_read
 from supervisor.control.decide.plan import (
@@ -241,6 +242,8 @@ def _measure(snap: Snapshot, job: JobState, held: Versioned[Incident]) -> list[A
         if not running or len(running) < len(reports):
             return []
         return [_restored(snap, job, held, running, stepped)]
+    if servers.is_about_servers(job, incident):
+        return _back(snap, job, held)
     if not stepped:
         if training and not _steps_are_known(snap, job, incident) and _has_saved(job, held):
             done = replace(incident, outcome=Outcome.RECOVERED)
@@ -253,6 +256,20 @@ def _measure(snap: Snapshot, job: JobState, held: Versioned[Incident]) -> list[A
     beat = _earliest(stepped)
     lasted_ms = snap.now_ms - beat.first_step_age_ms - held.seen_ms
     return [_recovered(snap, job, held, _phase(incident, "first_step", lasted_ms), beat)]
+
+
+def _back(snap: Snapshot, job: JobState, held: Versioned[Incident]) -> list[Action]:
+    """The first step since its parameter servers run again. Those before it count from another restore."""
+    found = servers.first_step_since(snap, job, held.seen_ms)
+    if found is None:
+        quiet = snap.now_ms - held.seen_ms >= QUIET_PROGRAM_MS and not steps_are_read(snap, job)
+        done = replace(held.value, outcome=Outcome.RECOVERED)
+        return [_close(job, held, done, f"{done.id} recovered: its tasks run, no step is reported")] * quiet
+    beat, stepped_ms = found
+    record = _phase(held.value, "first_step", stepped_ms - held.seen_ms)
+    if 0 <= beat.step <= record.from_step:
+        record = replace(record, lost_steps=record.from_step - beat.step)
+    return [_recovered(snap, job, held, record, replace(beat, first_step=beat.step))]
 
 
 def _restored(
@@ -333,9 +350,11 @@ def _serial(held: Versioned[Event]) -> int:
 
 
 def _restarted(job: JobState, incident: Incident) -> tuple[AttemptId, ...]:
+    plan = job.plan_in_force
+    if plan is not None and servers.is_about_servers(job, incident):
+        return servers.attempts_of(job, plan.value)
     if incident.scope is Scope.TASK:
         return (AttemptId(job.task(incident.member), incident.generation, incident.attempt),)
-    plan = job.plan_in_force
     if plan is None:
         return ()
     began = (each.member for each in plan.value.placements if each.member not in plan.value.moved)

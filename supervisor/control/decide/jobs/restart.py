@@ -1,12 +1,13 @@
-"""Restarting one task at its own address within the generation (rule 6)."""
+"""Restarting one task, or all parameter servers, at their own addresses within the generation (rule 6)."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from supervisor.contract.desired import Placement
+from supervisor.contract.desired import Placement, Plan
 from supervisor.contract.incident import Cause
 from supervisor.contract.job.spec import Scope
+from supervisor.control.decide.assess import servers
 from supervisor.control.decide.assess.moving import moves_alone
 from supervisor.control.decide.assess.need import Need
 from supervisor.control.decide.assess.progress import WATCHED
@@ -36,6 +37,8 @@ def in_place(snap: Snapshot, job: JobState, need: Need) -> list[Action]:
         return move(snap, job, need)
     if standing(snap, placement) is not Standing.ALIVE:
         return []
+    if servers.are_together(job, job.task(need.member)) and need.cause is not Cause.OPERATOR:
+        return _together(snap, job, need, plan.value)
     report = job.attempts.get(held.value.attempt_id)
     dead = report is not None and report.value.confirmed_dead
     # One that runs needs no death first: the agent ends the old attempt before it starts the next.
@@ -74,6 +77,60 @@ def in_place(snap: Snapshot, job: JobState, need: Need) -> list[Action]:
                 ),
             ),
             fields={"task": str(job.task(need.member)), "cause": need.cause.value, "rule": need.rule},
+        )
+    ]
+
+
+def _together(snap: Snapshot, job: JobState, need: Need, plan: Plan) -> list[Action]:
+    """Restart all parameter servers in place, once all of them are confirmed dead (rule 6.12).
+
+    The chief restores all variables into them. Workers wait as long as one variable has no value: what a
+    server that lives on has kept would count as one.
+    """
+    servers_of = servers.servers_of(job, plan)
+    wanted = [(placement, held) for placement, held in servers_of if held is not None]
+    reports = [job.attempts.get(held.value.attempt_id) for _, held in wanted]
+    alive = [
+        held
+        for (_, held), report in zip(wanted, reports, strict=True)
+        if report is None or not report.value.confirmed_dead
+    ]
+    if snap.now_ms < need.due_ms or len(wanted) < len(servers_of):
+        return []
+    task = job.task(need.member)
+    names = ", ".join(str(job.task(placement.member)) for placement, _ in wanted)
+    fields = {"task": str(task), "cause": need.cause.value, "rule": need.rule}
+    if alive:
+        ending = [held for held in alive if not held.value.ends and held.value.task != task]
+        text = f"{need.detail}; the other parameter servers end, to start again with it (rule {need.rule})"
+        compares = (unchanged(job.switch), *map(unchanged, ending))
+        ops = tuple(put(held.key, replace(held.value, ends=True)) for held in ending)
+        return [Action("servers_end", job.name, text, compares, ops, fields)] if ending else []
+    ledger, switch = need.judgement.verdict.ledger, job.switch.value
+    following = [
+        replace(
+            held.value,
+            attempt=held.value.attempt + 1,
+            restart_count=ledger.program + ledger.infrastructure,
+            gpu_faults=known_faults(snap, placement.node, held.value.gpus),
+            ends=False,
+        )
+        for placement, held in wanted
+    ]
+    number = next(each.attempt for each in following if each.task == task)
+    text = f"{need.detail}; {names} restart in place, and the others run on (rule {need.rule}; "
+    return [
+        Action(
+            kind="restart_in_place",
+            job=job.name,
+            text=f"{text}{need.judgement.verdict.reason})",
+            compares=(unchanged(job.switch), *(unchanged(held) for _, held in wanted)),
+            ops=(
+                *(put(held.key, each) for (_, held), each in zip(wanted, following, strict=True)),
+                turn(job.switch, Transition.RESTART, incident=need.incident, ledger=ledger),
+                *incidents.opening(snap, job, need, switch.generation, switch.plan_id, attempt=number),
+            ),
+            fields=fields,
         )
     ]
 

@@ -1,0 +1,146 @@
+"""Whether the parameter servers of a job come back while its chief and its workers run on (rule 6.12)."""
+
+from __future__ import annotations
+
+from recovery.policy.roles import RoleKind, kind_of
+from recovery.policy.scope import SERVERS, come_back_together
+from supervisor.contract.desired import Assignment, Placement, Plan
+from supervisor.contract.ids import AttemptId, TaskId
+from supervisor.contract.incident import Incident, Outcome
+from supervisor.contract.job.spec import Scope
+from supervisor.contract.observed import TaskBeat
+from supervisor.control.decide.facts.history import life_of, newest_commit, steps_are_read
+from supervisor.control.decide.facts.standing import Standing, standing
+from supervisor.control.decide.snapshot import JobState, Snapshot, Versioned
+
+MOST = 40
+"""Parameter servers that one transaction restarts."""
+LEAST_BOUND_MS = 10_000
+SLOWEST_TIMES = 10
+START_TIMES = 2
+
+
+def are_together(job: JobState, task: TaskId) -> bool:
+    """Whether a task restarts with all other parameter servers of its job, where it does not restart all."""
+    return come_back_together(job.record.value.spec, task, job.saver)
+
+
+def why_all_restart(snap: Snapshot, job: JobState) -> str:
+    """Why the loss of a parameter server restarts all tasks; empty if the others run on."""
+    spec, plan = job.record.value.spec, job.plan_in_force
+    if spec.restart.scope.get(SERVERS) is Scope.TASK:
+        return ""  # the job answers for its program
+    if spec.preload:
+        return "all start warm, which takes less time"
+    if plan is None or not steps_are_read(snap, job):
+        return "its steps are not read"
+    newest = newest_commit(job)
+    if newest is None or newest.generation != job.switch.value.generation:
+        return "no checkpoint of this generation is committed"
+    if any(was_widened(job, past.incident) for past in life_of(job)):
+        return "its program did not recover by itself before"
+    return next(filter(None, (_why_not(snap, job, plan.value, each) for each in plan.value.placements)), "")
+
+
+def was_widened(job: JobState, incident: Incident) -> bool:
+    """Whether its parameter servers were restarted, and then all tasks."""
+    widened = incident.scope is Scope.ALL and incident.attempt > 0 and bool(incident.member)
+    return widened and job.task(incident.member).role == SERVERS
+
+
+def _why_not(snap: Snapshot, job: JobState, plan: Plan, placement: Placement) -> str:
+    """Why a task would not survive the loss of the parameter servers; empty if it would."""
+    task = job.task(placement.member)
+    if kind_of(job.record.value.spec, placement.role) is not RoleKind.TRAINING:
+        return ""
+    held = job.report(placement, plan)
+    ended = held.value.exit if held is not None else None
+    if task != job.saver and ended is not None and ended.code == 0:
+        return ""
+    if held is None or ended is not None:
+        return f"{task} does not run"
+    beat = snap.beat_of(placement.node, held.value.attempt)
+    recovers = beat is not None and beat.saves.recovers
+    return "" if recovers else f"nothing tells that the program of {task} recovers by itself"
+
+
+def servers_of(job: JobState, plan: Plan) -> list[tuple[Placement, Versioned[Assignment] | None]]:
+    """The parameter servers of a plan, and what their agents are asked for."""
+    placed = (each for each in plan.placements if each.role == SERVERS)
+    return [(each, job.assigned(plan.plan_id, each.member)) for each in placed]
+
+
+def why_not_together(snap: Snapshot, job: JobState, plan: Plan) -> str:
+    """Why its parameter servers cannot restart in place, all of them; empty if they can."""
+    servers = servers_of(job, plan)
+    if len(servers) > MOST:
+        return f"more than {MOST} parameter servers do not restart at once"
+    for placement, held in servers:
+        task = job.task(placement.member)
+        if standing(snap, placement) is not Standing.ALIVE or snap.blocked(placement.node):
+            return f"{task} cannot restart on {placement.node}"
+        report = job.attempts.get(held.value.attempt_id) if held is not None else None
+        if report is None:
+            return f"{task} has not begun"
+    return ""
+
+
+def open_incident(job: JobState) -> Versioned[Incident] | None:
+    """The incident that is not over, and restarted parameter servers in the generation in force."""
+    switch = job.switch.value
+    held = job.incidents.get(switch.incident)
+    if held is None or held.value.outcome is not Outcome.OPEN or not is_about_servers(job, held.value):
+        return None
+    return held if held.value.plan_id == switch.plan_id else None
+
+
+def is_about_servers(job: JobState, incident: Incident) -> bool:
+    """Whether an incident restarted the parameter servers and no other task."""
+    alone = incident.scope is Scope.TASK and incident.attempt > 0 and bool(incident.member)
+    return alone and are_together(job, job.task(incident.member))
+
+
+def attempts_of(job: JobState, plan: Plan) -> tuple[AttemptId, ...]:
+    """The attempts that are wanted of the parameter servers."""
+    return tuple(held.value.attempt_id for _, held in servers_of(job, plan) if held is not None)
+
+
+def first_step_since(snap: Snapshot, job: JobState, since_ms: int) -> tuple[TaskBeat, int] | None:
+    """The oldest of the trainers' last steps that is newer than `since_ms`, and when it was made."""
+    steps = [
+        (beat, received_ms - beat.step_age_ms)
+        for beat, received_ms in _trainers(snap, job)
+        if beat.step_age_ms >= 0
+    ]
+    return min((each for each in steps if each[1] > since_ms), key=lambda each: each[1], default=None)
+
+
+def bound_ms(snap: Snapshot, job: JobState) -> int:
+    """For so long after its parameter servers run again a job may make no step.
+
+    It is learnt from the slowest step, and from what the task that saves took from its start to its first
+    step: that began with a restore, too.
+    """
+    bounds = [LEAST_BOUND_MS]
+    for beat, received_ms in _trainers(snap, job):
+        bounds.append(SLOWEST_TIMES * beat.slowest_ms)
+        attempt = next((each for each in job.attempts if str(each) == beat.attempt), None)
+        if attempt is not None and attempt.task == job.saver and beat.first_step_age_ms >= 0:
+            began_ms = job.attempts[attempt].created_ms
+            bounds.append(START_TIMES * (received_ms - beat.first_step_age_ms - began_ms))
+    return max(bounds)
+
+
+def _trainers(snap: Snapshot, job: JobState) -> list[tuple[TaskBeat, int]]:
+    """What was last heard of each running task that trains, and when."""
+    plan, spec = job.plan_in_force, job.record.value.spec
+    found = []
+    for placement in plan.value.placements if plan is not None else ():
+        picture = snap.nodes.get(placement.node)
+        report = job.report(placement, plan.value) if plan is not None else None
+        if picture is None or picture.beat is None or report is None or report.value.exit is not None:
+            continue
+        beat = snap.beat_of(placement.node, report.value.attempt)
+        if beat is not None and kind_of(spec, placement.role) is RoleKind.TRAINING:
+            found.append((beat, picture.beat.received_ms))
+    return found

@@ -1,0 +1,231 @@
+"""The parameter servers of an asynchronous job come back together, and its chief and its workers run on."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from supervisor.contract import keys
+from supervisor.contract.boundaries import Delete
+from supervisor.contract.checkpoint import CheckpointRef
+from supervisor.contract.incident import Cause, Incident, Outcome
+from supervisor.contract.job.spec import RestartPolicy, Scope, Strategy
+from supervisor.contract.observed import AttemptReport, Saves, TaskBeat
+from supervisor.control.decide.assess.servers import LEAST_BOUND_MS, MOST
+from tests.control.world import World
+from tests.support.builders import job_spec
+
+RECOVERS = Saves(inside=1, watched=True, recovers=True)
+
+
+class Recovering(World):
+    """Each start is cold, and its programs recover from the loss of a parameter server, or are `stuck`."""
+
+    def __init__(
+        self, servers: int = 2, *, preload: tuple[str, ...] = (), scope: Scope | None = None
+    ) -> None:
+        restart = RestartPolicy(scope={"ps": scope} if scope is not None else {})
+        spec = job_spec({"chief": 1, "ps": servers, "worker": 2}, Strategy.ASYNC)
+        super().__init__(replace(spec, preload=preload, restart=restart))
+        self.stuck = False
+        self.lost_ms = -1
+        self.start()
+        self.say(RECOVERS)
+        self.commit(1, 5)
+        self.tick()
+
+    def say(self, saves: Saves, *members: str) -> None:
+        """What is noted of the saves of these trainers from now on; of all without a name."""
+        for member, report in self.running().items():
+            if not member.startswith("ps") and (not members or member in members):
+                self.agents[report.node].tells[str(report.attempt)] = lambda beat: self._told(beat, saves)
+
+    def _told(self, beat: TaskBeat, saves: Saves) -> TaskBeat:
+        """A trainer makes no step while a parameter server is away."""
+        away = len([each for each in self.running() if each.startswith("ps")]) < self.spec.role("ps").count
+        if away or self.stuck:
+            self.lost_ms = self.now_ms if self.lost_ms < 0 else self.lost_ms
+            return replace(beat, saves=saves, step_age_ms=self.now_ms - self.lost_ms + 5)
+        self.lost_ms = -1
+        return replace(beat, saves=saves)
+
+    def others(self) -> dict[str, AttemptReport]:
+        return {member: each for member, each in self.running().items() if not member.startswith("ps")}
+
+    def failures(self) -> list[Incident]:
+        return [each for each in self.incidents().values() if each.cause is not Cause.SUBMITTED]
+
+    def failure(self) -> Incident:
+        """Its only one, once there is one."""
+        self.until(self.failures)
+        (found,) = self.failures()
+        return found
+
+
+def until_restored(world: Recovering) -> None:
+    world.until(lambda: "restored" in world.failure().phases_ms)
+
+
+def until_recovered(world: Recovering) -> Incident:
+    world.until(lambda: [each.outcome for each in world.failures()] == [Outcome.RECOVERED])
+    return world.failure()
+
+
+def kill(world: World, member: str = "ps.0") -> None:
+    world.end_task(member, signal=9)
+    world.tick()
+
+
+def test_the_only_parameter_server_comes_back_alone() -> None:
+    world = Recovering(1)
+    before = world.others()
+    kill(world)
+    incident = until_recovered(world)
+    assert (incident.scope, incident.rule, incident.cause) == (Scope.TASK, "async.ps.together", Cause.KILLED)
+    assert world.others() == before
+    assert world.switch().generation == 1
+    assert world.switch().ledger.infrastructure == 1
+    assert {"restored", "first_step"} <= incident.phases_ms.keys()
+
+
+def test_no_server_starts_before_all_of_them_are_confirmed_dead() -> None:
+    world = Recovering(2)
+    before = world.others()
+    other = world.running()["ps.1"]
+    world.agents[other.node].obedient = False
+    kill(world)
+    world.until(lambda: "servers_end" in world.done)
+    for _ in range(10):
+        world.tick()
+    assert "restart_in_place" not in world.done, "ps:1 is not dead yet"
+    world.agents[other.node].obedient = True
+    incident = until_recovered(world)
+    assert (incident.member, incident.attempt) == ("ps.0", 2)
+    assert {member: each.number for member, each in world.running().items() if "ps" in member} == {
+        "ps.0": 2,
+        "ps.1": 2,
+    }
+    assert world.others() == before
+    assert world.done.count("restart_in_place") == 1
+    assert world.switch().ledger.infrastructure == 1
+
+
+def test_another_leader_goes_on_from_servers_that_are_being_ended() -> None:
+    world = Recovering(2)
+    kill(world)
+    world.until(lambda: "servers_end" in world.done)
+    world.new_leader()
+    until_recovered(world)
+    assert world.switch().generation == 1
+
+
+def test_the_incident_is_open_until_a_step_is_made_and_tells_of_the_steps_given_up() -> None:
+    world = Recovering(1)
+    world.stuck = True
+    kill(world)
+    until_restored(world)
+    for _ in range(20):
+        world.tick()
+    assert world.failure().outcome is Outcome.OPEN
+    world.steps.update(chief=6, worker=6)
+    world.stuck = False
+    incident = until_recovered(world)
+    assert (incident.from_step, incident.to_step, incident.lost_steps) == (10, 6, 4)
+
+
+def test_without_a_step_within_the_bound_all_restart_and_the_next_loss_restarts_all_at_once() -> None:
+    world = Recovering(1)
+    world.stuck = True
+    kill(world)
+    until_restored(world)
+    took = world.until(lambda: world.switch().generation == 2)
+    assert took >= LEAST_BOUND_MS
+    world.stuck = False
+    incident = until_recovered(world)
+    assert incident.scope is Scope.ALL
+    assert "but no task has made a step within" in incident.rule
+    assert world.switch().ledger.infrastructure == 1, "one failure is charged once"
+    world.say(RECOVERS)
+    world.commit(2, 50)
+    kill(world)
+    world.until(lambda: world.switch().generation == 3)
+    rules = [each.rule for each in world.incidents().values()]
+    assert "async.ps.all, as its program did not recover by itself before" in rules
+
+
+def test_a_trainer_that_ends_of_it_restarts_all_for_the_same_incident() -> None:
+    world = Recovering(1)
+    world.stuck = True
+    kill(world)
+    until_restored(world)
+    world.end_task("chief.0", code=1, tail="tensorflow.python.framework.errors_impl.UnavailableError: x\n")
+    world.until(lambda: world.switch().generation == 2)
+    assert world.failure().member == "ps.0"
+
+
+@pytest.mark.parametrize("silent", ["chief.0", "worker.1"])
+def test_without_word_that_a_program_recovers_all_restart_and_the_incident_says_why(silent: str) -> None:
+    world = Recovering(2)
+    world.say(Saves(watched=True), silent)
+    world.tick()
+    kill(world)
+    world.until(lambda: world.switch().generation == 2)
+    task = silent.replace(".", ":")
+    assert world.failure().rule == (
+        f"async.ps.all, as nothing tells that the program of digits/{task} recovers by itself"
+    )
+
+
+def test_without_a_commit_of_this_generation_all_restart() -> None:
+    world = Recovering(1)
+    world.write(Delete(keys.commit("digits", CheckpointRef(1, 5))))
+    kill(world)
+    world.until(lambda: world.switch().generation == 2)
+    assert "no checkpoint of this generation is committed" in world.failure().rule
+
+
+def test_a_job_whose_tasks_start_warm_restarts_all_which_takes_less_time() -> None:
+    world = Recovering(1, preload=("tensorflow",))
+    kill(world)
+    world.until(lambda: world.switch().generation == 2)
+    assert world.failure().rule == "async.ps.all"
+
+
+def test_a_job_may_say_that_all_restart() -> None:
+    world = Recovering(1, scope=Scope.ALL)
+    kill(world)
+    world.until(lambda: world.switch().generation == 2)
+    assert world.failure().rule == "async.ps.all.job"
+
+
+def test_a_job_that_answers_for_its_program_has_its_servers_restarted_together() -> None:
+    world = Recovering(2, preload=("tensorflow",), scope=Scope.TASK)
+    world.say(Saves())
+    kill(world, "ps.1")
+    incident = until_recovered(world)
+    assert world.switch().generation == 1
+    assert (incident.member, incident.scope) == ("ps.1", Scope.TASK)
+    assert world.running()["ps.0"].number == 2
+
+
+def test_an_operators_restart_of_one_of_several_servers_restarts_all() -> None:
+    world = Recovering(2, scope=Scope.TASK)
+    world.intend(serial=1, member="ps.0")
+    world.until(lambda: world.switch().generation == 2)
+
+
+def test_a_server_on_a_node_that_starts_nothing_restarts_all() -> None:
+    world = Recovering(2)
+    world.agents[world.running()["ps.1"].node].blocked = "its disk is full"
+    world.tick()
+    kill(world)
+    world.until(lambda: world.switch().generation == 2)
+    assert "digits/ps:1 cannot restart on" in world.failure().rule
+
+
+def test_more_servers_than_one_transaction_restarts_take_a_new_generation() -> None:
+    world = Recovering(MOST + 1)
+    kill(world)
+    world.until(lambda: world.switch().generation == 2)
+    assert "do not restart at once" in world.failure().rule
