@@ -29,8 +29,9 @@ from chaos.sim.trouble.flaws import EFFECTS, Flaw, agent_rules, install, rules
 
 SCRATCH = "tfsup-sim"
 CALM = 0.5
-ALLOCATIONS = 100_000
 """The share of seeds with a flaw that have no other fault."""
+ALLOCATIONS = 100_000
+"""After so many the garbage collector looks."""
 BY_AGENTS = 0.3
 """The share of flaws in which a rule of the agents raises."""
 AT_EFFECTS = 0.2

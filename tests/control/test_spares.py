@@ -9,7 +9,7 @@ from supervisor.contract.boundaries import Delete
 from supervisor.contract.desired import Cordon, JobPhase, Spare
 from supervisor.contract.job.spec import JobSpec, Wanted
 from supervisor.control.decide.jobs.prepare import find_places
-from supervisor.control.decide.jobs.spares import CALM_MS
+from supervisor.control.decide.jobs.spares import CALM_MS, LEAST_NODES, NODES_FOR_EACH_TASK
 from supervisor.control.decide.plan import put
 from tests.control.world import World
 from tests.support.builders import job_spec, resources, role
@@ -39,6 +39,18 @@ def test_every_node_that_could_take_a_task_is_told_once_nothing_starts() -> None
     done = len(world.done)
     calm(world)
     assert len(world.done) == done, "a healthy job writes nothing"
+
+
+def test_on_a_large_cluster_some_nodes_are_told_and_the_next_when_one_of_them_is_lost() -> None:
+    world = calm(World(preloading(), nodes=3 * LEAST_NODES).start())
+    first = set(kept(world))
+    assert len(first) == max(LEAST_NODES, NODES_FOR_EACH_TASK * len(world.spec.tasks()))
+    lost = min(first - {report.node for report in world.running().values()})
+    world.agents[lost].beating = world.agents[lost].acting = False
+    world.until(lambda: lost not in kept(world), limit_ms=10_000)
+    calm(world)
+    assert len(kept(world)) == len(first)
+    assert len(first & set(kept(world))) == len(first) - 1
 
 
 def test_a_launcher_in_reserve_fits_the_tasks_of_a_job_with_placeholders() -> None:

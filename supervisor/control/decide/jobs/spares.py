@@ -1,10 +1,14 @@
-"""Launchers in reserve: what each node that could take a task of a running job is told to import beforehand.
+"""Launchers in reserve: what some nodes that could take a task of a job are told to import beforehand.
 
 A task that moves there then starts warm. The record is inert: it never starts anything, and placement goes by
 what the agents say that they have, not by what they were told.
 """
 
 from __future__ import annotations
+
+import zlib
+from dataclasses import replace
+from functools import partial
 
 from supervisor.contract import keys
 from supervisor.contract.boundaries import Delete, Op
@@ -22,6 +26,9 @@ Surroundings = tuple[str, tuple[tuple[str, str], ...], float, int]
 
 CALM_MS = 2_000
 """The time that all tasks have run before nodes import for a spare: starting tasks need the processors."""
+LEAST_NODES = 8
+NODES_FOR_EACH_TASK = 2
+"""On a large cluster a spare on every node for every job would be too much for etcd, and for the nodes."""
 
 
 def keep(snap: Snapshot, job: JobState, there: tuple[Member, ...]) -> list[Action]:
@@ -44,9 +51,13 @@ def _declined(snap: Snapshot, job: JobState) -> list[Op]:
     for name in snap.once(_all_closed):
         held = job.spares.get(name)
         none = Spare(job.name, job.switch.value.job_uuid, name, "", "", wanted=False)
-        if held is None or held.value != none:
+        if held.value != none if held is not None else name in job.once(_had_attempts):
             ops.append(put(keys.spare(name, job.name), none))
     return ops
+
+
+def _had_attempts(job: JobState) -> frozenset[str]:
+    return frozenset(held.value.node for held in job.attempts.values())
 
 
 def _all_closed(snap: Snapshot) -> tuple[str, ...]:
@@ -58,15 +69,45 @@ def _closed(picture: NodeState) -> bool:
 
 
 def _told(snap: Snapshot, job: JobState) -> list[Op]:
-    """The writes for nodes that take tasks now: the launcher that each keeps in reserve."""
-    spec, uuid, ops = job.record.value.spec, job.switch.value.job_uuid, list[Op]()
-    found: dict[object, Surroundings | None] = {}
-    for name, picture in snap.nodes.items():
-        if picture.incarnation is None or not snap.usable(picture):
+    """The writes for nodes that take tasks now: the launcher that each of a few keeps in reserve.
+
+    A node that has a record counts also while it is silent, so that a short silence moves none.
+    """
+    ops: list[Op] = []
+    there = sorted((node for node, held in job.spares.items() if held.value.wanted), key=partial(_turn, job))
+    most = max(LEAST_NODES, NODES_FOR_EACH_TASK * len(job.record.value.spec.tasks()))
+    fresh: list[Spare] = []
+    for offer, names in snap.once(_kinds).values():
+        best = _best(job, offer)
+        for name in (each for each in there[:most] if each in names):
+            wanted = replace(best, node=name) if best is not None else None
+            if wanted is None:
+                ops.append(Delete(keys.spare(name, job.name)))
+            elif job.spares[name].value != wanted:
+                ops.append(put(keys.spare(name, job.name), wanted))
+        if best is not None and len(there) < most:
+            fresh += [replace(best, node=name) for name in names - set(there)]
+    ops += [Delete(keys.spare(name, job.name)) for name in there[most:]]
+    fresh.sort(key=lambda spare: _turn(job, spare.node))
+    ops += [put(keys.spare(spare.node, job.name), spare) for spare in fresh[: max(0, most - len(there))]]
+    return ops
+
+
+def _turn(job: JobState, node: str) -> int:
+    """A number that orders nodes for a job, for each job in another way."""
+    return zlib.crc32(f"{job.name} {node}".encode())
+
+
+def _kinds(snap: Snapshot) -> dict[object, tuple[NodeOffer, set[str]]]:
+    """The nodes that take tasks now, by what they offer when empty: an offer, and their names.
+
+    A cluster has few kinds of nodes, and this is asked at every look.
+    """
+    kinds: dict[object, tuple[NodeOffer, set[str]]] = {}
+    for name, state in snap.nodes.items():
+        if state.incarnation is None or not snap.usable(state):
             continue
-        resources, held = picture.incarnation.value.resources, job.spares.get(name)
-        # A cluster has few kinds of nodes, and this is asked at every look.
-        slots = all_slots(picture)
+        resources, slots = state.incarnation.value.resources, all_slots(state)
         devices = tuple((slot.name, slot.memory_bytes, slot.index) for slot in slots)
         kind = (
             resources.cpus,
@@ -75,29 +116,30 @@ def _told(snap: Snapshot, job: JobState) -> list[Op]:
             devices,
             *sorted(resources.labels.items()),
         )
-        if kind not in found:
-            found[kind] = _shared(spec, NodeOffer(name, "", resources, gpus=slots))
-        best = found[kind]
-        if best is None:
-            ops += [Delete(held.key)] if held is not None else []
-            continue
-        program, env, cpus, memory_bytes = best
-        spare = Spare(
-            job.name,
-            uuid,
-            name,
-            spec.workdir,
-            program,
-            spec.preload,
-            dict(env),
-            spec.code,
-            spec.container,
-            Resources(cpus, memory_bytes),
-            templated=spec.templated,
-        )
-        if held is None or held.value != spare:
-            ops.append(put(keys.spare(name, job.name), spare))
-    return ops
+        kinds.setdefault(kind, (NodeOffer(name, "", resources, gpus=slots), set()))[1].add(name)
+    return kinds
+
+
+def _best(job: JobState, empty: NodeOffer) -> Spare | None:
+    """The record for nodes that offer this; None where no task of the job fits."""
+    spec = job.record.value.spec
+    best = _shared(spec, empty)
+    if best is None:
+        return None
+    program, env, cpus, memory_bytes = best
+    return Spare(
+        job.name,
+        job.switch.value.job_uuid,
+        empty.node,
+        spec.workdir,
+        program,
+        spec.preload,
+        dict(env),
+        spec.code,
+        spec.container,
+        Resources(cpus, memory_bytes),
+        templated=spec.templated,
+    )
 
 
 def _over(job: JobState, spare: Spare, picture: NodeState | None) -> bool:
