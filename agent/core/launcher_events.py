@@ -168,6 +168,7 @@ def _on_hello(work: Work, launcher: Launcher, hello: protocol.Hello) -> None:
             adopts=hello.adopts,
             keeps_secrets=hello.keeps_secrets,
             joins=hello.joins,
+            adds_workers=hello.adds_workers,
         )
     )
     held = {each.reservation: each.port for each in hello.reservations}

@@ -188,7 +188,7 @@ def _stop_commit(work: Work, job: str) -> None:
 
 
 def _record(state: AgentState, attempt: Attempt) -> AttemptReport:
-    task = attempt.id.task
+    task, launcher = attempt.id.task, state.launchers.get(attempt.launcher_id)
     return AttemptReport(
         task.job,
         task.role,
@@ -208,4 +208,5 @@ def _record(state: AgentState, attempt: Attempt) -> AttemptReport:
         saver=attempt.saver,
         warm=attempt.warm,
         stays=attempt.stays,
+        adds_workers=launcher is not None and launcher.adds_workers,
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import takewhile
 
 from agent.core import code, firewall, pool, secrets, warmth
 from agent.core.desired import Wants, name_of, recipe_of
@@ -15,7 +16,7 @@ from agent.core.state import Attempt, HoldState, Launcher, PortReservation, Repo
 from agent.core.step_context import Work
 from agent.inside import protocol
 from supervisor.contract.addresses import is_at, port_of
-from supervisor.contract.desired import Assignment, ClusterSpec, JobPhase, JobSwitch
+from supervisor.contract.desired import Assignment, ClusterSpec, JobPhase, JobSwitch, listens
 from supervisor.contract.observed import CANNOT_GO_ON, ExitReason
 
 SPEC_AGAIN_MS = 300
@@ -138,7 +139,8 @@ def tell_of_moves(work: Work, wants: Wants) -> None:
         spec = _spec(work, wants, assignment)
         if spec is None or not assignment.hears_moves or attempt.heard == spec.edition:
             continue
-        cluster = {entry.role: list(entry.addresses) for entry in spec.roles}
+        # A worker that has joined and does not listen yet hides those after it: they have no gap.
+        cluster = {entry.role: list(takewhile(listens, entry.addresses)) for entry in spec.roles}
         if work.say(attempt.launcher_id, protocol.Peers(str(attempt.id), cluster)):
             work.put_attempt(replace(attempt, heard=spec.edition))
 

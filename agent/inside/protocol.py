@@ -83,7 +83,7 @@ class Hello:
     records.
 
     `adopts`, `keeps_secrets`, `joins`: it supports `Start.adopt`, `Start.secrets` and `Start.joins`, which
-    launchers of earlier releases ignore.
+    launchers of earlier releases ignore. `adds_workers`: a coordinator takes more workers by `Peers`.
     """
 
     protocol: int
@@ -100,6 +100,7 @@ class Hello:
     adopts: bool = False
     keeps_secrets: bool = False
     joins: bool = False
+    adds_workers: bool = False
 
 
 @dataclass(frozen=True)

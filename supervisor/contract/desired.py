@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from enum import Enum
 
+from supervisor.contract import addresses
 from supervisor.contract.boundaries import CreatedAt
 from supervisor.contract.checkpoint import CheckpointRef, Verify
 from supervisor.contract.codec import NEEDED
@@ -285,18 +286,19 @@ class ClusterSpec:
 
     def with_new(self, role: str, host: str) -> ClusterSpec:
         """The next edition: one more task of a role, on a host where it does not listen yet."""
-        roles = tuple(each.of(role, lambda known: (*known, f"{host}:0")) for each in self.roles)
+        roles = tuple(each.of(role, lambda known: (*known, addresses.join(host, 0))) for each in self.roles)
         return replace(self, roles=roles, edition=self.edition + 1)
 
     def without_last(self, role: str) -> ClusterSpec:
         """The next edition: without the last task of a role, whose address nobody else gets."""
         left = next(each.addresses[-1:] for each in self.roles if each.role == role)
         roles = tuple(each.of(role, lambda known: known[:-1]) for each in self.roles)
-        return replace(self, roles=roles, edition=self.edition + 1, former=(*self.former, *_listened(left)))
+        former = (*self.former, *filter(listens, left))
+        return replace(self, roles=roles, edition=self.edition + 1, former=former)
 
     def moved(self, role: str, index: int, address: str) -> ClusterSpec:
         """The next edition: a task listens elsewhere. What it is still known by is nobody else's."""
-        former = (*self.former, *_listened((self.address(role, index),)))
+        former = (*self.former, *filter(listens, (self.address(role, index),)))
         return replace(self.with_address(role, index, address), edition=self.edition + 1, former=former)
 
     def address(self, role: str, index: int) -> str:
@@ -307,9 +309,9 @@ class ClusterSpec:
         raise KeyError(role)
 
 
-def _listened(addresses: tuple[str, ...]) -> tuple[str, ...]:
-    """Those at which a task has listened."""
-    return tuple(each for each in addresses if not each.endswith(":0"))
+def listens(address: str) -> bool:
+    """Whether a task has an address; one that has joined and does not listen yet has port 0."""
+    return addresses.port_of(address) != 0
 
 
 class JobPhase(Enum):

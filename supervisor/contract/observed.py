@@ -310,7 +310,8 @@ class AttemptReport:
     `gpus`: UUIDs of the GPUs that it may hold until it is confirmed dead. `saves`: its saves up to this
     report. `saver`: its node commits its saves. `warm`: it was forked from an interpreter with the imports
     done, or that is unknown. `stays`: why its program cannot take part in a move inside its generation, as a
-    worker that moves or as a chief that is told of it; empty if it can.
+    worker that moves or as a chief that is told of it; empty if it can. `adds_workers`: as a coordinator that
+    takes part, it takes more workers, too.
     """
 
     job: str
@@ -334,6 +335,7 @@ class AttemptReport:
     saver: bool = False
     warm: bool = True
     stays: str = STAYS
+    adds_workers: bool = False
 
     @property
     def has_stepped(self) -> bool:

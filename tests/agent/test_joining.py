@@ -119,6 +119,14 @@ def test_a_chief_is_told_once_of_each_edition_and_again_after_a_reconnect() -> N
     assert len(peers(out)) == 1
 
 
+def test_a_chief_is_not_told_of_a_worker_that_does_not_listen_yet_nor_of_those_after_it() -> None:
+    core = leading()
+    core.see(LATER, CHIEF)
+    grown = replace(THERE, roles=(RoleAddresses("worker", ("h:20000", "g:1", "h:0", "h:3")),))
+    out = core.feed(SpecRead("p1", grown))
+    assert peers(out) == [protocol.Peers(str(CHIEF.attempt_id), {"worker": ["h:20000", "g:1"]})]
+
+
 def test_no_other_task_is_told() -> None:
     core = Core().running()
     core.see(LATER, ORDER)

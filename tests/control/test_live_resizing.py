@@ -10,7 +10,7 @@ import pytest
 from supervisor.contract import keys
 from supervisor.contract.desired import ClusterSpec
 from supervisor.contract.incident import Cause, Incident, Outcome
-from supervisor.contract.job.spec import JobSpec, RestartPolicy, Scope
+from supervisor.contract.job.spec import JobSpec, RestartPolicy, Scope, Strategy
 from supervisor.contract.observed import AttemptReport, Exit, ExitReason
 from supervisor.control.decide.facts.standing import ENDED_AFTER
 from supervisor.control.decide.jobs.prepare import _ports_still_known
@@ -233,6 +233,54 @@ def test_a_job_that_wants_all_restarted_gets_that() -> None:
     world.commit(1, 200)
     world.until(lambda: world.switch().generation == 2)
     assert "joined" not in world.done
+
+
+def coordinated(*, takes: bool = True) -> World:
+    """A coordinator and its workers; it takes more of them, or it cannot."""
+    roles = (role("chief", 1, ONE), role("ps", 1, ONE), role("worker", 2, ONE))
+    world = World(job_spec(roles, Strategy.COORDINATOR), 8)
+    world.stays, world.adds_workers = "", takes
+    return world.start()
+
+
+def test_a_coordinator_gets_more_workers_and_nobody_else_notices() -> None:
+    world = coordinated()
+    before = world.running()
+    wish(world, worker=4)
+    until_of(world, 4)
+    assert world.switch().generation == 1
+    assert {member: world.running()[member] for member in before} == before
+    assert world.switch().edition == described(world).edition
+
+
+def test_a_coordinator_that_takes_no_more_workers_restarts_with_them() -> None:
+    world = coordinated(takes=False)
+    wish(world, worker=3)
+    world.until(lambda: world.job().next_plan is not None)
+    world.commit(1, 100)
+    world.until(lambda: world.switch().generation == 2 and len(workers(world)) == 3)
+    assert "joined" not in world.done
+    assert any("takes no more workers" in each.detail for each in world.incidents().values())
+
+
+def test_a_coordinator_that_is_to_have_fewer_workers_restarts() -> None:
+    world = coordinated()
+    world.commit(1, 100)
+    wish(world, worker=1)
+    world.until(lambda: world.job().next_plan is not None)
+    world.commit(1, 200)
+    world.until(lambda: world.switch().generation == 2 and len(workers(world)) == 1)
+    assert not {"leaves", "left"} & set(world.done)
+    assert any("waits for each of its workers" in each.detail for each in world.incidents().values())
+
+
+def test_a_coordinator_may_know_a_worker_that_fails_so_that_all_restart() -> None:
+    world = coordinated()
+    wish(world, worker=3)
+    fail_to_join(world)
+    world.until(lambda: world.switch().generation == 2 and len(workers(world)) == 3)
+    assert "left" not in world.done
+    assert any("has not joined the others" in each.rule for each in world.incidents().values())
 
 
 def fail_to_join(world: World, member: str = "worker.2") -> None:

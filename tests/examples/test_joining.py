@@ -42,6 +42,40 @@ with tf.train.MonitoredTrainingSession(
         print("step", counted, flush=True)
         time.sleep(0.05)
 """
+COORDINATOR = """
+import json, os
+import tensorflow as tf
+
+config = json.loads(os.environ["TF_CONFIG"])
+task = config["task"]
+resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
+if task["type"] != "chief":
+    tf.distribute.Server(resolver.cluster_spec(), task["type"], task["index"], protocol="grpc").join()
+strategy = tf.distribute.ParameterServerStrategy(resolver)
+coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
+with strategy.scope():
+    count, seen = tf.Variable(0, dtype=tf.int64), tf.Variable(tf.zeros([8], tf.int64))
+manager = tf.train.CheckpointManager(tf.train.Checkpoint(count=count), os.environ["CHECKPOINT_DIR"], 3)
+each_has = iter(coordinator.create_per_worker_dataset(lambda: tf.data.Dataset.range(1, 2).repeat()))
+
+@tf.function
+def step(own):
+    index = tf.distribute.coordinator.experimental_get_current_worker_index()
+    seen.scatter_add(tf.IndexedSlices(tf.ones([1], tf.int64), tf.reshape(index, [1])))
+    count.assign_add(next(own))
+
+scheduled = 0
+log = open(os.path.join(os.environ["COUNTS"], f"chief.{os.getpid()}"), "w")
+while True:
+    for scheduled in range(scheduled + 1, scheduled + 21):
+        coordinator.schedule(step, args=(each_has,))
+    coordinator.join()
+    log.write(json.dumps([scheduled, int(count), seen.numpy().tolist()]) + "\\n")
+    log.flush()
+    print("step", scheduled, flush=True)
+    if scheduled % 100 == 0:
+        manager.save(scheduled)
+"""
 
 
 class Counts:
@@ -140,3 +174,34 @@ def test_workers_join_and_leave_and_an_exact_counter_loses_nothing(tmp_path: Pat
         job.stop()
         # An attempt that is ended may have counted once more than it wrote down.
         assert -alive <= max(counts.all()) - len(counts.all()) <= ended + alive
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(2 * int(WAIT_S))
+def test_a_coordinator_takes_more_workers_and_loses_no_closure(tmp_path: Path) -> None:
+    program, directory = tmp_path / "program", tmp_path / "counts"
+    program.mkdir()
+    directory.mkdir()
+
+    def newest() -> tuple[int, int, list[int]]:
+        (log,) = directory.iterdir()
+        scheduled, counted, seen = json.loads(log.read_text().rstrip("\n").split("\n")[-2])
+        return scheduled, counted, seen
+
+    with Cluster(tmp_path / "state", nodes=2) as cluster:
+        job = cluster.submit(job_file(program, COORDINATOR, "coordinator", directory))
+        job.wait_step(150)
+        before = stay(job)
+        for size in (3, 5):
+            cluster.ctl("scale", job.name, f"worker={size}")
+
+            def all_work(size: int = size) -> bool:
+                return all(newest()[2][:size])
+
+            eventually(all_work, job)
+        job.wait_step(newest()[0] + 200)
+        scheduled, counted, seen = newest()
+        assert scheduled == counted == sum(seen)
+        assert stay(job) == before, "nobody else has restarted"
+        assert job.view().generation == 1
+        job.stop()

@@ -592,8 +592,8 @@ ROWS = (
         6,
         "The address of a worker that has left is no other task's while its generation goes on.",
         "supervisor/contract/desired.py",
-        "former=(*self.former, *_listened(left)))",
-        "former=self.former)",
+        "former = (*self.former, *filter(listens, left))\n",
+        "former = self.former\n",
         LIVE_RESIZING + "test_the_last_workers_leave_once_they_are_dead_and_nobody_else_notices",
     ),
     Guarantee(

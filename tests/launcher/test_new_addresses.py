@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from agent.inside import protocol
-from agent.inside.child import joining, peers
+from agent.inside.child import adding, joining, peers
 from agent.inside.launcher import peers as ends
 from tests.launcher.harness import Agent, launcher, of, wait_for
 
@@ -90,6 +90,86 @@ def test_a_moved_worker_is_taken_once(program: Program, listening: tuple[socket.
 def test_only_workers_move(program: Program, cluster: dict[str, list[str]], named: str) -> None:
     assert f"{named} is not at" in program.take(cluster)
     assert json.loads(os.environ["TF_CONFIG"])["cluster"] == AT
+
+
+class Added:
+    """A worker of a coordinator."""
+
+    def __init__(self, index: int, name: str, cluster: object) -> None:
+        self.worker_index, self.device_name, self.cluster = index, name, cluster
+        self._resource_tracking_lock = threading.Lock()
+        self._resource_remote_value_refs: list[object] = []
+
+
+class Values:
+    """What each worker has of its own."""
+
+    def __init__(self, *values: object) -> None:
+        self._values = values
+
+
+class Made:
+    """A value, and whatever closure makes it."""
+
+    def __init__(self, closure: object) -> None:
+        self._closure = closure
+
+
+@dataclass(eq=False)
+class Closure:
+    """A closure that makes a value, and remembers where it did."""
+
+    _args: tuple[object, ...] = ()
+    _kwargs: dict[str, object] = field(default_factory=dict)
+    _output_remote_value_ref: object = "made before"
+    tag: int = 0
+    ran_on: list[tuple[int, int]] = field(default_factory=list)
+
+    def build_output_remote_value(self) -> Made:
+        assert self._output_remote_value_ref is None
+        return Made(self)
+
+    def execute_on(self, worker: Added) -> None:
+        self.ran_on.append((self.tag, worker.worker_index))
+
+
+def test_a_coordinator_gets_the_workers_that_are_new_once_they_listen(
+    program: Program, listening: tuple[socket.socket, str]
+) -> None:
+    cluster = types.SimpleNamespace(workers=[Added(0, "", None)])
+    vars(program.handler)["_cluster"] = cluster
+    assert program.take({**AT, "worker": [listening[1]] * 2}) == ""
+    assert program.take({**AT, "worker": [listening[1]] * 3}) == ""
+    assert program.handler._server_def.cluster.job[1].tasks == dict.fromkeys(range(3), listening[1])
+    assert json.loads(os.environ["TF_CONFIG"])["cluster"]["worker"] == [listening[1]] * 3
+    assert len(cluster.workers) == 1, "its view of the cluster does not have them yet"
+    program.peers.renew(program.handler._server_def, lambda _: None, lambda _: True)
+    assert [(each.worker_index, each.device_name) for each in cluster.workers[1:]] == [
+        (1, "/job:worker/replica:0/task:1"),
+        (2, "/job:worker/replica:0/task:2"),
+    ]
+    program.peers.renew(program.handler._server_def, lambda _: None, lambda _: True)
+    assert len(cluster.workers) == 3
+
+
+def test_what_each_worker_has_of_its_own_is_made_on_a_new_one_when_it_is_needed_there() -> None:
+    module = types.ModuleType("coordinator")
+    vars(module).update(
+        PerWorkerValues=Values, nest=types.SimpleNamespace(flatten=lambda each: [*each[0], *each[1].values()])
+    )
+    fill = adding.filling(module)
+    first = Closure()
+    values = Values(Made(first))
+    needs, late, early = Closure((values, "a word")), Added(2, "", None), Added(1, "", None)
+    fill(needs, Added(0, "", None))
+    assert first.ran_on == []
+    for worker in (late, late, early):
+        fill(needs, worker)
+    assert first.ran_on == [(2, 2), (1, 1)], "once each, whoever comes first"
+    assert [isinstance(each, Made) for each in values._values] == [True] * 3
+    assert [len(each._resource_remote_value_refs) for each in (late, early)] == [1, 1]
+    adding.filling(types.ModuleType("unknown"))(needs, Added(3, "", None))
+    assert len(values._values) == 3
 
 
 def test_the_view_is_renewed_when_all_workers_listen_and_with_the_newest_addresses(

@@ -36,7 +36,7 @@ from typing import (
     cast,
 )
 
-from . import descriptors, waiting
+from . import adding, descriptors, waiting
 from .patches import Change, method, put
 
 COORDINATOR = "tensorflow.python.distribute.coordinator.cluster_coordinator"
@@ -124,13 +124,14 @@ class _Peers:
             with _failing_fast():
                 found = update(newest)
         except Exception as error:
-            if self._former and not is_lost(error):
+            if (self._former or adding.adds(handler, _workers_in(newest))) and not is_lost(error):
                 self._answer({"failed": f"its view of the cluster cannot be renewed: {error}"})
             with self._changed:
                 self._changed.wait(_LOOK_AGAIN_S)  # TensorFlow would ask again at once
             raise
         else:
             self._former = {}
+            adding.add(handler, _workers_in(newest))
             return found
         finally:
             with self._changed:
@@ -298,6 +299,7 @@ def _change_handler(lost: List[IsLost], module: types.ModuleType) -> None:
     if known is None:
         return
     _, init, wait_on_failure, _, execute_on, resource, is_lost, cancelled = known
+    fill = adding.filling(module)
     lost.append(is_lost)
 
     def watched(self: object, *args: object, **kwargs: object) -> None:
@@ -327,6 +329,7 @@ def _change_handler(lost: List[IsLost], module: types.ModuleType) -> None:
                 peers.wait(name)  # no other worker can do it
         if _is_moving(name):
             raise cancelled(None, None, name)
+        fill(self, worker)
         return execute_on(self, worker)
 
     put(known.handler, "__init__", watched, init)
@@ -408,7 +411,7 @@ def _renewed(
 ) -> Optional[_ServerDef]:
     """A copy with the addresses of `cluster`; None if none differs. `former` gets those that are replaced.
 
-    Raises ValueError if more differs than the addresses of workers.
+    Raises ValueError if more differs than the addresses of workers, and new ones.
     """
     found, moved = copy.deepcopy(server_def), False
     for job in found.cluster.job:
@@ -421,7 +424,14 @@ def _renewed(
             if addresses[index] != address:
                 job.tasks[index], moved = addresses[index], True
                 former[index] = address
+        if job.name == WORKER:
+            for index, address in enumerate(addresses[len(job.tasks) :], len(job.tasks)):
+                job.tasks[index], moved = address, True
     return found if moved else None
+
+
+def _workers_in(server_def: _ServerDef) -> int:
+    return sum(len(job.tasks) for job in server_def.cluster.job if job.name == WORKER)
 
 
 def _tell_environment(cluster: Dict[str, List[str]]) -> None:

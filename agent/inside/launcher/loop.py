@@ -187,6 +187,7 @@ class Launcher:
                 adopts=True,
                 keeps_secrets=True,
                 joins=True,
+                adds_workers=True,
             )
         )
 

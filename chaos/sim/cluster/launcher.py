@@ -235,6 +235,7 @@ class SimLauncher:
                 attempt=running,
                 exits=tuple(self._exits.values()),
                 joins=True,
+                adds_workers=True,
             )
         )
 

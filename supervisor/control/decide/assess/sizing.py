@@ -5,7 +5,7 @@ from __future__ import annotations
 from recovery.policy.causes import describe
 from supervisor.contract.ids import TaskId
 from supervisor.contract.incident import Cause, Incident, Outcome
-from supervisor.contract.job.spec import Scope, Strategy
+from supervisor.contract.job.spec import CHIEF_ROLES, Scope, Strategy
 from supervisor.contract.observed import AttemptReport, ExitReason
 from supervisor.control.decide.assess.members import Member, MemberState
 from supervisor.control.decide.assess.moving import why_it_stays
@@ -43,8 +43,8 @@ def _why_all_restart(job: JobState) -> str:
     others = [role for role in asked(job) if role != WORKER]
     if others or not now:
         return f"the count of {', '.join(others) or 'a role'} changes, and not that of workers alone"
-    if spec.strategy is Strategy.COORDINATOR:
-        return "a coordinator keeps the workers that it was started with"
+    if spec.strategy is Strategy.COORDINATOR and (why := _why_kept(job, shrinks=wanted < now)):
+        return why
     if switch.saver not in ("", spec.saver.member):
         return f"{job.saver} saves, and not {spec.saver}: its program may give that to another worker"
     if why := why_it_stays(job, TaskId(job.name, WORKER, min(now, wanted))):
@@ -54,6 +54,18 @@ def _why_all_restart(job: JobState) -> str:
         return "" if saved else "nothing is saved yet, and any worker may be the one that saves"
     failed = job.once(_did_not_join)
     return f"{describe(failed)}, and did not join" if failed is not None else ""
+
+
+def _why_kept(job: JobState, *, shrinks: bool) -> str:
+    """Why a coordinator keeps the workers that it has; empty if it takes more."""
+    if shrinks:
+        return "a coordinator waits for each of its workers to come back"
+    plan = job.plan_in_force
+    placed = plan.value.placements if plan is not None else ()
+    chief = next((each for each in placed if each.role in CHIEF_ROLES), None)
+    report = job.report(chief, plan.value) if chief is not None and plan is not None else None
+    takes = report is not None and report.value.adds_workers
+    return "" if takes else "its chief takes no more workers: its launcher is of an earlier release"
 
 
 def _did_not_join(job: JobState) -> AttemptReport | None:
@@ -93,10 +105,10 @@ def leaving(job: JobState, there: tuple[Member, ...]) -> tuple[Member, ...]:
 
     Those beyond the size that is wanted leave, and so does a worker that fails before it has done any work:
     growth costs the others nothing. With it go those after it, as the workers of a cluster are numbered
-    without a gap.
+    without a gap. A coordinator may know it by then, and keeps it: all restart.
     """
     now, wanted = counts(job)
-    begun = joining(job)
+    begun = joining(job) if job.record.value.spec.strategy is Strategy.ASYNC else {}
     failed = [
         member.task.index
         for member in there

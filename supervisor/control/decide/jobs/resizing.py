@@ -1,10 +1,10 @@
 """Another size of a job that runs: an operator's wish, or room for more tasks of an elastic role.
 
-Workers of an asynchronous job join and leave it while the others run on (`joining`). Where they cannot, a
-resize is a restart like any other (prepare, close, flip), so that every task is told the same cluster. It is
-prepared while the job trains, and flips right after a commit, so that it costs no step; an operator's wish
-waits for one only so long. The flip writes the new counts into the job's record: they are in force from then
-on.
+Workers of an asynchronous job join and leave it while the others run on (`joining`), and workers of a
+coordinator join. Where they cannot, a resize is a restart like any other (prepare, close, flip), so that
+every task is told the same cluster. It is prepared while the job trains, and flips right after a commit, so
+that it costs no step; an operator's wish waits for one only so long. The flip writes the new counts into the
+job's record: they are in force from then on.
 """
 
 from __future__ import annotations

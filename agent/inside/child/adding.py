@@ -1,0 +1,90 @@
+"""A coordinator of TensorFlow 2 gets more workers while its program runs.
+
+A worker that is added takes closures like any other. A closure may need what each worker has of its own, such
+as an iterator of a dataset. The program made these when there were fewer workers, so they are made on the new
+one when a closure first needs them there.
+"""
+
+from __future__ import annotations
+
+import copy
+import threading
+import time
+import types
+import weakref
+from typing import Any, Callable, List, Tuple, cast
+
+_CLUSTER, _WORKERS = "_cluster", "workers"
+"""The attribute of TensorFlow's handler of lost workers for its cluster, and that one's for its workers."""
+_SOON_S, _LOOK_AGAIN_S = 10.0, 0.01
+"""The handler is made first, and the workers of its cluster right after it."""
+_ARGS, _KWARGS, _OUTPUT = "_args", "_kwargs", "_output_remote_value_ref"
+"""Attributes of a closure."""
+_VALUES, _CLOSURE = "_values", "_closure"
+"""The values that workers have of their own, one each, and the closure that makes such a value again."""
+_LOCK, _OWN = "_resource_tracking_lock", "_resource_remote_value_refs"
+"""The values that a worker has of its own. They are made again after it was lost."""
+
+
+def adds(handler: object, count: int) -> bool:
+    """Whether a coordinator has fewer workers than `count`."""
+    known = getattr(vars(handler).get(_CLUSTER), _WORKERS, None)
+    return known is not None and len(known) < count
+
+
+def add(handler: object, count: int) -> None:
+    """Give a coordinator workers until it has so many; its cluster knows them all. They begin at once."""
+    cluster, until_s = vars(handler).get(_CLUSTER), time.monotonic() + _SOON_S
+    while cluster is not None and not hasattr(cluster, _WORKERS) and time.monotonic() < until_s:
+        time.sleep(_LOOK_AGAIN_S)
+    while adds(handler, count):
+        workers: List[object] = getattr(cluster, _WORKERS)
+        make = cast(Callable[[int, str, object], object], type(workers[0]))
+        workers.append(make(len(workers), f"/job:worker/replica:0/task:{len(workers)}", cluster))
+
+
+def filling(module: types.ModuleType) -> Callable[[object, object], None]:
+    """The function that makes on a worker what a closure needs there and the worker does not have yet.
+
+    It does nothing in a module that is not known.
+    """
+    flatten = getattr(vars(module).get("nest"), "flatten", None)
+    kind = vars(module).get("PerWorkerValues")
+    lock = threading.RLock()
+
+    def fill(closure: object, worker: object) -> None:
+        if not callable(flatten) or not isinstance(kind, type):
+            return
+        for each in flatten((vars(closure).get(_ARGS, ()), vars(closure).get(_KWARGS, {}))):
+            if isinstance(each, kind) and _lacks(each, worker):
+                with lock:
+                    _fill(each, worker)
+
+    return fill
+
+
+def _index(worker: object) -> int:
+    return int(vars(worker)["worker_index"])
+
+
+def _lacks(values: object, worker: object) -> bool:
+    known: Tuple[object, ...] = vars(values)[_VALUES]
+    return _index(worker) >= len(known) or known[_index(worker)] is None
+
+
+def _fill(values: object, worker: object) -> None:
+    if not _lacks(values, worker):
+        return
+    index, own = _index(worker), vars(worker)
+    closure: Any = copy.copy(vars(vars(values)[_VALUES][0])[_CLOSURE])
+    vars(closure)[_OUTPUT] = None
+    closure.tag = index
+    made = closure.build_output_remote_value()
+    with own[_LOCK]:
+        own[_OWN].append(weakref.ref(made))
+    closure.execute_on(worker)
+    # Others may have been filled meanwhile, and those before it may not.
+    known = list(vars(values)[_VALUES])
+    known += [None] * (index + 1 - len(known))
+    known[index] = made
+    vars(values)[_VALUES] = tuple(known)
