@@ -141,7 +141,7 @@ def sealed(content: bytes, kind: int = 0) -> bytes:
 
 
 def mask(crc: int) -> int:
-    """How LevelDB and TensorFlow store a crc32c."""
+    """A crc32c in the form that LevelDB and TensorFlow store."""
     return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
 
 

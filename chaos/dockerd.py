@@ -108,7 +108,7 @@ class Dockerd(Freezable):
 
     @property
     def socket(self) -> Path:
-        """Where its API listens."""
+        """The socket of its API."""
         return self.directory / "docker.sock"
 
     @property

@@ -1,4 +1,4 @@
-"""How long something may take, as people write it."""
+"""Durations as people write them."""
 
 from __future__ import annotations
 

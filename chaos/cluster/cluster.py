@@ -97,7 +97,7 @@ class Cluster:
 
     @property
     def store(self) -> Path:
-        """Where jobs without a checkpoint URI keep their checkpoints."""
+        """The store of jobs without a checkpoint URI."""
         return self.programs.store
 
     @property

@@ -21,7 +21,7 @@ _CLEAN = 'rm -f "$0/docker.pid" "$0/docker.sock"; exec "$@"'
 
 
 def socket_of(disk: Path) -> Path:
-    """Where its API listens."""
+    """The socket of its API."""
     return disk / "run" / "docker.sock"
 
 

@@ -16,7 +16,7 @@ from chaos.cluster.shape import OPERATOR
 from chaos.cluster.wires import BRIDGE, Delay
 
 Cut = tuple[str, str, str]
-"""Where it is made, and from whom to whom nothing comes."""
+"""The place of a cut, and the source and target of the packets that do not pass."""
 _RULE = re.compile(r"^\[(\d+):\d+\] (-A .*)$")
 
 
@@ -155,12 +155,12 @@ class Network:
             self._narrow(self._nodes[node], bytes_s)
 
     def held_up(self, node: str) -> int:
-        """How often packets had to wait for `bandwidth`, or were lost to it, since it was set."""
+        """The number of packets that waited for `bandwidth`, or were lost to it, since it was set."""
         target = self._nodes[node]
         return wires.held_up(self._isolated(), _link(target)) + wires.held_up(target.pid, "eth0")
 
     def round_trip_ms(self, a: str, b: str, timeout_s: float = 2.0) -> float | None:
-        """How long it takes node `a` to hear that `b` refuses a connection; None when it does not hear it."""
+        """The time until node `a` hears that `b` refuses a connection; None when it does not hear it."""
         self._isolated()
         pid = self._pid(a)
         assert pid is not None, f"{a} is off"

@@ -52,14 +52,14 @@ class Daemon:
 
     @property
     def starts(self) -> int:
-        """How often it was started since its node was switched on, by itself or by us."""
+        """The number of its starts since its node was switched on, by itself or by us."""
         starts = self._said("starts")
         assert isinstance(starts, int)
         return starts
 
     @property
     def last_exit(self) -> str:
-        """How it ended last: `exit code 1`, `SIGKILL`; empty when it never did."""
+        """Its last end: `exit code 1`, `SIGKILL`; empty when it never ended."""
         return str(self._said("last_exit"))
 
     @property
@@ -142,7 +142,7 @@ class Node:
 
     @property
     def control(self) -> Path:
-        """Where its first process takes requests."""
+        """The socket at which its first process takes requests."""
         return self.home / "control.sock"
 
     @property
@@ -152,12 +152,12 @@ class Node:
 
     @property
     def sync_delay(self) -> Path:
-        """How slow its disk is, as `chaos.machine.slow_sync` has it."""
+        """The file with the delay of its disk, for `chaos.machine.slow_sync`."""
         return self.home / "sync_delay"
 
     @property
     def failpoints(self) -> Path:
-        """Where the node's daemons and their launchers look for armed failpoints; not on the node's disk."""
+        """The directory of armed failpoints for its daemons and launchers; not on the node's disk."""
         return self.home / "failpoints"
 
     @property
@@ -300,7 +300,7 @@ class Node:
             stream.write(struct.pack(slow_sync.FORMAT[:-1], delay_s))
 
     def syncs_held_up(self) -> int:
-        """How many have taken longer so far."""
+        """The number of syncs that have taken longer so far."""
         return int(struct.unpack(slow_sync.FORMAT, self.sync_delay.read_bytes())[1])
 
     def fill_disk(self) -> None:

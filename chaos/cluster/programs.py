@@ -1,4 +1,4 @@
-"""How each daemon of a cluster is started: its command, its configuration, the directories that it needs."""
+"""The start of each daemon of a cluster: its command, its configuration, the directories that it needs."""
 
 from __future__ import annotations
 

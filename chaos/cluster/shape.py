@@ -73,7 +73,7 @@ class Place:
 
 
 def operator_address(*, isolated: bool) -> str:
-    """Where the operator's machine is."""
+    """The address of the operator's machine."""
     return f"{_net(isolated=isolated)}.0.1"
 
 

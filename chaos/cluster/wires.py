@@ -92,13 +92,13 @@ def narrow(pid: int, interface: str, bytes_s: int) -> None:
 
 
 def held_up(pid: int, interface: str) -> int:
-    """How often packets had to wait for `narrow`, or were lost to it, since it was set."""
+    """The number of packets that waited for `narrow`, or were lost to it, since it was set."""
     said = run_in(pid, "net", "tc", "-s", "qdisc", "show", "dev", interface)
     return sum(int(match[1]) for match in re.finditer(r"overlimits (\d+)", said))
 
 
 def round_trip_ms(pid: int, address: str, timeout_s: float) -> float | None:
-    """How long it takes until `address` refuses a connection from the network of `pid`; None: it does not."""
+    """The time until `address` refuses a connection from the network of `pid`; None: it does not."""
     with kernel.network_of(pid):
         probe = socket.socket()
     with probe:

@@ -321,25 +321,25 @@ MOUNTED = (
     Cause("scribble", "another job does to its directory what programs may", beside.scribbles),
     Cause("unanswered", "another job's node is cut off from HDFS for long", beside.waits_for_its_directory),
 )
-"""Where a job's directory is mounted."""
+"""For jobs whose directory is mounted."""
 
 LATE = (
     Cause("unreadable", "a node is lost while HDFS is away; an operator asks for another base", _unreadable),
     Cause("large-files", "another job saves files that go to HDFS in parts", beside.saves_large_files),
 )
-"""Where HDFS is the store, and a job goes back to an older checkpoint rather than wait."""
+"""For jobs that have HDFS as their store, and go back to an older checkpoint rather than wait."""
 
 PULLED = (Cause("pulled", "another job's image comes from a registry", beside.has_its_own_image),)
-"""Where tasks are containers."""
+"""For clusters whose tasks are containers."""
 
 GPUS = (Cause("reset", "the node of a GPU that asks for a reset boots", _gpu_reset),)
-"""Where there are some."""
+"""For clusters with GPUs."""
 
 OFTEN = (
     Cause("restarts", "an operator restarts another job's task again and again", often.restarts),
     Cause("cordons", "two operators cordon a node again and again", often.cordons),
 )
-"""Where there are minutes for each."""
+"""For searches that have minutes for each."""
 
 PROMISED = (
     Cause("etcd-away", "etcd is away for longer than D", _without_etcd(_calm)),
@@ -347,4 +347,4 @@ PROMISED = (
     Cause("etcd-away-worker", "meanwhile a worker is killed", _without_etcd(_kill("worker"))),
     Cause("etcd-away-supervisor", "meanwhile a supervisor is killed", _without_etcd(_kill_supervisor)),
 )
-"""Where supervisors promise tasks to live on without etcd."""
+"""For clusters whose supervisors let tasks live on without etcd."""

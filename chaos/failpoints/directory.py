@@ -47,7 +47,7 @@ class Directory:
             each.unlink(missing_ok=True)
 
     def struck(self) -> tuple[Strike, ...]:
-        """Where it has happened so far."""
+        """The strikes so far."""
         found = (each.name.rpartition(".") for each in sorted((self.root / STRUCK).iterdir()))
         return tuple(Strike(point, int(pid)) for point, _, pid in found)
 

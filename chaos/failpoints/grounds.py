@@ -1,4 +1,4 @@
-"""Where daemons are struck: a cluster with a job, and what brings its daemons to their failpoints."""
+"""The grounds of strikes: a cluster with a job, and the causes that bring its daemons to their failpoints."""
 
 from __future__ import annotations
 

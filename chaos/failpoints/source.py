@@ -1,4 +1,4 @@
-"""Which effects the product's source has, and in which failpoint each lies: read from its syntax trees.
+"""The effects in the product's source, and the failpoint of each: read from its syntax trees.
 
 An effect is a call that changes something outside its process: etcd, a store, files and directories that a
 successor will find, processes and their signals, mounts, containers. A call is known by its name, and by the

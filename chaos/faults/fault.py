@@ -26,7 +26,7 @@ class Family(Enum):
 
 
 class Incidents(Enum):
-    """How many incidents the product may make of it."""
+    """The number of incidents that the product may make of it."""
 
     NONE = "none"
     ONE = "one"

@@ -20,7 +20,7 @@ class Armed:
     point: str
 
     def struck(self) -> tuple[Node, Life] | None:
-        """Where it struck first, and whom; None while it has not, and for a process that is gone."""
+        """The first node and process that it struck; None before, and for a process that is gone."""
         return next(self.all_struck(), None)
 
     def all_struck(self) -> Iterator[tuple[Node, Life]]:

@@ -1,4 +1,4 @@
-"""Where a fault is injected: the cluster, the job that runs on it, and chance that a seed sets."""
+"""The scene of a fault: the cluster, the job that runs on it, and chance that a seed sets."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ class Certificates:
 
 @dataclass(frozen=True, slots=True)
 class EtcdAccess:
-    """How a recorder gets at etcd.
+    """The access of a recorder to etcd.
 
     Attributes:
         endpoints: of each member: `host:port`, or the path of a Unix socket.

@@ -132,7 +132,7 @@ class EtcdRecorder:
                 watch.close()
 
     def _after_ms(self, revision: int) -> float:
-        """When the newest read was sent that did not show this revision; -1 if it is older than us."""
+        """The time of the newest read that did not show this revision; -1 if there was none."""
         if revision <= self._first_read:
             return -1.0
         at = bisect_left(self._reads, (revision, 0.0))

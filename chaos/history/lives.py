@@ -53,7 +53,7 @@ class Life:
         return f"process {self.pid} ({self.attempt or self.command.strip() or 'unknown'}) on {self.node}"
 
     def runs(self, from_ms: float, to_ms: float) -> Iterator[Span]:
-        """When it was surely executed between two times: neither held nor told to die."""
+        """The spans between two times in which it surely ran: neither held nor told to die."""
         for span in self.spans:
             begin = max(span.begin_ms, from_ms)
             end = min(span.end_ms, to_ms, self.killed_ms)
@@ -70,7 +70,7 @@ class Life:
         return self.born_ms <= at_ms < self.seen_ms
 
     def thaws(self) -> Iterator[tuple[float, float]]:
-        """When it was let go: it was still held at the first time, and was not any more at the second."""
+        """The times of its thaws: at the first of two it was still held, at the second not any more."""
         for before, after in zip(self.spans, self.spans[1:], strict=False):
             if before.state in HELD and after.state == RUNS:
                 yield before.end_ms, after.begin_ms

@@ -62,7 +62,7 @@ def marker_of(pid: int) -> str:
 
 
 class Nodes:
-    """Which node a process is on: `roots` gives the first process of each node that is up."""
+    """The nodes of processes: `roots` gives the first process of each node that is up."""
 
     def __init__(self, roots: Callable[[], dict[int, str]]) -> None:
         self._roots = roots

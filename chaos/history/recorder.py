@@ -50,7 +50,7 @@ _LOOK_S = 0.25
 
 @dataclass(frozen=True, slots=True)
 class Sources:
-    """Where recordings come from.
+    """The sources of recordings.
 
     Attributes:
         roots: the first process of each node that is up, and the node's name.

@@ -284,4 +284,4 @@ BY_LEADER = (
 )
 BY_AGENT = ("nodes/", "gpus/", "prepared/", "staged/", "attempts/")
 BY_BOTH = ("commits/", "heads/")
-"""Which keys need whose fence (rule 2). `leader` and `appeals/` have rules of their own."""
+"""The keys by the fence that they need (rule 2). `leader` and `appeals/` have rules of their own."""

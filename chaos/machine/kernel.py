@@ -87,7 +87,7 @@ def short(path: Path) -> Iterator[str]:
 
 
 def cgroup_root() -> Path | None:
-    """Where version 2 of cgroups is mounted; None where it is not."""
+    """The mount point of version 2 of cgroups; None where there is none."""
     for line in Path("/proc/self/mounts").read_text().splitlines():
         _, point, kind, *_ = line.split()
         if kind == "cgroup2":

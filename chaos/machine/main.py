@@ -22,7 +22,7 @@ from chaos.machine import kernel
 from chaos.machine.init import Init, Request, forked
 
 DISK = "/srv"
-"""Where a node has its own disk, as root."""
+"""The directory of a node's own disk, as root."""
 _PATIENCE_S = 30.0
 _SWITCH_S = 4.0
 _NO_CGROUP = "-"

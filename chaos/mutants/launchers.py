@@ -145,7 +145,7 @@ def _gone(pid: int) -> bool:
 
 
 def _death_ms(pid: int, limit_ms: int) -> int:
-    """When it died, at the latest; raises AssertionError if it lives after the limit."""
+    """The latest time of its death; raises AssertionError if it lives after the limit."""
     while not _gone(pid):
         assert now_ms() < limit_ms, f"{pid} is alive {now_ms() - limit_ms} ms after it must be dead"
         wait_for("moment", lambda: True)
@@ -221,7 +221,7 @@ def of_failed(attempt: str) -> Callable[[protocol.StartFailed], bool]:
 
 
 def _killed_for_sure() -> None:
-    """When it is told that an attempt is dead, nothing of it is there, wherever it hid."""
+    """Once an attempt is said to be dead, no process of it is left, wherever it hid."""
     with _launcher() as rig, Agent(rig.socket_path, grant_ms=60_000) as agent:
         attempt, pid = _run(rig, agent, ESCAPES)
         escaped = _escaped(rig)
@@ -319,7 +319,7 @@ def _unwanted() -> None:
 
 
 def _saves(*, breaks: bool) -> int:
-    """How often a loop saves that asks whether to. `breaks`: what answers it has a bug."""
+    """The number of saves of a loop that asks whether to save. `breaks`: the code that answers has a bug."""
     with _launcher() as rig, Agent(rig.socket_path, grant_ms=60_000) as agent:
         shutil.copy(INSIDE / "trainer_hook.py", rig.root)
         rig.write("loop.py", LOOP.format(breaks=breaks, loop_s=LOOP_S))

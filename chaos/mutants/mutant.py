@@ -77,5 +77,5 @@ class Mutant:
     hunter: Hunter = Simulated()
 
     def catches(self, violation: str) -> str:
-        """Which of its promises a violation, with `[PROMISE]` in it, is of; empty when of none."""
+        """The promise of its own that a violation, with `[PROMISE]` in it, names; empty when none."""
         return next((each for each in self.promises if f"[{each}]" in violation), "")

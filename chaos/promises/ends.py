@@ -1,4 +1,4 @@
-"""Where a run comes to: what is wanted runs, and what is over has left nothing."""
+"""The end of a run: wanted jobs run, and ended ones have left nothing."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def _looks(begin_ms: float, until_ms: float) -> Iterator[float]:
 
 
 def _stopped_ms(history: History) -> float:
-    """When the run itself had the job stopped, once it had seen enough, however late that was seen here."""
+    """The time at which the run itself had the job stopped, once it had seen enough."""
     key = f"intents/{history.run.job}"
     enough_ms = max(history.run.healed_ms, history.run.converged_ms)
     for moment in history.moments:
@@ -51,7 +51,7 @@ def _stopped_ms(history: History) -> float:
 
 
 def unlike(history: History, job: str, at_ms: float) -> str:
-    """How what runs differs from what etcd wants at a time; empty if it does not."""
+    """The difference between the tasks that run and those that etcd wants at a time; empty if none."""
     state = history.state_at(at_ms)
     switch = state.switch(job)
     if switch is None:

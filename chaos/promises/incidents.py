@@ -210,7 +210,7 @@ def _began(history: History, each: Opened) -> tuple[float, float] | None:
 
 
 def _lost_by(fault: FaultRecord) -> float:
-    """Where a fault need not lose its node, the heal may also have: it restarts an agent."""
+    """The latest time at which a fault cost its node. The heal may do so too: it restarts an agent."""
     at_ms = fault.heal_ms if fault.expects.incidents == "any" else fault.in_force_ms
     return max(fault.begin_ms, fault.in_force_ms, at_ms)
 
@@ -231,7 +231,7 @@ def _stepped(history: History, job: str, incident: Incident, from_ms: float) -> 
 
 
 def _all_ran(history: History, job: str, incident: Incident, _: float) -> float | None:
-    """When the last task of the new generation came to its program."""
+    """The time at which the last task of the new generation came to its program."""
     began = [line.at_ms for line in _of_generation(history, job, incident, "start")]
     return max(began, default=None)
 

@@ -142,7 +142,7 @@ def _told(run: Run) -> Markup:
 
 
 def _anchor(run: Run) -> str:
-    """Where on the page a run is told of that did not pass."""
+    """The anchor on the page of a run that did not pass."""
     return f"run-{run.directory.parent.name}-{run.directory.name}"
 
 

@@ -109,7 +109,7 @@ def _rows(run: Run) -> Iterator[tuple[str, list[_Bar]]]:
 
 
 def _colour(phase: str) -> int:
-    """Which of the page's, as its key has them; one that is not known has the last."""
+    """The number of its colour in the page's key; a phase that is not known has the last."""
     return PHASES.index(phase) if phase in PHASES else len(PHASES) - 1
 
 

@@ -1,4 +1,4 @@
-"""How the page looks: light or dark as the reader's device is, and no wider than a telephone."""
+"""The style of the page: light or dark as the reader's device is, and no wider than a telephone."""
 
 CSS = """
 :root { color-scheme: light dark;

@@ -1,4 +1,4 @@
-"""When a job is healthy, by its own step log, the kernel, and what the product says to an operator."""
+"""The health of a job, by its own step log, the kernel, and the product's answers to an operator."""
 
 from __future__ import annotations
 

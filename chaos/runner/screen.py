@@ -75,7 +75,7 @@ class Screen:
 
 
 def table(counts: dict[str, dict[Outcome, int]]) -> Table:
-    """How often each fault was injected, and what came of it."""
+    """The number of injections of each fault, by outcome."""
     found = Table("fault", *(outcome.value for outcome in Outcome), box=None)
     for name, row in sorted(counts.items()):
         found.add_row(name, *(str(row.get(outcome, 0) or "") for outcome in Outcome))

@@ -43,7 +43,7 @@ class StepLog:
                     )
 
     def since(self, at_ms: float, task: str = "", attempt: str = "") -> int:
-        """How many steps were made after a moment: of all, of one task, of one attempt."""
+        """The number of steps after a moment: of all, of one task, of one attempt."""
         return sum(
             1
             for each in reversed(self.steps)

@@ -1,4 +1,4 @@
-"""Which states and transitions a run has been through, as etcd's history shows them.
+"""The states and transitions of a run, as etcd's history shows them.
 
 `POSSIBLE` names what there is to be covered; what no seed of a range has reached is reported.
 """

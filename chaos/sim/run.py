@@ -207,7 +207,7 @@ def rare_collection() -> Iterator[None]:
 
 
 def scratch_parent() -> Path:
-    """Where scratch directories are, each named after the process that made it."""
+    """The parent of the scratch directories, each named after the process that made it."""
     memory = Path("/dev", "shm")
     return memory if memory.is_dir() else Path(tempfile.gettempdir())
 

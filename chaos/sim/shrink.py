@@ -21,7 +21,7 @@ class Shrunk:
 
 
 def promise_of(result: Result) -> str:
-    """Which promise a run broke first, or what else was wrong with it; empty for one that passed."""
+    """The first promise that a run broke, or its error; empty for a run that passed."""
     if result.violations:
         return result.violations[0].split("]")[0]
     return result.error.split(":")[0]

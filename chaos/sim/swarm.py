@@ -35,7 +35,7 @@ KEPT, KEEPERS = 0.6, (Keeper.WORKS, Keeper.WORKS, Keeper.LATE)
 
 
 SHARES = (0.0, 0.2, 0.5)
-"""How many of the traits a job may have, as the seed chooses."""
+"""The share of the traits that a job may have, as the seed chooses."""
 
 
 class Length(Enum):
@@ -61,7 +61,7 @@ class Length(Enum):
 
     @property
     def words(self) -> tuple[str, ...]:
-        """How a command line names it."""
+        """Its words on a command line."""
         return () if self is Length.FULL else (f"--{self.name.lower()}",)
 
 
@@ -120,7 +120,7 @@ class Shape:
 
     @property
     def pace(self) -> float:
-        """How much slower than a fast cluster this one is."""
+        """The factor by which this cluster is slower than a fast one."""
         return self.timing.d_ms / FAST.d_ms
 
 

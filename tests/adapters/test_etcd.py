@@ -322,7 +322,7 @@ async def test_a_list_whose_revision_is_forgotten_is_begun_again(
 
 
 async def nothing() -> None:
-    """What happens between two pages as a rule."""
+    """The default between two pages: nothing happens."""
 
 
 class Paged(EtcdCoordination):

@@ -36,7 +36,7 @@ class Recovering(World):
         self.tick()
 
     def say(self, saves: Saves, *members: str) -> None:
-        """What is noted of the saves of these trainers from now on; of all without a name."""
+        """Let these trainers, or all of them, tell this of their saves from now on."""
         for member, report in self.running().items():
             if not member.startswith("ps") and (not members or member in members):
                 self.agents[report.node].tells[str(report.attempt)] = lambda beat: self._told(beat, saves)

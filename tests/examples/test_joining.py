@@ -79,7 +79,7 @@ while True:
 
 
 class Counts:
-    """What each process of a job has counted."""
+    """The counts that each process of a job has written."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory

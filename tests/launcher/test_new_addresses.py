@@ -102,7 +102,7 @@ class Added:
 
 
 class Values:
-    """What each worker has of its own."""
+    """Values of which each worker has its own."""
 
     def __init__(self, *values: object) -> None:
         self._values = values

@@ -79,7 +79,7 @@ def second_job(scene: Scene, _: str) -> Iterator[str]:
 
 
 def _logs(directory: Path) -> int | None:
-    """How many files have a step, once that is so of all trainers of a job."""
+    """The number of files with a step, once all trainers of a job have one."""
     found = sum(b'"step",' in path.read_bytes() for path in directory.glob("*")) if directory.is_dir() else 0
     return found if found >= 3 else None
 

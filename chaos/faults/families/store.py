@@ -30,7 +30,7 @@ BETWEEN = (
     *("commit.write_manifest.before", "commit.write_manifest.after", "commit.write_checkpoint.after"),
     *("commit.rename.before", "commit.rename.after", "commit.record.before", "commit.record.after"),
 )
-"""Where a committer is killed: between any two of its effects."""
+"""The points at which a committer is killed: between any two of its effects."""
 
 Damage = Callable[[Path], str]
 

@@ -10,7 +10,7 @@ from chaos.sim.cluster.node import SimRuntime
 
 
 class Keeper(Enum):
-    """How the nodes of a run behave. LATE: when it may be over already. LIES: they end nothing, and say so.
+    """The nodes' fencing in a run. LATE: it comes late. LIES: they end nothing, and say that they did.
 
     `delay_s`: the time until it begins, in seconds of a fast cluster.
     """

@@ -229,7 +229,7 @@ class Machine:
 
     @property
     def files(self) -> LocalSide:
-        """How a store reads and writes the files of its disk."""
+        """The reads and writes of a store on the files of its disk."""
         return LocalSide(REAL_FILES.read, self._write_new)
 
     def _write_new(self, path: str, data: bytes) -> None:

@@ -324,7 +324,7 @@ class SimTaskFiles:
     def progress(
         self, now_ms: int, gpus: Mapping[AttemptId, float] | None = None, tell: Tell = raise_it
     ) -> tuple[TaskBeat, ...]:
-        """Where every followed attempt stands."""
+        """The step of every followed attempt."""
         return tuple(self._beat(attempt) for attempt in self._followed)
 
     def wrote(self, attempt: AttemptId, now_ms: int) -> bool:
@@ -359,7 +359,7 @@ class SimTaskFiles:
         )
 
     def saves(self, attempt: AttemptId) -> Saves:
-        """How often it has saved, as all of these programs say."""
+        """The number of its saves, as all of these programs say."""
         program = self._find(attempt)
         if program is None:
             return Saves()
@@ -453,7 +453,7 @@ class SimCode:
         self._rng = rng
 
     def directory(self, ref: CodeRef) -> str:
-        """Where it is. No program is ever started where it is not."""
+        """The directory of the code. No program is ever started where there is none."""
         assert ref.digest in self._machine.code, f"{self._machine.name} has no code {ref.digest[:8]}"
         return str(self._machine.root / "code" / ref.digest)
 

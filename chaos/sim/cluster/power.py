@@ -15,7 +15,7 @@ QUICK_S, LATE_S = (0.05, 0.4), (1.0, 5.0)
 
 
 class Device(Enum):
-    """How the devices of a run behave. LATE: they switch off when nobody expects it any more."""
+    """The power devices of a run. LATE: they switch off when nobody expects it any more."""
 
     NONE = "none"
     WORKS = "works"

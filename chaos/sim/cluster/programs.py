@@ -72,7 +72,7 @@ def parse_attempt(text: str) -> AttemptId:
 
 @dataclass(frozen=True, slots=True)
 class Temper:
-    """How one job's program behaves. `saves_every` steps; it ends with step `last_step`.
+    """The behaviour of one job's program. `saves_every` steps; it ends with step `last_step`.
 
     `trainers`: roles that make steps. `ring`: they need all of them, and worker 0 holds the weights.
     `mute`: nothing that they print is read as a step. `epochs`: they print an epoch and a step that begins
@@ -431,7 +431,7 @@ class Training:
                     self._step(program, server)
 
     def _look_for_a_mix(self, program: Program, servers: Sequence[Program]) -> None:
-        """What it reads of all servers comes of one restore."""
+        """All servers that it reads have restored the same checkpoint."""
         if len({each.filled for each in servers}) > 1:
             self._observer("mixed", program)
 

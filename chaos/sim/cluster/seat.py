@@ -1,4 +1,4 @@
-"""Where a daemon of the simulated cluster runs, its log, and how bad the network between the seats is."""
+"""The seat of a daemon of the simulated cluster, its log, and the state of the network between seats."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class SimSink(Logger):
 
 @dataclass(slots=True)
 class Weather:
-    """How bad the network is now: chances for each message, and the partitions in force."""
+    """The state of the network: chances for each message, and the partitions in force."""
 
     lost: float = 0.0
     twice: float = 0.0
@@ -66,7 +66,7 @@ class Weather:
 
 @dataclass(slots=True, eq=False)
 class Seat:
-    """Where one daemon runs: its life now, and whether its keeper brings it back."""
+    """The place of one daemon: its life now, and whether its keeper brings it back."""
 
     name: str
     clock: NodeClock
@@ -83,7 +83,7 @@ class Seat:
 
     @property
     def host(self) -> str:
-        """Where it runs: the node's own machine, unless it has the node's id by mistake."""
+        """The machine that it runs on: the node's own, unless it has the node's id by mistake."""
         return self.label or self.name
 
     @property

@@ -108,7 +108,7 @@ class Vows:
         return min(given[name] for name in names) + self.promise_s
 
     def asker(self, node: str, process: SimProcess) -> Callable[[PromiseRequest, int, Post], None]:
-        """How the agent of a node asks."""
+        """The function by which the agent of a node asks."""
 
         def ask(request: PromiseRequest, sent_ms: int, post: Post) -> None:
             for seat in self.supervisors:
@@ -144,7 +144,7 @@ class Vows:
         self.loop.post(there, delay_s, lambda: self.loop.spawn(there, serve()))
 
     def _delay_s(self, node: str, seat: Seat) -> float | None:
-        """How long a message is on its way; None if it never arrives."""
+        """The time that a message is on its way; None if it never arrives."""
         weather, rng = self.weather, self.rng
         if {node, seat.name} & weather.cut_from_supervisors or rng.random() < weather.lost:
             return None

@@ -55,7 +55,7 @@ T = TypeVar("T")
 KEEPER_S = (0.1, 0.9)
 SWITCHED_ON_S = 5.0
 AFTER_MS = (0, 400, 1_750, 5_500)
-"""How old a lost mark is when a fence device is asked: the defaults, and less than they."""
+"""The age of a lost mark at which a fence device is asked: the defaults, and less than they."""
 SILENCE_SHARE = 3
 GPU_SHARE = 2
 NETWORK = "training"

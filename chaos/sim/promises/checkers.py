@@ -64,7 +64,7 @@ class Promises:
         world.loop.begin(None, conduct.poll())
 
     def facts(self) -> dict[str, int]:
-        """How much happened."""
+        """The counts of events."""
         return dict(sorted(self._seen.counts.items()))
 
     def healthy(self, job: str) -> bool:

@@ -75,7 +75,7 @@ class Evidence:
                 del self.zombies[program]
 
     def over_s(self, job: str, generation: int) -> float:
-        """When a generation of a job was over: by a later one, or with all of etcd."""
+        """The time at which a generation of a job was over: by a later one, or with all of etcd."""
         later = [at_s for (name, number), at_s in self.flips.items() if name == job and number > generation]
         return min(later, default=self.lost_s)
 
@@ -86,18 +86,18 @@ class Evidence:
 
     @property
     def refused(self) -> int:
-        """How many starts have failed."""
+        """The number of starts that failed."""
         machines = (seat.machine for seat in self.world.nodes.values())
         return sum(each.refused for each in machines if each is not None)
 
     @property
     def charges(self) -> int:
-        """How many failures count against programs: their own, starts that failed, and agents' bugs."""
+        """The number of failures that count against programs: their own, failed starts, and agents' bugs."""
         return self.program_faults + self.unprepared
 
     @property
     def unprepared(self) -> int:
-        """How many of those may be of a task that could not be prepared, of which no incident tells."""
+        """The number of those that no incident need tell of, as a task could not be prepared."""
         flaw = self.world.flaw
         return self.refused + (flaw.charged if flaw is not None else 0)
 

@@ -15,7 +15,7 @@ from supervisor.contract.keys import Writer
 from supervisor.contract.observed import Incarnation
 
 ASKED = ("op-", "start-")
-"""How the incidents begin that operators have asked for."""
+"""The beginnings of the names of incidents that operators have asked for."""
 
 
 class Writes:

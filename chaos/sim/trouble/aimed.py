@@ -30,7 +30,7 @@ class Aim:
 
 
 def aims(reached: Mapping[int, Mapping[str, int]], times: int) -> list[tuple[int, Aim]]:
-    """Where to strike: at each point `times` times, in different seeds as far as there are so many.
+    """The aims: each point `times` times, in different seeds as far as there are so many.
 
     `reached`: how often a daemon came to each point, by seed. The rarest points choose their seeds first, and
     each those that have been chosen least.

@@ -70,7 +70,7 @@ class Flaw:
 
     @property
     def charged(self) -> int:
-        """How often the job's budget may have been charged for it: an agent's error ends an attempt as a
+        """The charges to the job's budget that it may explain: an agent's error ends an attempt as a
         program's own fault does, so that the job does not go from node to node.
         """
         by_agents = self.rule in agent_rules() or not self.rule.startswith("effect leader.")
