@@ -59,6 +59,7 @@ def start_message(
         "TFSUP_TASK": str(task),
         "TFSUP_WORKERS": str(sum(len(each.addresses) for each in spec.roles if each.role == "worker")),
         **_cadence_env(assignment.cadence),
+        **({"TFSUP_PS_RECOVERY": "partial"} if assignment.partial_ps else {}),
         **device_env(assignment.gpus, shared=assignment.gpus_shared),
     }
     return protocol.Start(

@@ -9,7 +9,7 @@ from __future__ import annotations
 from types import MappingProxyType
 
 from supervisor.contract.ids import TaskId
-from supervisor.contract.job.spec import JobSpec, Scope, Strategy
+from supervisor.contract.job.spec import JobSpec, PsRecovery, Scope, Strategy
 
 JOINS = frozenset({Strategy.ASYNC, Strategy.COORDINATOR})
 """The strategies in which a worker can join tasks that run already, at an address that they did not know."""
@@ -43,11 +43,13 @@ def scope_of(spec: JobSpec, task: TaskId, saver: TaskId | None = None) -> tuple[
 
     Rules are named `STRATEGY.ROLE.HOW`: `all` (a new generation), `in_place` (that task, same address) or
     `alone` (that task, which is outside the ClusterSpec); `.saver` is added where it restarts more than its
-    role because it saves, `.job` where the job's `restart.scope` decided. Raises KeyError for a role that the
-    job does not have.
+    role because it saves, `.job` where the job's `restart.scope` or `restart.ps_recovery` decided. Raises
+    KeyError for a role that the job does not have.
     """
     outside = spec.role(task.role).outside
     asked = spec.restart.scope.get(task.role)
+    if comes_back_alone(spec, task):
+        asked = Scope.TASK
     of_role = Scope.TASK if outside else TABLE[spec.strategy].get(task.role, Scope.ALL)
     saves = of_role is Scope.TASK and not outside and task == (saver or spec.saver)
     scope = asked or (Scope.ALL if saves else of_role)
@@ -79,6 +81,11 @@ def come_back_together(spec: JobSpec, task: TaskId, saver: TaskId | None = None)
     that the job does not have.
     """
     outside = spec.role(task.role).outside
-    allowed = spec.restart.scope.get(task.role) is not Scope.ALL
+    allowed = spec.restart.scope.get(task.role) is not Scope.ALL and not comes_back_alone(spec, task)
     served = spec.strategy is Strategy.ASYNC and task.role == SERVERS and not outside
     return served and allowed and task != (saver or spec.saver)
+
+
+def comes_back_alone(spec: JobSpec, task: TaskId) -> bool:
+    """Whether a task is a parameter server that is restored by itself, as the job asks for it."""
+    return task.role == SERVERS and spec.restart.ps_recovery is PsRecovery.PARTIAL

@@ -145,7 +145,8 @@ class Assignment:
     `cadence`: of the saver, unless its job wants none. `joins`: the task has moved inside its generation, or
     is new in it, so that no other task was told of its address when it started. `hears_moves`: its program is
     told of each address that changes so (`JobSwitch.edition`). `ends`: the attempt is to end, as its task
-    moves or leaves.
+    moves or leaves. `partial_ps`: after the loss of a parameter server a chief restores the variables of that
+    one alone.
     """
 
     job: str
@@ -193,6 +194,7 @@ class Assignment:
     joins: bool = False
     hears_moves: bool = False
     ends: bool = False
+    partial_ps: bool = False
 
     @property
     def moves(self) -> bool:

@@ -9,6 +9,7 @@ import pytest
 from agent.core.compose import start_message
 from agent.core.desired import recipe_of
 from agent.core.instructions import Launch
+from agent.inside.child import partial
 from agent.inside.child.cadence import VARIABLE
 from supervisor.contract.desired import Assignment, Cadence, ClusterSpec, RoleAddresses
 
@@ -32,6 +33,13 @@ def test_a_saver_is_told_how_often_the_job_fails() -> None:
     told = replace(WANTED, cadence=Cadence(2.1, 8_640_000, 0.01, steers=True, cost_ms=40))
     message = start_message(replace(launch(), assignment=told), "i1", "/a", "/c")
     assert message.env[VARIABLE] == "2.1 8640000 0.01 1 40"
+
+
+def test_a_chief_is_told_to_keep_what_was_not_lost() -> None:
+    assert partial.VARIABLE not in start_message(launch(), "i1", "/a", "/c").env
+    told = replace(WANTED, partial_ps=True)
+    message = start_message(replace(launch(), assignment=told), "i1", "/a", "/c")
+    assert message.env[partial.VARIABLE] == partial.PARTIAL
 
 
 def test_a_task_waits_for_every_task_of_the_roles_that_come_first() -> None:

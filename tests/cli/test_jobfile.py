@@ -13,7 +13,7 @@ from supervisor.adapters.files.yaml_file import MAX_BYTES
 from supervisor.contract.checkpoint import Verify
 from supervisor.contract.errors import NotFound, TfSupervisorError, UserError
 from supervisor.contract.ids import TaskId
-from supervisor.contract.job.spec import CheckpointSpec, JobSpec, Scope, Strategy
+from supervisor.contract.job.spec import CheckpointSpec, JobSpec, PsRecovery, Scope, Strategy
 
 BASE = "file:///state/checkpoints"
 GOOD = """\
@@ -59,6 +59,12 @@ def test_a_good_file(tmp_path: Path) -> None:
     assert spec.checkpoint.uri == f"{BASE}/digits"
     assert spec.workdir == str(tmp_path)
     assert spec.preload == ("tensorflow",)
+
+
+def test_a_lost_ps_may_be_restored_by_itself(tmp_path: Path) -> None:
+    assert load(tmp_path, GOOD).restart.ps_recovery is PsRecovery.FULL
+    partial = load(tmp_path, GOOD.replace("restart: {", "restart: {ps_recovery: partial, "))
+    assert partial.restart.ps_recovery is PsRecovery.PARTIAL
 
 
 def test_the_worker_of_a_coordinator_serves_unless_it_says_otherwise(tmp_path: Path) -> None:
@@ -371,6 +377,19 @@ BAD = [
             "5: restart.scope.wroker: no such role; did you mean 'worker'?",
             "5: restart.scope.worker: must be task or all",
         ],
+    ),
+    (
+        HEAD + ROLES + "restart: {ps_recovery: some}\n",
+        ["5: restart.ps_recovery: must be one of full, partial"],
+    ),
+    (
+        HEAD + ROLES + "restart: {ps_recovery: partial}\n",
+        ["5: restart.ps_recovery: partial needs strategy async; with plain all variables must be of one"],
+    ),
+    (
+        ASYNC + "roles: {ps: {count: 2}, worker: {count: 2}}\n"
+        "restart: {ps_recovery: partial, scope: {ps: all}}\n",
+        ["5: restart.ps_recovery: partial restarts a lost ps alone, and scope.ps says all; remove one"],
     ),
     (
         HEAD + ROLES + "progress: {patterns: ['(', 'x', '(a)(b)']}\n",

@@ -10,7 +10,7 @@ from supervisor.contract import keys
 from supervisor.contract.boundaries import Delete
 from supervisor.contract.checkpoint import CheckpointRef
 from supervisor.contract.incident import Cause, Incident, Outcome
-from supervisor.contract.job.spec import RestartPolicy, Scope, Strategy
+from supervisor.contract.job.spec import PsRecovery, RestartPolicy, Scope, Strategy
 from supervisor.contract.observed import AttemptReport, Saves, TaskBeat
 from supervisor.control.decide.assess.servers import LEAST_BOUND_MS, MOST
 from tests.control.world import World
@@ -23,9 +23,14 @@ class Recovering(World):
     """Each start is cold, and its programs recover from the loss of a parameter server, or are `stuck`."""
 
     def __init__(
-        self, servers: int = 2, *, preload: tuple[str, ...] = (), scope: Scope | None = None
+        self,
+        servers: int = 2,
+        *,
+        preload: tuple[str, ...] = (),
+        scope: Scope | None = None,
+        recovery: PsRecovery = PsRecovery.FULL,
     ) -> None:
-        restart = RestartPolicy(scope={"ps": scope} if scope is not None else {})
+        restart = RestartPolicy(scope={"ps": scope} if scope is not None else {}, ps_recovery=recovery)
         spec = job_spec({"chief": 1, "ps": servers, "worker": 2}, Strategy.ASYNC)
         super().__init__(replace(spec, preload=preload, restart=restart))
         self.stuck = False
@@ -229,3 +234,38 @@ def test_more_servers_than_one_transaction_restarts_take_a_new_generation() -> N
     kill(world)
     world.until(lambda: world.switch().generation == 2)
     assert "do not restart at once" in world.failure().rule
+
+
+@pytest.mark.parametrize("preload", [(), ("tensorflow",)])
+def test_one_that_is_restored_by_itself_comes_back_while_all_others_run_on(preload: tuple[str, ...]) -> None:
+    world = Recovering(3, preload=preload, recovery=PsRecovery.PARTIAL)
+    assert all(held.value.partial_ps for held in world.job().assignments.values())
+    before = world.running()
+    kill(world, "ps.1")
+    incident = until_recovered(world)
+    assert (incident.member, incident.scope, incident.rule) == ("ps.1", Scope.TASK, "async.ps.in_place.job")
+    assert {name for name, each in world.running().items() if each != before[name]} == {"ps.1"}
+    assert world.switch().generation == 1
+
+
+def test_of_two_that_are_restored_by_themselves_each_has_an_incident() -> None:
+    world = Recovering(3, recovery=PsRecovery.PARTIAL)
+    world.end_task("ps.2", signal=9)
+    world.end_task("ps.1", signal=9)
+    world.until(lambda: world.running().keys() == world.others().keys() | {"ps.0", "ps.1", "ps.2"})
+    world.until(lambda: all(each.outcome is not Outcome.OPEN for each in world.failures()))
+    assert {each.member for each in world.failures()} == {"ps.1", "ps.2"}
+    assert {name: each.number for name, each in world.running().items() if "ps" in name} == {
+        "ps.0": 1,
+        "ps.1": 2,
+        "ps.2": 2,
+    }
+
+
+def test_where_nothing_is_restored_within_the_bound_all_restart() -> None:
+    world = Recovering(2, recovery=PsRecovery.PARTIAL)
+    world.stuck = True
+    kill(world)
+    until_restored(world)
+    assert world.until(lambda: world.switch().generation == 2) >= LEAST_BOUND_MS
+    assert world.failure().rule.startswith("async.ps.in_place.job, but no task has made a step within")

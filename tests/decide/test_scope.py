@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from recovery.policy.scope import may_move, scope_of
 from supervisor.contract.ids import TaskId
-from supervisor.contract.job.spec import JobSpec, Scope, Strategy
+from supervisor.contract.job.spec import JobSpec, PsRecovery, Scope, Strategy
 from tests.support.builders import job_spec, role
 
 ROLES = {"chief": 1, "master": 1, "ps": 1, "worker": 2, "evaluator": 1, "tensorboard": 1, "trainer": 1}
@@ -60,6 +60,15 @@ def test_an_evaluator_inside_the_cluster_comes_back_in_place() -> None:
 )
 def test_a_job_may_override_a_cell(strategy: Strategy, name: str, scope: Scope, rule: str) -> None:
     assert of(job_spec(ROLES, strategy, scope={name: scope}), name) == (scope, rule)
+
+
+def test_a_ps_that_is_restored_by_itself_restarts_alone() -> None:
+    spec = job_spec(ROLES)
+    partial = replace(spec, restart=replace(spec.restart, ps_recovery=PsRecovery.PARTIAL))
+    assert of(partial, "ps") == (Scope.TASK, "async.ps.in_place.job")
+    assert [of(partial, name) for name in ROLES if name != "ps"] == [
+        of(spec, name) for name in ROLES if name != "ps"
+    ]
 
 
 def test_a_role_that_the_job_does_not_have_is_an_error() -> None:

@@ -55,6 +55,14 @@ ROWS = (
         JOINING + "test_a_chief_that_cannot_be_told_is_ended_with_the_reason",
     ),
     Guarantee(
+        8,
+        "A session that is made again initialises nothing, where a lost server is restored by itself.",
+        "agent/inside/child/partial.py",
+        "            bound.arguments.update(init_op=None, init_fn=None)\n",
+        "            pass\n",
+        LAUNCHER + "test_partial.py::test_what_was_not_lost_keeps_its_values",
+    ),
+    Guarantee(
         9,
         "Removing what a task has written leaves a file system that is mounted below it alone.",
         "recovery/io/trees.py",

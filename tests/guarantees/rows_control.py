@@ -414,6 +414,14 @@ ROWS = (
     ),
     Guarantee(
         6,
+        "A parameter server that a job has restored by itself restarts alone, and no other does.",
+        "recovery/policy/scope.py",
+        "is not Scope.ALL and not comes_back_alone(spec, task)",
+        "is not Scope.ALL",
+        SERVERS + "test_one_that_is_restored_by_itself_comes_back_while_all_others_run_on",
+    ),
+    Guarantee(
+        6,
         "The flip that resizes a job writes its counts, so that every later rule knows its size.",
         "supervisor/control/decide/jobs/generation.py",
         "            *([put(job.record.key, sized)] if resizes else []),\n",

@@ -178,6 +178,7 @@ def _spec(model: JobModel, workdir: str, checkpoint_base: str) -> JobSpec:
             max_in_window=model.restart.max_in_window,
             window_ms=model.restart.window,
             rules=dict(model.restart.rules),
+            ps_recovery=model.restart.ps_recovery,
         ),
         progress=ProgressSpec(
             patterns=tuple(model.progress.patterns),

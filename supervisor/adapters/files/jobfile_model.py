@@ -33,6 +33,7 @@ from supervisor.contract.job.spec import (
     DEFAULT_STEP_PATTERNS,
     HOST_NETWORK,
     Packing,
+    PsRecovery,
     Pull,
     Rule,
     Scope,
@@ -308,6 +309,7 @@ class RestartModel(Strict):
     max_in_window: int = Field(default=20, ge=0, le=100_000)
     window: DurationMs = 3_600_000
     rules: dict[str, Annotated[Rule, BeforeValidator(_one_of(Rule))]] = Field(default_factory=dict)
+    ps_recovery: Annotated[PsRecovery, BeforeValidator(_one_of(PsRecovery))] = PsRecovery.FULL
 
 
 class ProgressModel(Strict):

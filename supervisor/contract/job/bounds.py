@@ -21,7 +21,7 @@ from supervisor.contract.job import container
 from supervisor.contract.job.container import Objection, Where
 from supervisor.contract.job.file_pattern import compile_pattern
 from supervisor.contract.job.placeholders import fill, fill_earlier
-from supervisor.contract.job.spec import CHIEF_ROLES, JobSpec, RoleSpec, Strategy
+from supervisor.contract.job.spec import CHIEF_ROLES, JobSpec, PsRecovery, RoleSpec, Scope, Strategy
 from supervisor.contract.job.step_pattern import check_step_pattern
 from supervisor.contract.job.tf_config import placeholder_values
 
@@ -133,6 +133,7 @@ def _plain(spec: JobSpec) -> Iterator[Objection]:
         yield Objection(("protocol",), text)
     yield from _count(("restart", "scope"), len(spec.restart.scope), bounds.MAX_ROLES, "entries")
     yield from _count(("restart", "rules"), len(spec.restart.rules), bounds.MAX_RULES, "entries")
+    yield from _ps_recovery(spec)
     yield from _environment(("env",), spec.env)
     yield from _secrets(("env",), spec.env, spec.secrets)
     for role in spec.roles:
@@ -159,6 +160,18 @@ def _checkpoint(spec: JobSpec) -> Iterator[Objection]:
     yield from _count((*where, "pattern"), len(given), bounds.MAX_FILE_PATTERNS, "patterns")
     for pattern in given[: bounds.MAX_FILE_PATTERNS]:
         yield from _refused((*where, "pattern"), compile_pattern, pattern)
+
+
+def _ps_recovery(spec: JobSpec) -> Iterator[Objection]:
+    if spec.restart.ps_recovery is PsRecovery.FULL:
+        return
+    text = ""
+    if spec.strategy is not Strategy.ASYNC:
+        text = f"partial needs strategy async; with {spec.strategy.value} all variables must be of one step"
+    elif spec.restart.scope.get("ps") is Scope.ALL:
+        text = "partial restarts a lost ps alone, and scope.ps says all; remove one of the two"
+    if text:
+        yield Objection(("restart", "ps_recovery"), text)
 
 
 def _patterns(spec: JobSpec) -> Iterator[Objection]:

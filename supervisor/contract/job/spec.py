@@ -34,6 +34,13 @@ class Scope(Enum):
     ALL = "all"
 
 
+class PsRecovery(Enum):
+    """What comes from the checkpoint after the loss of a parameter server: all variables, or its own."""
+
+    FULL = "full"
+    PARTIAL = "partial"
+
+
 class Rule(Enum):
     """The action for a cause of failure."""
 
@@ -211,6 +218,7 @@ class RestartPolicy:
     max_in_window: int = 20
     window_ms: int = 3_600_000
     rules: dict[str, Rule] = field(default_factory=dict)
+    ps_recovery: PsRecovery = PsRecovery.FULL
 
 
 DEFAULT_STEP_PATTERNS = (

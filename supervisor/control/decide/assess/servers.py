@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from recovery.policy.roles import RoleKind, kind_of
-from recovery.policy.scope import SERVERS, come_back_together
+from recovery.policy.scope import SERVERS, come_back_together, comes_back_alone
 from supervisor.contract.desired import Assignment, Placement, Plan
 from supervisor.contract.ids import AttemptId, TaskId
 from supervisor.contract.incident import Incident, Outcome
@@ -95,9 +95,11 @@ def open_incident(job: JobState) -> Versioned[Incident] | None:
 
 
 def is_about_servers(job: JobState, incident: Incident) -> bool:
-    """Whether an incident restarted the parameter servers and no other task."""
-    alone = incident.scope is Scope.TASK and incident.attempt > 0 and bool(incident.member)
-    return alone and are_together(job, job.task(incident.member))
+    """Whether an incident restarted parameter servers, one or all, and no other task."""
+    if incident.scope is not Scope.TASK or incident.attempt == 0 or not incident.member:
+        return False
+    task = job.task(incident.member)
+    return are_together(job, task) or comes_back_alone(job.record.value.spec, task)
 
 
 def attempts_of(job: JobState, plan: Plan) -> tuple[AttemptId, ...]:

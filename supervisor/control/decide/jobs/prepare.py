@@ -10,7 +10,7 @@ from supervisor.contract.addresses import is_at, port_of
 from supervisor.contract.boundaries import Absent, Compare, Op
 from supervisor.contract.desired import Assignment, JobPhase, Placement, Plan
 from supervisor.contract.ids import TaskId
-from supervisor.contract.job.spec import CHIEF_ROLES, JobSpec, RoleSpec, Strategy, resized
+from supervisor.contract.job.spec import CHIEF_ROLES, JobSpec, PsRecovery, RoleSpec, Strategy, resized
 from supervisor.contract.secret import environment_of, secrets_of
 from supervisor.control.decide.assess.need import Need
 from supervisor.control.decide.checkpoints.cadence import cadence_of
@@ -244,6 +244,7 @@ def bare_assignment(spec: JobSpec, uuid: str, plan: Plan, placement: Placement) 
         output_budget_bytes=spec.limits.output_budget_bytes,
         keep_work_ms=spec.limits.keep_work_ms,
         serves=serves(role),
+        partial_ps=spec.restart.ps_recovery is PsRecovery.PARTIAL,
         yields=waits_for_saver(spec, placement.role, placement.index),
         container=spec.container,
         resources=role.resources,
