@@ -460,6 +460,42 @@ def test_what_its_agent_ended_is_no_failed_join() -> None:
     assert world.switch().generation == 1
 
 
+def test_a_job_that_is_resized_has_run_for_as_long() -> None:
+    roles = (role("chief", 1, ONE), role("ps", 1, ONE), role("worker", 2, ONE))
+    spec = job_spec(roles)
+    world = training(spec=replace(spec, limits=replace(spec.limits, wall_time_ms=10**8)))
+    world.until(lambda: world.job().record.value.counting)
+    began_ms = world.job().record.seen_ms
+    for _ in range(100):
+        world.tick()
+    for size in (3, 2):
+        wish(world, worker=size)
+        until_of(world, size)
+    record = world.job().record
+    assert record.value.ran_ms == record.seen_ms - began_ms > 5_000
+    wish(world, worker=3, ps=1)
+    world.end_task("ps.0", signal=9)
+    world.until(lambda: world.switch().generation == 2)
+    record = world.job().record
+    assert record.value.spec.role("worker").count == 3
+    assert record.value.ran_ms == record.seen_ms - began_ms
+
+
+def test_a_worker_that_joins_overtakes_no_recovery() -> None:
+    world = training()
+    for agent in world.agents.values():
+        agent.steps = False
+    world.end_task("worker.0", signal=9)
+    world.until(lambda: "restart_in_place" in world.done and "worker.0" in world.running())
+    wish(world, worker=3)
+    world.until(lambda: "joined" in world.done)
+    for agent in world.agents.values():
+        agent.steps = True
+    world.until(lambda: not any(each.outcome is Outcome.OPEN for each in world.incidents().values()))
+    (killed,) = [each for each in world.incidents().values() if each.member == "worker.0"]
+    assert killed.outcome is Outcome.RECOVERED
+
+
 async def test_an_operator_is_told_that_nobody_restarts() -> None:
     bank = Bank()
     bank.world.stays = ""

@@ -25,6 +25,7 @@ from supervisor.contract.incident import Cause, Outcome
 from supervisor.contract.job.spec import Scope, Strategy
 from supervisor.contract.observed import AttemptReport, ExitReason, Prepared
 from supervisor.control.decide.assess.need import UNTIL_COMMIT, Need
+from supervisor.control.decide.assess.progress import ran_ms
 from supervisor.control.decide.checkpoints.commit_list import head_unchanged
 from supervisor.control.decide.facts import delays, promises
 from supervisor.control.decide.facts.gpus import FAULTY, QUARANTINED, find_gpu, unfit
@@ -307,8 +308,8 @@ def _flip(snap: Snapshot, job: JobState, plan: Versioned[Plan], need: Need, clos
         # Progress is measured from there: what was reached beyond it is given up on purpose.
         ledger = replace(ledger, streak=0, progress=closing.base)
     told = job.incidents.get(plan.value.incident)
-    sized = replace(job.record.value, spec=job.planned(plan.value))
-    resizes = sized != job.record.value
+    sized = replace(job.record.value, spec=job.planned(plan.value), ran_ms=ran_ms(snap, job))
+    resizes = sized.spec != job.record.value.spec
     flipped = turn(
         job.switch,
         Transition.FLIP,

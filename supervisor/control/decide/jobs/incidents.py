@@ -71,7 +71,10 @@ def opening(
         attempt=attempt,
         phases_ms={"detected": need.detected_ms, "decided": max(0, snap.now_ms - need.known_ms)},
     )
-    kept = _planned(job) | _of_others(job, need) if need.scope is Scope.TASK else frozenset[str]()
+    if need.scope is Scope.TASK and need.cause is Cause.RESIZED:
+        kept = frozenset(job.incidents)  # a worker that joins overtakes nothing
+    else:
+        kept = _planned(job) | _of_others(job, need) if need.scope is Scope.TASK else frozenset()
     return (*_supersede(job, record.id, kept), put(keys.incident_record(job.name, record.id), record))
 
 

@@ -25,6 +25,7 @@ from supervisor.control.decide.assess import sizing
 from supervisor.control.decide.assess.failures import judgement_of
 from supervisor.control.decide.assess.members import Member
 from supervisor.control.decide.assess.need import Need
+from supervisor.control.decide.assess.progress import ran_ms
 from supervisor.control.decide.assess.sizing import WORKER
 from supervisor.control.decide.facts.claims import claiming
 from supervisor.control.decide.facts.history import incident_id
@@ -99,7 +100,7 @@ def _join(snap: Snapshot, job: JobState, plan: Versioned[Plan], spec: Versioned[
         put(keys.assignment(placed.node, task, plan.value.plan_id), order),
         put(plan.key, grown),
         put(spec.key, described),
-        put(job.record.key, _counting(job, now + 1)),
+        put(job.record.key, _counting(snap, job, now + 1)),
         turn(job.switch, Transition.RESIZE, edition=described.edition),
         *claim,
         *incidents.opening(snap, job, need, switch.generation, switch.plan_id, attempt=number),
@@ -169,7 +170,7 @@ def _leave(
         Delete(held.key),
         put(plan.key, shrunk),
         put(spec.key, described),
-        put(job.record.key, _counting(job, placement.index)),
+        put(job.record.key, _counting(snap, job, placement.index)),
         turn(job.switch, Transition.RESIZE, edition=described.edition, restart_serial=serial),
         *([Delete(prepared.key)] if prepared is not None else []),
         *made_final,
@@ -196,9 +197,10 @@ def _unchanged(job: JobState, plan: Versioned[Plan], spec: Versioned[ClusterSpec
     return tuple(ModifiedAt(held.key, held.mod_revision) for held in found)
 
 
-def _counting(job: JobState, workers: int) -> JobRecord:
-    record = job.record.value
-    return replace(record, spec=resized(record.spec, {WORKER: workers}))
+def _counting(snap: Snapshot, job: JobState, workers: int) -> JobRecord:
+    """The job's record with another count of workers. Its running time counts on from this version."""
+    spec = resized(job.record.value.spec, {WORKER: workers})
+    return replace(job.record.value, spec=spec, ran_ms=ran_ms(snap, job))
 
 
 def _is_dead(member: Member) -> bool:
