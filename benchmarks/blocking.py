@@ -1,4 +1,4 @@
-"""How long a program that trains and saves stands still because its checkpoints are taken and committed.
+"""The pauses of a program that trains and saves, while its checkpoints are taken and committed.
 
 The program (`benchmarks.saving train`) never waits for us: what can hold it up is the disk and the processors
 that we use. So it runs twice, alone and watched. Compared is the longest pause between two of its steps in
@@ -43,7 +43,7 @@ class Span:
 
 @dataclass(slots=True)
 class Run:
-    """What a program did: its steps and saves, and what was done to its checkpoints."""
+    """The steps and saves of a program, and the taking and committing of its checkpoints."""
 
     steps: list[Span] = field(default_factory=list)
     saves: list[Span] = field(default_factory=list)
@@ -57,7 +57,7 @@ class Run:
         (self.steps if said["what"] == "step" else self.saves).append(span)
 
     def taking_ns(self) -> list[int]:
-        """How long after the end of each save it was out of the program's reach."""
+        """The time from the end of each save until it was out of the program's reach."""
         found = []
         for save, following in zip(self.saves, [*self.saves[1:], None], strict=True):
             until = following.began if following is not None else sys.maxsize
@@ -112,7 +112,7 @@ async def measure_blocking(
 
 
 def compare(alone: Run, watched: Run) -> Blocking:
-    """What watching costs. Raises StoreUnreachable when nothing was taken."""
+    """The cost of watching. Raises StoreUnreachable when nothing was taken."""
     taking = watched.taking_ns()
     if not taking:
         raise StoreUnreachable("none of the program's checkpoints was taken")

@@ -177,7 +177,7 @@ async def _kill(arm: Arm) -> int:
 
 
 def _note_pace(arm: Arm) -> None:
-    """What the chief's own process has measured of its saves, of the newest attempt."""
+    """Note the pace of saves that the process of the chief's newest attempt has measured."""
     files = sorted(arm.state.rglob("chief.0-g*/saves.json"), key=lambda path: path.stat().st_mtime)
     pace = json.loads(files[-1].read_text())["pace"] if files else {}
     if pace.get("every_ms", -1) > 0:

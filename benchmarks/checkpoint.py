@@ -56,7 +56,7 @@ class Flags:
 
 @dataclass(slots=True)
 class Shape:
-    """What was measured of checkpoints with so many tensors, by what was done.
+    """The measurements of checkpoints with so many tensors, by operation.
 
     `processor_s`: of ours and of HDFS's processes; it means something on a busy machine, too.
     """
@@ -81,7 +81,7 @@ class Shape:
         return round(self.size / MB / median(found), 1) if found else None
 
     def ratio(self, ours: str, *theirs: str) -> float | None:
-        """How many times as fast as others that did the same, one after the other."""
+        """The speed as a multiple of that of others, which do the same one after the other."""
         if not all(name in self.seconds for name in (ours, *theirs)):
             return None
         took = sum(median(self.seconds[name]) for name in theirs)

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 FEATURES, VALUES, ROWS, WIDTH, HIDDEN = 4, 200_000, 100_000, 16, 32
 _FACTORS = 3
 _SKEW = 12.0
-"""How much more often some values come than others."""
+"""The skew of the values: some come so much more often than others."""
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "examples" / "digits_async"))
 tf = importlib.import_module("tensorflow.compat.v1")  # it ships without types

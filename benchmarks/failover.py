@@ -276,7 +276,7 @@ class Rounds:
         return view.state if view is not None else ""
 
     async def _ended(self, tasks: dict[str, ProcessRef], since_ns: int) -> float:
-        """When the last of them was gone, by /proc, in ms."""
+        """The time until the last of them was gone, by /proc, in ms."""
         await self._until(
             lambda: not any(ref.alive for ref in tasks.values()), f"the end of {', '.join(tasks)}"
         )
@@ -295,7 +295,7 @@ class Rounds:
 
 
 async def _first_action(etcd: EtcdCoordination, revision: int, victim: str) -> tuple[int, int]:
-    """When etcd told of the next election, and of the transaction that asks for the victim's next attempt."""
+    """The times at which etcd told of the next election, and of the order for the victim's next attempt."""
     elected_ns = 0
     role, _, index = victim.partition(":")
     async for batch in etcd.watch("", revision):

@@ -219,7 +219,7 @@ def _report(info: dict[str, object], flags: Flags, runs: dict[str, Run]) -> dict
 
 
 def lost_steps(run: Run, rate: float) -> dict[str, float]:
-    """Where the missing steps went: each phase of each incident at the full rate, or at the share of the one
+    """The missing steps by cause: each phase of each incident at the full rate, or at the share of the one
     replica that was away; steps that a new generation rolled back; and the rest, which is all that the
     incidents do not show (a slower start, noise of the machine), negative if the run was the faster one.
     """

@@ -16,7 +16,7 @@ from pathlib import Path
 
 POLL_S = 0.02
 IN_FLIGHT_NS = 250_000_000
-"""What a task that goes on prints so soon after the kill may have been computed before it."""
+"""A line that a task prints so soon after the kill may have been computed before it."""
 
 STEPS_AGAIN = 2
 """So many lines make a process one that steps: a single one may be the last before it hangs."""
@@ -109,7 +109,7 @@ def sample(
     victim: str,
     kill: Kill,
 ) -> Sample | None:
-    """What is known of a kill when all trainers step again, but for the pause; None before.
+    """The sample of a kill, without the pause, once all trainers step again; None before.
 
     Args:
         runs: the processes of each task, oldest first.

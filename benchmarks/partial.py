@@ -60,7 +60,7 @@ class Model:
 
 @dataclass(frozen=True, slots=True)
 class Arm:
-    """What is killed, if anything, and what is restored then."""
+    """The task that is killed, if any, and the restore that follows."""
 
     victim: int | None = None
     partial: bool = False
@@ -327,7 +327,7 @@ def _fork(body: Callable[[], object], output: Path) -> int:
 
 
 def _forked(body: Callable[[], dict[str, float]], answer: Path) -> dict[str, float]:
-    """What it returns in a fork: nothing of TensorFlow may run in this process."""
+    """The result of `body` in a fork: nothing of TensorFlow may run in this process."""
     pid = _fork(lambda: answer.write_text(json.dumps(body())), answer.with_suffix(".log"))
     os.waitpid(pid, 0)
     found: dict[str, float] = json.loads(answer.read_text())

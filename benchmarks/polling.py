@@ -64,7 +64,7 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 
 @dataclass(slots=True)
 class Way:
-    """What one way back showed. `lost`: how far the global step went back at each kill, by the step log;
+    """The samples of one way back. `lost`: the steps lost at each kill, by the step log;
     `incidents`: how many all the kills together became.
     """
 

@@ -38,7 +38,7 @@ KILLED = {"worker": "worker:1", "ps": "ps:0"}
 PLAIN: dict[str, type[ShellLoop | RestartAll]] = {"shell_loop": ShellLoop, "restart_all_loop": RestartAll}
 VARIANTS = ("warm", "wrapped", "cold", *PLAIN)
 LONG_KILLS = 6
-"""Where nearly each kill costs TensorFlow's 30 s poll, whatever was killed."""
+"""Fewer kills, as nearly each costs TensorFlow's 30 s poll, whatever was killed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +163,7 @@ def _kills(flags: Flags, variant: str) -> int:
 
 
 def _share(total: int, blocks: int, block: int) -> int:
-    """What of `total` falls to this block."""
+    """The part of `total` that falls to this block."""
     return total * (block + 1) // blocks - total * block // blocks
 
 

@@ -1,4 +1,4 @@
-"""What a benchmark needs of TensorFlow, in a process of its own: one written checkpoint, or a training loop.
+"""TensorFlow for a benchmark, in a process of its own: one written checkpoint, or a training loop.
 
     python -m benchmarks.saving write DIR --tensors 8 --mib 1024
     python -m benchmarks.saving train DIR --tensors 8 --mib 1024 --saves 3 --between-s 10

@@ -75,7 +75,7 @@ class CountedNode(Node):
 
     @property
     def steps_file(self) -> Path:
-        """Where the number of its steps is."""
+        """The file with the number of its steps."""
         return self.root / "steps"
 
     def cost(self) -> Cost:
@@ -99,7 +99,7 @@ class Cost:
     processor_ms: float
 
     def since(self, before: Cost) -> Cost:
-        """What came after `before`."""
+        """The cost since `before`."""
         return Cost(
             self.steps - before.steps, self.writes - before.writes, self.processor_ms - before.processor_ms
         )

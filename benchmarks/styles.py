@@ -98,7 +98,7 @@ class Results:
     failures: list[str] = field(default_factory=list)
 
     def of(self, style: str, victim: str, variant: str) -> Kills:
-        """Where to add."""
+        """The kills to add to."""
         return self.kills.setdefault((style, victim, variant), Kills())
 
 
@@ -220,7 +220,7 @@ class _Turn:
 
 
 def kills_of_block(victims: Sequence[str], kills: int, blocks: int, block: int) -> list[str]:
-    """What falls to this block, the victims in turn."""
+    """The kills of this block, the victims in turn."""
     return list(victims) * (kills * (block + 1) // blocks - kills * block // blocks)
 
 

@@ -57,7 +57,7 @@ def settle() -> None:
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What something took.
+    """The time that something took.
 
     Attributes:
         seconds: by the clock.
@@ -71,7 +71,7 @@ class Cost:
 
 
 async def timed(work: Callable[[], Awaitable[object]], daemons: Sequence[int] = ()) -> Cost:
-    """What it took; `daemons` are the processes of HDFS."""
+    """Do the work and return its cost; `daemons` are the processes of HDFS."""
     await asyncio.to_thread(settle)
     own_s, hdfs_s, began = _own_s(), _used_s(daemons), time.monotonic()
     await work()
@@ -235,7 +235,7 @@ class Shell:
         await self._run("-get", *(f"{self.root}/{name}/{file}" for file in files.names), str(target))
 
     async def nothing(self) -> None:
-        """What starting it costs."""
+        """Start it and do nothing, to measure the cost of a start."""
         await self._run("-test", "-d", "/")
 
     async def _run(self, *arguments: str) -> None:
@@ -289,6 +289,6 @@ def _copy(old: Path, new: Path) -> None:
 
 
 def _printed(script: str) -> str:
-    """What a script of deploy/ prints: where it has put something."""
+    """The path that a script of deploy/ prints."""
     path = Path(__file__).resolve().parents[1] / "deploy" / script
     return subprocess.run([str(path)], capture_output=True, text=True, check=True).stdout.strip()

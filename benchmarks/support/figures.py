@@ -56,7 +56,7 @@ class Goal:
 
 
 def machine() -> dict[str, object]:
-    """What the figures were measured on, and how busy it was with other work at the start."""
+    """The machine of the figures, and its load by other work at the start."""
     kernel = ".".join(platform.release().split(".")[:2])
     return {
         "cores": len(os.sched_getaffinity(0)),

@@ -126,7 +126,7 @@ class Subject(Protocol):
         """The tasks that certainly get new processes when this one is killed."""
 
     async def incident(self) -> IncidentView | None:
-        """What the system says of the last kill, if it is over."""
+        """The system's incident of the last kill, if it is over."""
 
     async def close(self) -> None:
         """End the job; nothing of it runs any more."""

@@ -64,7 +64,7 @@ NEXT = (
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What the demonstration showed."""
+    """The results of the demonstration."""
 
     accuracy: float
     kills: tuple[Kill, ...]

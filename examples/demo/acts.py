@@ -24,7 +24,7 @@ RECOVERED_S = 30.0
 COMMITTED_S = 60.0
 UNTOUCHED_STEPS_S = 15.0
 START_S = 15.0
-"""Where the first start takes longer, all limits grow with it: the machine is slow, or busy."""
+"""If the first start takes longer, all limits grow with it: the machine is slow, or busy."""
 _POLL_S = 0.005
 
 
@@ -301,7 +301,7 @@ class Acts:
 
 @dataclass(frozen=True, slots=True)
 class _Before:
-    """What was there at a kill."""
+    """The tasks and incidents at the time of a kill."""
 
     pids: frozenset[int]
     incidents: set[str]
@@ -311,7 +311,7 @@ class _Before:
 
 
 def logs_of(state: Path) -> str:
-    """Where to look when something went wrong."""
+    """A line that tells where the logs are."""
     return f"logs of the daemons: {state / 'logs'}; of the tasks: under {state}/agent-*"
 
 

@@ -22,7 +22,7 @@ SHARES = 512
 
 
 class Boxes:
-    """What an embedded cluster needs to run the digits job in containers; `outputs` is theirs to write to."""
+    """A dockerd and the image for an embedded cluster with the digits job; containers write to `outputs`."""
 
     def __init__(self, outputs: Path) -> None:
         self._outputs = outputs

@@ -14,7 +14,7 @@ PROGRAM = JOB_FILE.parent / "train.py"
 
 @dataclass(frozen=True, slots=True)
 class Training:
-    """How long the program trains and where it writes.
+    """The length of the training, and the file that it writes.
 
     `step_delay_ms` is a pause after each step of each replica; `save_steps` are global steps.
     """

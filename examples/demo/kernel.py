@@ -1,4 +1,4 @@
-"""What the kernel says about processes, so that nobody's word has to be taken."""
+"""Processes as the kernel shows them, so that nobody's word has to be taken."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the user sees: on a terminal a live region under the story, in a pipe plain lines."""
+"""The user's screen: on a terminal a live region under the story, in a pipe plain lines."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class Screen:
         self.console.print(line, soft_wrap=not self.console.is_terminal)
 
     def decided(self, event: EventView) -> None:
-        """What the leader decided and why, as it says it."""
+        """Show a decision of the leader, in its own words."""
         if event.kind in _DECISIONS:
             self.say(f"-> {event.text}", _DECISIONS[event.kind])
 
@@ -98,7 +98,7 @@ class Screen:
             self.say(f"step {self._watch.step}  loss {loss[-1]:.3f}  committed {self._watch.committed_step}")
 
     def incidents(self, incidents: Sequence[IncidentView], outside_ms: Mapping[str, int]) -> None:
-        """What failed, one column each, and how long each phase of its recovery took.
+        """Show the incidents, one column each, with the times of the phases of their recoveries.
 
         `outside_ms`: by incident, from the kill to the first new step on the outside stopwatch.
         """

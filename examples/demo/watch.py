@@ -1,4 +1,4 @@
-"""What the demonstration sees: the API's documents, the events, the loss, and the step log, kept fresh.
+"""The sight of the demonstration: the API's documents, events, loss and step log, kept fresh.
 
 Everything comes from the same client as `supervisorctl`'s, but for the step log, which is the outside
 stopwatch. A supervisor that dies is no error here: the client finds the next leader.
@@ -60,7 +60,7 @@ async def beside(main: Coroutine[None, None, T], *background: Coroutine[None, No
 
 
 class PromiseBroken(TfSupervisorError):
-    """What was promised did not happen in time; the message says what was waited for."""
+    """A promise of the demonstration was not kept in time; the message says which."""
 
 
 @dataclass(slots=True)
@@ -78,7 +78,7 @@ class Watch:
     losses: list[tuple[int, float]] = field(default_factory=list)
 
     def looks(self) -> tuple[Coroutine[None, None, NoReturn], ...]:
-        """What keeps the picture fresh, to run beside whatever looks at it; see `beside`."""
+        """The loops that keep this fresh, to run beside the acts that look at it; see `beside`."""
         return self._look_at_steps(), self._look_at_cluster()
 
     def listens(self) -> tuple[Coroutine[None, None, NoReturn], ...]:
