@@ -54,6 +54,15 @@ class Output:
         return beat
 
 
+def test_a_pause_that_ends_with_an_earlier_step_is_a_restore_and_no_slow_step(tmp_path: Path) -> None:
+    output = Output(tmp_path)
+    for step, now_ms in ((1, 60_000), (2, 60_100), (9, 60_200), (5, 90_200), (6, 90_250)):
+        output.write(b"step %d\n" % step)
+        output.beat(now_ms)
+    beat = output.beat(90_300)
+    assert (beat.step, beat.slowest_ms) == (6, 100)
+
+
 def test_the_slowest_step_is_the_longest_pause_between_two(tmp_path: Path) -> None:
     output = Output(tmp_path)
     for step, now_ms in ((1, 60_000), (2, 60_100), (3, 63_100), (4, 63_150)):

@@ -12,6 +12,7 @@ from supervisor.contract.checkpoint import CheckpointRef
 from supervisor.contract.incident import Cause, Incident, Outcome
 from supervisor.contract.job.spec import PsRecovery, RestartPolicy, Scope, Strategy
 from supervisor.contract.observed import AttemptReport, Saves, TaskBeat
+from supervisor.contract.timing import FAST
 from supervisor.control.decide.assess.servers import LEAST_BOUND_MS, MOST
 from tests.control.world import World
 from tests.support.builders import job_spec
@@ -114,6 +115,17 @@ def test_no_server_starts_before_all_of_them_are_confirmed_dead() -> None:
     assert world.others() == before
     assert world.done.count("restart_in_place") == 1
     assert world.switch().ledger.infrastructure == 1
+
+
+def test_a_server_that_does_not_end_takes_all_with_it() -> None:
+    world = Recovering(2)
+    world.agents[world.running()["ps.1"].node].obedient = False
+    kill(world)
+    world.until(lambda: "servers_end" in world.done)
+    took = world.until(lambda: "prepare" in world.done[world.done.index("servers_end") :])
+    assert took >= FAST.d_ms
+    world.until(lambda: world.switch().generation == 2)
+    assert "digits/ps:1 does not end" in world.failures()[0].rule
 
 
 def test_another_leader_goes_on_from_servers_that_are_being_ended() -> None:

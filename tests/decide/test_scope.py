@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recovery.policy.scope import may_move, scope_of
+from recovery.policy.scope import come_back_together, may_move, scope_of
 from supervisor.contract.ids import TaskId
 from supervisor.contract.job.spec import JobSpec, PsRecovery, Scope, Strategy
 from tests.support.builders import job_spec, role
@@ -150,3 +150,14 @@ def test_what_moves_is_a_worker_that_the_others_can_spare(
     if asked is not None:
         spec = replace(spec, restart=replace(spec.restart, scope={"worker": asked, "ps": asked}))
     assert may_move(spec, TaskId.parse(f"{spec.name}/{member}")) == moves
+
+
+@pytest.mark.parametrize("strategy", Strategy)
+@pytest.mark.parametrize("asked", [None, *Scope])
+def test_parameter_servers_of_an_asynchronous_job_come_back_together_unless_it_says_all(
+    strategy: Strategy, asked: Scope | None
+) -> None:
+    spec = job_spec(ROLES, strategy, scope={"ps": asked} if asked is not None else {})
+    together = {role for role in ROLES if come_back_together(spec, TaskId(spec.name, role, 0))}
+    expected = strategy is Strategy.ASYNC and asked is not Scope.ALL
+    assert together == ({"ps"} if expected else set())

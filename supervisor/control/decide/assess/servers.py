@@ -80,8 +80,11 @@ def why_not_together(snap: Snapshot, job: JobState, plan: Plan) -> str:
         if standing(snap, placement) is not Standing.ALIVE or snap.blocked(placement.node):
             return f"{task} cannot restart on {placement.node}"
         report = job.attempts.get(held.value.attempt_id) if held is not None else None
-        if report is None:
+        if held is None or report is None:
             return f"{task} has not begun"
+        asked_ms = snap.now_ms - held.seen_ms if held.value.ends and not report.value.confirmed_dead else 0
+        if asked_ms > snap.timing.d_ms:
+            return f"{task} does not end"
     return ""
 
 
