@@ -50,7 +50,7 @@ class Recipe:
 
 @dataclass(frozen=True, slots=True)
 class Reach:
-    """Where the tasks of a launcher on a docker network are reached; `segment` as in `Prepared`."""
+    """The host of the tasks of a launcher on a docker network; `segment` as in `Prepared`."""
 
     host: str
     segment: str = ""

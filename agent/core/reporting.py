@@ -109,7 +109,7 @@ def leave_checkpoints(work: Work) -> None:
 
 
 def follow_commits(work: Work, wants: Wants) -> None:
-    """Where a program reads commits and another node's saver makes them, they are brought in."""
+    """Bring in the commits of another node's saver for a program that reads them."""
     following = work.state.following
     for job in list(following):
         wanted = wants.follow.get(job)

@@ -377,7 +377,7 @@ class AgentState:
         return _made(*values)
 
     def reach_of(self, launcher_id: str) -> Reach | None:
-        """Where tasks of a launcher are reached; None until it is known."""
+        """The host at which tasks of a launcher are reached; None until it is known."""
         launcher = self.launchers.get(launcher_id)
         if launcher is None or not launcher.recipe.networked:
             return Reach(self.settings.host)

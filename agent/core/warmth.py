@@ -1,4 +1,4 @@
-"""Which attempts start warm: forked from an interpreter that has imported already (docs/design.md).
+"""Warm starts of attempts: forked from an interpreter that has imported already (docs/design.md).
 
 A warm attempt that falls over by a fault of its own before its first step may have done so because of the
 fork, so the next one starts cold, in a fresh interpreter. An attempt that died of its peer's death tells

@@ -1,4 +1,4 @@
-"""Which committed checkpoints may be collected, which stay, and why (rule 9). Pure."""
+"""Retention: the committed checkpoints that stay, with their reasons, and those to collect (rule 9). Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which stores a daemon may use, and as whom: jobs name any, and the daemon has rights of its own there.
+"""Stores that a daemon may use, and as whom: jobs name any, and the daemon has rights of its own there.
 
 An entry with `{owner}` is a place for each user: `file:///data/{owner}` is /data/alice for jobs of alice.
 """

@@ -21,7 +21,7 @@ from supervisor.contract.errors import Refused
 
 STATUS_ON, STATUS_OFF = 0, 2
 SYSTEM_PATH = "/usr/sbin:/sbin"
-"""Where `fence-agents` are, and what users' PATH leaves out."""
+"""The directories of `fence-agents`, which the PATH of users leaves out."""
 NODE = "{node}"
 """In an option's value, replaced by the node's name."""
 

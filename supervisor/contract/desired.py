@@ -317,7 +317,7 @@ def listens(address: str) -> bool:
 
 
 class JobPhase(Enum):
-    """Where a job is. The last four are ends. PARKED is shown and never stored (`JobSwitch.shown_phase`)."""
+    """Phases of a job. The last four are ends. PARKED is shown and never stored (`JobSwitch.shown_phase`)."""
 
     WAITING = "waiting"
     RUNNING = "running"

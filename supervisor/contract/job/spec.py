@@ -35,7 +35,7 @@ class Scope(Enum):
 
 
 class PsRecovery(Enum):
-    """What comes from the checkpoint after the loss of a parameter server: all variables, or its own."""
+    """The variables that are restored after the loss of a parameter server: all, or its own."""
 
     FULL = "full"
     PARTIAL = "partial"

@@ -209,7 +209,7 @@ def _is_parked(subject: JobState | NodeState) -> bool:
 
 
 def _places_of_parked(snap: Snapshot) -> set[str]:
-    """Where the errors were met that jobs and nodes are parked for."""
+    """The places in the code of the errors that jobs and nodes are parked for."""
     jobs = {
         job.switch.value.parked.place for job in snap.jobs.values() if job.switch.value.parked is not None
     }

@@ -169,7 +169,7 @@ def _resize(snap: Snapshot, job: JobState, found: Assessment) -> list[Action]:
 
 
 def _lost(snap: Snapshot, job: JobState, found: Assessment) -> Iterator[Need]:
-    """What is lost and moves alone. A worker does no more once training is over."""
+    """The needs of lost tasks that move alone. A worker moves no more once training is over."""
     over = found.completion is not None and found.completion.chief_done
     for need in lost_alone(snap, job, found.members):
         if not over or job.record.value.spec.role(job.task(need.member).role).follow:

@@ -233,7 +233,7 @@ class View:
         )
 
     def _once(self, name: str, make: Callable[[], T]) -> T:
-        """What `make` returns; many snapshots share it, until a record that it is made of changes."""
+        """The result of `make`; many snapshots share it, until a record that it is made of changes."""
         if name not in self._whole:
             self._whole[name] = make()
         return cast("T", self._whole[name])

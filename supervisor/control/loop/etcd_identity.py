@@ -30,7 +30,7 @@ class Mark:
 
 
 class MarkFile(Protocol):
-    """Where it outlives the process."""
+    """The file in which the mark outlives the process."""
 
     def read(self) -> Mark | None:
         """The mark that an earlier process left; None without one. Raises Refused, UserError."""

@@ -24,7 +24,7 @@ MAX_LIVES = 64
 
 
 class WordFile(Protocol):
-    """Where a supervisor's word outlives it."""
+    """The file in which a supervisor's promises outlive it."""
 
     def boot_id(self) -> str:
         """Changes whenever the machine boots."""

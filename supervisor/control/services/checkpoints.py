@@ -127,7 +127,7 @@ class CheckpointService:
         self._clock = clock
 
     async def find(self, request: FindRequest) -> FoundCheckpoint:
-        """Which checkpoint is meant, and where it is."""
+        """The checkpoint that is meant, and its store."""
         job = self._context.job(request.job)
         return FoundCheckpoint(job.name, _uri(job), find_checkpoint(job, request.ref))
 
@@ -184,7 +184,7 @@ class CheckpointService:
         yield meter.progress(end=f"{len(records)} checkpoints were read back")
 
     async def place(self, request: ImportRequest) -> ImportPlace:
-        """Where a checkpoint that was made elsewhere is to be put before `adopt`."""
+        """The place for a checkpoint that was made elsewhere: it is put there before `adopt`."""
         job = self._context.job(request.job)
         check_idle(job, "import")
         check_records(job)

@@ -137,7 +137,7 @@ def bound_ms(snap: Snapshot, job: JobState) -> int:
 
 
 def _trainers(snap: Snapshot, job: JobState) -> list[tuple[TaskBeat, int]]:
-    """What was last heard of each running task that trains, and when."""
+    """The last beat of each running task that trains, and its time."""
     plan, spec = job.plan_in_force, job.record.value.spec
     found = []
     for placement in plan.value.placements if plan is not None else ():

@@ -101,7 +101,7 @@ def adopt(job: JobState, read: Read, wall_ms: int) -> Action:
 
 
 def newest_base(records: Iterable[CommitRecord]) -> CheckpointRef | None:
-    """Where a job whose switch is lost would go on: the newest good one of what its last generation saved,
+    """The base for a job whose switch is lost: the newest good one that its last generation saved,
     or descends from; None when that is bad altogether.
     """
     mine = sorted(records, key=lambda each: each.ref)

@@ -115,7 +115,7 @@ def _has_ended(job: JobState, attempt: AttemptId) -> bool:
 
 
 def _other_place(snap: Snapshot, job: JobState, fields: dict[str, str], saves: Saves) -> str:
-    """Where an earlier attempt of the task saved, if this one does not save there; empty otherwise."""
+    """The directory in which an earlier attempt of the task saved, if this one does not; empty otherwise."""
     for event in reversed(_events(snap, job)):
         said = event.fields
         if event.kind != ELSEWHERE or any(said.get(name) != fields[name] for name in ("uuid", "member")):

@@ -1,4 +1,4 @@
-"""Which task of a generation saves, where that is another than its roles let expect. Pure.
+"""The task of a generation that saves, if it is another than its roles let expect. Pure.
 
 The node of the saver commits. The switch names the saver, and each commit compares the switch (rule 7): once
 it is rewritten no commit of the task before takes effect, and the agent of that task stops when it sees it.

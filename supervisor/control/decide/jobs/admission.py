@@ -39,7 +39,7 @@ MOST_NAMED = 3
 
 @dataclass(frozen=True, slots=True)
 class Begin:
-    """Where a submitted job begins.
+    """The beginning of a submitted job.
 
     Attributes:
         uuid: its own, or that of the job that it resumes; None: it needs a new one.
@@ -178,7 +178,7 @@ def check_name_free(spec: JobSpec, before: JobState | None, mode: SubmitMode) ->
 
 
 def begin(request: SubmitRequest, before: JobState | None, traces: Traces) -> Begin:
-    """Where the job begins, by what etcd and its store hold of it.
+    """The beginning of the job, by its records in etcd and its checkpoints in the store.
 
     Args:
         request: what is asked for.

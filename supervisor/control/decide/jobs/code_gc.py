@@ -1,4 +1,4 @@
-"""Which shipped code is still needed, and the end of what is not."""
+"""Shipped code: the parts that jobs still need, and the removal of the others."""
 
 from __future__ import annotations
 

@@ -111,7 +111,7 @@ def _join(snap: Snapshot, job: JobState, plan: Versioned[Plan], spec: Versioned[
 
 
 def _need(snap: Snapshot, job: JobState, task: TaskId) -> Need:
-    """What the record of the join tells."""
+    """The need that the record of the join tells of."""
     asked = sizing.asked(job)
     known_ms = job.intent.seen_ms if asked else snap.now_ms
     return Need(

@@ -70,7 +70,7 @@ def _is_homeless(end: Exit | None) -> bool:
 
 
 def waiting_for(snap: Snapshot, job: JobState, needs: Iterable[Need]) -> str:
-    """What tasks that are to move wait for, for `status`; empty if there are none."""
+    """The reasons for which tasks that are to move wait, for `status`; empty if there are none."""
     found = []
     for need in needs:
         if need.member and must_move(snap, job, need):

@@ -64,7 +64,7 @@ def _is_live(snap: Snapshot, job: JobState) -> bool:
 
 
 def waiting_for(snap: Snapshot, job: JobState) -> str:
-    """What a job waits for that is to have another size, and has no room for it; empty for nothing."""
+    """The room that a job waits for before it gets its new size; empty if it waits for none."""
     if job.switch.value.phase is not JobPhase.RUNNING:
         return ""
     asked = sizing.asked(job)

@@ -1,4 +1,4 @@
-"""Where the tasks of a generation go. All of them find a place, or none is placed (gang start)."""
+"""Placement of the tasks of a generation: all of them find a place, or none is placed (gang start)."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class PlacementResult:
 
 @dataclass(frozen=True, slots=True)
 class Before:
-    """Where the members of a job were, by `ROLE.INDEX`, and with which GPUs."""
+    """The nodes and GPUs that the members of a job had, by `ROLE.INDEX`."""
 
     nodes: Mapping[str, str] = field(default_factory=dict)
     gpus: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
