@@ -10,6 +10,7 @@ import pytest
 
 from agent.checkpoints.saves import parse
 from agent.inside import protocol
+from agent.inside.child import partial
 from agent.inside.child.saves import FILE
 from tests.launcher.harness import Agent, Rig, launcher
 
@@ -50,6 +51,25 @@ def test_a_program_that_imports_tensorflow_itself_polls_often_too() -> None:
             # Nothing else of the module differs.
             assert b"(None, 30, 31)" in plain
             assert rig.log() == plain.replace(b"(None, 30, 31)", b"(None, 0.1, 31)")
+
+
+def test_a_manager_that_the_program_imports_itself_gets_the_change_of_its_job_too() -> None:
+    with launcher(preload=[]) as rig, Agent(rig.socket_path) as agent:
+        agent.expect(protocol.Warm)
+        _write_fake(rig)
+        with (rig.root / "tensorflow/python/training/session_manager.py").open("a") as file:
+            file.write("    def prepare_session(self, master, init_op=None, init_fn=None): pass\n")
+            file.write("    def _restore_checkpoint(self, master, saver=None): pass\n")
+        rig.write(
+            "prog.py",
+            "from tensorflow.python.training.session_manager import SessionManager as m\n"
+            "print(m.__init__.__defaults__, hasattr(m.prepare_session, '__wrapped__'))",
+        )
+        asked = {partial.VARIABLE: partial.PARTIAL}
+        assert rig.run(agent, "python", "prog.py", env=asked).code == 0
+        assert rig.log() == b"(None, 0.1, 31) True\n"
+        assert rig.run(agent, "python", "prog.py").code == 0
+        assert rig.log() == b"(None, 0.1, 31) False\n"
 
 
 def test_a_tensorflow_without_such_a_manager_is_left_alone() -> None:

@@ -8,7 +8,7 @@ import sys
 import types
 from collections.abc import Sequence
 from importlib.machinery import ModuleSpec, SourceFileLoader
-from typing import Callable, Optional, Tuple, cast
+from typing import Callable, List, Optional, Tuple, cast
 
 Change = Callable[[types.ModuleType], None]
 
@@ -77,14 +77,17 @@ class _Finder(importlib.abc.MetaPathFinder):
         found = (each.find_spec(fullname, path, target) for each in others)
         spec = next((each for each in found if each is not None), None)
         if spec is not None and type(spec.loader) is SourceFileLoader:
-            spec.loader = _Loader(spec.loader.name, spec.loader.path, change)
+            spec.loader = _Loader(spec.loader.name, spec.loader.path)
+        if spec is not None and type(spec.loader) is _Loader:
+            # Another finder may have been asked for a change of the same module before.
+            spec.loader.changes.append(change)
         return spec
 
 
 class _Loader(SourceFileLoader):
-    def __init__(self, fullname: str, path: str, change: Change) -> None:
+    def __init__(self, fullname: str, path: str) -> None:
         super().__init__(fullname, path)
-        self._change = change
+        self.changes: List[Change] = []
 
     def exec_module(self, module: types.ModuleType) -> None:
         """Run the module under its own loader, then change it."""
@@ -92,4 +95,5 @@ class _Loader(SourceFileLoader):
         if module.__spec__ is not None:
             module.__spec__.loader = module.__loader__
         super().exec_module(module)
-        self._change(module)
+        for change in self.changes:
+            change(module)
