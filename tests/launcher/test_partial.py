@@ -38,9 +38,16 @@ with tf.device(tf.train.replica_device_setter(worker_device="/job:chief/task:0",
         up = step.assign_add(1)
 if saver == "table":
     tf.lookup.experimental.MutableHashTable(tf.string, tf.int64, -1)
+if saver == "loaded":
+    tf.add_to_collection("saved_model_initializers", halves[1].assign([0.0, 0.0]))
+class Own(tf.train.Saver):
+    def restore(self, session, path):
+        print("in its own way", flush=True)
+        super().restore(session, path)
+savers = {"whole": tf.train.Saver, "own": Own}
 with tf.train.MonitoredTrainingSession(
     server.target, is_chief=True, save_checkpoint_steps=10**9, save_summaries_steps=None,
-    scaffold=tf.train.Scaffold(saver=tf.train.Saver()) if saver == "whole" else None,
+    scaffold=tf.train.Scaffold(saver=savers[saver]()) if saver in savers else None,
     checkpoint_dir=os.environ["CHECKPOINT_DIR"] if saver != "none" else None,
 ) as session:
     while True:
@@ -137,6 +144,8 @@ def test_so_it_does_with_other_variables_and_savers_where_that_is_possible(chief
     for variables, saver, recovery, said in (
         ("ref", "shards", "full", b""),
         ("resource", "table", "partial", b"it is not known which variables are lost: all are restored"),
+        ("resource", "loaded", "partial", b"it is not known which variables are lost: all are restored"),
+        ("resource", "own", "partial", b"in its own way"),
     ):
         log = chief.loses_a_ps(variables, saver, recovery)
         old, new = _gone_on(log) or pytest.fail(log.decode())

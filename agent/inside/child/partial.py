@@ -2,7 +2,8 @@
 
 TensorFlow restores all of them, so that every parameter server goes back to the checkpoint when one of them
 was started again. Here the variables that are initialised keep their values. The first session of a process
-restores all of them, as TensorFlow does, and only that one may begin without a checkpoint. The program and
+restores all of them, as TensorFlow does, and so does one that the program makes again of its own; only these
+may begin without a checkpoint. The program and
 its graph, which is final by then, stay as they are: for each variable the graph has one operation that says
 whether it is initialised, and one that restores it.
 """
@@ -12,17 +13,21 @@ from __future__ import annotations
 import inspect
 import os
 import sys
+import threading
 import types
 from typing import Callable, Dict, Optional, Protocol, Sequence, Union, cast
 
 from .patches import Change, method, put
 
 MODULE = "tensorflow.python.training.session_manager"
+SESSIONS = "tensorflow.python.training.monitored_session"
 VARIABLE = "TFSUP_PS_RECOVERY"
 PARTIAL = "partial"
 _RESTORES = ("Assign", "AssignVariableOp")
 _ASKS = ("IsVariableInitialized", "VarIsInitializedOp")
 _PREPARED = "_tfsup_prepared"
+_SAVERS = "tensorflow.python.training.saver"
+_LOADED = "saved_model_initializers"
 
 
 class _Tensor(Protocol):
@@ -40,6 +45,8 @@ class _Operation(Protocol):
 
 class _Graph(Protocol):
     def get_operation_by_name(self, name: str) -> _Operation: ...
+
+    def get_collection(self, name: str) -> Sequence[object]: ...
 
 
 class _Session(Protocol):
@@ -60,7 +67,32 @@ class _Saver(Protocol):
 
 def changes() -> Dict[str, Change]:
     """The changes that make the chief keep what is left, by module."""
-    return {MODULE: keep_what_is_left}
+    return {MODULE: keep_what_is_left, SESSIONS: notice_losses}
+
+
+_losses = threading.local()
+"""`lasts` while TensorFlow makes a session again, as a server or worker was lost."""
+
+
+def notice_losses(module: types.ModuleType) -> None:
+    """Change the class `_RecoverableSession` of the module; nothing in one that is not known.
+
+    A program may also prepare another session of its own, to go back on purpose: that one restores all.
+    """
+    recoverable, create = method(module, "_RecoverableSession", "_create_session")
+    if recoverable is None or create is None:
+        _say("the sessions of this TensorFlow are not known: every variable will be restored")
+        return
+    creates = create
+
+    def creating(self: object) -> object:
+        _losses.lasts = "_sess" in vars(self)
+        try:
+            return creates(self)
+        finally:
+            _losses.lasts = False
+
+    put(recoverable, "_create_session", creating, create)
 
 
 def keep_what_is_left(module: types.ModuleType) -> None:
@@ -74,7 +106,7 @@ def keep_what_is_left(module: types.ModuleType) -> None:
 
     def preparing(self: object, *args: object, **kwargs: object) -> object:
         bound = parameters.bind(self, *args, **kwargs)
-        if _PREPARED in vars(self):
+        if _is_recovery(self):
             # Where no checkpoint is found, TensorFlow would begin from scratch, also what was not lost.
             bound.arguments.update(init_op=None, init_fn=None)
         session = theirs(*bound.args, **bound.kwargs)
@@ -84,12 +116,17 @@ def keep_what_is_left(module: types.ModuleType) -> None:
     def restoring(
         self: object, master: object, saver: Optional[object] = None, *args: object, **kwargs: object
     ) -> object:
-        if hasattr(saver, "saver_def") and _PREPARED in vars(self):
+        if hasattr(saver, "saver_def") and _is_recovery(self):
             saver = _Partial(cast(_Saver, saver))
         return restores(self, master, saver, *args, **kwargs)
 
     put(manager, "prepare_session", preparing, prepare)
     put(manager, "_restore_checkpoint", restoring, restore)
+
+
+def _is_recovery(manager: object) -> bool:
+    """Whether it makes a session again after a loss, and had made the one before."""
+    return _PREPARED in vars(manager) and getattr(_losses, "lasts", False)
 
 
 def _takes(function: types.FunctionType, *names: str) -> bool:
@@ -107,10 +144,12 @@ class _Partial:
 
     def restore(self, session: _Session, path: Union[str, bytes]) -> None:
         """Restore from the checkpoint with this prefix."""
-        told = self._saver.saver_def
+        told = self._saver.saver_def if _is_known(self._saver) else None
         restores = _restores(session.graph, told.restore_op_name) if told is not None else {}
         asks = {variable: ask for variable in restores if (ask := _ask(variable)) is not None}
-        if told is None or not restores or len(asks) < len(restores):
+        # What a SavedModel was loaded with has been written to all servers by now.
+        loaded = session.graph.get_collection(_LOADED)
+        if told is None or not restores or len(asks) < len(restores) or loaded:
             _say("it is not known which variables are lost: all are restored")
             self._saver.restore(session, path)
             return
@@ -120,6 +159,12 @@ class _Partial:
             session.run(lost, {told.filename_tensor_name: path})
         name = os.path.basename(os.fsdecode(path))
         _say(f"restored {len(lost)} of {len(restores)} variables from {name}, and kept the others")
+
+
+def _is_known(saver: object) -> bool:
+    """Whether it restores as TensorFlow's Saver does, and in no way of its own."""
+    owner = next((each for each in type(saver).__mro__ if "restore" in vars(each)), None)
+    return owner is not None and owner.__module__ == _SAVERS
 
 
 def _say(text: str) -> None:
