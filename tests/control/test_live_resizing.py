@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -103,6 +104,20 @@ def test_workers_join_at_once_and_nobody_else_notices() -> None:
     for _ in range(20):
         world.tick()
     assert not {"joined", "left", "prepare"} & set(world.done[len(done) :]), "it has its size"
+
+
+def test_each_worker_that_joins_gets_a_spare_launcher_where_there_is_one() -> None:
+    world = training(nodes=3, spec=job_spec())
+    ((busiest, tasks),) = Counter(each.node for each in world.running().values()).most_common(1)
+    assert tasks == 2
+    world.register("n9", "i9").spares = world.agents[busiest].spares = ("digits",)
+    for agent in world.agents.values():
+        agent.starts = False
+    world.tick()
+    wish(world, worker=4)
+    world.until(lambda: world.done.count("joined") == 2)
+    joined = [held.value for held in world.job().assignments.values() if held.value.joins]
+    assert sorted(each.node for each in joined) == sorted((busiest, "n9"))
 
 
 def test_the_last_workers_leave_once_they_are_dead_and_nobody_else_notices() -> None:

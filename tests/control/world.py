@@ -62,7 +62,7 @@ class Agent:
     are those that it says nothing of. `no_code`: its refusal is about the code. `hopeless`: it is for ever.
     `starts`: it starts attempts. `delay`: why it prepares nothing for now. `segment`: of its docker network.
     `read_ms`: when etcd, which answers it no more, did so last; -1 where it does. `blocked`: why nothing new
-    can start there. `stages`: it brings bases in.
+    can start there. `stages`: it brings bases in. `spares`: jobs for which it has a launcher in reserve.
     """
 
     node: str
@@ -86,6 +86,7 @@ class Agent:
     blocked: str = ""
     boot_id: str = "boot"
     stages: bool = True
+    spares: tuple[str, ...] = ()
 
 
 def check(snap: Snapshot) -> None:
@@ -498,7 +499,14 @@ class World:
             if str(attempt) not in agent.omits:
                 tasks[str(attempt)] = agent.tells.get(str(attempt), _as_it_is)(beat)
         unread_ms = self.now_ms - agent.read_ms if agent.read_ms >= 0 else 0
-        seen = BeatSeen(self.now_ms, tasks, unread_ms=unread_ms, blocked=agent.blocked, notices=agent.notices)
+        seen = BeatSeen(
+            self.now_ms,
+            tasks,
+            unread_ms=unread_ms,
+            blocked=agent.blocked,
+            notices=agent.notices,
+            spares=agent.spares,
+        )
         self.view.beat(agent.node, agent.incarnation, seen)
 
 

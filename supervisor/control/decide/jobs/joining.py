@@ -181,7 +181,7 @@ def _leave(
         Action(
             "left",
             job.name,
-            f"{last.task} has left {placement.node}; {WORKER}={placement.index} are in force",
+            f"{last.task} has left {placement.node}; {WORKER}={placement.index} is in force",
             compares,
             tuple(ops),
             {"task": str(last.task)},

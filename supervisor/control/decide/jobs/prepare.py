@@ -181,9 +181,21 @@ def _offer(
         used_memory_bytes=sum(claim.resources.memory_bytes for claim in taken),
         gpus=slots,
         tasks=len(taken),
-        spares=picture.beat.spares.count(asking.job) if picture.beat is not None else 0,
+        spares=picture.beat.spares.count(asking.job) - _about_to_start(snap, asking, node)
+        if picture.beat is not None
+        else 0,
         remark=remark,
     )
+
+
+def _about_to_start(snap: Snapshot, asking: Asking, node: str) -> int:
+    """The tasks that were placed there one by one, and take spares of which the node's beat still tells."""
+    job = snap.jobs.get(asking.job)
+    plan = job.plan_in_force if job is not None else None
+    if job is None or plan is None or not asking.member:
+        return 0
+    placed = [each for each in plan.value.placements if each.node == node and each.member != asking.member]
+    return sum(job.report(each, plan.value) is None for each in placed)
 
 
 def _assignments(snap: Snapshot, job: JobState, plan: Plan) -> list[Op]:
