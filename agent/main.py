@@ -401,6 +401,7 @@ def settings_of(config: AgentConfig) -> AgentSettings:
             config.gpus.share,
             tuple(config.docker.networks) if config.runtime == "docker" else (),
             secrets=True,
+            spares=config.spare_launchers > 0,
         ),
         spare_launchers=config.spare_launchers,
         pid=os.getpid(),

@@ -19,7 +19,8 @@ class NodeResources:
 
     `runtime` is `process` or `docker`. Up to `gpu_share` tasks may share a GPU if all of them agree.
     `networks`: docker networks that jobs may join there. `secrets`: its agent gives tasks their secrets;
-    False for agents of earlier releases.
+    False for agents of earlier releases. `spares`: it keeps launchers in reserve where it is told to; True
+    for agents of earlier releases.
     """
 
     cpus: float
@@ -30,6 +31,7 @@ class NodeResources:
     gpu_share: int = 1
     networks: tuple[str, ...] = ()
     secrets: bool = False
+    spares: bool = True
 
 
 @dataclass(frozen=True, slots=True)

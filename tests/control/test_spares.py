@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from supervisor.contract import keys
+from supervisor.contract import codec, keys
 from supervisor.contract.boundaries import Delete
 from supervisor.contract.desired import Cordon, JobPhase, Spare
 from supervisor.contract.job.spec import JobSpec, Wanted
+from supervisor.contract.observed import Incarnation
 from supervisor.control.decide.jobs.prepare import find_places
 from supervisor.control.decide.jobs.spares import CALM_MS, LEAST_NODES, NODES_FOR_EACH_TASK
 from supervisor.control.decide.plan import put
@@ -51,6 +52,14 @@ def test_on_a_large_cluster_some_nodes_are_told_and_the_next_when_one_of_them_is
     calm(world)
     assert len(kept(world)) == len(first)
     assert len(first & set(kept(world))) == len(first) - 1
+
+
+def test_a_node_whose_agent_keeps_no_launchers_in_reserve_is_told_nothing() -> None:
+    world = World(preloading(), nodes=4).start()
+    (held,) = world.store.read(keys.node("n0"))
+    life = codec.decode(Incarnation, held.value)
+    world.write(put(held.key, replace(life, resources=replace(life.resources, spares=False))))
+    assert set(kept(calm(world))) == {"n1", "n2", "n3"}
 
 
 def test_a_launcher_in_reserve_fits_the_tasks_of_a_job_with_placeholders() -> None:

@@ -28,7 +28,7 @@ CALM_MS = 2_000
 """The time that all tasks have run before nodes import for a spare: starting tasks need the processors."""
 LEAST_NODES = 8
 NODES_FOR_EACH_TASK = 2
-"""On a large cluster a spare on every node for every job would be too much for etcd, and for the nodes."""
+"""Of each kind. On a large cluster a spare on every node for every job would be too much for etcd."""
 
 
 def keep(snap: Snapshot, job: JobState, there: tuple[Member, ...]) -> list[Action]:
@@ -51,9 +51,15 @@ def _declined(snap: Snapshot, job: JobState) -> list[Op]:
     for name in snap.once(_all_closed):
         held = job.spares.get(name)
         none = Spare(job.name, job.switch.value.job_uuid, name, "", "", wanted=False)
-        if held.value != none if held is not None else name in job.once(_had_attempts):
+        if held.value != none if held is not None else _may_keep(snap, job, name):
             ops.append(put(keys.spare(name, job.name), none))
     return ops
+
+
+def _may_keep(snap: Snapshot, job: JobState, node: str) -> bool:
+    """Whether a node may have launchers of the job."""
+    beat = snap.nodes[node].beat
+    return node in job.once(_had_attempts) or (beat is not None and job.name in beat.spares)
 
 
 def _had_attempts(job: JobState) -> frozenset[str]:
@@ -69,27 +75,29 @@ def _closed(picture: NodeState) -> bool:
 
 
 def _told(snap: Snapshot, job: JobState) -> list[Op]:
-    """The writes for nodes that take tasks now: the launcher that each of a few keeps in reserve.
+    """The writes for nodes that take tasks now: the launcher that a few of each kind keep in reserve.
 
     A node that has a record counts also while it is silent, so that a short silence moves none.
     """
     ops: list[Op] = []
-    there = sorted((node for node, held in job.spares.items() if held.value.wanted), key=partial(_turn, job))
+    there = {node for node, held in job.spares.items() if held.value.wanted}
     most = max(LEAST_NODES, NODES_FOR_EACH_TASK * len(job.record.value.spec.tasks()))
-    fresh: list[Spare] = []
-    for offer, names in snap.once(_kinds).values():
-        best = _best(job, offer)
-        for name in (each for each in there[:most] if each in names):
-            wanted = replace(best, node=name) if best is not None else None
-            if wanted is None:
-                ops.append(Delete(keys.spare(name, job.name)))
-            elif job.spares[name].value != wanted:
+    kinds = snap.once(_kinds)
+    silent = there.difference(*(names for _, names in kinds.values()))
+    for offer, names in kinds.values():
+        best, told = _best(job, offer), there & names
+        if best is None:
+            ops += [Delete(keys.spare(name, job.name)) for name in sorted(told)]
+            continue
+        kept = sorted(told, key=partial(_turn, job))
+        fresh: list[str] = []
+        if len(told) + len(silent) < min(most, len(names)):
+            fresh = sorted(names - there, key=partial(_turn, job))[: most - len(told) - len(silent)]
+        ops += [Delete(keys.spare(name, job.name)) for name in kept[most:]]
+        for name in (*kept[:most], *fresh):
+            held, wanted = job.spares.get(name), replace(best, node=name)
+            if held is None or held.value != wanted:
                 ops.append(put(keys.spare(name, job.name), wanted))
-        if best is not None and len(there) < most:
-            fresh += [replace(best, node=name) for name in names - set(there)]
-    ops += [Delete(keys.spare(name, job.name)) for name in there[most:]]
-    fresh.sort(key=lambda spare: _turn(job, spare.node))
-    ops += [put(keys.spare(spare.node, job.name), spare) for spare in fresh[: max(0, most - len(there))]]
     return ops
 
 
@@ -108,6 +116,8 @@ def _kinds(snap: Snapshot) -> dict[object, tuple[NodeOffer, set[str]]]:
         if state.incarnation is None or not snap.usable(state):
             continue
         resources, slots = state.incarnation.value.resources, all_slots(state)
+        if not resources.spares:
+            continue
         devices = tuple((slot.name, slot.memory_bytes, slot.index) for slot in slots)
         kind = (
             resources.cpus,
@@ -148,7 +158,8 @@ def _over(job: JobState, spare: Spare, picture: NodeState | None) -> bool:
         return True
     if _closed(picture):
         return False
-    return not spare.wanted or picture.incarnation.value.incarnation in picture.marks
+    life = picture.incarnation.value
+    return not spare.wanted or not life.resources.spares or life.incarnation in picture.marks
 
 
 def _calm(snap: Snapshot, job: JobState, there: tuple[Member, ...]) -> bool:
