@@ -214,21 +214,31 @@ class _Peers:
         return list(former.values())
 
 
+_fast = threading.Lock()
+_updates: List[int] = []
+"""The threads that update now: a program may have several coordinators."""
+
+
 @contextlib.contextmanager
 def _failing_fast() -> Iterator[None]:
     """The calls that are made inside fail if nobody listens, instead of waiting for a listener.
 
     One that may have died since it was seen to listen would hold up the update for ever.
     """
-    wanted = os.environ.get(_FAIL_FAST)
-    if wanted != _AS_CALLED:
-        yield  # the program decides
-        return
-    os.environ[_FAIL_FAST] = "true"
+    with _fast:
+        # Where the program has set another value, it decides.
+        is_ours = bool(_updates) or os.environ.get(_FAIL_FAST) == _AS_CALLED
+        if is_ours:
+            _updates.append(threading.get_ident())
+            os.environ[_FAIL_FAST] = "true"
     try:
         yield
     finally:
-        os.environ[_FAIL_FAST] = wanted
+        with _fast:
+            if is_ours:
+                _updates.remove(threading.get_ident())
+            if is_ours and not _updates:
+                os.environ[_FAIL_FAST] = _AS_CALLED
 
 
 def _server_def(handler: object) -> _ServerDef:
