@@ -6,9 +6,11 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from supervisor.adapters.backoff import Backoff
 from supervisor.adapters.clock import BootClock
 from supervisor.adapters.etcd.memory import MemoryCoordination, MemoryStore
 from supervisor.adapters.etcd.mirror import Mirror, MirrorUpdate
@@ -168,6 +170,30 @@ async def test_after_a_compaction_while_away_it_lists_and_hands_out_the_differen
         assert follower.copy == dict(follower.mirror.entries)
         await put(writer, "n/same", b"9")
         await follower.until(lambda: follower.value("n/same") == b"9")
+
+
+async def test_it_lists_without_a_second_wait_what_was_compacted_while_it_waited(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    waits: list[None] = []
+    wait = Backoff.wait
+
+    async def counted(self: Backoff) -> None:
+        waits.append(None)
+        await wait(self)
+
+    monkeypatch.setattr(Backoff, "wait", counted)
+    store = MemoryStore()
+    writer = MemoryCoordination(store)
+    async with following(MemoryCoordination(store)) as follower:
+        await put(writer, "n/old")
+        await follower.until(lambda: len(follower.updates) == 2)
+        store.break_watches()
+        await put(writer, "elsewhere")
+        store.compact(await put(writer, "n/new", b"1"))
+        await follower.until(lambda: follower.value("n/new") == b"1")
+        assert follower.updates[2].relisted
+        assert len(waits) == 1
 
 
 async def test_after_etcd_lost_data_it_shows_what_etcd_has() -> None:

@@ -151,6 +151,35 @@ def test_an_etcd_that_stays_full_is_tried_now_and_then() -> None:
     assert sum(len(care.events) for care in cares) == 2, "that it is full, and the level"
 
 
+def test_the_alarm_is_ended_while_a_member_is_away() -> None:
+    looks = Looks()
+    away = EtcdMember(endpoint="m2", problem="no answer")
+    cares = looks.looks(replace(member("m1", file=500), full=True), away, ms=120_000)
+    assert any(care.disarm for care in cares)
+    assert not any(care.defragment for care in cares)
+    assert "within two minutes, or by `etcdctl alarm disarm`" in cares[-1].lines[1]
+
+
+@pytest.mark.parametrize(
+    ("settings", "may"),
+    [(COMMON, {"may_disarm": False}), (COMMON, {"may_compact": False}), (SpaceSettings(QUOTA, 0), {})],
+)
+def test_no_line_promises_to_end_an_alarm_that_this_supervisor_leaves(
+    settings: SpaceSettings, may: dict[str, bool]
+) -> None:
+    looks = Looks(settings)
+    looks.past = replace(looks.past, **may)
+    (line,) = looks.look(replace(member("m1", file=500), full=True)).lines
+    assert "end the alarm by `supervisorctl etcd defrag`" in line
+
+
+def test_no_line_tells_of_an_alarm_that_is_not_raised() -> None:
+    looks = Looks()
+    looks.look(member("m1", file=1300))
+    (line,) = looks.look(member("m1", file=1180)).lines
+    assert "alarm" not in line
+
+
 def test_where_it_may_not_compact_it_sees_whether_something_else_does() -> None:
     looks = Looks()
     looks.looks(member("m1"), ms=HISTORY_MS)

@@ -105,6 +105,7 @@ class Mirror:
     async def run(self) -> NoReturn:
         """Follow the prefix until cancelled. Only errors that no retry can mend are raised."""
         while True:
+            goes_on = self._listed
             try:
                 if self._listed and self._resumes:
                     await self._look_back()
@@ -115,12 +116,14 @@ class Mirror:
             except TfSupervisorError as error:
                 if not error.retryable:
                     raise
-                if isinstance(error, Compacted):
-                    self._listed = False
+                compacted = isinstance(error, Compacted)
+                self._listed = self._listed and not compacted
                 self._sink.warning(
                     "a watch of etcd broke; starting another", prefix=self._prefix, reason=str(error)
                 )
-                await self._backoff.wait()
+                # A prefix in which little is written is often behind, and this mirror has waited already.
+                if not (compacted and goes_on):
+                    await self._backoff.wait()
 
     async def _look_back(self) -> None:
         """Check, before a watch is resumed, that etcd still has the newest write: it may be another etcd by

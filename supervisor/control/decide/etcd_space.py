@@ -63,6 +63,7 @@ class Past:
         level: the level that was told.
         full_ms: since when etcd is full; None if it is not.
         may_compact: etcd has not refused this supervisor the last compaction.
+        may_disarm: nor the last end of the alarm.
         endless: history of UNCOMPACTED times its length is still there.
     """
 
@@ -78,6 +79,7 @@ class Past:
     level: int = 0
     full_ms: int | None = None
     may_compact: bool = True
+    may_disarm: bool = True
     endless: bool = False
 
 
@@ -127,7 +129,7 @@ def look(
     if not acts or settings.history_ms == 0:
         return past, care
     past, care = _compact(past, care, space, now_ms)
-    if silent or (care.compact and not space.full):
+    if care.compact and not space.full:
         return past, care
     past, care = _defragment(past, care, space, now_ms)
     if care.defragment is None and past.full_ms is not None:
@@ -194,7 +196,7 @@ def _changes(past: Past, space: Space, now_ms: int) -> tuple[Past, tuple[Action,
         past = replace(past, full_ms=None)
     level = next((each for each in LEVELS if space.percent >= each), 0)
     if level > past.level:
-        events.append(_event("etcd_fills", f"{space.sizes}; {_remedy(space)}", space))
+        events.append(_event("etcd_fills", f"{space.sizes}; {_remedy(past, space, away=False)}", space))
     if level > past.level or space.percent < past.level - CALMER:
         past = replace(past, level=level)
     return past, tuple(events)
@@ -208,6 +210,7 @@ def _event(kind: str, text: str, space: Space) -> Action:
 
 
 def _lines(past: Past, space: Space, silent: Sequence[EtcdMember]) -> tuple[str, ...]:
+    away = bool(silent)
     lines = [f"etcd's member {each.endpoint} does not answer: {each.problem}" for each in silent]
     lines += [
         f"etcd's member {each.endpoint} reports corrupt data (alarm CORRUPT): see docs/etcd-care.md"
@@ -217,10 +220,10 @@ def _lines(past: Past, space: Space, silent: Sequence[EtcdMember]) -> tuple[str,
     if space.full:
         lines.append(
             "etcd is full (alarm NOSPACE) and takes no writes: nothing is restarted or committed. "
-            f"{space.sizes}; {_remedy(space)}"
+            f"{space.sizes}; {_remedy(past, space, away=away)}"
         )
     elif past.level:
-        lines.append(f"{space.sizes}; {_remedy(space)}")
+        lines.append(f"{space.sizes}; {_remedy(past, space, away=away)}")
     if past.endless:
         lines.append(
             "etcd keeps every value that a key ever had, and does not let this supervisor compact it: start "
@@ -229,11 +232,15 @@ def _lines(past: Past, space: Space, silent: Sequence[EtcdMember]) -> tuple[str,
     return tuple(lines)
 
 
-def _remedy(space: Space) -> str:
+def _remedy(past: Past, space: Space, *, away: bool) -> str:
+    """The remedy for a file that is too large. `away`: a member does not answer, so the command refuses."""
     member = space.fullest
     used = _mib(member.used_bytes)
-    if space.percent < LEVELS[-1]:
-        return "there is room again: the alarm is ended within two minutes, or by `supervisorctl etcd defrag`"
+    if space.full and space.percent < LEVELS[-1]:
+        by_hand = "`etcdctl alarm disarm`" if away else "`supervisorctl etcd defrag`"
+        if space.settings.history_ms and past.may_compact and past.may_disarm:
+            return f"there is room again: the alarm is ended within two minutes, or by {by_hand}"
+        return f"there is room again: end the alarm by {by_hand} (docs/etcd-care.md)"
     if space.percent > WRONG_QUOTA and not space.full:
         return (
             "if its quota is larger, write it as `etcd_quota` in the supervisors' files (docs/etcd-care.md)"

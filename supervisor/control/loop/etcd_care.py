@@ -100,8 +100,10 @@ class EtcdCare:
         if care.disarm:
             try:
                 await self._maintenance.disarm()
+                self._past = replace(self._past, may_disarm=True)
                 self._sink.info("etcd's alarm NOSPACE is ended; it comes back if there is no room")
             except TfSupervisorError as error:
+                self._past = replace(self._past, may_disarm=not isinstance(error, Refused))
                 self._sink.warning("the alarm NOSPACE of etcd cannot be ended", reason=str(error))
 
     async def _compact(self, revision: int) -> None:
