@@ -12,13 +12,19 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
+from chaos.cluster.certificates import Authority
+from supervisor.adapters.certificates.tls import TlsFiles
+from supervisor.adapters.etcd import maintenance
 from supervisor.adapters.etcd.client import EtcdCoordination
+from supervisor.adapters.etcd.endpoints import Endpoint
 from supervisor.adapters.etcd.maintenance import EtcdCalls
+from supervisor.cli.cluster import etcd
 from supervisor.cli.main import cli
 from supervisor.contract import keys
 from supervisor.contract.boundaries import Delete, Op, Put
 from supervisor.contract.desired import LeaderRecord
-from supervisor.contract.errors import CoordinationFull, CoordinationUnreachable, Unreachable
+from supervisor.contract.errors import CoordinationFull, CoordinationUnreachable, Unreachable, UserError
+from supervisor.contract.etcd_member import EtcdMember
 from supervisor.control.decide.etcd_space import LOOK_MS, MIB, SpaceSettings
 from supervisor.control.decide.plan import Action
 from supervisor.control.loop.etcd_care import EtcdCare
@@ -165,15 +171,16 @@ async def test_a_full_etcd_is_helped_by_hand(small: Small, tmp_path: Path) -> No
     await small.ship(0)
 
 
-def defrag(directory: Path, endpoints: list[str], *more: str) -> Result:
+def defrag(directory: Path, endpoints: list[str], *more: str, tls: TlsFiles | None = None) -> Result:
     """`supervisorctl etcd defrag`."""
     config = directory / "s.yaml"
     body = {"cluster": "c", "id": "s0", "listen": "unix:/none", "state_dir": "s"}
-    config.write_text(json.dumps({**body, "etcd": {"endpoints": endpoints}}))
+    shown = {each: str(getattr(tls, each)) for each in ("ca", "cert", "key")} if tls is not None else None
+    config.write_text(json.dumps({**body, "etcd": {"endpoints": endpoints, "tls": shown}}))
     return CliRunner().invoke(cli, ["etcd", "defrag", "--supervisor-config", str(config), *more])
 
 
-def test_members_are_defragmented_by_hand(tmp_path: Path) -> None:
+def test_members_are_defragmented_by_hand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The leader hands over first."""
     with EtcdCluster() as cluster:
         before = next(each for each in cluster.members if each.is_leader())
@@ -183,10 +190,53 @@ def test_members_are_defragmented_by_hand(tmp_path: Path) -> None:
         assert before.endpoint in done.output.splitlines()[-1]
         assert not before.is_leader()
         before.freeze()
+        monkeypatch.setattr(maintenance, "STATUS_S", 0.5)
         refused = defrag(tmp_path, cluster.endpoints)
+        monkeypatch.setattr(etcd, "WELL_S", 0.1)
         others = defrag(tmp_path, cluster.endpoints, "--anyway")
+        monkeypatch.setattr(etcd, "QUICK_BYTES", 0)
+        much = defrag(tmp_path, cluster.endpoints, "--anyway")
+        large = defrag(tmp_path, cluster.endpoints, "--anyway", "--large", "-o", "json")
         before.thaw()
         assert isinstance(refused.exception, Unreachable)
         assert before.endpoint in str(refused.exception)
         assert others.exit_code == 0, others.output
         assert others.output.count(" -> ") == 2
+        assert f"{before.endpoint}: left out, it does not answer" in others.output
+        assert isinstance(much.exception, UserError)
+        assert "they are no majority" in str(much.exception)
+        assert large.exit_code == 0, large.output
+        told = json.loads(large.output)
+        assert told["left_out"] == [before.endpoint]
+        assert len(told["members"]) == 2
+
+
+def test_a_member_that_is_late_once_is_not_left_out(
+    tmp_path: Path, etcd_server: EtcdServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers: list[str] = []
+    status = EtcdCalls._status
+
+    async def late(self: EtcdCalls, endpoint: Endpoint) -> EtcdMember:
+        answers.append(endpoint.text)
+        return (
+            await status(self, endpoint)
+            if answers[1:]
+            else EtcdMember(endpoint=endpoint.text, problem="late")
+        )
+
+    monkeypatch.setattr(EtcdCalls, "_status", late)
+    done = defrag(tmp_path, [etcd_server.endpoint], "--anyway")
+    assert done.exit_code == 0, done.output
+    assert "left out" not in done.output
+    assert done.output.count(" -> ") == 1
+
+
+def test_the_supervisors_own_certificate_is_shown_where_no_other_is_given(tmp_path: Path) -> None:
+    authority = Authority(tmp_path / "tls")
+    own = TlsFiles(authority.certificate, *authority.issue("etcd", ["127.0.0.1"]))
+    with EtcdServer(tls=own) as server:
+        mine = TlsFiles(authority.certificate, *authority.issue("s0", ["127.0.0.1"], "supervisor:s0"))
+        done = defrag(tmp_path, [server.endpoint], tls=mine)
+    assert done.exit_code == 0, done.output
+    assert done.output.count(" -> ") == 1

@@ -79,14 +79,19 @@ def check(
 
 @etcd.command()
 @CONFIG
-@CERT
 @click.option(
-    "--anyway",
+    "--cert",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="etcd's administrator, NAME.pem beside NAME.key; by default the supervisor's own certificate.",
+)
+@click.option("--anyway", is_flag=True, help="Leave out members that do not answer for ten seconds.")
+@click.option(
+    "--large",
     is_flag=True,
-    help="Also while a member is away, and where a single member holds much: tasks may end.",
+    help="Also where etcd answers nothing meanwhile, and its data take long: tasks may end.",
 )
 @global_options
-def defrag(given: Globals, path: Path, cert: Path | None, anyway: bool) -> None:
+def defrag(given: Globals, path: Path, cert: Path | None, anyway: bool, large: bool) -> None:
     """Give the free space of etcd's database files back, one member after the other.
 
     A full etcd is compacted first and takes writes again afterwards. A member answers nothing while its file
@@ -96,28 +101,37 @@ def defrag(given: Globals, path: Path, cert: Path | None, anyway: bool) -> None:
 
     config = load_supervisor(path)
     tls = config.etcd_tls_files()
-    if tls is not None:
-        tls = _admin(given, tls, cert)
-    done = asyncio.run(_defrag(config.etcd.endpoints, tls, anyway=anyway, shown=not given.json))
+    if tls is not None and cert is not None:
+        tls = _shown(tls, cert)
+    wanted = config.etcd.endpoints, tls
+    done, left_out = asyncio.run(_defrag(*wanted, anyway=anyway, large=large, shown=not given.json))
     if given.json:
-        render.emit_json({"members": done})
+        render.emit_json({"members": done, "left_out": left_out})
 
 
 async def _defrag(
-    endpoints: list[str], tls: TlsFiles | None, *, anyway: bool, shown: bool
-) -> list[dict[str, object]]:
+    endpoints: list[str], tls: TlsFiles | None, *, anyway: bool, large: bool, shown: bool
+) -> tuple[list[dict[str, object]], list[str]]:
+    """What was done to each member, and the addresses of those left out."""
     from supervisor.adapters.etcd.maintenance import EtcdCalls
 
-    calls, done = EtcdCalls(endpoints, tls), list[dict[str, object]]()
+    calls, done, left_out = EtcdCalls(endpoints, tls), list[dict[str, object]](), list[str]()
     if anyway:
-        there = [each.endpoint for each in await calls.members() if each.refused or not each.problem]
-        calls = EtcdCalls(there, tls)
+        away = await _away(calls, WELL_S)
+        left_out = [each.endpoint for each in away]
+        calls = EtcdCalls([each for each in endpoints if each not in left_out], tls)
+        if shown:
+            for each in away:
+                click.echo(f"{each.endpoint}: left out, it does not answer ({each.problem})")
     members = await _all_well(calls, 0)
-    slow = [each for each in members if each.used_bytes > QUICK_BYTES]
-    if slow and len(members) == 1 and not anyway:
+    most = max(each.used_bytes for each in members)
+    majority = (len(members) + len(left_out)) // 2 + 1
+    if most > QUICK_BYTES and len(members) - 1 < majority and not large:
         raise UserError(
-            f"etcd has one member, with {render.size(slow[0].used_bytes)} of data. It answers nothing for "
-            "some seconds, and tasks end if that is longer than D. Stop the jobs first, or give --anyway"
+            f"of the members in this configuration {len(members)} answer. Without the one that rewrites its "
+            f"file they are no majority, and with {render.size(most)} of data that takes seconds. etcd may "
+            "answer nothing meanwhile, and tasks end if that is longer than D. Stop the jobs first, or give "
+            "--large"
         )
     full = any(each.full for each in members)
     if full:
@@ -143,7 +157,17 @@ async def _defrag(
         await calls.disarm()
         if shown:
             click.echo("the alarm NOSPACE is ended")
-    return done
+    return done, left_out
+
+
+async def _away(calls: EtcdCalls, patience_s: float) -> Sequence[EtcdMember]:
+    """The members that still do not answer after so long."""
+    until = time.monotonic() + patience_s
+    while True:
+        away = [each for each in await calls.members() if each.problem and not each.refused]
+        if not away or time.monotonic() > until:
+            return away
+        await asyncio.sleep(AGAIN_S)
 
 
 async def _all_well(calls: EtcdCalls, patience_s: float) -> Sequence[EtcdMember]:
@@ -157,7 +181,7 @@ async def _all_well(calls: EtcdCalls, patience_s: float) -> Sequence[EtcdMember]
         if bad is None:
             return members
         if bad.refused:
-            raise Refused(f"{bad.problem}; show the certificate of a user who has etcd's role root")
+            raise Refused(f"{bad.problem}; give --cert with that of a user who has etcd's role root")
         if time.monotonic() > until:
             raise Unreachable(
                 f"etcd's member {bad.endpoint} does not answer ({bad.problem}). While one is away, clients "
@@ -229,6 +253,11 @@ def _admin(given: Globals, tls: TlsFiles, cert: Path | None) -> TlsFiles | None:
     from supervisor.adapters.files.config import load_client
 
     if cert is not None:
-        return replace(tls, cert=cert, key=cert.with_suffix(".key"))
+        return _shown(tls, cert)
     client = given.config or (Path(os.environ["TFSUP_CONFIG"]) if os.environ.get("TFSUP_CONFIG") else None)
     return load_client(client).tls_files() if client is not None else None
+
+
+def _shown(tls: TlsFiles, cert: Path) -> TlsFiles:
+    """The same authority, with the certificate of --cert."""
+    return replace(tls, cert=cert, key=cert.with_suffix(".key"))
