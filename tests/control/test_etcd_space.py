@@ -161,15 +161,17 @@ def test_the_alarm_is_ended_while_a_member_is_away() -> None:
 
 
 @pytest.mark.parametrize(
-    ("settings", "may"),
-    [(COMMON, {"may_disarm": False}), (COMMON, {"may_compact": False}), (SpaceSettings(QUOTA, 0), {})],
+    ("settings", "past"),
+    [
+        (COMMON, replace(etcd_space.begin(0), may_disarm=False)),
+        (COMMON, replace(etcd_space.begin(0), may_compact=False)),
+        (SpaceSettings(QUOTA, 0), etcd_space.begin(0)),
+    ],
 )
 def test_no_line_promises_to_end_an_alarm_that_this_supervisor_leaves(
-    settings: SpaceSettings, may: dict[str, bool]
+    settings: SpaceSettings, past: etcd_space.Past
 ) -> None:
-    looks = Looks(settings)
-    looks.past = replace(looks.past, **may)
-    (line,) = looks.look(replace(member("m1", file=500), full=True)).lines
+    (line,) = Looks(settings, past=past).look(replace(member("m1", file=500), full=True)).lines
     assert "end the alarm by `supervisorctl etcd defrag`" in line
 
 
