@@ -116,13 +116,13 @@ class Mirror:
             except TfSupervisorError as error:
                 if not error.retryable:
                     raise
-                compacted = isinstance(error, Compacted)
-                self._listed = self._listed and not compacted
+                if isinstance(error, Compacted):
+                    self._listed = False
                 self._sink.warning(
                     "a watch of etcd broke; starting another", prefix=self._prefix, reason=str(error)
                 )
                 # A prefix in which little is written is often behind, and this mirror has waited already.
-                if not (compacted and goes_on):
+                if not (goes_on and not self._listed and isinstance(error, Compacted)):
                     await self._backoff.wait()
 
     async def _look_back(self) -> None:
