@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from recovery.policy.hangs import LEAST_ACT_MS
 from supervisor.contract import keys
 from supervisor.contract.boundaries import Delete
 from supervisor.contract.checkpoint import CheckpointRef
@@ -46,6 +47,13 @@ class Recovering(World):
         for member, report in self.running().items():
             if not member.startswith("ps") and (not members or member in members):
                 self.agents[report.node].tells[str(report.attempt)] = lambda beat: self._told(beat, saves)
+
+    def late(self, member: str) -> None:
+        """This trainer makes no step until further notice, though others do."""
+        report, since_ms = self.running()[member], self.now_ms
+        self.agents[report.node].tells[str(report.attempt)] = lambda beat: replace(
+            beat, saves=RECOVERS, step_age_ms=self.now_ms - since_ms
+        )
 
     def _told(self, beat: TaskBeat, saves: Saves) -> TaskBeat:
         """A trainer makes no step while a parameter server is away."""
@@ -135,6 +143,33 @@ def test_another_leader_goes_on_from_servers_that_are_being_ended() -> None:
     world.new_leader()
     until_recovered(world)
     assert world.switch().generation == 1
+
+
+def test_servers_that_have_served_do_not_accuse_their_node() -> None:
+    world = Recovering(1)
+    for number in range(2, 6):
+        kill(world)
+        world.until(lambda: all(each.outcome is Outcome.RECOVERED for each in world.failures()))
+        assert world.running()["ps.0"].number == number
+    assert {(each.rule, each.stepped) for each in world.failures()} == {("async.ps.together", True)}
+
+
+def test_the_time_without_servers_is_no_hang_of_a_trainer_that_steps_later_than_others() -> None:
+    world = Recovering(1)
+    world.stuck = True
+    world.late("worker.1")
+    killed_ms = world.now_ms
+    kill(world)
+    until_restored(world)
+    while world.now_ms < killed_ms + 8_000:
+        world.tick()
+    world.stuck = False
+    until_recovered(world)
+    while world.now_ms < killed_ms + LEAST_ACT_MS + 4_000:
+        world.tick()
+    assert "worker.1" in world.running()
+    assert world.running()["worker.1"].number == 1
+    world.until(lambda: Cause.HANG in {each.cause for each in world.failures()})
 
 
 def test_the_incident_is_open_until_a_step_is_made_and_tells_of_the_steps_given_up() -> None:

@@ -22,6 +22,7 @@ from recovery.policy.hangs import (
 )
 from recovery.policy.roles import RoleKind, kind_of
 from recovery.policy.rules import rule_of
+from supervisor.contract.bounds import MAX_DURATION_MS
 from supervisor.contract.ids import TaskId
 from supervisor.contract.incident import Cause
 from supervisor.contract.job.spec import Rule, Scope
@@ -201,10 +202,13 @@ def _running(snap: Snapshot, job: JobState, member: Member, beat: TaskBeat) -> R
     if kind_of(job.record.value.spec, member.task.role) is not RoleKind.TRAINING:
         return Running(member.task, stopped=beat.stopped)
     since_ms, fresh_ms = snap.now_ms - picture.beat.received_ms, -1
-    signs = [replace(each, age_ms=each.age_ms + since_ms) for each in beat.signs]
+    # Without parameter servers nobody could show any.
+    back_ms = servers.back_for_ms(snap, job)
+    most_ms = MAX_DURATION_MS if back_ms is None else back_ms
+    signs = [replace(each, age_ms=min(each.age_ms + since_ms, most_ms)) for each in beat.signs]
     if not signs and beat.step_age_ms >= 0:
         # Of an agent that tells of nothing else.
-        signs = [Sign(STEP, beat.step_age_ms + since_ms, beat.slowest_ms)]
+        signs = [Sign(STEP, min(beat.step_age_ms + since_ms, most_ms), beat.slowest_ms)]
     told = any(each.name == SAVE for each in signs)
     if signs and not told and member.task == job.saver:
         signs += _saves(snap, job)

@@ -97,6 +97,18 @@ def open_incident(job: JobState) -> Versioned[Incident] | None:
     return held if held.value.plan_id == switch.plan_id else None
 
 
+def back_for_ms(snap: Snapshot, job: JobState) -> int | None:
+    """Since when the job trains again after its parameter servers came back; None if they never did."""
+    switch = job.switch.value
+    over = [
+        snap.now_ms - held.seen_ms
+        for held in job.incidents.values()
+        if held.value.plan_id == switch.plan_id and held.value.outcome is Outcome.RECOVERED
+        if is_about_servers(job, held.value)
+    ]
+    return min(over, default=None)
+
+
 def is_about_servers(job: JobState, incident: Incident) -> bool:
     """Whether an incident restarted parameter servers, one or all, and no other task."""
     if incident.scope is not Scope.TASK or incident.attempt == 0 or not incident.member:
