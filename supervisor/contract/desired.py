@@ -94,7 +94,8 @@ class Plan:
 
     `code` is the digest of the shipped directory that it runs; empty if none is shipped. `moved`: the workers
     that have moved or joined since it is in force. A leader of a release that moves none leaves the job
-    alone.
+    alone. `departed`: the number of the last attempt of each worker that has left, so that none that comes
+    again gets it.
     """
 
     job: str
@@ -104,6 +105,7 @@ class Plan:
     placements: tuple[Placement, ...]
     code: str = ""
     moved: tuple[str, ...] = field(default=(), metadata=NEEDED)
+    departed: dict[str, int] = field(default_factory=dict, metadata=NEEDED)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,12 +9,13 @@ from dataclasses import replace
 import pytest
 
 from supervisor.contract import keys
-from supervisor.contract.desired import ClusterSpec
+from supervisor.contract.desired import ClusterSpec, JobPhase, JobSwitch
 from supervisor.contract.incident import Cause, Incident, Outcome
-from supervisor.contract.job.spec import JobSpec, RestartPolicy, Scope, Strategy
-from supervisor.contract.observed import AttemptReport, Exit, ExitReason
+from supervisor.contract.job.spec import JobIntent, JobRecord, JobSpec, RestartPolicy, Scope, Strategy
+from supervisor.contract.observed import AttemptReport, AttemptState, Exit, ExitReason
 from supervisor.control.decide.facts.standing import ENDED_AFTER
 from supervisor.control.decide.jobs.prepare import _ports_still_known
+from supervisor.control.decide.nodes.node_loss import decide_nodes
 from supervisor.control.decide.plan import Action, put
 from supervisor.control.decide.reconcile import reconcile
 from tests.control.bank import Bank
@@ -518,3 +519,91 @@ async def test_an_operator_is_told_that_nobody_restarts() -> None:
     answer = await bank.job_service.scale("digits", {"worker": 3})
     assert "join" in answer.detail
     assert "restart" not in answer.detail
+
+
+def test_the_place_of_one_that_leaves_is_nobody_elses_before_it_has_left() -> None:
+    world = training(nodes=5, workers=3)
+    other = job_spec((role("chief", 1, ONE),), name="other")
+    world.write(
+        put(keys.job_record("other"), JobRecord(other, "u2", 0)),
+        put(keys.intent("other"), JobIntent()),
+        put(keys.switch("other"), JobSwitch("other", "u2", JobPhase.WAITING, 0)),
+    )
+    wish(world, worker=2)
+    next_of(world, "left")
+    looked = [each for each in reconcile(world.snapshot()) if isinstance(each, Action)]
+    assert [each.kind for each in looked] == ["left"]
+    wish(world, worker=3)
+    assert not world.run(looked[0]), "the place stays the worker's"
+    wish(world, worker=2)
+    world.until(lambda: world.snapshot().jobs["other"].next_plan is not None)
+
+
+def test_one_whose_earlier_attempt_may_live_does_not_leave() -> None:
+    world = training(workers=3)
+    world.agents[world.node_of("worker.2")].starts = False
+    world.agents[world.node_of("worker.2")].obedient = False
+    intent = world.job().intent.value
+    asked = replace(intent, restart_serial=intent.restart_serial + 1, restart_member="worker.2")
+    world.write(put(keys.intent(world.spec.name), asked))
+    world.until(lambda: "restart_in_place" in world.done)
+    wish(world, worker=2)
+    world.until(lambda: "node_cordoned" in world.done)
+    assert "left" not in world.done
+    assert count(world) == len(workers(world)) == 3
+    world.until(lambda: count(world) == 2)
+    wish(world, worker=3)
+    world.until(lambda: count(world) == 3)
+
+
+def test_a_number_that_was_given_and_never_reported_is_not_given_again() -> None:
+    world = training()
+    given = []
+    for agent in world.agents.values():
+        agent.starts = False
+    for _ in range(2):
+        wish(world, worker=3)
+        world.until(lambda: count(world) == 3)
+        held = world.job().assigned(world.switch().plan_id, "worker.2")
+        assert held is not None
+        given.append(held.value.attempt)
+        wish(world, worker=2)
+        world.until(lambda: count(world) == 2)
+    assert given == [1, 2]
+
+
+def test_what_another_node_reports_of_a_worker_is_no_news_of_it() -> None:
+    world = training()
+    report = world.running()["worker.1"]
+    end = Exit(ExitReason.DEADLINE, None, 9, 0, confirmed_dead=True)
+    late = replace(report, node="n7", incarnation="i7", state=AttemptState.EXITED, exit=end)
+    assert report.node != "n7"
+    world.write(put(keys.attempt(report.attempt), late))
+    world.decide()
+    world.decide()
+    assert not {"restart_in_place", "prepare"} & set(world.done[world.done.index("flip") + 1 :])
+
+
+def test_one_that_is_dead_leaves_a_node_that_is_suspected_and_may_still_appeal() -> None:
+    world = training(workers=3)
+    node = world.node_of("worker.2")
+    world.end_task("worker.2", code=1)
+    world.agents[node].acting = world.agents[node].beating = False
+    while not world.snapshot().nodes[node].marks:
+        world.tick(leader=False)
+        for action in decide_nodes(world.snapshot()):
+            world.run(action)
+    wish(world, worker=2)
+    world.until(lambda: count(world) == 2)
+    assert [mark.value.final for mark in world.snapshot().nodes[node].marks.values()] == [False]
+
+
+def test_a_flip_leaves_its_appeal_to_a_node_whose_only_task_is_dead() -> None:
+    world = training(workers=3)
+    node = world.node_of("worker.2")
+    world.end_task("worker.2", code=1)
+    world.end_task("ps.0", signal=9)
+    world.agents[node].acting = world.agents[node].beating = False
+    world.until(lambda: bool(world.snapshot().nodes[node].marks))
+    world.until(lambda: world.switch().generation == 2)
+    assert [mark.value.final for mark in world.snapshot().nodes[node].marks.values()] == [False]

@@ -590,6 +590,22 @@ ROWS = (
     ),
     Guarantee(
         6,
+        "A worker does not leave a running job while an earlier attempt of it may live.",
+        "supervisor/control/decide/jobs/joining.py",
+        "    if _may_live(snap, job, last.task, held.value.attempt):\n        return []\n",
+        "",
+        LIVE_RESIZING + "test_one_whose_earlier_attempt_may_live_does_not_leave",
+    ),
+    Guarantee(
+        6,
+        "A worker that comes again gets a number that was never given, reported or not.",
+        "supervisor/control/decide/jobs/moves.py",
+        "plan.value.departed.get(task.member, 0)",
+        "0",
+        LIVE_RESIZING + "test_a_number_that_was_given_and_never_reported_is_not_given_again",
+    ),
+    Guarantee(
+        6,
         "A worker joins or leaves only if the wish and the records that this was decided from are the same.",
         "supervisor/control/decide/jobs/joining.py",
         "(job.switch, job.intent, job.record, plan, spec)",

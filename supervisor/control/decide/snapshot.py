@@ -196,9 +196,10 @@ class JobState:
         return self.assignments.get((plan_id, member))
 
     def report(self, placement: Placement, plan: Plan) -> Versioned[AttemptReport] | None:
-        """The report of the attempt that is wanted now of this placement."""
+        """The report of the attempt that is wanted now of this placement, by its node."""
         held = self.assigned(plan.plan_id, placement.member)
-        return None if held is None else self.attempts.get(held.value.attempt_id)
+        found = None if held is None else self.attempts.get(held.value.attempt_id)
+        return found if found is not None and found.value.node == placement.node else None
 
     def task(self, member: str) -> TaskId:
         """The task of a member of this job."""

@@ -377,9 +377,11 @@ def _still_registered(snap: Snapshot, plan: Plan) -> Iterable[CreatedAt]:
 
 def _marks_used(snap: Snapshot, job: JobState) -> list[Versioned[LostMark]]:
     """The marks that allow this flip to replace tasks; it compares their revisions and makes them final."""
-    plan = job.plan_in_force
+    plan, alive = job.plan_in_force, not_dead(job)
     marks: dict[str, Versioned[LostMark]] = {}
     for placement in plan.value.placements if plan is not None else ():
+        if placement not in alive and standing(snap, placement) is not Standing.LOST:
+            continue  # its node is only suspected, and may appeal
         picture = snap.nodes.get(placement.node)
         mark = picture.mark_of(placement.incarnation) if picture is not None else None
         if mark is not None:

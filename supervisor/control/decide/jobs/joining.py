@@ -21,6 +21,7 @@ from supervisor.contract.desired import ClusterSpec, JobPhase, Placement, Plan
 from supervisor.contract.ids import TaskId
 from supervisor.contract.incident import Cause, Outcome
 from supervisor.contract.job.spec import JobRecord, Scope, resized
+from supervisor.contract.observed import AttemptReport
 from supervisor.control.decide.assess import sizing
 from supervisor.control.decide.assess.failures import judgement_of
 from supervisor.control.decide.assess.members import Member
@@ -150,15 +151,20 @@ def _leave(
     never_began = where is Standing.ALIVE and _never_began(snap, job, last)
     if held is None or not (dead or where is Standing.LOST or never_began):
         return []
+    if _may_live(snap, job, last.task, held.value.attempt):
+        return []
     shrunk = replace(
         plan.value,
         placements=tuple(each for each in plan.value.placements if each.member != member),
         moved=tuple(each for each in plan.value.moved if each != member),
+        departed=plan.value.departed | {member: held.value.attempt},
     )
     described = spec.value.without_last(WORKER)
     picture = snap.nodes.get(placement.node)
     mark = picture.mark_of(placement.incarnation) if picture is not None else None
-    compared, made_final = by_marks(snap, [mark] if mark is not None else [])
+    # What is confirmed dead needs none: a node that is only suspected may appeal.
+    used = [mark] if mark is not None and where is Standing.LOST else []
+    compared, made_final = by_marks(snap, used)
     attempt = held.value.attempt_id
     reported = unchanged(last.report) if last.report is not None else Absent(keys.attempt(attempt))
     switch, intent = job.switch.value, job.intent.value
@@ -186,7 +192,6 @@ def _leave(
             tuple(ops),
             {"task": str(last.task)},
             taking=taking(snap, job, () if dead else (placement,)),
-            places=shrunk,
         )
     ]
 
@@ -214,6 +219,26 @@ def _never_began(snap: Snapshot, job: JobState, member: Member) -> bool:
         return False
     waited_ms = snap.now_ms - max(held.seen_ms, snap.etcd_since_ms)
     return waited_ms > ENDED_AFTER * snap.timing.d_ms
+
+
+def _may_live(snap: Snapshot, job: JobState, task: TaskId, number: int) -> bool:
+    """Whether an attempt before this one may live: the task may not leave, and come again elsewhere."""
+    generation = job.switch.value.generation
+    earlier = (
+        held.value
+        for attempt, held in job.attempts.items()
+        if (attempt.task, attempt.generation) == (task, generation) and attempt.number < number
+    )
+    return any(not (each.confirmed_dead or _is_over(snap, each)) for each in earlier)
+
+
+def _is_over(snap: Snapshot, report: AttemptReport) -> bool:
+    """Whether the agent that reported it is lost, or another has taken its place and has killed all."""
+    picture = snap.nodes.get(report.node)
+    if picture is None or picture.incarnation is None or picture.acts_for(report.incarnation):
+        where = Placement(report.role, report.index, report.node, report.incarnation)
+        return standing(snap, where) is Standing.LOST
+    return True
 
 
 def _ended_join(job: JobState, member: Member) -> list[Op]:

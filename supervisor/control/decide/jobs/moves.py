@@ -166,6 +166,8 @@ def next_attempt(job: JobState, task: TaskId, old: Versioned[Assignment] | None)
     """A number above all that the task's agents were ever given in this generation."""
     generation = job.switch.value.generation
     known = [each.number for each in job.attempts if (each.task, each.generation) == (task, generation)]
+    plan = job.plan_in_force
+    known += [plan.value.departed.get(task.member, 0)] if plan is not None else []
     return 1 + max([*known, old.value.attempt if old is not None else 0], default=0)
 
 

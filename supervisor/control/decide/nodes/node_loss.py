@@ -286,9 +286,9 @@ def _should_have_ended(snap: Snapshot, job: JobState, report: AttemptReport) -> 
 
 
 def _stays_too_long(snap: Snapshot, job: JobState, report: AttemptReport) -> bool:
-    """Whether an attempt of a task that is to move has not ended in time."""
+    """Whether an attempt of a task that is to move or to leave has not ended in time, or one before it."""
     held = job.assigned(report.plan_id, report.attempt.task.member)
-    if held is None or not held.value.ends or held.value.attempt_id != report.attempt:
+    if held is None or not held.value.ends or report.number > held.value.attempt:
         return False
     ordered_ms = max(held.seen_ms, snap.etcd_since_ms)
     return not report.confirmed_dead and snap.now_ms - ordered_ms > DISOBEDIENT_AFTER * snap.timing.d_ms
