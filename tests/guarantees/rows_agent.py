@@ -56,10 +56,10 @@ ROWS = (
     ),
     Guarantee(
         8,
-        "A session that is made again initialises nothing, where a lost server is restored by itself.",
-        "agent/inside/child/partial.py",
-        "            bound.arguments.update(init_op=None, init_fn=None)\n",
-        "            pass\n",
+        "A session of a cluster that is made again initialises nothing.",
+        "agent/inside/child/tf1.py",
+        "        bound.arguments.update(init_op=None, init_fn=None)\n",
+        "",
         LAUNCHER + "test_partial.py::test_what_was_not_lost_keeps_its_values",
     ),
     Guarantee(

@@ -63,7 +63,7 @@ def test_a_manager_that_the_program_imports_itself_gets_the_change_of_its_job_to
         rig.write(
             "prog.py",
             "from tensorflow.python.training.session_manager import SessionManager as m\n"
-            "print(m.__init__.__defaults__, hasattr(m.prepare_session, '__wrapped__'))",
+            "print(m.__init__.__defaults__, hasattr(m._restore_checkpoint, '__wrapped__'))",
         )
         asked = {partial.VARIABLE: partial.PARTIAL}
         assert rig.run(agent, "python", "prog.py", env=asked).code == 0
@@ -117,10 +117,16 @@ class Coordinated:
 class _RecoverableSession:
     def __init__(self, sess_creator):
         self._sess_creator = sess_creator
+
+    def _create_session(self):
+        pass
+"""
+PREPARES = """
+    def prepare_session(self, master, init_op=None, init_fn=None): pass
 """
 SESSIONS = """
 import json, os, sys
-from tensorflow.python.training import monitored_session as m
+from tensorflow.python.training import monitored_session as m, session_manager
 kept, cluster = os.environ["CHECKPOINT_DIR"], "grpc://localhost:1"
 made = {
     "chief": lambda: m.ChiefSessionCreator(cluster, kept),
@@ -158,6 +164,7 @@ def test_a_program_is_known_to_survive_a_lost_server_by_all_of_its_sessions(
     with launcher(preload=[]) as rig, Agent(rig.socket_path) as agent:
         agent.expect(protocol.Warm)
         _write_fake(rig)
+        (rig.root / "tensorflow/python/training/session_manager.py").write_text(MANAGER + PREPARES)
         (rig.root / "tensorflow/python/training/monitored_session.py").write_text(MONITORED)
         rig.write("prog.py", SESSIONS)
         kept, notes = rig.root / "kept", rig.root / "notes"

@@ -3,29 +3,24 @@
 TensorFlow restores all of them, so that every parameter server goes back to the checkpoint when one of them
 was started again. Here the variables that are initialised keep their values. The first session of a process
 restores all of them, as TensorFlow does, and so does one that the program makes again of its own; only these
-may begin without a checkpoint. The program and
-its graph, which is final by then, stay as they are: for each variable the graph has one operation that says
-whether it is initialised, and one that restores it.
+may begin without a checkpoint (`tf1`). The program and its graph, which is final by then, stay as they are:
+for each variable the graph has one operation that says whether it is initialised, and one that restores it.
 """
 
 from __future__ import annotations
 
-import inspect
 import os
 import sys
-import threading
 import types
 from typing import Callable, Dict, Optional, Protocol, Sequence, Union, cast
 
 from .patches import Change, method, put
+from .tf1 import MODULE, is_recovery
 
-MODULE = "tensorflow.python.training.session_manager"
-SESSIONS = "tensorflow.python.training.monitored_session"
 VARIABLE = "TFSUP_PS_RECOVERY"
 PARTIAL = "partial"
 _RESTORES = ("Assign", "AssignVariableOp")
 _ASKS = ("IsVariableInitialized", "VarIsInitializedOp")
-_PREPARED = "_tfsup_prepared"
 _SAVERS = "tensorflow.python.training.saver"
 _LOADED = "saved_model_initializers"
 
@@ -67,70 +62,25 @@ class _Saver(Protocol):
 
 def changes() -> Dict[str, Change]:
     """The changes that make the chief keep what is left, by module."""
-    return {MODULE: keep_what_is_left, SESSIONS: notice_losses}
-
-
-_losses = threading.local()
-"""`lasts` while TensorFlow makes a session again, as a server or worker was lost."""
-
-
-def notice_losses(module: types.ModuleType) -> None:
-    """Change the class `_RecoverableSession` of the module; nothing in one that is not known.
-
-    A program may also prepare another session of its own, to go back on purpose: that one restores all.
-    """
-    recoverable, create = method(module, "_RecoverableSession", "_create_session")
-    if recoverable is None or create is None:
-        _say("the sessions of this TensorFlow are not known: every variable will be restored")
-        return
-    creates = create
-
-    def creating(self: object) -> object:
-        _losses.lasts = "_sess" in vars(self)
-        try:
-            return creates(self)
-        finally:
-            _losses.lasts = False
-
-    put(recoverable, "_create_session", creating, create)
+    return {MODULE: keep_what_is_left}
 
 
 def keep_what_is_left(module: types.ModuleType) -> None:
     """Change the class `SessionManager` of the module; nothing in one that is not known."""
-    manager, prepare = method(module, "SessionManager", "prepare_session")
-    _, restore = method(module, "SessionManager", "_restore_checkpoint")
-    if manager is None or prepare is None or restore is None or not _takes(prepare, "init_op", "init_fn"):
+    manager, restore = method(module, "SessionManager", "_restore_checkpoint")
+    if manager is None or restore is None:
         _say("the SessionManager of this TensorFlow is not known: every variable will be restored")
         return
-    theirs, restores, parameters = prepare, restore, inspect.signature(prepare)
-
-    def preparing(self: object, *args: object, **kwargs: object) -> object:
-        bound = parameters.bind(self, *args, **kwargs)
-        if _is_recovery(self):
-            # Where no checkpoint is found, TensorFlow would begin from scratch, also what was not lost.
-            bound.arguments.update(init_op=None, init_fn=None)
-        session = theirs(*bound.args, **bound.kwargs)
-        vars(self)[_PREPARED] = True
-        return session
+    restores = restore
 
     def restoring(
         self: object, master: object, saver: Optional[object] = None, *args: object, **kwargs: object
     ) -> object:
-        if hasattr(saver, "saver_def") and _is_recovery(self):
+        if hasattr(saver, "saver_def") and is_recovery():
             saver = _Partial(cast(_Saver, saver))
         return restores(self, master, saver, *args, **kwargs)
 
-    put(manager, "prepare_session", preparing, prepare)
     put(manager, "_restore_checkpoint", restoring, restore)
-
-
-def _is_recovery(manager: object) -> bool:
-    """Whether it makes a session again after a loss, and had made the one before."""
-    return _PREPARED in vars(manager) and getattr(_losses, "lasts", False)
-
-
-def _takes(function: types.FunctionType, *names: str) -> bool:
-    return set(names) <= set(inspect.signature(function).parameters)
 
 
 class _Partial:
