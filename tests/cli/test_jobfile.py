@@ -405,7 +405,7 @@ BAD = [
         HEAD.replace("[./x]", "[x, '{task_idx}', '{print}', '{foo_hosts}']") + ROLES,
         [
             "3: command[1]: unknown placeholder {task_idx}; did you mean {task_index}? Known are",
-            "3: command[2]: unknown placeholder {print}; known are all_outputs, checkpoint_dir",
+            "3: command[2]: unknown placeholder {print}; known are address, all_outputs, checkpoint_dir",
             "3: command[3]: unknown placeholder {foo_hosts}",
         ],
     ),
@@ -415,7 +415,7 @@ BAD = [
         + "env: {B: '{x}', C: '${ps_hosts}'}\n",
         [
             "8: roles.worker.env.A: unknown placeholder {tsak_index}; did you mean {task_index}?",
-            "9: env.B: unknown placeholder {x}; known are all_outputs, checkpoint_dir, chief_hosts, host,",
+            "9: env.B: unknown placeholder {x}; known are address, all_outputs, checkpoint_dir, chief_hosts,",
             "9: env.C: ${ps_hosts} would be a variable of the shell; write {ps_hosts}",
         ],
     ),

@@ -57,6 +57,7 @@ def test_a_stranger_gets_no_config(role: str, index: int, error: type[Exception]
         ("{job_name}:{task_index}", "ps:1"),
         ("{checkpoint_dir}/model", "/ckpt/g1/model"),
         ("--host={host} --port={port}", "--host=h2 --port=2"),
+        ("--address={address}", "--address=h2:2"),
     ],
 )
 def test_every_placeholder_has_its_value(text: str, expected: str) -> None:
@@ -71,3 +72,7 @@ def test_every_word_that_a_job_file_may_use_has_a_value() -> None:
 def test_a_task_that_has_moved_alone_is_told_its_own_port() -> None:
     evaluator = TaskId("digits", "evaluator", 0)
     assert filled("{port} {evaluator_hosts}", evaluator, "h9:7") == "7 h3:3"
+
+
+def test_an_address_of_ipv6_has_brackets_and_its_host_has_none() -> None:
+    assert filled("{address} {host} {port}", address="[fd00::1]:7") == "[fd00::1]:7 fd00::1 7"

@@ -22,6 +22,7 @@ OF_TASK = (
     "checkpoint_dir",
     "output_dir",
     "all_outputs",
+    "address",
     "host",
     "port",
     "protocol",

@@ -36,14 +36,15 @@ def placeholder_values(
     """The value of each placeholder of a job file (`job.placeholders`) in one task.
 
     `{ROLE_hosts}` is a comma-separated list of `host:port` for any role of the job; for the classic roles it
-    is empty if the job has no such role, like the default of such flags. `{host}` and `{port}` are the task's
-    own, from `address` or else from the ClusterSpec; `{host}` has no brackets. Raises KeyError or IndexError
-    for a task that neither has.
+    is empty if the job has no such role, like the default of such flags. `{address}`, `{host}` and `{port}`
+    are the task's own, from `address` or else from the ClusterSpec; `{host}` has no brackets. Raises KeyError
+    or IndexError for a task that neither has.
     """
     values = {f"{role}_hosts": "" for role in CLASSIC_ROLES}
     values |= {f"{entry.role}_hosts": ",".join(entry.addresses) for entry in (*spec.roles, *spec.outside)}
     values |= {"job_name": task.role, "task_index": str(task.index)}
     values |= {"checkpoint_dir": checkpoint_dir, "protocol": protocol}
     values |= {"output_dir": output_dir, "all_outputs": all_outputs}
-    host, _, values["port"] = (address or spec.address(task.role, task.index)).rpartition(":")
+    values["address"] = address or spec.address(task.role, task.index)
+    host, _, values["port"] = values["address"].rpartition(":")
     return {**values, "host": bare(host)}
