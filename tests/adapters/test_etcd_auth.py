@@ -22,6 +22,7 @@ from supervisor.contract.boundaries import BULK, Coordination, Get, Op, Put, Wat
 from supervisor.contract.errors import Compacted, Refused, TfSupervisorError, UserError
 from supervisor.contract.etcd_roles import may
 from supervisor.contract.ids import task_id
+from supervisor.control.decide import etcd_space
 from supervisor.control.decide.etcd_space import LOOK_MS, SpaceSettings
 from supervisor.control.loop.etcd_care import EtcdCare
 from tests.support.clocks import ManualClock
@@ -249,7 +250,10 @@ async def test_maintenance_is_the_administrators_where_etcd_holds_to_that(guarde
     await admin.defragment(member.endpoint)
 
 
-async def test_a_supervisor_that_may_not_compact_sees_whether_something_else_does(guarded: Guarded) -> None:
+async def test_a_supervisor_that_may_not_compact_sees_whether_something_else_does(
+    guarded: Guarded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(etcd_space, "UNCOMPACTED_MS", 180_000)
     clock, client = ManualClock(), guarded.client("supervisor:s0")
     care = EtcdCare(
         EtcdCalls([guarded.server.endpoint], guarded.of("supervisor:s0")),
@@ -278,14 +282,16 @@ async def test_a_supervisor_that_may_not_compact_sees_whether_something_else_doe
         assert "--auto-compaction-retention" in " ".join(care.lines)
         admin = EtcdCalls([guarded.server.endpoint], guarded.of("user:admin"))
         await admin.compact((await client.list("")).revision)
-        await minutes(2)
+        await minutes(1)
         assert care.lines == ()
     await client.close()
 
 
 def test_defragmentation_shows_the_administrators_certificate(guarded: Guarded) -> None:
-    done = guarded.ctl("defrag", "-o", "json")
+    cert = str(guarded.of("user:admin").cert)
+    done = guarded.ctl("defrag", "--cert", cert, "-o", "json")
     assert done.exit_code == 0, done.output
     assert json.loads(done.output)["members"][0]["after"] > 0
-    refused = guarded.ctl("defrag", user="agent:n1")
+    refused = guarded.ctl("defrag")
     assert isinstance(refused.exception, Refused)
+    assert "give --cert" in str(refused.exception)

@@ -104,7 +104,10 @@ def defrag(given: Globals, path: Path, cert: Path | None, anyway: bool, large: b
     if tls is not None and cert is not None:
         tls = _shown(tls, cert)
     wanted = config.etcd.endpoints, tls
-    done, left_out = asyncio.run(_defrag(*wanted, anyway=anyway, large=large, shown=not given.json))
+    try:
+        done, left_out = asyncio.run(_defrag(*wanted, anyway=anyway, large=large, shown=not given.json))
+    except Refused as error:
+        raise Refused(f"{error}; where etcd has users, give --cert of one with its role root") from error
     if given.json:
         render.emit_json({"members": done, "left_out": left_out})
 
@@ -181,7 +184,7 @@ async def _all_well(calls: EtcdCalls, patience_s: float) -> Sequence[EtcdMember]
         if bad is None:
             return members
         if bad.refused:
-            raise Refused(f"{bad.problem}; give --cert with that of a user who has etcd's role root")
+            raise Refused(bad.problem)
         if time.monotonic() > until:
             raise Unreachable(
                 f"etcd's member {bad.endpoint} does not answer ({bad.problem}). While one is away, clients "
