@@ -13,6 +13,7 @@ from supervisor.control.decide.etcd_space import (
     LOOK_MS,
     MIB,
     REST_MS,
+    UNCOMPACTED_MS,
     WELL_MS,
     Care,
     SpaceSettings,
@@ -186,8 +187,28 @@ def test_where_it_may_not_compact_it_sees_whether_something_else_does() -> None:
     looks = Looks()
     looks.looks(member("m1"), ms=HISTORY_MS)
     looks.past = replace(looks.past, may_compact=False)
-    cares = looks.looks(member("m1"), ms=3 * HISTORY_MS)
-    assert cares[-1].check
-    assert looks.now_ms - cares[-1].check >= 3 * HISTORY_MS
+    cares = looks.looks(member("m1"), ms=UNCOMPACTED_MS - HISTORY_MS)
+    assert not any(care.check for care in cares), "etcd itself may be told to keep an hour"
+    cares = looks.looks(member("m1"), ms=HISTORY_MS + LOOK_MS)
+    assert cares[-1].check == looks.now_ms - UNCOMPACTED_MS - 1
     looks.past = replace(looks.past, endless=True)
-    assert "--auto-compaction-retention" in looks.look(member("m1")).lines[0]
+    (line,) = looks.look(member("m1")).lines
+    assert "for more than 4 hours" in line
+    assert "--auto-compaction-retention" in line
+
+
+def test_a_member_that_was_slow_once_is_left_to_operators() -> None:
+    looks = Looks()
+    two = (member("m1", file=1500), member("m2", file=1500))
+    looks.past = replace(looks.past, slow=frozenset({1}))
+    done = [each.defragment.endpoint for each in looks.looks(*two, ms=2 * WELL_MS) if each.defragment]
+    assert done == ["m2"]
+    assert "supervisorctl etcd defrag" in looks.look(*two).lines[0]
+
+
+def test_time_in_which_nobody_looked_proves_no_member_well() -> None:
+    looks = Looks()
+    looks.look(member("m1", file=1500))
+    assert looks.look(member("m1", file=1500), ms=2 * WELL_MS).defragment is None
+    assert not any(care.defragment for care in looks.looks(member("m1", file=1500), ms=WELL_MS - LOOK_MS))
+    assert any(care.defragment for care in looks.looks(member("m1", file=1500), ms=WELL_MS))

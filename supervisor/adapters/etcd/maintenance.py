@@ -21,6 +21,8 @@ from supervisor.contract.etcd_member import EtcdMaintenance, EtcdMember
 STATUS_S = 2.0
 CALL_S = 10.0
 DEFRAGMENT_S = PHYSICAL_S = 600.0
+FREED_S, STEADY_S, AGAIN_S = 60.0, 1.0, 0.2
+"""A compaction has freed its room once no member's data have shrunk for STEADY_S; or after FREED_S."""
 _QUOTA_FIELD = 12
 """`dbSizeQuota` of StatusResponse, since etcd 3.6."""
 
@@ -39,7 +41,11 @@ class EtcdCalls(EtcdMaintenance):
         return tuple(each for each in found if alone[each.member_id or each.endpoint] is each)
 
     async def compact(self, revision: int, *, physical: bool = False) -> None:
-        """Ask the members in turn until one has compacted; with `physical` until it has freed the room."""
+        """Ask the members in turn until one has compacted; with `physical` wait until all have made room.
+
+        The answer of one member says nothing of the others. That a revision "has been compacted" says nothing
+        of the room.
+        """
         request = rpc.CompactionRequest(revision=revision, physical=physical)
 
         async def ask(channel: grpc.aio.Channel) -> None:
@@ -50,6 +56,18 @@ class EtcdCalls(EtcdMaintenance):
         except Refused as error:
             if "has been compacted" not in str(error):
                 raise
+        if physical:
+            await self._freed()
+
+    async def _freed(self) -> None:
+        least: dict[str, int] = {}
+        loop = asyncio.get_running_loop()
+        until, fell = loop.time() + FREED_S, loop.time()
+        while loop.time() < min(until, fell + STEADY_S):
+            for each in await self.members():
+                if not each.problem and each.used_bytes < least.setdefault(each.endpoint, each.used_bytes):
+                    least[each.endpoint], fell = each.used_bytes, loop.time()
+            await asyncio.sleep(AGAIN_S)
 
     async def defragment(self, endpoint: str) -> None:
         """Returns when the member has rewritten its file."""

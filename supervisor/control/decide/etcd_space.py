@@ -21,8 +21,9 @@ HURRIED_HISTORY_MS = 30_000
 """How much history stays where the database grows fast. A watch that is so far behind lists again."""
 MOST_GROWN = 64 * MIB
 """History goes early once the data and their history have grown by so much, or by a tenth of the quota."""
-UNCOMPACTED = 3
-"""By so many histories etcd's own periodic compaction may be late."""
+UNCOMPACTED, UNCOMPACTED_MS = 3, 4 * 3_600_000
+"""History of so many times its length is told, but none that is shorter than that: operators may let etcd
+itself keep an hour, and it may compact an hour late."""
 LEVELS = (80, 60)
 """Percentages of the quota of which an event tells; a level ends CALMER points below."""
 CALMER = 5
@@ -33,9 +34,12 @@ ROOM = 90
 and then even if that is not so: etcd counts what a compaction has freed only after some more writes, and an
 etcd without room raises the alarm again at the next one."""
 WELL_MS, WELL_WHEN_FULL_MS = 600_000, 60_000
-"""For so long all members have answered before one is defragmented."""
+"""For so long all members have answered, at every look, before one is defragmented."""
 REST_MS, REST_WHEN_FULL_MS = 6 * 3_600_000, 600_000
 """A member is not defragmented again before, and the alarm not ended again."""
+SLOW_MS = 500
+"""A member whose defragmentation took longer is left to operators: no lease is renewed while etcd's leader
+rewrites its file, and the shortest one is 1 s."""
 LONG_AGO = -(10**15)
 
 
@@ -56,15 +60,16 @@ class Past:
         compacted, compacted_ms: the newest revision that this supervisor has compacted, and when.
         least_bytes: the least that was in use since the history was last caught up with; -1: none known.
         grown_ms: since when that has grown by too much; None if it has not.
-        missed_ms: when a member last did not answer.
+        missed_ms: when a member last did not answer, or nobody looked.
         silent: the addresses of those that did not answer at the look before.
         defragmented: when each member was.
+        slow: the members for which that took too long.
         disarmed_ms: when the alarm was last ended.
         level: the level that was told.
         full_ms: since when etcd is full; None if it is not.
         may_compact: etcd has not refused this supervisor the last compaction.
         may_disarm: nor the last end of the alarm.
-        endless: history of UNCOMPACTED times its length is still there.
+        endless: history of UNCOMPACTED times its length, and of UNCOMPACTED_MS, is still there.
     """
 
     marks: tuple[tuple[int, int], ...] = ()
@@ -75,6 +80,7 @@ class Past:
     missed_ms: int
     silent: frozenset[str] = frozenset()
     defragmented: Mapping[int, int] = field(default_factory=dict)
+    slow: frozenset[int] = frozenset()
     disarmed_ms: int = LONG_AGO
     level: int = 0
     full_ms: int | None = None
@@ -115,7 +121,7 @@ def look(
     """Decide. Without `acts` (another supervisor leads) only what is seen is remembered and told."""
     members = [each for each in found if not each.problem]
     silent = [each for each in found if each.problem and not each.refused]
-    if silent:
+    if silent or (past.marks and now_ms - past.marks[-1][0] > 2 * LOOK_MS):
         past = replace(past, missed_ms=now_ms)
     # On a busy machine one answer may be late.
     told = [each for each in silent if each.endpoint in past.silent]
@@ -173,7 +179,7 @@ class Space:
 
 
 def _seen(past: Past, space: Space, now_ms: int) -> Past:
-    used, keep_ms = space.used_bytes, UNCOMPACTED * max(space.settings.history_ms, HURRIED_HISTORY_MS)
+    used, keep_ms = space.used_bytes, _uncompacted_ms(space)
     old = sum(at_ms <= now_ms - keep_ms for at_ms, _ in past.marks)
     marks = (*past.marks[max(0, old - 1) :], (now_ms, space.revision))
     least = used if past.least_bytes < 0 else min(past.least_bytes, used)
@@ -225,9 +231,10 @@ def _lines(past: Past, space: Space, silent: Sequence[EtcdMember]) -> tuple[str,
     elif past.level:
         lines.append(f"{space.sizes}; {_remedy(past, space, away=away)}")
     if past.endless:
+        hours = _uncompacted_ms(space) / 3_600_000
         lines.append(
-            "etcd keeps every value that a key ever had, and does not let this supervisor compact it: start "
-            "its members with --auto-compaction-retention=10m (docs/etcd-care.md)"
+            f"etcd keeps replaced values for more than {hours:g} hours, and does not let this supervisor "
+            "compact it: start its members with --auto-compaction-retention=10m (docs/etcd-care.md)"
         )
     return tuple(lines)
 
@@ -260,8 +267,9 @@ def _compact(past: Past, care: Care, space: Space, now_ms: int) -> tuple[Past, C
     kept_ms = min(history_ms, HURRIED_HISTORY_MS) if hurried else history_ms
     mark = _mark(past, now_ms - kept_ms)
     if not past.may_compact:
-        old = _mark(past, now_ms - UNCOMPACTED * history_ms)
-        care = replace(care, check=old[1] if old is not None else 0)
+        old = _mark(past, now_ms - _uncompacted_ms(space))
+        # A compaction at a revision keeps the values of that revision. Those of the one before go.
+        care = replace(care, check=old[1] - 1 if old is not None else 0)
     due = hurried or now_ms - past.compacted_ms >= history_ms // 2
     if mark is None or not due or mark[1] <= past.compacted:
         return past, care
@@ -269,6 +277,10 @@ def _compact(past: Past, care: Care, space: Space, now_ms: int) -> tuple[Past, C
     if past.grown_ms is not None and mark[0] >= past.grown_ms:
         past = replace(past, grown_ms=None, least_bytes=-1)
     return past, replace(care, compact=mark[1])
+
+
+def _uncompacted_ms(space: Space) -> int:
+    return max(UNCOMPACTED * space.settings.history_ms, UNCOMPACTED_MS)
 
 
 def _mark(past: Past, at_ms: int) -> tuple[int, int] | None:
@@ -281,7 +293,8 @@ def _defragment(past: Past, care: Care, space: Space, now_ms: int) -> tuple[Past
     well_ms, rest_ms = (WELL_WHEN_FULL_MS, REST_WHEN_FULL_MS) if space.full else (WELL_MS, REST_MS)
     if now_ms - past.missed_ms < well_ms or any(each.used_bytes > QUICK_BYTES for each in space.wasteful):
         return past, care
-    for member in sorted(space.wasteful, key=lambda each: each.leads):
+    quick = [each for each in space.wasteful if each.member_id not in past.slow]
+    for member in sorted(quick, key=lambda each: each.leads):
         if now_ms - past.defragmented.get(member.member_id, LONG_AGO) >= rest_ms:
             done = {**past.defragmented, member.member_id: now_ms}
             past = replace(past, defragmented=done, disarmed_ms=LONG_AGO)

@@ -138,7 +138,10 @@ class EtcdCare:
             text = "a member of etcd is not defragmented; `supervisorctl etcd defrag` does it"
             self._sink.warning(text, member=member.endpoint, reason=str(error))
             return
-        took_ms = self._clock.now_ms() - began_ms
+        finally:
+            took_ms = self._clock.now_ms() - began_ms
+            if took_ms > etcd_space.SLOW_MS:
+                self._past = replace(self._past, slow=self._past.slow | {member.member_id})
         text = f"etcd's member {member.endpoint} is defragmented: its database had grown to "
         text += f"{member.file_bytes >> 20} MiB, and held {member.used_bytes >> 20} MiB ({took_ms} ms)"
         self._sink.info(text)
