@@ -11,7 +11,15 @@ import pytest
 from supervisor.contract import keys
 from supervisor.contract.desired import ClusterSpec, JobPhase, JobSwitch
 from supervisor.contract.incident import Cause, Incident, Outcome
-from supervisor.contract.job.spec import JobIntent, JobRecord, JobSpec, RestartPolicy, Scope, Strategy
+from supervisor.contract.job.spec import (
+    JobIntent,
+    JobRecord,
+    JobSpec,
+    PsRecovery,
+    RestartPolicy,
+    Scope,
+    Strategy,
+)
 from supervisor.contract.observed import AttemptReport, AttemptState, Exit, ExitReason
 from supervisor.control.decide.facts.standing import ENDED_AFTER
 from supervisor.control.decide.jobs.prepare import _ports_still_known
@@ -239,6 +247,19 @@ def test_what_cannot_join_restarts_all_and_the_record_says_why(
     assert "joined" not in world.done
     (told,) = [each for each in world.incidents().values() if each.cause is Cause.RESIZED]
     assert why in told.detail
+
+
+def test_where_a_parameter_server_may_come_back_alone_no_worker_leaves() -> None:
+    """A session of TensorFlow 1 that is made again waits for each worker that there was at the start."""
+    roles = (role("chief", 1, ONE), role("ps", 1, ONE), role("worker", 2, ONE))
+    world = training(spec=job_spec(roles, restart=RestartPolicy(ps_recovery=PsRecovery.PARTIAL)))
+    wish(world, worker=3)
+    until_of(world, 3)
+    wish(world, worker=2)
+    world.until(lambda: world.job().next_plan is not None)
+    world.commit(1, 200)
+    world.until(lambda: world.switch().generation == 2 and len(workers(world)) == 2)
+    assert "left" not in world.done
 
 
 def test_a_job_that_wants_all_restarted_gets_that() -> None:

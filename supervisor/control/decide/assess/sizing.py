@@ -5,7 +5,7 @@ from __future__ import annotations
 from recovery.policy.causes import describe
 from supervisor.contract.ids import TaskId
 from supervisor.contract.incident import Cause, Incident, Outcome
-from supervisor.contract.job.spec import CHIEF_ROLES, Scope, Strategy
+from supervisor.contract.job.spec import CHIEF_ROLES, PsRecovery, Scope, Strategy
 from supervisor.contract.observed import AttemptReport, ExitReason
 from supervisor.control.decide.assess.members import Member, MemberState
 from supervisor.control.decide.assess.moving import why_it_stays
@@ -49,6 +49,8 @@ def _why_all_restart(job: JobState) -> str:
         return f"{job.saver} saves, and not {spec.saver}: its program may give that to another worker"
     if why := why_it_stays(job, TaskId(job.name, WORKER, min(now, wanted))):
         return why
+    if wanted < now and spec.restart.ps_recovery is PsRecovery.PARTIAL:
+        return "programs that get a parameter server back would wait for a worker that has left"
     if wanted < now:
         saved = any(ref.generation == switch.generation for ref in job.commits)
         return "" if saved else "nothing is saved yet, and any worker may be the one that saves"
