@@ -23,9 +23,15 @@ from supervisor.cli.main import cli
 from supervisor.contract import keys
 from supervisor.contract.boundaries import Delete, Op, Put
 from supervisor.contract.desired import LeaderRecord
-from supervisor.contract.errors import CoordinationFull, CoordinationUnreachable, Unreachable, UserError
+from supervisor.contract.errors import (
+    CoordinationFull,
+    CoordinationUnreachable,
+    Refused,
+    Unreachable,
+    UserError,
+)
 from supervisor.contract.etcd_member import EtcdMember
-from supervisor.control.decide.etcd_space import LOOK_MS, MIB, SpaceSettings
+from supervisor.control.decide.etcd_space import LOOK_MS, MIB, SLOW_MS, SpaceSettings
 from supervisor.control.decide.plan import Action
 from supervisor.control.loop.etcd_care import EtcdCare
 from tests.support.clocks import ManualClock
@@ -240,3 +246,40 @@ def test_the_supervisors_own_certificate_is_shown_where_no_other_is_given(tmp_pa
         done = defrag(tmp_path, [server.endpoint], tls=mine)
     assert done.exit_code == 0, done.output
     assert done.output.count(" -> ") == 1
+
+
+@pytest.mark.parametrize(("took_ms", "slow"), [(SLOW_MS, set[int]()), (SLOW_MS + 1, {7})])
+async def test_a_slow_defragmentation_is_remembered(
+    etcd_server: EtcdServer, monkeypatch: pytest.MonkeyPatch, took_ms: int, slow: set[int]
+) -> None:
+    client = EtcdCoordination([etcd_server.endpoint], "c", rpc_deadline_ms=20_000, silence_ms=20_000)
+    small = Small(etcd_server, client)
+
+    async def defragment(_: str) -> None:
+        small.clock.ms += took_ms
+
+    monkeypatch.setattr(small.calls, "defragment", defragment)
+    await small.care._defragment(EtcdMember(endpoint=etcd_server.endpoint, member_id=7))
+    assert small.care._past.slow == slow
+    await client.close()
+
+
+async def test_a_compaction_by_hand_waits_until_every_member_has_made_room(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The answer of the member that compacted is lost: the next one has compacted already."""
+    calls, sizes = EtcdCalls(["a:1", "b:1"], None), [9, 9, 8, 8, 7, 7]
+
+    async def compacted(*_: object) -> None:
+        raise Refused("etcd: OUT_OF_RANGE: mvcc: required revision has been compacted")
+
+    async def members(*_: object) -> list[EtcdMember]:
+        size = sizes.pop(0) if sizes[1:] else sizes[0]
+        return [EtcdMember(endpoint="a:1", used_bytes=7), EtcdMember(endpoint="b:1", used_bytes=size)]
+
+    monkeypatch.setattr(EtcdCalls, "_ask_any", compacted)
+    monkeypatch.setattr(EtcdCalls, "members", members)
+    monkeypatch.setattr(maintenance, "AGAIN_S", 0.01)
+    monkeypatch.setattr(maintenance, "STEADY_S", 0.2)
+    await calls.compact(5, physical=True)
+    assert sizes == [7]
