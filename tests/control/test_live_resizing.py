@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from supervisor.contract import keys
-from supervisor.contract.desired import ClusterSpec, JobPhase, JobSwitch
+from supervisor.contract.desired import ClusterSpec, Cordon, JobPhase, JobSwitch
 from supervisor.contract.incident import Cause, Incident, Outcome
 from supervisor.contract.job.spec import (
     JobIntent,
@@ -21,6 +21,7 @@ from supervisor.contract.job.spec import (
     Strategy,
 )
 from supervisor.contract.observed import AttemptReport, AttemptState, Exit, ExitReason
+from supervisor.control.decide.assess import sizing
 from supervisor.control.decide.facts.standing import ENDED_AFTER
 from supervisor.control.decide.jobs.prepare import _ports_still_known
 from supervisor.control.decide.nodes.node_loss import decide_nodes
@@ -78,7 +79,7 @@ def until_of(world: World, size: int) -> None:
 
 
 def joins(world: World) -> list[Incident]:
-    return [each for each in world.incidents().values() if each.rule.endswith(".live")]
+    return [each for each in world.incidents().values() if ".live" in each.rule]
 
 
 def next_of(world: World, kind: str) -> Action:
@@ -628,3 +629,123 @@ def test_a_flip_leaves_its_appeal_to_a_node_whose_only_task_is_dead() -> None:
     world.until(lambda: bool(world.snapshot().nodes[node].marks))
     world.until(lambda: world.switch().generation == 2)
     assert [mark.value.final for mark in world.snapshot().nodes[node].marks.values()] == [False]
+
+
+def all_start(world: World, *, starts: bool) -> None:
+    for agent in world.agents.values():
+        agent.starts = starts
+
+
+def bounded(startup_ms: int = 5_000) -> World:
+    """Its tasks are to start, and to make a step, within so long."""
+    spec = job_spec((role("chief", 1, ONE), role("ps", 1, ONE), role("worker", 2, ONE)))
+    return training(spec=replace(spec, limits=replace(spec.limits, startup_ms=startup_ms)))
+
+
+def test_a_wish_that_is_taken_back_before_the_worker_began_lets_it_begin() -> None:
+    world = training()
+    all_start(world, starts=False)
+    wish(world, worker=3)
+    world.until(lambda: "joined" in world.done)
+    wish(world, worker=2)
+    world.until(lambda: "leaves" in world.done)
+    wish(world, worker=3)
+    all_start(world, starts=True)
+    until_of(world, 3)
+    assert workers(world)["worker.2"].number == 1
+    assert "left" not in world.done
+
+
+@pytest.mark.parametrize("starts", [False, True], ids=["never starts", "makes no step"])
+def test_a_worker_that_joins_too_late_leaves_again_and_costs_nothing(*, starts: bool) -> None:
+    world = bounded()
+    before, ledger = world.running(), world.switch().ledger
+    for agent in world.agents.values():
+        idle = agent.node not in {each.node for each in before.values()}
+        agent.starts, agent.steps = starts or not idle, not idle
+    wish(world, worker=3)
+    world.until(lambda: "left" in world.done)
+    assert (world.running(), world.switch().ledger) == (before, ledger)
+    (told,) = joins(world)
+    assert told.outcome is Outcome.SUPERSEDED
+    assert told.rule.endswith("did not join")
+    world.until(lambda: world.job().next_plan is not None)
+    assert world.done.count("joined") == 1
+
+
+def test_a_join_is_not_over_before_its_first_step_where_others_tell_of_theirs() -> None:
+    world = training()
+    for agent in world.agents.values():
+        agent.steps = agent.node in {each.node for each in world.running().values()}
+    wish(world, worker=3)
+    world.until(lambda: "worker.2" in world.running())
+    for _ in range(40):
+        world.tick(1_000)
+    assert [each.outcome for each in joins(world)] == [Outcome.OPEN]
+    world.end_task("worker.2", code=1)
+    world.until(lambda: "left" in world.done)
+    assert world.switch().generation == 1
+
+
+def test_an_elastic_role_does_not_restart_all_for_a_worker_that_failed_to_join() -> None:
+    elastic = replace(role("worker", 4, ONE), least=1, most=4)
+    world = World(job_spec((role("chief", 1, ONE), role("ps", 1, ONE), elastic)), 4)
+    world.stays = ""
+    world.until(lambda: len(world.running()) == 4)
+    world.tick()
+    world.commit(1, 100)
+    world.register("n9", "i9")
+    fail_to_join(world)
+    world.until(lambda: "left" in world.done)
+    for _ in range(20):
+        world.tick()
+    assert world.job().next_plan is None
+    assert world.done.count("joined") == 1
+
+
+def test_an_elastic_role_takes_no_room_while_a_worker_of_it_is_away() -> None:
+    elastic = replace(role("worker", 4, ONE), least=1, most=4)
+    world = World(job_spec((role("chief", 1, ONE), role("ps", 1, ONE), elastic)), 4)
+    world.stays = ""
+    world.until(lambda: len(world.running()) == 4)
+    world.commit(1, 100)
+    node = world.lose("worker.1")
+    world.until(lambda: bool(world.snapshot().nodes[node].marks))
+    world.register("n9", "i9")
+    world.until(lambda: "moved" in world.done)
+    assert "joined" not in world.done
+    assert world.switch().generation == 1
+
+
+def test_a_worker_leaves_to_make_room_for_one_whose_node_is_drained() -> None:
+    world = training(nodes=6, workers=4)
+    node = world.node_of("worker.1")
+    world.write(put(keys.cordon(node), Cordon(node, "drain", drain=True)))
+    for _ in range(10):
+        world.tick()
+    wish(world, worker=3)
+    world.until(lambda: count(world) == 3 and "moved" in world.done)
+    assert world.switch().generation == 1
+
+
+def test_a_worker_that_fails_after_its_work_and_leaves_is_no_failed_join() -> None:
+    world = training(workers=3)
+    wish(world, worker=2)
+    world.end_task("worker.2", code=1)
+    until_of(world, 2)
+    wish(world, worker=3)
+    assert sizing.why_all_restart(world.job()) == ""
+    until_of(world, 3)
+    assert world.switch().generation == 1
+
+
+def test_what_was_open_about_a_worker_is_closed_when_it_leaves() -> None:
+    world = training(workers=3)
+    for agent in world.agents.values():
+        agent.steps = False
+    world.end_task("worker.2", code=1)
+    world.until(lambda: "restart_in_place" in world.done)
+    wish(world, worker=2)
+    until_of(world, 2)
+    (told,) = [each for each in world.incidents().values() if each.member == "worker.2"]
+    assert told.outcome is Outcome.SUPERSEDED

@@ -152,7 +152,8 @@ def _answer(snap: Snapshot, job: JobState, found: Assessment, need: Need | None)
         # Once the switch is closed the flip is milliseconds away, and restarts a task that failed meanwhile.
         steps = generation.advance(snap, job, need)
     if not steps and plan is None and (need.scope is Scope.TASK or need.cause in _PATIENT):
-        return _move(snap, job, found)
+        # A worker that leaves may make the room that another needs to move.
+        return _move(snap, job, found) or (_resize(snap, job, found) if found.leaving else [])
     return steps
 
 
@@ -165,7 +166,7 @@ def _move(snap: Snapshot, job: JobState, found: Assessment) -> list[Action]:
 def _resize(snap: Snapshot, job: JobState, found: Assessment) -> list[Action]:
     """The next worker that joins or leaves; none once training is over."""
     over = found.completion is not None and found.completion.chief_done
-    return [] if over else joining.resize(snap, job, found.leaving)
+    return [] if over else joining.resize(snap, job, found)
 
 
 def _lost(snap: Snapshot, job: JobState, found: Assessment) -> Iterator[Need]:

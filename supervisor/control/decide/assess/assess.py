@@ -27,7 +27,7 @@ def assess(snap: Snapshot, job: JobState) -> Assessment:
     if phase is not JobPhase.RUNNING or plan is None:
         return Assessment()
     found = members(snap, job, plan.value)
-    left = sizing.leaving(job, found)
+    left = sizing.leaving(snap, job, found)
     there = tuple(member for member in found if member not in left)
     liveness = liveness_of(snap, job, there)
     return Assessment(

@@ -13,7 +13,7 @@ from supervisor.control.decide.snapshot import JobState
 MOST_FORMER = 500
 """Moves of one generation: each leaves an address that no other task may get in it."""
 ROOM_BYTES = 1_024
-"""Room that one more address takes in the record of the ClusterSpec."""
+"""Room that one more address takes in the record of the ClusterSpec, and one more worker in its plan."""
 LEAVES = frozenset({Cause.DRAINED, Cause.GPU, Cause.OPERATOR})
 """Causes for which an attempt of a worker that runs is ended so that its task can move. The move is recorded
 with one of these."""
@@ -43,6 +43,8 @@ def _why_workers_stay(job: JobState) -> str:
     known = job.specs.get(plan.value.plan_id) if plan is not None else None
     if plan is None or known is None:
         return "no ClusterSpec is in force"
+    if keys.family(plan.key).max_bytes - len(codec.encode(plan.value)) < ROOM_BYTES:
+        return "the record of its plan is full"
     room = keys.family(known.key).max_bytes - len(codec.encode(known.value))
     if len(known.value.former) >= MOST_FORMER or room < ROOM_BYTES:
         return f"the record of its ClusterSpec is full after {len(known.value.former)} moves"

@@ -282,25 +282,25 @@ def _late(snap: Snapshot, job: JobState, found: tuple[Member, ...]) -> Need | No
         where = ", ".join(sorted({each.placement.node for each in unexplained}))
         detail = f"{names} on {where} did not start {within}"
         return need_for(snap, job, None, Cause.NEVER_READY, snap.now_ms, detail)
-    overdue = [each for each in found if _overdue(snap, job, each, limit_ms)]
-    if not overdue or starting:
+    late = [each for each in found if overdue(snap, job, each, limit_ms)]
+    if not late or starting:
         return None
     if not has_stepped(snap, job):
         trainers = [each for each in found if kind_of(spec, each.task.role) is RoleKind.TRAINING]
-        if len(overdue) < len(trainers) or not steps_are_read(snap, job):
+        if len(late) < len(trainers) or not steps_are_read(snap, job):
             return None
         detail = f"no task of {job.name} has made a step {within}"
         return need_for(snap, job, None, Cause.NEVER_READY, snap.now_ms, detail)
     stepping = {each.task.role for each in found if (beat := beat_of(snap, each)) and beat.has_stepped}
-    late = next((each for each in overdue if each.task.role in stepping), None)
-    if late is None:
+    first = next((each for each in late if each.task.role in stepping), None)
+    if first is None:
         return None
-    detail = f"{late.task} on {late.placement.node} has made no step {within}, though its peers have"
-    assert late.report is not None
-    return need_for(snap, job, late, Cause.NEVER_READY, late.report.created_ms + limit_ms, detail)
+    detail = f"{first.task} on {first.placement.node} has made no step {within}, though its peers have"
+    assert first.report is not None
+    return need_for(snap, job, first, Cause.NEVER_READY, first.report.created_ms + limit_ms, detail)
 
 
-def _overdue(snap: Snapshot, job: JobState, member: Member, limit_ms: int) -> bool:
+def overdue(snap: Snapshot, job: JobState, member: Member, limit_ms: int) -> bool:
     """A training task that has run for the whole of the limit without a step of its own.
 
     One that works, or writes what is new, is waited for, and told of (`hanging.liveness_of`).

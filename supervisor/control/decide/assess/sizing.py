@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
-from recovery.policy.causes import describe
+from dataclasses import replace
+
+from recovery.policy.rules import rule_of
 from supervisor.contract.ids import TaskId
 from supervisor.contract.incident import Cause, Incident, Outcome
-from supervisor.contract.job.spec import CHIEF_ROLES, PsRecovery, Scope, Strategy
-from supervisor.contract.observed import AttemptReport, ExitReason
+from supervisor.contract.job.spec import CHIEF_ROLES, PsRecovery, Rule, Scope, Strategy
+from supervisor.control.decide.assess.hanging import beat_of
 from supervisor.control.decide.assess.members import Member, MemberState
 from supervisor.control.decide.assess.moving import why_it_stays
-from supervisor.control.decide.snapshot import JobState, Versioned
+from supervisor.control.decide.assess.progress import overdue
+from supervisor.control.decide.facts.delays import free_ms
+from supervisor.control.decide.snapshot import JobState, Snapshot, Versioned
 
 WORKER = "worker"
+NOT_JOINED = ", but it did not join"
+"""The end of the rule of a join that failed by a fault of its program."""
 
 
 def asked(job: JobState) -> dict[str, int]:
@@ -54,8 +60,7 @@ def _why_all_restart(job: JobState) -> str:
     if wanted < now:
         saved = any(ref.generation == switch.generation for ref in job.commits)
         return "" if saved else "nothing is saved yet, and any worker may be the one that saves"
-    failed = job.once(_did_not_join)
-    return f"{describe(failed)}, and did not join" if failed is not None else ""
+    return did_not_join(job)
 
 
 def _why_kept(job: JobState, *, shrinks: bool) -> str:
@@ -70,25 +75,27 @@ def _why_kept(job: JobState, *, shrinks: bool) -> str:
     return "" if takes else "its chief takes no more workers: its launcher is of an earlier release"
 
 
-def _did_not_join(job: JobState) -> AttemptReport | None:
-    """A worker that joined the generation in force, failed before it did any work, and has left again."""
+def did_not_join(job: JobState) -> str:
+    """A join of the generation in force that came to nothing by a fault of its program, in words; or empty.
+
+    The worker has left again, and no other joins in its place: a new generation finds out what it lacks.
+    """
     plan = job.plan_in_force
     there = {each.member for each in plan.value.placements} if plan is not None else set()
-    reports = (held.value for held in job.attempts.values() if plan is not None)
     return next(
         (
-            each
-            for each in reports
-            if each.plan_id == job.switch.value.plan_id and each.role == WORKER
-            if each.attempt.task.member not in there and _failed(each)
+            f"{held.value.task} did not join (incident {held.value.id})"
+            for held in job.incidents.values()
+            if held.value.plan_id == job.switch.value.plan_id and held.value.member not in there
+            if held.value.outcome is Outcome.SUPERSEDED and held.value.rule.endswith(NOT_JOINED)
         ),
-        None,
+        "",
     )
 
 
-def _failed(report: AttemptReport) -> bool:
-    end = report.exit
-    return end is not None and end.reason is not ExitReason.KILLED and end.code != 0
+def not_joined(held: Versioned[Incident]) -> Incident:
+    """The record of a join that fails by a fault of its program."""
+    return replace(held.value, rule=held.value.rule.removesuffix(NOT_JOINED) + NOT_JOINED)
 
 
 def joining(job: JobState) -> dict[str, Versioned[Incident]]:
@@ -102,21 +109,38 @@ def joining(job: JobState) -> dict[str, Versioned[Incident]]:
     }
 
 
-def leaving(job: JobState, there: tuple[Member, ...]) -> tuple[Member, ...]:
+def is_late(snap: Snapshot, job: JobState, member: Member, there: tuple[Member, ...]) -> bool:
+    """Whether a worker that joins has not started within `limits.startup`, or makes no step as others do."""
+    spec = job.record.value.spec
+    limit_ms = spec.limits.startup_ms
+    if limit_ms is None or rule_of(spec, Cause.NEVER_READY) is Rule.IGNORE:
+        return False
+    if member.state is MemberState.STARTING:
+        return free_ms(snap, job, member.task.member) >= limit_ms
+    beats = (beat_of(snap, each) for each in there if each.task.role == WORKER)
+    stepping = any(each is not None and each.has_stepped for each in beats)
+    return stepping and overdue(snap, job, member, limit_ms)
+
+
+def leaving(snap: Snapshot, job: JobState, there: tuple[Member, ...]) -> tuple[Member, ...]:
     """The workers that are to leave, the last one first.
 
-    Those beyond the size that is wanted leave, and so does a worker that fails before it has done any work:
-    growth costs the others nothing. With it go those after it, as the workers of a cluster are numbered
-    without a gap. A coordinator may know it by then, and keeps it: all restart.
+    Those beyond the size that is wanted leave, and so does a worker that fails, or is late, before it has
+    done any work: growth costs the others nothing. With it go those after it, as the workers of a cluster are
+    numbered without a gap; but not the one that saves. A coordinator may know it by then, and keeps it: all
+    restart.
     """
     now, wanted = counts(job)
     begun = joining(job) if job.record.value.spec.strategy is Strategy.ASYNC else {}
     failed = [
         member.task.index
         for member in there
-        if member.task.member in begun and member.state in (MemberState.FAILED, MemberState.LOST)
+        if member.task.member in begun
+        and (member.state in (MemberState.FAILED, MemberState.LOST) or is_late(snap, job, member, there))
     ]
     keeps = min(failed, default=now)
+    if job.saver.role == WORKER and job.saver.index >= keeps:
+        keeps = now
     if wanted < now and not why_all_restart(job):
         keeps = min(keeps, wanted)
     beyond = [each for each in there if each.task.role == WORKER and each.task.index >= keeps]

@@ -252,7 +252,7 @@ def _measure(snap: Snapshot, job: JobState, held: Versioned[Incident]) -> list[A
             done = replace(incident, outcome=Outcome.RECOVERED)
             return [_close(job, held, done, f"{incident.id} recovered: a checkpoint was saved since")]
         waited_ms = snap.now_ms - held.seen_ms
-        if training and waited_ms < QUIET_PROGRAM_MS:
+        if training and (waited_ms < QUIET_PROGRAM_MS or _others_step(snap, job, incident)):
             return []
         done = replace(incident, outcome=Outcome.RECOVERED)
         return [_close(job, held, done, f"{incident.id} recovered: its tasks run, no step is reported")]
@@ -371,6 +371,17 @@ def _steps(job: JobState, attempt: AttemptId) -> bool:
 def _steps_are_known(snap: Snapshot, job: JobState, incident: Incident) -> bool:
     """Whether its program prints steps, as far as is known: then the first one ends the incident."""
     return incident.cause is Cause.SUBMITTED or incident.stepped or steps_are_read(snap, job)
+
+
+def _others_step(snap: Snapshot, job: JobState, incident: Incident) -> bool:
+    """Whether a worker joins, and others of its role tell of steps: then the first one of its own counts."""
+    plan = job.plan_in_force
+    if plan is None or (incident.cause, incident.scope) != (Cause.RESIZED, Scope.TASK):
+        return False
+    role = job.task(incident.member).role
+    reports = (job.report(each, plan.value) for each in plan.value.placements if each.role == role)
+    beats = (snap.beat_of(held.value.node, held.value.attempt) for held in reports if held is not None)
+    return any(each is not None and each.has_stepped for each in beats)
 
 
 def _has_saved(job: JobState, held: Versioned[Incident]) -> bool:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from recovery.policy.causes import describe
 from supervisor.contract import keys
 from supervisor.contract.boundaries import Absent, Compare, Delete, ModifiedAt, Op
 from supervisor.contract.desired import ClusterSpec, JobPhase, Placement, Plan
@@ -23,32 +24,37 @@ from supervisor.contract.incident import Cause, Outcome
 from supervisor.contract.job.spec import JobRecord, Scope, resized
 from supervisor.contract.observed import AttemptReport
 from supervisor.control.decide.assess import sizing
+from supervisor.control.decide.assess.assessment import Assessment
 from supervisor.control.decide.assess.failures import judgement_of
-from supervisor.control.decide.assess.members import Member
+from supervisor.control.decide.assess.members import Member, MemberState
 from supervisor.control.decide.assess.need import Need
 from supervisor.control.decide.assess.progress import ran_ms
 from supervisor.control.decide.assess.sizing import WORKER
 from supervisor.control.decide.facts.claims import claiming
 from supervisor.control.decide.facts.history import incident_id
-from supervisor.control.decide.facts.standing import ENDED_AFTER, Standing, standing
+from supervisor.control.decide.facts.standing import ENDED_AFTER, Standing, not_dead, standing
 from supervisor.control.decide.jobs import incidents
 from supervisor.control.decide.jobs.moves import next_attempt
 from supervisor.control.decide.jobs.prepare import assignment_of, find_place, has_room
 from supervisor.control.decide.nodes.node_loss import by_marks, taking
-from supervisor.control.decide.plan import Action, put, still, unchanged
+from supervisor.control.decide.plan import Action, put, short, still, unchanged
 from supervisor.control.decide.snapshot import JobState, Snapshot, Versioned
 from supervisor.control.decide.switch import Transition, turn
 
 
-def resize(snap: Snapshot, job: JobState, leaving: tuple[Member, ...]) -> list[Action]:
+def resize(snap: Snapshot, job: JobState, assessed: Assessment) -> list[Action]:
     """The next worker that joins or leaves; empty where the job has its size, or something is awaited."""
     switch, plan = job.switch.value, job.plan_in_force
     spec = job.specs.get(switch.plan_id)
     if plan is None or spec is None or switch.phase is not JobPhase.RUNNING or switch.closing is not None:
         return []
+    leaving, there = assessed.leaving, (*assessed.members, *assessed.leaving)
     for member in leaving:
-        if ended := _end(snap, job, member):
+        if ended := _end(snap, job, member, there):
             return ended
+    for member in assessed.members:
+        if kept := _keep(job, member):
+            return kept
     if leaving:
         return _leave(snap, job, plan, spec, leaving[0])
     return _join(snap, job, plan, spec) if grows(snap, job) else []
@@ -66,7 +72,7 @@ def grows(snap: Snapshot, job: JobState) -> bool:
     if asked := sizing.asked(job):
         if not has_room(snap, job, resized(job.record.value.spec, asked)):
             return False
-    elif somebody_waits(snap):
+    elif somebody_waits(snap) or somebody_is_away(snap, job):
         return False
     return not find_place(snap, job, f"{WORKER}.{now}").waiting_for
 
@@ -76,6 +82,11 @@ def somebody_waits(snap: Snapshot) -> bool:
     return any(
         each.switch.value.phase is JobPhase.WAITING and each.next_plan is None for each in snap.jobs.values()
     )
+
+
+def somebody_is_away(snap: Snapshot, job: JobState) -> bool:
+    """Whether a task of the job may need the room for itself: its node is suspected, or lost."""
+    return any(standing(snap, each) is not Standing.ALIVE for each in not_dead(job))
 
 
 def _join(snap: Snapshot, job: JobState, plan: Versioned[Plan], spec: Versioned[ClusterSpec]) -> list[Action]:
@@ -127,8 +138,11 @@ def _need(snap: Snapshot, job: JobState, task: TaskId) -> Need:
     )
 
 
-def _end(snap: Snapshot, job: JobState, member: Member) -> list[Action]:
-    """Have the agent end an attempt that is to leave, and start no other."""
+def _end(snap: Snapshot, job: JobState, member: Member, there: tuple[Member, ...]) -> list[Action]:
+    """Have the agent end an attempt that is to leave, and start no other.
+
+    If it leaves because it is late to join, the record of its join says so.
+    """
     held = job.assigned(job.switch.value.plan_id, member.task.member)
     if held is None or held.value.ends or _is_dead(member):
         return []
@@ -137,8 +151,30 @@ def _end(snap: Snapshot, job: JobState, member: Member) -> list[Action]:
     compares: list[Compare] = [unchanged(job.switch), unchanged(job.intent), unchanged(held)]
     compares += [unchanged(member.report)] if member.report is not None else []
     text = f"{member.task} ends on {member.placement.node}: it leaves"
-    ended = put(held.key, replace(held.value, ends=True))
-    return [Action("leaves", job.name, text, tuple(compares), (ended,), {"task": str(member.task)})]
+    ops: list[Op] = [put(held.key, replace(held.value, ends=True))]
+    join = sizing.joining(job).get(member.task.member)
+    if join is not None and sizing.is_late(snap, job, member, there):
+        ops.append(put(join.key, sizing.not_joined(join)))
+        compares.append(unchanged(join))
+    return [Action("leaves", job.name, text, tuple(compares), tuple(ops), {"task": str(member.task)})]
+
+
+def _keep(job: JobState, member: Member) -> list[Action]:
+    """Let a worker begin that was to leave before it had, and is wanted again."""
+    held = job.assigned(job.switch.value.plan_id, member.task.member)
+    if held is None or not held.value.ends or member.task.role != WORKER:
+        return []
+    if member.state is not MemberState.STARTING:
+        return []
+    compares: tuple[Compare, ...] = (
+        unchanged(job.switch),
+        unchanged(job.intent),
+        unchanged(held),
+        Absent(keys.attempt(held.value.attempt_id)),
+    )
+    text = f"{member.task} begins on {member.placement.node} after all: it is wanted again"
+    kept = put(held.key, replace(held.value, ends=False))
+    return [Action("stays", job.name, text, compares, (kept,), {"task": str(member.task)})]
 
 
 def _leave(
@@ -180,7 +216,7 @@ def _leave(
         turn(job.switch, Transition.RESIZE, edition=described.edition, restart_serial=serial),
         *([Delete(prepared.key)] if prepared is not None else []),
         *made_final,
-        *_ended_join(job, last),
+        *_ended_incidents(job, last),
     ]
     compares = (*_unchanged(job, plan, spec), unchanged(held), reported, *compared)
     return [
@@ -241,10 +277,22 @@ def _is_over(snap: Snapshot, report: AttemptReport) -> bool:
     return True
 
 
-def _ended_join(job: JobState, member: Member) -> list[Op]:
-    """Close the record of a join that came to nothing."""
-    held = sizing.joining(job).get(member.task.member)
-    if held is None:
-        return []
-    why = f"{held.value.detail}; {member.task} left before it did any work"
-    return [put(held.key, replace(held.value, outcome=Outcome.SUPERSEDED, detail=why))]
+def _ended_incidents(job: JobState, member: Member) -> list[Op]:
+    """Close the record of a join that came to nothing, and all others that are about this worker alone."""
+    join, ops = sizing.joining(job).get(member.task.member), list[Op]()
+    if join is not None:
+        ended = join.value
+        if member.cause is not None and member.cause.program_fault:
+            ended = sizing.not_joined(join)
+        why = f"{ended.detail}; {member.task} left before it did any work"
+        if member.report is not None:
+            why = f"{why}: {describe(member.report.value)}"
+        ops.append(put(join.key, replace(ended, outcome=Outcome.SUPERSEDED, detail=short(why))))
+    ops += [
+        put(held.key, replace(held.value, outcome=Outcome.SUPERSEDED))
+        for held in job.incidents.values()
+        if (held.value.outcome, held.value.scope) == (Outcome.OPEN, Scope.TASK)
+        and held.value.member == member.task.member
+        and (join is None or held.key != join.key)
+    ]
+    return ops

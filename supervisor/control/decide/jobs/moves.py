@@ -26,6 +26,7 @@ from supervisor.contract.incident import Cause
 from supervisor.contract.observed import AttemptReport, AttemptState, Exit
 from supervisor.control.decide.assess.moving import LEAVES, moves_alone
 from supervisor.control.decide.assess.need import Need
+from supervisor.control.decide.assess.sizing import WORKER, counts, why_all_restart
 from supervisor.control.decide.facts.claims import claiming
 from supervisor.control.decide.facts.gpus import befallen
 from supervisor.control.decide.facts.standing import Standing, standing
@@ -180,11 +181,18 @@ def _another_leaves(snap: Snapshot) -> bool:
     """Whether a task is being ended to move: its place is not claimed before it is dead, so one at a time."""
     return any(
         held.value.ends
+        and not _leaves_for_good(job, held.value)
         and (report := job.attempts.get(held.value.attempt_id)) is not None
         and not report.value.confirmed_dead
         for job in snap.jobs.values()
         for held in job.assignments.values()
     )
+
+
+def _leaves_for_good(job: JobState, order: Assignment) -> bool:
+    """Whether a worker is ended because the job is to have fewer (rule 6.11)."""
+    beyond = order.role == WORKER and order.index >= counts(job)[1]
+    return beyond and not why_all_restart(job)
 
 
 def _end_first(

@@ -106,13 +106,13 @@ def _growth(snap: Snapshot, job: JobState) -> dict[str, int]:
     """The counts of elastic roles for which there is room for more than run; empty where there is none.
 
     None is taken before the generation in force has saved, as it would be held until then; nor from a job
-    that has no room at all.
+    that has no room at all. Workers do not grow where one has just failed to join.
     """
     spec, generation = job.record.value.spec, job.switch.value.generation
     saved = any(ref.generation == generation for ref in job.commits)
-    live = _is_live(snap, job)
+    live = _is_live(snap, job) or bool(sizing.did_not_join(job))
     short = [role for role in spec.roles if role.count < role.most and not (live and role.name == WORKER)]
-    if not saved or not short or joining.somebody_waits(snap):
+    if not saved or not short or joining.somebody_waits(snap) or joining.somebody_is_away(snap, job):
         return {}
     if not any(has_room(snap, job, resized(spec, {role.name: role.count + 1})) for role in short):
         return {}
