@@ -12,9 +12,12 @@ from supervisor.contract.boundaries import Delete
 from supervisor.contract.checkpoint import CheckpointRef
 from supervisor.contract.incident import Cause, Incident, Outcome
 from supervisor.contract.job.spec import PsRecovery, RestartPolicy, Scope, Strategy
-from supervisor.contract.observed import AttemptReport, Saves, TaskBeat
+from supervisor.contract.observed import STAYS, AttemptReport, Saves, TaskBeat
 from supervisor.contract.timing import FAST
+from supervisor.control.decide.assess.assess import assess
+from supervisor.control.decide.assess.need import Need
 from supervisor.control.decide.assess.servers import LEAST_BOUND_MS, MOST
+from supervisor.control.decide.plan import put
 from tests.control.world import World
 from tests.support.builders import job_spec
 
@@ -31,11 +34,13 @@ class Recovering(World):
         preload: tuple[str, ...] = (),
         scope: Scope | None = None,
         recovery: PsRecovery = PsRecovery.FULL,
+        stays: str = STAYS,
     ) -> None:
         restart = RestartPolicy(scope={"ps": scope} if scope is not None else {}, ps_recovery=recovery)
         spec = job_spec({"chief": 1, "ps": servers, "worker": 2}, Strategy.ASYNC)
         super().__init__(replace(spec, preload=preload, restart=restart))
         self.stuck = False
+        self.stays = stays
         self.lost_ms = -1
         self.start()
         self.say(RECOVERS)
@@ -89,6 +94,11 @@ def until_recovered(world: Recovering) -> Incident:
 def kill(world: World, member: str = "ps.0") -> None:
     world.end_task(member, signal=9)
     world.tick()
+
+
+def needed(world: World) -> Need | None:
+    """The restart that the leader finds needed now."""
+    return assess(world.snapshot(), world.job()).need
 
 
 def test_the_only_parameter_server_comes_back_alone() -> None:
@@ -214,6 +224,87 @@ def test_a_trainer_that_ends_of_it_restarts_all_for_the_same_incident() -> None:
     world.end_task("chief.0", code=1, tail="tensorflow.python.framework.errors_impl.UnavailableError: x\n")
     world.until(lambda: world.switch().generation == 2)
     assert world.failure().member == "ps.0"
+
+
+def test_training_that_went_back_before_a_commit_restarts_all_from_that_commit() -> None:
+    world = Recovering(1)
+    world.commit(1, 9, CheckpointRef(1, 5))
+    world.tick()
+    world.stuck = True
+    kill(world)
+    until_restored(world)
+    world.commit(1, 10, CheckpointRef(1, 9))
+    world.steps.update(chief=2, worker=2)
+    world.stuck = False
+    world.until(lambda: world.switch().generation == 2)
+    assert world.failure().rule == "async.ps.together, but training went back to step 2, too far"
+    assert world.switch().base == CheckpointRef(1, 9), "what was saved since is set aside"
+    world.steps.update(chief=12, worker=12)
+    assert until_recovered(world).to_step == 5
+
+
+def test_a_widened_recovery_whose_plan_is_gone_is_begun_again() -> None:
+    world = Recovering(1)
+    world.stuck = True
+    kill(world)
+    until_restored(world)
+    world.until(lambda: world.failure().scope is Scope.ALL)
+    world.stuck = False
+    job = world.job()
+    assert job.next_plan is not None
+    world.write(Delete(job.next_plan.key))
+    world.write(put(keys.switch("digits"), replace(world.switch(), closing=None)))
+    world.until(lambda: world.switch().generation > 1)
+
+
+def test_the_restart_of_a_worker_does_not_end_the_bound() -> None:
+    world = Recovering(1)
+    world.stuck = True
+    kill(world)
+    until_restored(world)
+    ended = world.running()["worker.1"]
+    world.agents[ended.node].omits.add(str(replace(ended.attempt, number=2)))
+    kill(world, "worker.1")
+    world.until(lambda: any(each.number == 2 for each in world.others().values()))
+    assert world.incidents()["g1-ps.0-a1"].outcome is Outcome.OPEN
+    world.until(lambda: (need := needed(world)) and "no task has made a step" in need.rule)
+
+
+def test_a_worker_that_waits_for_a_place_does_not_end_the_bound() -> None:
+    world = Recovering(1, stays="")
+    world.stuck = True
+    kill(world)
+    until_restored(world)
+    for agent in world.agents.values():
+        agent.blocked = "its disk is full"
+    world.lose("worker.0")
+    world.until(lambda: (need := needed(world)) and "no task has made a step" in need.rule)
+
+
+def test_with_a_trainer_on_a_silent_node_all_restart() -> None:
+    world = Recovering(1, stays="")
+    away = world.lose("worker.0")
+    world.until(lambda: bool(world.snapshot().nodes[away].marks))
+    world.end_task("ps.0", signal=9)
+    world.tick(leader=False)
+    need = needed(world)
+    assert need is not None
+    assert need.rule == "async.ps.all, as the node of digits/worker:0 is suspected"
+
+
+def test_after_a_task_has_moved_or_ended_all_restart() -> None:
+    world = Recovering(1)
+    world.write(put(keys.switch("digits"), replace(world.switch(), edition=1)))
+    world.tick()
+    kill(world)
+    world.until(lambda: world.switch().generation == 2)
+    assert "a task has moved, joined or left" in world.failure().rule
+    other = Recovering(1)
+    other.end_task("worker.1", code=0)
+    other.tick()
+    kill(other)
+    other.until(lambda: other.switch().generation == 2)
+    assert "digits/worker:1 does not run" in other.failure().rule
 
 
 @pytest.mark.parametrize("silent", ["chief.0", "worker.1"])

@@ -147,7 +147,7 @@ def liveness_of(snap: Snapshot, job: JobState, there: tuple[Member, ...]) -> Liv
     tasks = _tasks(snap, job, there)
     spec = job.record.value.spec
     # Who waits for parameter servers that come back shows no sign of life: `progress` holds it to a bound.
-    if not spec.progress.watch_hangs or servers.open_incident(job) is not None:
+    if not spec.progress.watch_hangs or servers.open_incidents(job):
         return Liveness(tasks)
     before = sum(past.incident.cause is Cause.HANG for past in life_of(job)) if tasks else 0
     bounds = bounds_of(tasks, spec.progress, spec.limits.startup_ms, hung_before=before)

@@ -33,7 +33,7 @@ from supervisor.control.decide.assess.verdicts import Judgement
 from supervisor.control.decide.facts import delays, missed_base
 from supervisor.control.decide.facts.history import has_stepped, steps_are_read
 from supervisor.control.decide.plan import Action, put, unchanged
-from supervisor.control.decide.snapshot import JobState, Snapshot
+from supervisor.control.decide.snapshot import JobState, Snapshot, Versioned
 
 WATCHED = frozenset({Cause.HANG, Cause.NAN_LOSS, Cause.NEVER_READY, Cause.BASE_MISSED})
 """Causes that may pass by themselves once they were seen: what was begun for them is carried through."""
@@ -93,9 +93,12 @@ def clock(snap: Snapshot, job: JobState) -> list[Action]:
 
 
 def find(snap: Snapshot, job: JobState, there: tuple[Member, ...], liveness: Liveness) -> Need | None:
-    """The restart that a job's beats ask for; None also while an attempt has ended or a node is silent."""
+    """The restart that a job's beats ask for.
+
+    While an attempt has ended or a node is silent, only parameter servers that do not come back ask for one.
+    """
     if any(each.state in GONE for each in there):
-        return None
+        return _not_back(snap, job)
     return (
         spared(job, _begun(snap, job, there))
         or _from_scratch(snap, job, there)
@@ -218,29 +221,37 @@ def _from_scratch(snap: Snapshot, job: JobState, found: tuple[Member, ...]) -> N
 
 def _not_back(snap: Snapshot, job: JobState) -> Need | None:
     """All restart where a program does not recover from the loss of its parameter servers, as others do."""
-    plan = job.next_plan
-    begun = job.incidents.get(plan.value.incident) if plan is not None else None
-    if begun is not None and begun.value.outcome is Outcome.OPEN and servers.was_widened(job, begun.value):
-        return _of_all(job, begun.value, begun.value.rule, begun.seen_ms)
-    held = servers.open_incident(job)
-    if held is None or "restored" not in held.value.phases_ms or not steps_are_read(snap, job):
-        return None
-    limit_ms = servers.bound_ms(snap, job)
-    if snap.now_ms - held.seen_ms < limit_ms or servers.first_step_since(snap, job, held.seen_ms):
-        return None
-    rule = f"{held.value.rule}, but no task has made a step within {limit_ms / 1000:.0f} s"
-    return _of_all(job, held.value, rule, held.seen_ms + limit_ms)
+    for held in job.incidents.values():
+        incident = held.value
+        is_begun = incident.outcome is Outcome.OPEN and servers.was_widened(job, incident)
+        if is_begun and incident.from_generation == job.switch.value.generation:
+            return _of_all(job, held, incident.rule, held.seen_ms)
+    for held in servers.open_incidents(job):
+        incident = held.value
+        if incident.to_step >= 0:
+            rule = f"{incident.rule}, but training went back to step {incident.to_step}, too far"
+            return _of_all(job, held, rule, held.seen_ms)
+        if "restored" not in incident.phases_ms or not steps_are_read(snap, job):
+            continue
+        limit_ms = servers.bound_ms(snap, job)
+        late = snap.now_ms - held.seen_ms >= limit_ms
+        if late and servers.first_step_since(snap, job, held.seen_ms) is None:
+            rule = f"{incident.rule}, but no task has made a step within {limit_ms / 1000:.0f} s"
+            return _of_all(job, held, rule, held.seen_ms + limit_ms)
+    return None
 
 
-def _of_all(job: JobState, incident: Incident, rule: str, known_ms: int) -> Need:
+def _of_all(job: JobState, held: Versioned[Incident], rule: str, known_ms: int) -> Need:
     """An incident that goes on with all tasks, and is charged already."""
+    incident = held.value
     paid = Verdict(job.switch.value.ledger, allowed=True, backoff_ms=0, reason="it is charged already")
+    spoilt = servers.spoilt(job, held) if incident.to_step >= 0 else None
     return Need(
         incident=incident.id,
         cause=incident.cause,
         scope=Scope.ALL,
         rule=rule,
-        judgement=Judgement(incident.cause, paid),
+        judgement=Judgement(incident.cause, paid, bad_base=spoilt),
         known_ms=known_ms,
         detail=incident.detail,
         member=incident.member,

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from recovery.policy.roles import RoleKind, kind_of
 from recovery.policy.scope import SERVERS, come_back_together, comes_back_alone
+from recovery.policy.suspects import BaseVerdict
+from supervisor.contract.checkpoint import CommitState
 from supervisor.contract.desired import Assignment, Placement, Plan
 from supervisor.contract.ids import AttemptId, TaskId
 from supervisor.contract.incident import Incident, Outcome
@@ -34,6 +36,8 @@ def why_all_restart(snap: Snapshot, job: JobState) -> str:
         return "all start warm, which takes less time"
     if plan is None or not steps_are_read(snap, job):
         return "its steps are not read"
+    if job.switch.value.edition:
+        return "a task has moved, joined or left"  # a chief's new session may wait for it where it was
     newest = newest_commit(job)
     if newest is None or newest.generation != job.switch.value.generation:
         return "no checkpoint of this generation is committed"
@@ -54,11 +58,11 @@ def _why_not(snap: Snapshot, job: JobState, plan: Plan, placement: Placement) ->
     if kind_of(job.record.value.spec, placement.role) is not RoleKind.TRAINING:
         return ""
     held = job.report(placement, plan)
-    ended = held.value.exit if held is not None else None
-    if task != job.saver and ended is not None and ended.code == 0:
-        return ""
-    if held is None or ended is not None:
+    if held is None or held.value.exit is not None:
         return f"{task} does not run"
+    where = standing(snap, placement)
+    if where is not Standing.ALIVE:
+        return f"the node of {task} is {where.value}"
     beat = snap.beat_of(placement.node, held.value.attempt)
     recovers = beat is not None and beat.saves.recovers
     return "" if recovers else f"nothing tells that the program of {task} recovers by itself"
@@ -88,13 +92,15 @@ def why_not_together(snap: Snapshot, job: JobState, plan: Plan) -> str:
     return ""
 
 
-def open_incident(job: JobState) -> Versioned[Incident] | None:
-    """The incident that is not over, and restarted parameter servers in the generation in force."""
-    switch = job.switch.value
-    held = job.incidents.get(switch.incident)
-    if held is None or held.value.outcome is not Outcome.OPEN or not is_about_servers(job, held.value):
-        return None
-    return held if held.value.plan_id == switch.plan_id else None
+def open_incidents(job: JobState) -> list[Versioned[Incident]]:
+    """Those that are not over, and restarted parameter servers in the generation in force."""
+    return [
+        held
+        for held in job.incidents.values()
+        if held.value.outcome is Outcome.OPEN
+        and held.value.plan_id == job.switch.value.plan_id
+        and is_about_servers(job, held.value)
+    ]
 
 
 def back_for_ms(snap: Snapshot, job: JobState) -> int | None:
@@ -107,6 +113,42 @@ def back_for_ms(snap: Snapshot, job: JobState) -> int | None:
         if is_about_servers(job, held.value)
     ]
     return min(over, default=None)
+
+
+def is_too_low(job: JobState, held: Versioned[Incident], beat: TaskBeat) -> bool:
+    """Whether a step after a recovery is below a checkpoint that was committed before the loss.
+
+    The chief has begun from scratch, or from another directory. A commit may have a higher number than its
+    step, by one for each recovery: a session saves when it is made, and that is the same step again.
+    """
+    generation = job.switch.value.generation
+    saved = (
+        ref.step
+        for ref, commit in job.commits.items()
+        if ref.generation == generation and commit.create_revision < held.create_revision
+    )
+    recoveries = sum(
+        each.value.generation == generation and is_about_servers(job, each.value)
+        for each in job.incidents.values()
+    )
+    least = min(max(saved, default=-1) - recoveries, held.value.from_step)
+    return not beat.is_local and 0 <= beat.step < least
+
+
+def spoilt(job: JobState, held: Versioned[Incident]) -> BaseVerdict | None:
+    """A commit that must be set aside, as it was made after a recovery that went back too far."""
+    generation = job.switch.value.generation
+    wrong = [
+        ref
+        for ref, commit in job.commits.items()
+        if ref.generation == generation
+        and commit.create_revision > held.create_revision
+        and commit.value.state is CommitState.COMMITTED
+    ]
+    if not wrong:
+        return None
+    reason = f"saved by a run that had gone back to step {held.value.to_step}"
+    return BaseVerdict(max(wrong), quarantine=True, reason=reason)
 
 
 def is_about_servers(job: JobState, incident: Incident) -> bool:

@@ -11,6 +11,7 @@ from itertools import takewhile
 
 from recovery.policy.history import REPORTED
 from recovery.policy.roles import RoleKind, kind_of
+from recovery.policy.scope import SERVERS
 from supervisor.contract import keys
 from supervisor.contract.boundaries import Op
 from supervisor.contract.desired import Plan
@@ -117,12 +118,13 @@ def _planned(job: JobState) -> frozenset[str]:
 
 
 def _of_others(job: JobState, need: Need) -> frozenset[str]:
-    """Moves of other tasks that go on in the generation in force."""
+    """Moves of other tasks that go on in the generation in force, and the return of its parameter servers."""
+    stays = job.task(need.member).role != SERVERS
     return frozenset(
         held.value.id
         for held in job.incidents.values()
         if held.value.scope is Scope.TASK
-        and held.value.cause in MOVES
+        and (held.value.cause in MOVES or (stays and servers.is_about_servers(job, held.value)))
         and held.value.plan_id == job.switch.value.plan_id
         and held.value.member != need.member
     )
@@ -263,15 +265,19 @@ def _measure(snap: Snapshot, job: JobState, held: Versioned[Incident]) -> list[A
 
 def _back(snap: Snapshot, job: JobState, held: Versioned[Incident]) -> list[Action]:
     """The first step since its parameter servers run again. Those before it count from another restore."""
+    if held.value.to_step >= 0:
+        return []  # it went back too far: all restart
     found = servers.first_step_since(snap, job, held.seen_ms)
     if found is None:
         quiet = snap.now_ms - held.seen_ms >= QUIET_PROGRAM_MS and not steps_are_read(snap, job)
         done = replace(held.value, outcome=Outcome.RECOVERED)
         return [_close(job, held, done, f"{done.id} recovered: its tasks run, no step is reported")] * quiet
     beat, stepped_ms = found
+    if servers.is_too_low(job, held, beat):
+        return [_close(job, held, replace(held.value, to_step=beat.step), "")]
     record = _phase(held.value, "first_step", stepped_ms - held.seen_ms)
-    if 0 <= beat.step <= record.from_step:
-        record = replace(record, lost_steps=record.from_step - beat.step)
+    if beat.step >= 0 and record.from_step >= 0 and not beat.is_local:
+        record = replace(record, lost_steps=max(0, record.from_step - beat.step))
     return [_recovered(snap, job, held, record, replace(beat, first_step=beat.step))]
 
 
