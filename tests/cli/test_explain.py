@@ -65,6 +65,13 @@ def test_the_base_is_named_and_what_is_made_again_is_counted_from_it(
     assert [line for line in told if line not in printed] == []
 
 
+def test_steps_that_lost_servers_took_back_are_counted_up_to_the_step_of_the_failure(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    show_incident(replace(LOST, scope="task", from_step=187, to_step=180, lost_steps=7))
+    assert "7 steps are made again, up to step 187" in capsys.readouterr().out
+
+
 def test_of_a_task_that_was_restarted_alone_no_base_is_told(capsys: pytest.CaptureFixture[str]) -> None:
     show_incident(replace(LOST, scope="task", from_step=187, to_step=190))
     printed = capsys.readouterr().out

@@ -16,7 +16,8 @@ from supervisor.contract.observed import STAYS, AttemptReport, Saves, TaskBeat
 from supervisor.contract.timing import FAST
 from supervisor.control.decide.assess.assess import assess
 from supervisor.control.decide.assess.need import Need
-from supervisor.control.decide.assess.servers import LEAST_BOUND_MS, MOST
+from supervisor.control.decide.assess.servers import LEAST_BOUND_MS, MOST, UNKNOWN_BOUND_MS, bound_ms
+from supervisor.control.decide.checkpoints.cadence import cadence_of
 from supervisor.control.decide.plan import put
 from tests.control.world import World
 from tests.support.builders import job_spec
@@ -162,6 +163,45 @@ def test_servers_that_have_served_do_not_accuse_their_node() -> None:
         world.until(lambda: all(each.outcome is Outcome.RECOVERED for each in world.failures()))
         assert world.running()["ps.0"].number == number
     assert {(each.rule, each.stepped) for each in world.failures()} == {("async.ps.together", True)}
+
+
+def test_another_leader_which_has_not_seen_the_start_waits_longer() -> None:
+    world = Recovering(1)
+    assert bound_ms(world.snapshot(), world.job()) == LEAST_BOUND_MS
+    world.tick()
+    world.new_leader()
+    world.tick()
+    assert bound_ms(world.snapshot(), world.job()) == UNKNOWN_BOUND_MS
+
+
+def test_the_loss_of_servers_counts_for_how_often_a_save_pays() -> None:
+    world = Recovering(1)
+
+    def failures() -> float:
+        job = world.job()
+        assert job.plan_in_force is not None
+        told = cadence_of(world.snapshot(), job, job.plan_in_force.value)
+        assert told is not None
+        return told.failures
+
+    before = failures()
+    kill(world)
+    until_recovered(world)
+    assert failures() == before + 1
+
+
+@pytest.mark.parametrize(("step", "is_local", "lost"), [(14, False, 0), (7, True, -1)])
+def test_steps_given_up_are_never_negative_nor_counted_by_a_trainers_own(
+    step: int, is_local: bool, lost: int
+) -> None:
+    world = Recovering(1)
+    world.stuck = True
+    kill(world)
+    until_restored(world)
+    for report in world.others().values():
+        world.agents[report.node].tells[str(report.attempt)] = lambda beat: replace(beat, is_local=is_local)
+        world.steps[report.role] = step
+    assert until_recovered(world).lost_steps == lost
 
 
 def test_the_time_without_servers_is_no_hang_of_a_trainer_that_steps_later_than_others() -> None:

@@ -25,7 +25,7 @@ ROWS = (
         13,
         "How often a program is asked to save follows from the failures that cost steps, and from no others.",
         "supervisor/control/decide/checkpoints/cadence.py",
-        "sum(past.incident.scope is Scope.ALL and past.incident.cause not in ASKED for past in life)",
+        "sum(_takes_back(job, past.incident) for past in life)",
         "len(life)",
         "tests/control/test_cadence.py"
         "::test_failures_that_cost_steps_are_told_to_the_next_generation_by_any_leader",

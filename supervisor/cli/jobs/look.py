@@ -260,7 +260,9 @@ def _went_back(incident: IncidentView) -> list[str]:
         )
     elif incident.from_scratch:
         lines.append("began from scratch: there was no checkpoint to go back to")
-    if incident.lost_steps >= 0:
+    if incident.lost_steps >= 0 and not lines:
+        lines.append(f"{incident.lost_steps} steps are made again, up to step {incident.from_step}")
+    elif incident.lost_steps >= 0:
         reached = (base.step if base is not None else 0) + incident.lost_steps
         lines.append(f"{incident.lost_steps} steps are made again from there, up to step {reached}")
     elif lines:

@@ -21,7 +21,7 @@ from supervisor.control.decide.assess.escalation import FailedTask, scope_of_fai
 from supervisor.control.decide.assess.members import Member, MemberState
 from supervisor.control.decide.assess.moving import moves_alone, why_it_stays
 from supervisor.control.decide.assess.need import Evidence, Need
-from supervisor.control.decide.assess.servers import are_together, open_incidents
+from supervisor.control.decide.assess.servers import are_together, comes_back, open_incidents
 from supervisor.control.decide.assess.verdicts import Judgement, Suspect, judge
 from supervisor.control.decide.facts.history import has_stepped, incident_id, newest_commit
 from supervisor.control.decide.facts.standing import Standing, standing
@@ -193,7 +193,7 @@ def need_of(
     beat = snap.beat_of(report.node, report.attempt)
     last_step = max(report.last_step, beat.step if beat is not None else -1)
     stepped = report.has_stepped or (beat is not None and beat.has_stepped)
-    if are_together(job, member.task) and not open_incidents(job):
+    if comes_back(job, member.task) and not open_incidents(job):
         # It makes no steps itself. Those of the trainers tell that it has served.
         stepped |= has_stepped(snap, job)
     failed = FailedTask(snap, job, member.task, member.placement, member.report, cause)

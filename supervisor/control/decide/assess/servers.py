@@ -18,6 +18,7 @@ from supervisor.control.decide.snapshot import JobState, Snapshot, Versioned
 MOST = 40
 """Parameter servers that one transaction restarts."""
 LEAST_BOUND_MS = 10_000
+UNKNOWN_BOUND_MS = 120_000
 SLOWEST_TIMES = 10
 START_TIMES = 2
 
@@ -155,7 +156,11 @@ def is_about_servers(job: JobState, incident: Incident) -> bool:
     """Whether an incident restarted parameter servers, one or all, and no other task."""
     if incident.scope is not Scope.TASK or incident.attempt == 0 or not incident.member:
         return False
-    task = job.task(incident.member)
+    return comes_back(job, job.task(incident.member))
+
+
+def comes_back(job: JobState, task: TaskId) -> bool:
+    """Whether a task is a parameter server that may come back while the trainers run on."""
     return are_together(job, task) or comes_back_alone(job.record.value.spec, task)
 
 
@@ -178,15 +183,15 @@ def bound_ms(snap: Snapshot, job: JobState) -> int:
     """For so long after its parameter servers run again a job may make no step.
 
     It is learnt from the slowest step, and from what the task that saves took from its start to its first
-    step: that began with a restore, too.
+    step: that began with a restore, too. A leader that came later has not seen that start.
     """
     bounds = [LEAST_BOUND_MS]
     for beat, received_ms in _trainers(snap, job):
         bounds.append(SLOWEST_TIMES * beat.slowest_ms)
         attempt = next((each for each in job.attempts if str(each) == beat.attempt), None)
         if attempt is not None and attempt.task == job.saver and beat.first_step_age_ms >= 0:
-            began_ms = job.attempts[attempt].created_ms
-            bounds.append(START_TIMES * (received_ms - beat.first_step_age_ms - began_ms))
+            start_ms = received_ms - beat.first_step_age_ms - job.attempts[attempt].created_ms
+            bounds.append(START_TIMES * start_ms if start_ms >= 0 else UNKNOWN_BOUND_MS)
     return max(bounds)
 
 

@@ -9,9 +9,10 @@ from operator import itemgetter
 
 from recovery.policy.history import ASKED
 from supervisor.contract.desired import Cadence, JobPhase, Plan
-from supervisor.contract.incident import Cause
+from supervisor.contract.incident import Cause, Incident
 from supervisor.contract.job.spec import JobSpec, Scope, Strategy
 from supervisor.contract.observed import Pace
+from supervisor.control.decide.assess import servers
 from supervisor.control.decide.checkpoints.advice import saves_of
 from supervisor.control.decide.checkpoints.saving import lag_ms
 from supervisor.control.decide.facts.cluster_time import ages
@@ -33,8 +34,8 @@ _OF_NODES = frozenset({Cause.NODE_LOST, Cause.GPU})
 def cadence_of(snap: Snapshot, job: JobState, plan: Plan) -> Cadence | None:
     """The cadence for the saver of a plan; None where the job wants no part of it.
 
-    Only failures that restart ALL count: what they cost is what was made since a save. Each of them begins a
-    generation, so this is told anew whenever it changes; while nothing fails, the program counts the time.
+    Only failures that restart ALL, or the parameter servers, count: what they cost is what was made since a
+    save. It is told to each generation; while nothing fails, the program counts the time.
     """
     spec = job.record.value.spec
     if spec.checkpoint.cadence == OFF:
@@ -43,7 +44,7 @@ def cadence_of(snap: Snapshot, job: JobState, plan: Plan) -> Cadence | None:
     life = () if _is_started(job) else life_of(job)
     prior_ms = PRIOR_WEIGHT * min(PRIOR_MS, PRIOR_NODE_MS / max(1, len(nodes)))
     over_ms = prior_ms + (known.of(life[0].revision) if life else 0)
-    own = sum(past.incident.scope is Scope.ALL and past.incident.cause not in ASKED for past in life)
+    own = sum(_takes_back(job, past.incident) for past in life)
     # The failure that this plan answers has a record only with it.
     own += not _is_started(job) and plan.incident not in job.incidents
     of_nodes = sum(
@@ -61,6 +62,12 @@ def cadence_of(snap: Snapshot, job: JobState, plan: Plan) -> Cadence | None:
         steers=_saves_alone(spec),
         cost_ms=_pace(snap, job).cost_ms,
     )
+
+
+def _takes_back(job: JobState, incident: Incident) -> bool:
+    """Whether a failure cost what was made since a save."""
+    lost = incident.scope is Scope.ALL or servers.is_about_servers(job, incident)
+    return lost and incident.cause not in ASKED
 
 
 def _is_started(job: JobState) -> bool:
