@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from agent.host.regular_files import read_start
-from agent.inside.child.saves import FILE, KEPT, MOST_PLACES, SAVING
+from agent.inside.child.saves import AGAIN, FILE, KEPT, MOST_PLACES, SAVING
 from supervisor.contract.bounds import MAX_DURATION_MS
 from supervisor.contract.observed import Pace, Saves
 
@@ -23,9 +23,13 @@ _MOST_ELSEWHERE = 3
 
 @dataclass(slots=True)
 class SavesReader:
-    """Reads the file of one attempt when it has changed, and detects a save that is under way."""
+    """Reads the file of one attempt when it has changed, and detects a save that is under way.
+
+    `again`: how often the program has made a session again after a loss, by the file.
+    """
 
     directory: Path
+    again: int = 0
     _raw: bytes = b""
     _found: Saves = field(default_factory=Saves)
     _mark: tuple[int, int] | None = None
@@ -38,7 +42,7 @@ class SavesReader:
         except OSError:
             return self._found
         if raw != self._raw:
-            self._raw, self._found = raw, parse(raw)
+            self._raw, self._found, self.again = raw, parse(raw), _made_again(raw)
         return self._found
 
     def saving_ms(self, now_ms: int) -> int:
@@ -74,6 +78,14 @@ def parse(raw: bytes) -> Saves:
     kept = tuple(elsewhere[:_MOST_ELSEWHERE])
     pace, recovers = _pace(body.get("pace")), body.get("recovers") is True
     return Saves(inside, outside, kept, watched=True, pace=pace, recovers=recovers)
+
+
+def _made_again(raw: bytes) -> int:
+    try:
+        found = json.loads(raw)[AGAIN]
+    except (ValueError, RecursionError, LookupError, TypeError):
+        return 0
+    return found if type(found) is int else 0
 
 
 def _pace(told: object) -> Pace:

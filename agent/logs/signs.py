@@ -39,7 +39,7 @@ class Pulse:
 
     It is learnt after `least` showings over at least `over_ms`. A pause from an earlier attempt of the task
     is known from the start, except for a pulse with `over_ms`, which is learnt anew because its pauses differ
-    at a start.
+    at a start. `skips`: the pause that lasts now is not usual, and is not learnt.
     """
 
     name: str
@@ -47,6 +47,7 @@ class Pulse:
     over_ms: int = 0
     pause_ms: int = -1
     last_ms: int = -1
+    skips: bool = False
     _known: bool = False
     _count: int = 0
     _first_ms: int = -1
@@ -58,15 +59,17 @@ class Pulse:
         """Note a showing now."""
         if self.last_ms < 0:
             self._first_ms = now_ms
-        else:
+        elif not self.skips:
             self.pause_ms = max(self.pause_ms, now_ms - self.last_ms)
+        self.skips = False
         self._count += 1
         self.last_ms = now_ms
 
     @property
     def is_learnt(self) -> bool:
         """Whether its pauses are learnt."""
-        return self._known or (self._count >= self.least and self.last_ms - self._first_ms >= self.over_ms)
+        known = self._count >= self.least and self.last_ms - self._first_ms >= self.over_ms
+        return self._known or (known and self.pause_ms >= 0)
 
     def sign(self, now_ms: int) -> Sign | None:
         """The sign with its age; None before its first showing."""

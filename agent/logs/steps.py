@@ -165,6 +165,7 @@ class Followed:
     _saves: SavesReader = field(init=False)
     _reports_seen: int = 0
     _saves_seen: int = 0
+    _again_seen: int = 0
     _used: tuple[int, Usage] | None = None
     _files_ms: int = -1
     _recent: deque[tuple[int, int]] = field(default_factory=deque)
@@ -191,6 +192,10 @@ class Followed:
         self.reader.read()
         self._count(now_ms)
         saves = self.saves()
+        if self._saves.again > self._again_seen:
+            # A parameter server was lost, and the program waited for it.
+            self._again_seen = self._saves.again
+            self.step.skips = self.output.skips = self.save.skips = True
         if saves.inside + saves.outside != self._saves_seen:
             self._saves_seen = saves.inside + saves.outside
             self._show(self.save, now_ms)
@@ -206,8 +211,8 @@ class Followed:
         self._reports_seen = self.reader.matcher.reports
         if 0 <= self.reader.matcher.step < before:
             # It has restored a checkpoint by itself, and waited for what it lost: no usual pause.
-            self.step.last_ms = now_ms
-        elif self.step.last_ms >= 0:
+            self.step.skips = True
+        if self.step.last_ms >= 0 and not self.step.skips:
             self.slowest_ms = max(self.slowest_ms, now_ms - self.step.last_ms)
         self._show(self.step, now_ms)
         self._note_rate(now_ms)

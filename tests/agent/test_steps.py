@@ -13,6 +13,7 @@ from types import SimpleNamespace
 import pytest
 
 from agent.core.instructions import Follow
+from agent.inside.child.saves import _Journal
 from agent.inside.processes import fence
 from agent.logs import patterns, steps
 from agent.logs.patterns import Matcher
@@ -61,6 +62,22 @@ def test_a_pause_that_ends_with_an_earlier_step_is_a_restore_and_no_slow_step(tm
         output.beat(now_ms)
     beat = output.beat(90_300)
     assert (beat.step, beat.slowest_ms) == (6, 100)
+
+
+def test_a_pause_in_which_a_session_was_made_again_is_no_usual_one(tmp_path: Path) -> None:
+    output = Output(tmp_path)
+    for step, now_ms in ((1, 60_000), (2, 60_100), (3, 60_200), (4, 90_200), (5, 90_250)):
+        if step == 4:
+            journal = _Journal(str(output.directory), {})
+            journal.open()
+            assert output.beat(90_100).step_age_ms == 29_900
+            journal.session(survives=None, again=True)
+            assert output.beat(90_150).step_age_ms == 29_950, "a session is no step"
+        output.write(b"step %d\n" % step)
+        output.beat(now_ms)
+    beat = output.beat(90_300)
+    usual = {each.name: each.pause_ms for each in beat.signs}
+    assert (beat.step, beat.slowest_ms, usual["step"]) == (5, 100, 100)
 
 
 def test_the_slowest_step_is_the_longest_pause_between_two(tmp_path: Path) -> None:

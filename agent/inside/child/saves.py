@@ -20,6 +20,8 @@ from .cadence import VARIABLE, Cadence
 from .patches import Change, as_if
 
 FILE = "saves.json"
+AGAIN = "again"
+"""In the file: how often a session was made again after a loss."""
 SAVING = "saving"
 """The name of an empty file that exists while a save is under way."""
 KEPT = ("CHECKPOINT_DIR", "TFSUP_OUTPUT_DIR")
@@ -46,6 +48,7 @@ class _Journal:
         self._next_s = 0.0
         self._under_way = 0
         self._survives: Optional[bool] = None
+        self._again = 0
         self.cadence = Cadence(env.get(VARIABLE, ""), attempt_dir, lambda: self._under_way > 0)
 
     def open(self) -> None:
@@ -131,12 +134,14 @@ class _Journal:
         finally:
             self._lock.release()
 
-    def session(self, *, survives: bool) -> None:
-        """Note a session of the cluster. One that does not survive speaks for all of the process."""
+    def session(self, *, survives: Optional[bool], again: bool) -> None:
+        """Note a session. One that does not survive speaks for all of the process."""
         if not self._lock.acquire(timeout=_LOCK_S):
             return
         try:
-            self._survives = survives and self._survives is not False
+            if survives is not None:
+                self._survives = survives and self._survives is not False
+            self._again += again
             self._write()
         except OSError:
             pass  # a full disk stops no training
@@ -149,7 +154,7 @@ class _Journal:
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
         with os.fdopen(os.open(beside, flags, 0o640), "w", encoding="utf-8") as file:
             body = {"places": list(self._places.values()), "pace": self.cadence.pace()}
-            json.dump({**body, "recovers": self._survives is True}, file)
+            json.dump({**body, "recovers": self._survives is True, AGAIN: self._again}, file)
         os.replace(beside, path)
 
 
@@ -170,10 +175,10 @@ def cadence() -> Optional[Cadence]:
     return _journals[0].cadence if _journals else None
 
 
-def note_session(*, survives: bool) -> None:
-    """Note whether a session of the cluster survives the loss of a parameter server."""
+def note_session(*, survives: Optional[bool] = None, again: bool = False) -> None:
+    """Note whether a session of the cluster survives the loss of a parameter server, or was made again."""
     if _journals:
-        _journals[0].session(survives=survives)
+        _journals[0].session(survives=survives, again=again)
 
 
 def is_kept(directory: str) -> bool:

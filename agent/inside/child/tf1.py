@@ -30,7 +30,7 @@ def changes(is_kept: Callable[[str], bool], tell: Callable[..., object]) -> dict
     """The changes to TF1's modules, by module.
 
     `is_kept`: whether checkpoints of a directory are the job's. `tell` is told of each session of the
-    cluster whether it `survives` the loss of a parameter server.
+    cluster whether it `survives` the loss of a parameter server, and of one that is made `again`.
     """
     return {MODULE: _change_manager, MONITORED: functools.partial(_change_sessions, is_kept, tell)}
 
@@ -92,11 +92,14 @@ def _change_sessions(
     creates = create
 
     def creating(self: object) -> object:
-        _losses.lasts = "_sess" in vars(self)
+        _losses.lasts = again = "_sess" in vars(self)
         try:
-            return creates(self)
+            session = creates(self)
         finally:
             _losses.lasts = False
+        if again:
+            tell(again=True)
+        return session
 
     put(recoverable, "_create_session", creating, create)
     if not isinstance(chief, type) or not isinstance(worker, type):
