@@ -749,3 +749,17 @@ def test_what_was_open_about_a_worker_is_closed_when_it_leaves() -> None:
     until_of(world, 2)
     (told,) = [each for each in world.incidents().values() if each.member == "worker.2"]
     assert told.outcome is Outcome.SUPERSEDED
+
+
+def test_a_worker_that_is_killed_whenever_it_joins_is_not_tried_for_ever() -> None:
+    world = training()
+    for agent in world.agents.values():
+        agent.steps = agent.node in {each.node for each in world.running().values()}
+    wish(world, worker=3)
+    while world.job().next_plan is None:
+        if "worker.2" in workers(world):
+            world.end_task("worker.2", signal=9)
+        world.tick()
+        assert world.done.count("joined") <= sizing.MOST_TAKEN
+    assert world.done.count("left") == sizing.MOST_TAKEN
+    assert world.switch().ledger.infrastructure == 0

@@ -18,6 +18,10 @@ from supervisor.control.decide.snapshot import JobState, Snapshot, Versioned
 WORKER = "worker"
 NOT_JOINED = ", but it did not join"
 """The end of the rule of a join that failed by a fault of its program."""
+TAKEN = ", but it was lost before it joined"
+"""The same, of one that failed by no fault of its program."""
+MOST_TAKEN = 3
+"""Joins of a generation that may be lost by no fault of the program before no other is tried."""
 
 
 def asked(job: JobState) -> dict[str, int]:
@@ -76,26 +80,28 @@ def _why_kept(job: JobState, *, shrinks: bool) -> str:
 
 
 def did_not_join(job: JobState) -> str:
-    """A join of the generation in force that came to nothing by a fault of its program, in words; or empty.
+    """A join of the generation in force that came to nothing, in words; empty if another may be tried.
 
-    The worker has left again, and no other joins in its place: a new generation finds out what it lacks.
+    The worker has left again. If its program was at fault no other joins in its place, and not for ever if it
+    was not: a new generation finds out what its node lacks.
     """
     plan = job.plan_in_force
     there = {each.member for each in plan.value.placements} if plan is not None else set()
-    return next(
-        (
-            f"{held.value.task} did not join (incident {held.value.id})"
-            for held in job.incidents.values()
-            if held.value.plan_id == job.switch.value.plan_id and held.value.member not in there
-            if held.value.outcome is Outcome.SUPERSEDED and held.value.rule.endswith(NOT_JOINED)
-        ),
-        "",
-    )
+    ended = [
+        held.value
+        for held in job.incidents.values()
+        if held.value.plan_id == job.switch.value.plan_id and held.value.member not in there
+        if held.value.outcome is Outcome.SUPERSEDED
+    ]
+    failed = [each for each in ended if each.rule.endswith(NOT_JOINED)]
+    taken = [each for each in ended if each.rule.endswith(TAKEN)]
+    told = failed[-1:] or taken[MOST_TAKEN - 1 :][-1:]
+    return "".join(f"{each.task} did not join (incident {each.id})" for each in told)
 
 
-def not_joined(held: Versioned[Incident]) -> Incident:
-    """The record of a join that fails by a fault of its program."""
-    return replace(held.value, rule=held.value.rule.removesuffix(NOT_JOINED) + NOT_JOINED)
+def not_joined(held: Versioned[Incident], why: str = NOT_JOINED) -> Incident:
+    """The record of a join that fails."""
+    return replace(held.value, rule=held.value.rule.removesuffix(NOT_JOINED) + why)
 
 
 def joining(job: JobState) -> dict[str, Versioned[Incident]]:

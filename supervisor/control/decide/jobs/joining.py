@@ -282,8 +282,8 @@ def _ended_incidents(job: JobState, member: Member) -> list[Op]:
     join, ops = sizing.joining(job).get(member.task.member), list[Op]()
     if join is not None:
         ended = join.value
-        if member.cause is not None and member.cause.program_fault:
-            ended = sizing.not_joined(join)
+        if member.cause is not None and member.cause is not Cause.DRAINED:
+            ended = sizing.not_joined(join, sizing.NOT_JOINED if member.cause.program_fault else sizing.TAKEN)
         why = f"{ended.detail}; {member.task} left before it did any work"
         if member.report is not None:
             why = f"{why}: {describe(member.report.value)}"
