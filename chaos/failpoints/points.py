@@ -27,6 +27,7 @@ _LEADER = _words(
     " outputs_late outputs_left_out spares stack_kept started stopped stopping straggler succeeded time"
     " time_is_over work_kept"
     " commits_missing saves_unusable"
+    " joined left stays servers_end etcd_defragmented"
     " saver_changed saves_at_changing_places saves_elsewhere"
     " checkpoint_parked job_parked node_parked job_deleted records_removed deletion_forgotten"
 )
