@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from supervisor.contract import keys
+from supervisor.contract import codec, keys
 from supervisor.contract.desired import ClusterSpec, Cordon, JobPhase, JobSwitch
 from supervisor.contract.incident import Cause, Incident, Outcome
 from supervisor.contract.job.spec import (
@@ -763,3 +763,38 @@ def test_a_worker_that_is_killed_whenever_it_joins_is_not_tried_for_ever() -> No
         assert world.done.count("joined") <= sizing.MOST_TAKEN
     assert world.done.count("left") == sizing.MOST_TAKEN
     assert world.switch().ledger.infrastructure == 0
+
+
+def test_nobody_joins_a_plan_whose_record_is_full() -> None:
+    world = training()
+    plan = world.job().plan_in_force
+    assert plan is not None
+    room = keys.family(plan.key).max_bytes - len(codec.encode(plan.value))
+    world.write(put(plan.key, replace(plan.value, code="c" * (room - 1_000))))
+    wish(world, worker=3)
+    assert sizing.why_all_restart(world.job()) == "the record of its plan is full"
+    world.decide()
+    assert "joined" not in world.done
+
+
+def test_one_that_saves_does_not_leave_for_failing_before_its_first_step() -> None:
+    world = training()
+    for agent in world.agents.values():
+        agent.steps = agent.node in {each.node for each in world.running().values()}
+    wish(world, worker=3)
+    world.until(lambda: "worker.2" in world.running())
+    world.write(put(world.job().switch.key, replace(world.switch(), saver="worker.2")))
+    world.end_task("worker.2", code=1)
+    world.until(lambda: world.job().next_plan is not None)
+    assert not {"leaves", "left"} & set(world.done)
+
+
+def test_a_worker_that_leaves_for_good_holds_up_no_move() -> None:
+    world = training(workers=3)
+    world.agents[world.node_of("worker.2")].obedient = False
+    wish(world, worker=2)
+    world.until(lambda: "leaves" in world.done)
+    node = world.node_of("worker.1")
+    world.write(put(keys.cordon(node), Cordon(node, "drain", drain=True)))
+    world.until(lambda: "moved" in world.done)
+    assert not {"left", "node_cordoned"} & set(world.done)
