@@ -566,6 +566,22 @@ ROWS = (
     ),
     Guarantee(
         6,
+        "All restart where training goes back too far without its parameter servers.",
+        "supervisor/control/decide/jobs/incidents.py",
+        "    if servers.is_too_low(job, held, beat):\n",
+        "    if False:\n",
+        SERVERS + "test_training_that_went_back_before_a_commit_restarts_all_from_that_commit",
+    ),
+    Guarantee(
+        6,
+        "The restart of another task does not end the bound of parameter servers that come back.",
+        "supervisor/control/decide/jobs/incidents.py",
+        "or (stays and servers.is_about_servers(job, held.value))",
+        "",
+        SERVERS + "test_the_restart_of_a_worker_does_not_end_the_bound",
+    ),
+    Guarantee(
+        6,
         "A worker moves alone only if its program is known to be able to join.",
         "supervisor/control/decide/assess/moving.py",
         'for each in reports if each.stays), "")',
