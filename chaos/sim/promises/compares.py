@@ -12,7 +12,8 @@ from supervisor.contract import codec, keys
 from supervisor.contract.boundaries import Absent, ModifiedAt
 from supervisor.contract.checkpoint import CommitRecord, CommitState
 from supervisor.contract.desired import JobSwitch, LostMark, Placement, Plan
-from supervisor.contract.observed import Incarnation
+from supervisor.contract.ids import TaskId
+from supervisor.contract.observed import AttemptReport, Incarnation
 from supervisor.control.decide.checkpoints.collecting import ADOPTED
 
 PROMISE = "a decision compares what it relies on"
@@ -45,7 +46,7 @@ class Compares:
                 case "plans" if key in effect.before:
                     plans = codec.decode(Plan, effect.before[key].value), codec.decode(Plan, raw)
                     gone = set(plans[0].placements) - set(plans[1].placements)
-                    self._need(effect, "a move", *self._marks(gone))
+                    self._need(effect, "a move", *self._marks(plans[0], gone))
                     if len(plans[0].placements) != len(plans[1].placements):
                         self._check_resize(effect, key, plans[1])
                 case _:
@@ -83,7 +84,7 @@ class Compares:
         nodes = {keys.node(placement.node) for placement in placed}
         replaced = self._picture.plan(switch.job, before.plan_id)
         # Who stays where it was is not taken away, though its node may have been marked a moment ago.
-        marks = self._marks(set(replaced.placements) - placed) if replaced is not None else []
+        marks = self._marks(replaced, set(replaced.placements) - placed) if replaced is not None else []
         self._need(effect, "a flip", head, keys.plan(switch.job, plan_id), *sorted(nodes), *marks)
 
     def _check_commit(self, effect: Effect, key: str, record: CommitRecord) -> None:
@@ -132,7 +133,17 @@ class Compares:
         for life in lives:
             self._need_absent(effect, "registering", keys.lost(me.node, life))
 
-    def _marks(self, replaced: set[Placement]) -> list[str]:
-        """The marks by which tasks may be taken away from where they were."""
-        found = {keys.lost(placement.node, placement.incarnation) for placement in replaced}
+    def _marks(self, plan: Plan, replaced: set[Placement]) -> list[str]:
+        """The marks by which tasks may be taken away from where they were. What is dead needs none."""
+        found = {
+            keys.lost(placement.node, placement.incarnation)
+            for placement in replaced
+            if not self._is_dead(plan, placement)
+        }
         return sorted(key for key in found if self._picture.has(key))
+
+    def _is_dead(self, plan: Plan, placement: Placement) -> bool:
+        task = TaskId(plan.job, placement.role, placement.index)
+        wanted = self._picture.assigned(placement.node, task, plan.plan_id)
+        raw = self._picture.raw(keys.attempt(wanted.attempt_id)) if wanted is not None else None
+        return raw is not None and codec.decode(AttemptReport, raw).confirmed_dead
