@@ -65,7 +65,7 @@ async def test_every_committed_checkpoint_of_tf1_loads(world: World, tmp_path: P
         assert saved.result() == b"saved\n"
         records = await world.records()
         assert records[-1].ref.step == SAVES
-        assert len(records) >= 5, "hardly any save was taken while TensorFlow was saving"
+        assert len(records) >= 3, "hardly any save was taken while TensorFlow was saving"
         for record in records:
             elsewhere = tmp_path / f"restore-{record.ref.step}"
             staged = await world.stager(elsewhere).stage_base(record, 2, "x", QUIET_MS, fresh=True)

@@ -127,9 +127,14 @@ class Conduct:
             )
 
     def _on_mixed(self, program: Program) -> None:
-        """Rule 6.12. A job may choose that its chief restarts alone, and restores while others train."""
-        scope = self._picture.spec(program.attempt.task.job).restart.scope
-        if Scope.TASK not in (scope.get("chief"), scope.get("worker")):
+        """Rule 6.12. A job may choose that its chief restarts alone, and restores while others train.
+
+        So may worker 0 of a job without a chief, where another worker was seen to save.
+        """
+        spec, switch = self._picture.spec(program.attempt.task.job), self._seen.switch_of(program)
+        scope = spec.restart.scope
+        elsewhere = switch is not None and switch.saver not in ("", spec.saver.member)
+        if Scope.TASK not in (scope.get("chief"), scope.get("worker")) and not elsewhere:
             self._seen.broken("no task trains with variables of two restores", str(program.attempt))
 
     def _on_stepped(self, program: Program) -> None:
