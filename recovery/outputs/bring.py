@@ -70,7 +70,8 @@ class Bringer:
     async def bring(self, state: OutputState, index: OutputIndex, motion: Motion) -> Brought:
         """Fetch the files of the index that this node lacks. Raises StoreUnreachable, Refused, NotFound.
 
-        NotFound: the index is out of date.
+        NotFound: the index is out of date. What this node has sent last, it may have noted no more; a file
+        that has changed since the note is then the one that it sent, or newer.
         """
         base = directory_of(state.job_uuid, state.member)
         fetcher = Fetcher(self._store, base, self._directory, self._spool, self._threads, self._owner)
@@ -87,6 +88,8 @@ class Bringer:
                     continue
                 if sent is not None and sent.shows(seen):
                     have = Have(sent.file.version, sent.size)
+                elif index.node == state.node:
+                    continue
                 else:
                     await self._run(partial(_put_aside, self._directory, path, self._aside))
                     result.aside += (path,)

@@ -17,7 +17,7 @@ from agent.host.task_users import OneUser
 from agent.outputs.directories import OutputFiles
 from agent.outputs.sender import NodeOutputs
 from recovery.outputs.index import OutputIndex, directory_of
-from recovery.outputs.note import save_state
+from recovery.outputs.note import save_state, state_path
 from recovery.outputs.stored import read_index
 from recovery.stores.local import LocalStore
 from recovery.stores.memory import MemoryCheckpointStore, Moment
@@ -305,6 +305,28 @@ async def test_a_file_that_was_never_sent_is_put_aside_for_one_that_was_written_
     assert (own(back) / "result").read_bytes() == b"newest"
     aside = site.root / "n1" / UUID / "kept-worker.0-g3.1/result"
     assert aside.read_bytes() == b"never sent"
+
+
+async def test_what_has_grown_since_an_index_that_was_not_noted_stays(site: Site) -> None:
+    """The agent ended its sender, or died, between the index and the note of it."""
+    node = site.node()
+    await node.prepare(FIRST)
+    log, note = own(node) / "log", state_path(node.files.notes(UUID), TASK.member)
+    log.write_bytes(b"1\n")
+    await site.until(lambda index: index.size == 2)
+    await until(lambda: "log" in note.read_text())
+    noted = note.read_bytes()
+    with log.open("ab") as file:
+        file.write(b"2\n")
+    await site.until(lambda index: index.size == 4)
+    await node.close()
+    note.write_bytes(noted)
+    with log.open("ab") as file:
+        file.write(b"3\n")
+    again = site.node()
+    await again.prepare(replace(FIRST, attempt=AttemptId(TASK, 2, 1)))
+    assert log.read_bytes() == b"1\n2\n3\n"
+    await site.until(lambda index: index.size == 6)
 
 
 async def test_machines_with_one_disk_bring_nothing_in(site: Site) -> None:
