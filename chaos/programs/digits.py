@@ -10,16 +10,13 @@ import contextlib
 import importlib.util
 import json
 import os
-import re
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from types import ModuleType
 
 from chaos.programs import REPOSITORY
 from chaos.programs.steps import Ills, StepLog
 
 PROGRAM = REPOSITORY / "examples/digits_async/train.py"
-_STEP = re.compile(r"-(\d+)$")
 
 
 class Told:
@@ -46,7 +43,7 @@ def main() -> None:
         yield Told(log, ills)
 
     program = _loaded()
-    _tell_of_saves(program.tf.train.Saver, log)
+    _tell_of_saves(program.tf.train, log)
     vars(program)["open_step_log"] = open_step_log
     program.main()
 
@@ -60,27 +57,24 @@ def _loaded() -> ModuleType:
     return module
 
 
-def _tell_of_saves(saver: type, log: StepLog) -> None:
+def _tell_of_saves(train: ModuleType, log: StepLog) -> None:
+    """Tell the step in what is saved and restored: its name has the one before, while others trained on."""
+    saver: type = train.Saver
     save: Callable[..., object] = vars(saver)["save"]
     restore: Callable[..., object] = vars(saver)["restore"]
 
     def saved(*words: object, **more: object) -> object:
         prefix = save(*words, **more)
-        log.tell("saved", _step(str(prefix)))
+        log.tell("saved", int(train.load_variable(str(prefix), "global_step")))
         return prefix
 
     def restored(*words: object) -> object:
         found = restore(*words)
-        log.tell("restored", _step(str(words[-1])))
+        log.tell("restored", int(train.load_variable(str(words[-1]), "global_step")))
         return found
 
     type.__setattr__(saver, "save", saved)
     type.__setattr__(saver, "restore", restored)
-
-
-def _step(prefix: str) -> int:
-    match = _STEP.search(Path(prefix).name)
-    return int(match[1]) if match else -1
 
 
 if __name__ == "__main__":
