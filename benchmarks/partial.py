@@ -71,7 +71,7 @@ class Arm:
 ARMS = {
     "no_failure": Arm(),
     "full": Arm(victim=1),
-    # What a full recovery has reached after as many steps, as it goes back to a state that was.
+    # A full recovery goes back to an earlier state: the one that it has after as many steps.
     "full_equal_work": Arm(shorter=True),
     "partial": Arm(victim=1, partial=True),
     "partial_of_global_step": Arm(victim=0, partial=True),

@@ -85,6 +85,13 @@ PHASES = ("detected", "decided", "ready", "switched", "restored", "first_step", 
 """The phases in order. The last one is present if a step was made before every restarted task ran."""
 
 
+class NotJoined(Enum):
+    """Whose fault it is that a worker left before it had done any work."""
+
+    PROGRAM = "program"
+    MACHINE = "machine"
+
+
 @dataclass(frozen=True, slots=True)
 class Incident:
     """One failure and its recovery.
@@ -103,6 +110,7 @@ class Incident:
         stepped: the failed task had made a step, of any number; for a failure of the whole job, its
             generation had.
         flat: for a hang, the signs of life that were missing.
+        not_joined: of a join that came to nothing (rule 6.11); None: of all else.
         began: etcd's revision at the start of the failed attempt; 0: no attempt has failed, the one that lost
             its launcher had not run yet, or unknown.
     """
@@ -134,6 +142,7 @@ class Incident:
     to_base: CheckpointRef | None = None
     stepped: bool = False
     flat: tuple[str, ...] = ()
+    not_joined: NotJoined | None = None
 
     @property
     def total_ms(self) -> int:

@@ -239,7 +239,7 @@ class NoFiles:
 
 
 class NoCheckpoints:
-    """Nothing is saved."""
+    """Checkpoints of an agent whose tasks save none."""
 
     def directory(self, job_uuid: str, generation: int) -> str:
         return "/c"

@@ -18,7 +18,7 @@ from recovery.families.watch_rule import Idle, Unusable
 from tests.checkpoints.world import JOB, NODE, QUIET_MS, UUID, World
 
 SCRIPT = Path(__file__).with_name("tf1_saver.py")
-SAVES = 60
+SAVES = 120
 QUIET = {"TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
 
 
@@ -65,7 +65,7 @@ async def test_every_committed_checkpoint_of_tf1_loads(world: World, tmp_path: P
         assert saved.result() == b"saved\n"
         records = await world.records()
         assert records[-1].ref.step == SAVES
-        assert len(records) >= 3, "hardly any save was taken while TensorFlow was saving"
+        assert len(records) >= 5, "hardly any save was taken while TensorFlow was saving"
         for record in records:
             elsewhere = tmp_path / f"restore-{record.ref.step}"
             staged = await world.stager(elsewhere).stage_base(record, 2, "x", QUIET_MS, fresh=True)

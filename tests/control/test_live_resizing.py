@@ -10,7 +10,7 @@ import pytest
 
 from supervisor.contract import codec, keys
 from supervisor.contract.desired import ClusterSpec, Cordon, JobPhase, JobSwitch
-from supervisor.contract.incident import Cause, Incident, Outcome
+from supervisor.contract.incident import Cause, Incident, NotJoined, Outcome
 from supervisor.contract.job.spec import (
     JobIntent,
     JobRecord,
@@ -668,7 +668,7 @@ def test_a_worker_that_joins_too_late_leaves_again_and_costs_nothing(*, starts: 
     assert (world.running(), world.switch().ledger) == (before, ledger)
     (told,) = joins(world)
     assert told.outcome is Outcome.SUPERSEDED
-    assert told.rule.endswith("did not join")
+    assert told.not_joined is NotJoined.PROGRAM
     world.until(lambda: world.job().next_plan is not None)
     assert world.done.count("joined") == 1
 

@@ -416,7 +416,7 @@ def test_another_process_gets_no_warm_start(served: tuple[Rig, Agent]) -> None:
     _sleeping(rig, agent, "env -0 >env && mv env environment; sleep 600; python exit.py 1")
     (rig.root / "was").write_text("")
     directory = rig.root / "state" / "bin"
-    # Nothing else tells it from one of the attempt.
+    # It gets the whole environment of the attempt, and is another process all the same.
     wait_for("its environment", (rig.root / "environment").exists)
     entries = (rig.root / "environment").read_text().rstrip("\0").split("\0")
     env = dict(entry.split("=", 1) for entry in entries)

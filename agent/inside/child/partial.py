@@ -97,7 +97,7 @@ class _Partial:
         told = self._saver.saver_def if _is_known(self._saver) else None
         restores = _restores(session.graph, told.restore_op_name) if told is not None else {}
         asks = {variable: ask for variable in restores if (ask := _ask(variable)) is not None}
-        # What a SavedModel was loaded with has been written to all servers by now.
+        # The values of a loaded SavedModel have been written to all servers by now.
         loaded = session.graph.get_collection(_LOADED)
         if told is None or not restores or len(asks) < len(restores) or loaded:
             _say("it is not known which variables are lost: all are restored")

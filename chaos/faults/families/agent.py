@@ -49,8 +49,8 @@ def everybody(_: Scene) -> Sequence[str]:
 @contextmanager
 def fenced(scene: Scene, node: str) -> Iterator[str]:
     """It is killed for good, and its node fences what it has left. On a busy machine D may be over before."""
-    found, before = scene.cluster.nodes[node], scene.generation()
-    task = scene.process(scene.task_on(node))
+    found, before = scene.cluster.nodes[node], scene.task_on(node)
+    task = scene.process(before)
     with dead(scene, node, daemon=DAEMON) as evidence:
         began_s = time.monotonic()
         config = scene.cluster.root / "conf" / f"{node}.yaml"
@@ -62,7 +62,7 @@ def fenced(scene: Scene, node: str) -> Iterator[str]:
             stderr=subprocess.PIPE,
         )
         try:
-            scene.wait("another generation", lambda: scene.generation() > before or None, REFUSED_S)
+            scene.successor(before, REFUSED_S)  # in another generation, or it moves alone
             next_ms = 1000 * (time.monotonic() - began_s)
             code = scene.wait("the end of `--fence`", process.poll, REFUSED_S)
             assert process.stderr is not None
@@ -71,7 +71,7 @@ def fenced(scene: Scene, node: str) -> Iterator[str]:
             _end(process)
         if code not in {0, Refused.exit_code}:
             raise DidNotBite(f"`--fence` ended with exit code {code}: {said[-400:]}")
-        when = f"the next generation began {next_ms:.0f} ms after the kill"
+        when = f"the next attempt of {before.task} ran {next_ms:.0f} ms after the kill"
         yield f"{evidence}; {when}; `--fence` ended with exit code {code}, and its task's {scene.gone(task)}"
 
 
@@ -267,7 +267,8 @@ def no_freezer(_: Cluster) -> str | None:
 
 
 _LOSS = expects(Incidents.ANY, "node_lost", "deadline", "launcher_lost")
-_LOST = expects(Incidents.ONE, "node_lost", "deadline", "launcher_lost", scopes=["all"])
+_LOST = expects(Incidents.ONE, "node_lost", "deadline", "launcher_lost", scopes=["all", "task"])
+"""A worker alone on its node moves alone (rule 6.10)."""
 
 FAULTS: tuple[Fault, ...] = (
     Fault(

@@ -115,7 +115,7 @@ def defrag(given: Globals, path: Path, cert: Path | None, anyway: bool, large: b
 async def _defrag(
     endpoints: list[str], tls: TlsFiles | None, *, anyway: bool, large: bool, shown: bool
 ) -> tuple[list[dict[str, object]], list[str]]:
-    """What was done to each member, and the addresses of those left out."""
+    """The sizes of each member before and after, and the addresses of those left out."""
     from supervisor.adapters.etcd.maintenance import EtcdCalls
 
     calls, done, left_out = EtcdCalls(endpoints, tls), list[dict[str, object]](), list[str]()

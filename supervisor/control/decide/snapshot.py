@@ -49,6 +49,7 @@ from supervisor.contract.promise import Word
 from supervisor.contract.timing import Timing
 from supervisor.control.decide.set_aside import Aside, Left
 
+S = TypeVar("S")
 T = TypeVar("T")
 
 
@@ -166,9 +167,7 @@ class JobState:
 
     def once(self, rule: Callable[[JobState], T]) -> T:
         """The result of a rule that reads the job's records alone; many snapshots share it."""
-        if rule not in self.derived:
-            self.derived[rule] = rule(self)
-        return cast("T", self.derived[rule])
+        return _once(self.derived, rule, self)
 
     @property
     def plan_in_force(self) -> Versioned[Plan] | None:
@@ -257,9 +256,7 @@ class Snapshot:
 
     def once(self, fact: Callable[[Snapshot], T]) -> T:
         """A fact about the whole snapshot, for all jobs that ask for it."""
-        if fact not in self.derived:
-            self.derived[fact] = fact(self)
-        return cast("T", self.derived[fact])
+        return _once(self.derived, fact, self)
 
     def former_ms(self) -> int:
         """Milliseconds for which tasks of an earlier, lost etcd may still run; 0 when none can.
@@ -278,6 +275,11 @@ class Snapshot:
         if picture is None or picture.beat is None:
             return None
         return picture.beat.tasks.get(str(attempt))
+
+    def mark_of(self, node: str, incarnation: str) -> Versioned[LostMark] | None:
+        """The lost mark that holds for what was placed on an incarnation of a node; None without one."""
+        state = self.nodes.get(node)
+        return state.mark_of(incarnation) if state is not None else None
 
     def silence_ms(self, picture: NodeState) -> int:
         """How long the node's present incarnation has been silent."""
@@ -317,3 +319,9 @@ class Snapshot:
             and not self.unread_ms(picture)
             and not self.blocked(picture.node)
         )
+
+
+def _once(derived: dict[Callable[[S], object], object], find: Callable[[S], T], subject: S) -> T:
+    if find not in derived:
+        derived[find] = find(subject)
+    return cast("T", derived[find])

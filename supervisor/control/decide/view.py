@@ -316,11 +316,11 @@ class View:
             (held.value for held in self._of_job("specs/", ClusterSpec, name)),
         )
 
-    def _of_job(self, prefix: str, _record: type[R], name: str) -> list[Versioned[R]]:
-        return cast("list[Versioned[R]]", list(self._about_jobs.get(name, {}).get(prefix, {}).values()))
+    def _of_job(self, prefix: str, record: type[R], name: str) -> list[Versioned[R]]:
+        return _of(self._about_jobs, prefix, record, name)
 
-    def _of_node(self, prefix: str, _record: type[R], name: str) -> list[Versioned[R]]:
-        return cast("list[Versioned[R]]", list(self._about_nodes.get(name, {}).get(prefix, {}).values()))
+    def _of_node(self, prefix: str, record: type[R], name: str) -> list[Versioned[R]]:
+        return _of(self._about_nodes, prefix, record, name)
 
     def _node(self, name: str, *, is_aside: bool) -> NodeState | None:
         """A node's state; None for one that is not registered, and of which nothing was declared."""
@@ -378,6 +378,12 @@ class View:
             incidents={held.value.id: held for held in self._of_job("incidents/", Incident, name)},
             spares={held.value.node: held for held in self._of_job("spares/", Spare, name)},
         )
+
+
+def _of(
+    about: Mapping[str, Mapping[str, _Records]], prefix: str, _record: type[R], name: str
+) -> list[Versioned[R]]:
+    return cast("list[Versioned[R]]", list(about.get(name, {}).get(prefix, {}).values()))
 
 
 def _put(found: dict[str, T], name: str, value: T | None) -> None:

@@ -63,7 +63,7 @@ def scope_of_failure(failed: FailedTask) -> tuple[Scope, str]:
     if are_together(failed.job, failed.task):
         why = why_all_restart(failed.snap, failed.job)
         if why:
-            # What holds for most jobs is no news.
+            # A reason that holds for most jobs is no news.
             return Scope.ALL, rule if spec.preload else f"{rule}, as {why}"
         scope, rule = Scope.TASK, f"{spec.strategy.value}.{failed.task.role}.together"
     if scope is Scope.ALL:

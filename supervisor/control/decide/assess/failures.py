@@ -131,8 +131,7 @@ def _culprit(snap: Snapshot, failed: list[Member], silent: list[Member]) -> Memb
 
 
 def _marked_ms(snap: Snapshot, member: Member) -> int:
-    picture = snap.nodes.get(member.placement.node)
-    mark = picture.mark_of(member.placement.incarnation) if picture is not None else None
+    mark = snap.mark_of(member.placement.node, member.placement.incarnation)
     return mark.created_ms if mark is not None else snap.now_ms
 
 

@@ -146,7 +146,7 @@ def liveness_of(snap: Snapshot, job: JobState, there: tuple[Member, ...]) -> Liv
     """The liveness of a running job's tasks, by their signs of life."""
     tasks = _tasks(snap, job, there)
     spec = job.record.value.spec
-    # Who waits for parameter servers that come back shows no sign of life: `progress` holds it to a bound.
+    # A task that waits for parameter servers shows no sign of life: `progress` holds it to a bound.
     if not spec.progress.watch_hangs or servers.open_incidents(job):
         return Liveness(tasks)
     before = sum(past.incident.cause is Cause.HANG for past in life_of(job)) if tasks else 0

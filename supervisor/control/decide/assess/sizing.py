@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from recovery.policy.rules import rule_of
 from supervisor.contract.ids import TaskId
-from supervisor.contract.incident import Cause, Incident, Outcome
+from supervisor.contract.incident import Cause, Incident, NotJoined, Outcome
 from supervisor.contract.job.spec import CHIEF_ROLES, PsRecovery, Rule, Scope, Strategy
-from supervisor.control.decide.assess.hanging import beat_of
 from supervisor.control.decide.assess.members import Member, MemberState
 from supervisor.control.decide.assess.moving import why_it_stays
 from supervisor.control.decide.assess.progress import overdue
 from supervisor.control.decide.facts.delays import free_ms
+from supervisor.control.decide.facts.history import role_has_stepped
 from supervisor.control.decide.snapshot import JobState, Snapshot, Versioned
 
 WORKER = "worker"
-NOT_JOINED = ", but it did not join"
-"""The end of the rule of a join that failed by a fault of its program."""
-TAKEN = ", but it was lost before it joined"
-"""The same, of one that failed by no fault of its program."""
 MOST_TAKEN = 3
 """Joins of a generation that may be lost by no fault of the program before no other is tried."""
 
@@ -93,15 +87,10 @@ def did_not_join(job: JobState) -> str:
         if held.value.plan_id == job.switch.value.plan_id and held.value.member not in there
         if held.value.outcome is Outcome.SUPERSEDED
     ]
-    failed = [each for each in ended if each.rule.endswith(NOT_JOINED)]
-    taken = [each for each in ended if each.rule.endswith(TAKEN)]
+    failed = [each for each in ended if each.not_joined is NotJoined.PROGRAM]
+    taken = [each for each in ended if each.not_joined is NotJoined.MACHINE]
     told = failed[-1:] or taken[MOST_TAKEN - 1 :][-1:]
     return "".join(f"{each.task} did not join (incident {each.id})" for each in told)
-
-
-def not_joined(held: Versioned[Incident], why: str = NOT_JOINED) -> Incident:
-    """The record of a join that fails."""
-    return replace(held.value, rule=held.value.rule.removesuffix(NOT_JOINED) + why)
 
 
 def joining(job: JobState) -> dict[str, Versioned[Incident]]:
@@ -115,7 +104,7 @@ def joining(job: JobState) -> dict[str, Versioned[Incident]]:
     }
 
 
-def is_late(snap: Snapshot, job: JobState, member: Member, there: tuple[Member, ...]) -> bool:
+def is_late(snap: Snapshot, job: JobState, member: Member) -> bool:
     """Whether a worker that joins has not started within `limits.startup`, or makes no step as others do."""
     spec = job.record.value.spec
     limit_ms = spec.limits.startup_ms
@@ -123,9 +112,7 @@ def is_late(snap: Snapshot, job: JobState, member: Member, there: tuple[Member, 
         return False
     if member.state is MemberState.STARTING:
         return free_ms(snap, job, member.task.member) >= limit_ms
-    beats = (beat_of(snap, each) for each in there if each.task.role == WORKER)
-    stepping = any(each is not None and each.has_stepped for each in beats)
-    return stepping and overdue(snap, job, member, limit_ms)
+    return role_has_stepped(snap, job, WORKER) and overdue(snap, job, member, limit_ms)
 
 
 def leaving(snap: Snapshot, job: JobState, there: tuple[Member, ...]) -> tuple[Member, ...]:
@@ -142,7 +129,7 @@ def leaving(snap: Snapshot, job: JobState, there: tuple[Member, ...]) -> tuple[M
         member.task.index
         for member in there
         if member.task.member in begun
-        and (member.state in (MemberState.FAILED, MemberState.LOST) or is_late(snap, job, member, there))
+        and (member.state in (MemberState.FAILED, MemberState.LOST) or is_late(snap, job, member))
     ]
     keeps = min(failed, default=now)
     if job.saver.role == WORKER and job.saver.index >= keeps:

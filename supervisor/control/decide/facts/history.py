@@ -62,6 +62,15 @@ def has_stepped(snap: Snapshot, job: JobState) -> bool:
     return any(each.has_stepped for each in beats) or any(each.has_stepped for each in reports)
 
 
+def role_has_stepped(snap: Snapshot, job: JobState, role: str) -> bool:
+    """Whether a task of this role in the generation in force tells of a step of its own."""
+    plan = job.plan_in_force
+    placed = [each for each in plan.value.placements if each.role == role] if plan is not None else []
+    reports = (job.report(each, plan.value) for each in placed if plan is not None)
+    beats = (snap.beat_of(held.value.node, held.value.attempt) for held in reports if held is not None)
+    return any(each is not None and each.has_stepped for each in beats)
+
+
 def job_step(snap: Snapshot, job: JobState) -> int:
     """The newest global step that a training task of the generation in force reported; -1: none is known.
 

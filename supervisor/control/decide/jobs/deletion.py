@@ -126,8 +126,7 @@ def _marks(snap: Snapshot, job: JobState) -> list[Versioned[LostMark]]:
     places += [each for each in not_dead(job) if standing(snap, each) is Standing.LOST]
     found: dict[str, Versioned[LostMark]] = {}
     for place in places:
-        picture = snap.nodes.get(place.node)
-        mark = picture.mark_of(place.incarnation) if picture is not None else None
+        mark = snap.mark_of(place.node, place.incarnation)
         if mark is not None:
             found[mark.key] = mark
     return list(found.values())

@@ -382,8 +382,7 @@ def _marks_used(snap: Snapshot, job: JobState) -> list[Versioned[LostMark]]:
     for placement in plan.value.placements if plan is not None else ():
         if placement not in alive and standing(snap, placement) is not Standing.LOST:
             continue  # its node is only suspected, and may appeal
-        picture = snap.nodes.get(placement.node)
-        mark = picture.mark_of(placement.incarnation) if picture is not None else None
+        mark = snap.mark_of(placement.node, placement.incarnation)
         if mark is not None:
             marks[mark.key] = mark
     return list(marks.values())

@@ -21,7 +21,7 @@ from supervisor.contract.job.spec import Scope
 from supervisor.contract.observed import AttemptReport, AttemptState, TaskBeat
 from supervisor.control.decide.assess import servers
 from supervisor.control.decide.assess.need import Need
-from supervisor.control.decide.facts.history import has_stepped, job_step, steps_are_read
+from supervisor.control.decide.facts.history import has_stepped, job_step, role_has_stepped, steps_are_read
 from supervisor.control.decide.plan import (
     MAX_TEXT,
     OPS_PER_TRANSACTION,
@@ -381,13 +381,8 @@ def _steps_are_known(snap: Snapshot, job: JobState, incident: Incident) -> bool:
 
 def _others_step(snap: Snapshot, job: JobState, incident: Incident) -> bool:
     """Whether a worker joins, and others of its role tell of steps: then the first one of its own counts."""
-    plan = job.plan_in_force
-    if plan is None or (incident.cause, incident.scope) != (Cause.RESIZED, Scope.TASK):
-        return False
-    role = job.task(incident.member).role
-    reports = (job.report(each, plan.value) for each in plan.value.placements if each.role == role)
-    beats = (snap.beat_of(held.value.node, held.value.attempt) for held in reports if held is not None)
-    return any(each is not None and each.has_stepped for each in beats)
+    joins = (incident.cause, incident.scope) == (Cause.RESIZED, Scope.TASK)
+    return joins and role_has_stepped(snap, job, job.task(incident.member).role)
 
 
 def _has_saved(job: JobState, held: Versioned[Incident]) -> bool:

@@ -20,7 +20,7 @@ from supervisor.contract import keys
 from supervisor.contract.boundaries import Absent, Compare, Delete, ModifiedAt, Op
 from supervisor.contract.desired import ClusterSpec, JobPhase, Placement, Plan
 from supervisor.contract.ids import TaskId
-from supervisor.contract.incident import Cause, Outcome
+from supervisor.contract.incident import Cause, NotJoined, Outcome
 from supervisor.contract.job.spec import JobRecord, Scope, resized
 from supervisor.contract.observed import AttemptReport
 from supervisor.control.decide.assess import sizing
@@ -48,9 +48,9 @@ def resize(snap: Snapshot, job: JobState, assessed: Assessment) -> list[Action]:
     spec = job.specs.get(switch.plan_id)
     if plan is None or spec is None or switch.phase is not JobPhase.RUNNING or switch.closing is not None:
         return []
-    leaving, there = assessed.leaving, (*assessed.members, *assessed.leaving)
+    leaving = assessed.leaving
     for member in leaving:
-        if ended := _end(snap, job, member, there):
+        if ended := _end(snap, job, member):
             return ended
     for member in assessed.members:
         if kept := _keep(job, member):
@@ -138,7 +138,7 @@ def _need(snap: Snapshot, job: JobState, task: TaskId) -> Need:
     )
 
 
-def _end(snap: Snapshot, job: JobState, member: Member, there: tuple[Member, ...]) -> list[Action]:
+def _end(snap: Snapshot, job: JobState, member: Member) -> list[Action]:
     """Have the agent end an attempt that is to leave, and start no other.
 
     If it leaves because it is late to join, the record of its join says so.
@@ -153,8 +153,8 @@ def _end(snap: Snapshot, job: JobState, member: Member, there: tuple[Member, ...
     text = f"{member.task} ends on {member.placement.node}: it leaves"
     ops: list[Op] = [put(held.key, replace(held.value, ends=True))]
     join = sizing.joining(job).get(member.task.member)
-    if join is not None and sizing.is_late(snap, job, member, there):
-        ops.append(put(join.key, sizing.not_joined(join)))
+    if join is not None and sizing.is_late(snap, job, member):
+        ops.append(put(join.key, replace(join.value, not_joined=NotJoined.PROGRAM)))
         compares.append(unchanged(join))
     return [Action("leaves", job.name, text, tuple(compares), tuple(ops), {"task": str(member.task)})]
 
@@ -196,9 +196,8 @@ def _leave(
         departed=plan.value.departed | {member: held.value.attempt},
     )
     described = spec.value.without_last(WORKER)
-    picture = snap.nodes.get(placement.node)
-    mark = picture.mark_of(placement.incarnation) if picture is not None else None
-    # What is confirmed dead needs none: a node that is only suspected may appeal.
+    mark = snap.mark_of(placement.node, placement.incarnation)
+    # A dead attempt needs no mark, and a node that is only suspected may appeal.
     used = [mark] if mark is not None and where is Standing.LOST else []
     compared, made_final = by_marks(snap, used)
     attempt = held.value.attempt_id
@@ -283,7 +282,8 @@ def _ended_incidents(job: JobState, member: Member) -> list[Op]:
     if join is not None:
         ended = join.value
         if member.cause is not None and member.cause is not Cause.DRAINED:
-            ended = sizing.not_joined(join, sizing.NOT_JOINED if member.cause.program_fault else sizing.TAKEN)
+            fault = NotJoined.PROGRAM if member.cause.program_fault else NotJoined.MACHINE
+            ended = replace(ended, not_joined=fault)
         why = f"{ended.detail}; {member.task} left before it did any work"
         if member.report is not None:
             why = f"{why}: {describe(member.report.value)}"

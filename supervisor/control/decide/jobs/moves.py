@@ -143,8 +143,7 @@ def _moved(
     if old is not None:
         compares.append(unchanged(old))
         ops += [Delete(old.key)] if old.key != key else []
-    picture = snap.nodes.get(placement.node)
-    mark = picture.mark_of(placement.incarnation) if picture is not None else None
+    mark = snap.mark_of(placement.node, placement.incarnation)
     compared, made_final = by_marks(snap, [mark] if mark is not None else [])
     compares += compared
     ops += made_final

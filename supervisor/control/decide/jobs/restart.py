@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
-from supervisor.contract.desired import Placement, Plan
+from supervisor.contract.desired import Assignment, Placement, Plan
 from supervisor.contract.incident import Cause
 from supervisor.contract.job.spec import Scope
 from supervisor.control.decide.assess import servers
@@ -16,7 +17,7 @@ from supervisor.control.decide.facts.standing import Standing, standing
 from supervisor.control.decide.jobs import incidents
 from supervisor.control.decide.jobs.moves import move, must_move
 from supervisor.control.decide.plan import Action, put, unchanged
-from supervisor.control.decide.snapshot import JobState, Snapshot
+from supervisor.control.decide.snapshot import JobState, Snapshot, Versioned
 from supervisor.control.decide.switch import Transition, turn
 
 OF_GPUS = (Cause.GPU, Cause.PROGRAM_SIGNAL)
@@ -47,38 +48,10 @@ def in_place(snap: Snapshot, job: JobState, need: Need) -> list[Action]:
         return []
     if snap.now_ms < need.due_ms:
         return []
-    ledger = need.judgement.verdict.ledger
-    following = replace(
-        held.value,
-        attempt=held.value.attempt + 1,
-        restart_count=ledger.program + ledger.infrastructure,
-        gpu_faults=known_faults(snap, placement.node, held.value.gpus),
-        ends=False,
-        joins=held.value.joins or _finds_a_gap(snap, job, placement),
-    )
-    serial = job.intent.value.restart_serial if need.cause is Cause.OPERATOR else switch.restart_serial
-    charged = turn(
-        job.switch, Transition.RESTART, ledger=ledger, incident=need.incident, restart_serial=serial
-    )
-    return [
-        Action(
-            kind="restart_in_place",
-            job=job.name,
-            text=(
-                f"{need.detail}; {job.task(need.member)} is restarted in place on {placement.node} "
-                f"as attempt {following.attempt} (rule {need.rule}; {need.judgement.verdict.reason})"
-            ),
-            compares=(unchanged(job.switch), unchanged(held)),
-            ops=(
-                put(held.key, following),
-                charged,
-                *incidents.opening(
-                    snap, job, need, switch.generation, switch.plan_id, attempt=following.attempt
-                ),
-            ),
-            fields={"task": str(job.task(need.member)), "cause": need.cause.value, "rule": need.rule},
-        )
-    ]
+    joins = held.value.joins or _finds_a_gap(snap, job, placement)
+    following = replace(_following(snap, need, placement, held.value), joins=joins)
+    told = f"is restarted in place on {placement.node} as attempt {following.attempt}"
+    return [_restarting(snap, job, need, [(held, following)], f"{job.task(need.member)} {told}")]
 
 
 def _together(snap: Snapshot, job: JobState, need: Need, plan: Plan) -> list[Action]:
@@ -106,33 +79,49 @@ def _together(snap: Snapshot, job: JobState, need: Need, plan: Plan) -> list[Act
         compares = (unchanged(job.switch), *map(unchanged, ending))
         ops = tuple(put(held.key, replace(held.value, ends=True)) for held in ending)
         return [Action("servers_end", job.name, text, compares, ops, fields)] if ending else []
-    ledger, switch = need.judgement.verdict.ledger, job.switch.value
-    following = [
-        replace(
-            held.value,
-            attempt=held.value.attempt + 1,
-            restart_count=ledger.program + ledger.infrastructure,
-            gpu_faults=known_faults(snap, placement.node, held.value.gpus),
-            ends=False,
-        )
-        for placement, held in wanted
-    ]
-    number = next(each.attempt for each in following if each.task == task)
-    text = f"{need.detail}; {names} restart in place, and the others run on (rule {need.rule}; "
-    return [
-        Action(
-            kind="restart_in_place",
-            job=job.name,
-            text=f"{text}{need.judgement.verdict.reason})",
-            compares=(unchanged(job.switch), *(unchanged(held) for _, held in wanted)),
-            ops=(
-                *(put(held.key, each) for (_, held), each in zip(wanted, following, strict=True)),
-                turn(job.switch, Transition.RESTART, incident=need.incident, ledger=ledger),
-                *incidents.opening(snap, job, need, switch.generation, switch.plan_id, attempt=number),
+    orders = [(held, _following(snap, need, placement, held.value)) for placement, held in wanted]
+    return [_restarting(snap, job, need, orders, f"{names} restart in place, and the others run on")]
+
+
+def _following(snap: Snapshot, need: Need, placement: Placement, held: Assignment) -> Assignment:
+    """The order for the next attempt of a task, where it is."""
+    ledger = need.judgement.verdict.ledger
+    return replace(
+        held,
+        attempt=held.attempt + 1,
+        restart_count=ledger.program + ledger.infrastructure,
+        gpu_faults=known_faults(snap, placement.node, held.gpus),
+        ends=False,
+    )
+
+
+def _restarting(
+    snap: Snapshot,
+    job: JobState,
+    need: Need,
+    orders: Sequence[tuple[Versioned[Assignment], Assignment]],
+    told: str,
+) -> Action:
+    """The transaction that replaces these orders, and charges and records the restart."""
+    switch, intent = job.switch.value, job.intent.value
+    serial = intent.restart_serial if need.cause is Cause.OPERATOR else switch.restart_serial
+    ledger, reason = need.judgement.verdict.ledger, need.judgement.verdict.reason
+    task = job.task(need.member)
+    number = next(order.attempt for _, order in orders if order.task == task)
+    return Action(
+        kind="restart_in_place",
+        job=job.name,
+        text=f"{need.detail}; {told} (rule {need.rule}; {reason})",
+        compares=(unchanged(job.switch), *(unchanged(held) for held, _ in orders)),
+        ops=(
+            *(put(held.key, order) for held, order in orders),
+            turn(
+                job.switch, Transition.RESTART, ledger=ledger, incident=need.incident, restart_serial=serial
             ),
-            fields=fields,
-        )
-    ]
+            *incidents.opening(snap, job, need, switch.generation, switch.plan_id, attempt=number),
+        ),
+        fields={"task": str(task), "cause": need.cause.value, "rule": need.rule},
+    )
 
 
 def _finds_a_gap(snap: Snapshot, job: JobState, placement: Placement) -> bool:
