@@ -23,9 +23,9 @@ from statistics import median
 
 from hdfs_native import Client
 
-from benchmarks.blocking import Blocking, measure_blocking
+from benchmarks.support.blocking import Blocking, measure_blocking
 from benchmarks.support.figures import Goal, machine
-from benchmarks.transfers import Cost, Files, Library, Mount, Ours, Shell, timed
+from benchmarks.support.transfers import Cost, Files, Library, Mount, Ours, Shell, timed
 from chaos.hdfs import HdfsCluster
 from recovery.commit.outbox import TakenCheckpoint
 from recovery.commit.verify import verify_bundle

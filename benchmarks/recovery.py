@@ -18,7 +18,8 @@ import sys
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from benchmarks import boxed, stores, styles
+from benchmarks import styles
+from benchmarks.support import boxed, stores
 from benchmarks.support.figures import Figures, Goal, figures, machine, medians
 from benchmarks.support.quiet import Quiet
 from benchmarks.support.subjects import RestartAll, Sample, ShellLoop, Supervised, measure

@@ -21,8 +21,8 @@ from dataclasses import asdict, dataclass, field, replace
 from operator import attrgetter
 from pathlib import Path
 
-from benchmarks.outputs import POLL_S, Kill, Sample, longest_pause_ms, sample, stepping
 from benchmarks.support.figures import figures, machine, medians
+from benchmarks.support.outputs import POLL_S, Kill, Sample, longest_pause_ms, sample, stepping
 from benchmarks.support.quiet import Quiet
 from benchmarks.support.style_subjects import STYLES, ShellLoops, Style, Subject, Supervised
 from examples.demo.watch import PromiseBroken

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
 
-from benchmarks.outputs import Outputs
+from benchmarks.support.outputs import Outputs
 from benchmarks.support.subjects import free_addresses
 from examples.demo import kernel
 from examples.demo.watch import PromiseBroken

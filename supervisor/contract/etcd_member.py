@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 QUICK_BYTES = 64 << 20
-"""A member with this much data or less is defragmented in about half a second (decision 0071)."""
+"""A member with this much data or less was seen to be defragmented in about half a second (decision 0071)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.blocking import Run, Span, compare
 from benchmarks.checkpoint import PARTS, Flags, Shape, _report
-from benchmarks.transfers import Cost
+from benchmarks.support.blocking import Run, Span, compare
+from benchmarks.support.transfers import Cost
 from supervisor.contract.errors import StoreUnreachable
 
 MS = 1_000_000

@@ -10,8 +10,17 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.outputs import IN_FLIGHT_NS, Kill, Outputs, Sample, Seen, longest_pause_ms, sample, stepping
 from benchmarks.styles import LOOP, WARM, Flags, Kills, Results, kills_of_block, report, times_faster
+from benchmarks.support.outputs import (
+    IN_FLIGHT_NS,
+    Kill,
+    Outputs,
+    Sample,
+    Seen,
+    longest_pause_ms,
+    sample,
+    stepping,
+)
 from benchmarks.support.quiet import Quiet
 from benchmarks.support.style_subjects import STYLES, ShellLoops
 

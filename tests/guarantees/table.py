@@ -12,11 +12,13 @@ from tests.guarantees import (
     rows_checkpoints,
     rows_control,
     rows_docker,
+    rows_generations,
     rows_gpus,
     rows_identity,
     rows_mount,
     rows_outputs,
     rows_promises,
+    rows_record,
 )
 from tests.guarantees.guarantee import Guarantee
 
@@ -49,6 +51,8 @@ TABLE: tuple[Guarantee, ...] = tuple(
             row
             for part in (
                 rows_control,
+                rows_generations,
+                rows_record,
                 rows_identity,
                 rows_agent,
                 rows_checkpoints,

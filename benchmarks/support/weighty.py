@@ -7,7 +7,7 @@ from pathlib import Path
 
 FLOATS_PER_MIB = 1 << 18
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "examples" / "digits_async"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "examples" / "digits_async"))
 tf = importlib.import_module("tensorflow.compat.v1")  # it ships without types
 train = importlib.import_module("train")
 dense = train.dense

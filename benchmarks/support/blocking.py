@@ -20,7 +20,7 @@ from pathlib import Path
 from statistics import median
 
 from benchmarks.support.figures import figures
-from benchmarks.transfers import Ours
+from benchmarks.support.transfers import Ours
 from recovery.commit.outbox import TakenCheckpoint, generation_directory
 from recovery.stores.open import Stores
 from supervisor.contract.checkpoint import Verify

@@ -290,5 +290,5 @@ def _copy(old: Path, new: Path) -> None:
 
 def _printed(script: str) -> str:
     """The path that a script of deploy/ prints."""
-    path = Path(__file__).resolve().parents[1] / "deploy" / script
+    path = Path(__file__).resolve().parents[2] / "deploy" / script
     return subprocess.run([str(path)], capture_output=True, text=True, check=True).stdout.strip()
