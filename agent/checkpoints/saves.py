@@ -42,7 +42,8 @@ class SavesReader:
         except OSError:
             return self._found
         if raw != self._raw:
-            self._raw, self._found, self.again = raw, parse(raw), _made_again(raw)
+            body = _body(raw)
+            self._raw, self._found, self.again = raw, _saves(body), _made_again(body)
         return self._found
 
     def saving_ms(self, now_ms: int) -> int:
@@ -60,11 +61,23 @@ class SavesReader:
 
 def parse(raw: bytes) -> Saves:
     """The saves in the file, without entries that no launcher would write."""
+    return _saves(_body(raw))
+
+
+def _body(raw: bytes) -> dict[str, object]:
+    """The object in the file; empty if there is none."""
     try:
         body = json.loads(raw)
-        places = [each for each in body["places"][:MOST_PLACES] if isinstance(each, dict)]
-    except (ValueError, RecursionError, LookupError, TypeError):
+    except (ValueError, RecursionError):
+        return {}
+    return body if isinstance(body, dict) else {}
+
+
+def _saves(body: dict[str, object]) -> Saves:
+    told = body.get("places")
+    if not isinstance(told, list):
         return Saves()
+    places = [each for each in told[:MOST_PLACES] if isinstance(each, dict)]
     inside, outside, elsewhere = 0, 0, []
     for place in places:
         below, saved, directory = place.get("below"), place.get("saved"), _plain(place.get("directory"))
@@ -80,12 +93,9 @@ def parse(raw: bytes) -> Saves:
     return Saves(inside, outside, kept, watched=True, pace=pace, recovers=recovers)
 
 
-def _made_again(raw: bytes) -> int:
-    try:
-        found = json.loads(raw)[AGAIN]
-    except (ValueError, RecursionError, LookupError, TypeError):
-        return 0
-    return found if type(found) is int else 0
+def _made_again(body: dict[str, object]) -> int:
+    again = body.get(AGAIN)
+    return again if type(again) is int else 0
 
 
 def _pace(told: object) -> Pace:
