@@ -29,6 +29,7 @@ from supervisor.api.server import policy_of, serve_api, sources_of
 from supervisor.contract.boundaries import Logger
 from supervisor.contract.errors import Refused, UserError
 from supervisor.control.decide.etcd_space import SpaceSettings
+from supervisor.control.loop.code_sweep import CodeSweep
 from supervisor.control.loop.daemon import ControlDaemon, ControlSettings, StateFiles
 from supervisor.control.loop.etcd_care import EtcdCare
 from supervisor.control.loop.promise_log import Terms
@@ -72,7 +73,15 @@ async def _serve(config: SupervisorConfig, load: Callable[[], SupervisorConfig],
     allowed = AllowedStores(entries_or_default(config.stores), config.hadoop.proxy_users)
     secrets = SecretSources(sources_of(config))
     settings = ControlSettings(
-        config.id, config.cluster, config.address, os.getpid(), timing, terms, allowed, secrets
+        config.id,
+        config.cluster,
+        config.address,
+        os.getpid(),
+        timing,
+        terms,
+        allowed,
+        secrets,
+        config.code_store or "",
     )
     devices = FenceDevices()
     _load_devices(devices, config)
@@ -97,8 +106,10 @@ async def _serve(config: SupervisorConfig, load: Callable[[], SupervisorConfig],
         sink=sink,
     )
     daemon.job_service.etcd_lines = lambda: care.lines
+    sweep = CodeSweep(coordination, stores.open, daemon.job_service.snapshot, settings.code_store, sink)
     reload = service.reloading(config, load, partial(_take, policy, secrets, devices), sink)
-    beside = [asyncio.create_task(watch.run(events.tell)), asyncio.create_task(care.run())]
+    others = watch.run(events.tell), care.run(), sweep.run()
+    beside = [asyncio.create_task(each) for each in others]
     sink.info("supervisor is up", listen=config.listen, profile=timing.profile, d_ms=timing.d_ms)
     try:
         # The campaign ends first, so that this supervisor does not win again what it hands over.

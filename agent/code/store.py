@@ -1,9 +1,8 @@
-"""The programs' directories on this node: fetched from etcd and unpacked once, by digest."""
+"""The programs' directories on this node: fetched by digest from etcd or a store, and unpacked once."""
 
 from __future__ import annotations
 
 import asyncio
-import base64
 import hashlib
 import math
 import os
@@ -13,11 +12,11 @@ from pathlib import Path
 from agent.code import unpack
 from recovery.io.files import mapped_errors
 from recovery.io.trees import remove_tree
+from recovery.stores.code import CodeReader, OpenStore
 from supervisor.adapters.failpoints import effect
-from supervisor.contract import codec, keys
-from supervisor.contract.boundaries import Coordination, KeyValue, Logger
-from supervisor.contract.code import MAX_PACKED_BYTES, CodeChunk, chunk_count, is_digest
-from supervisor.contract.errors import NotFound, Refused, Unreachable, UserError
+from supervisor.contract.boundaries import Coordination, Logger
+from supervisor.contract.code import MAX_PACKED_BYTES, chunk_count, is_digest
+from supervisor.contract.errors import CoordinationUnreachable, NotFound, Refused, Unreachable, UserError
 from supervisor.contract.job.spec import CodeRef
 
 FETCH_S = 20.0
@@ -33,9 +32,12 @@ _AWAY = ".away"
 class NodeCode:
     """`Code` over a directory of this agent's own: `DIGEST/` and `DIGEST.manifest` for each archive."""
 
-    def __init__(self, directory: Path, coordination: Coordination, sink: Logger) -> None:
+    def __init__(
+        self, directory: Path, coordination: Coordination, open_store: OpenStore, sink: Logger
+    ) -> None:
         self._directory = directory
         self._coordination = coordination
+        self._open_store = open_store
         self._sink = sink
         self._locks: dict[str, asyncio.Lock] = {}
         self._in_use: frozenset[str] = frozenset()
@@ -78,31 +80,29 @@ class NodeCode:
         return self._directory / ref.digest
 
     async def _fetch(self, ref: CodeRef) -> bytes:
-        archive = bytearray()
+        archive, index = bytearray(), 0
+        reader = CodeReader(self._coordination, self._open_store, ref.digest)
         try:
             async with asyncio.timeout(FETCH_S):
-                for index in range(chunk_count(ref.size)):
-                    archive += await self._chunk(ref, index)
+                while index < chunk_count(ref.size):
+                    try:
+                        archive += await reader.read(index)
+                        index += 1
+                    except CoordinationUnreachable:
+                        await asyncio.sleep(AGAIN_S)
         except TimeoutError as error:
             raise Unreachable(
-                f"{len(archive)} of {ref.size} bytes of code came from etcd in {FETCH_S:g} s"
+                f"{len(archive)} of {ref.size} bytes of code came from {reader.place} in {FETCH_S:g} s"
+            ) from error
+        except NotFound as error:
+            raise NotFound(
+                f"the code {ref.digest[:12]} is not in {reader.place} any more; submit the job again"
             ) from error
         if len(archive) != ref.size or hashlib.sha256(archive).hexdigest() != ref.digest:
-            raise Refused(f"the code in etcd has not the digest {ref.digest[:12]}; submit the job again")
+            raise Refused(
+                f"the code in {reader.place} has not the digest {ref.digest[:12]}; submit the job again"
+            )
         return bytes(archive)
-
-    async def _chunk(self, ref: CodeRef, index: int) -> bytes:
-        key = keys.chunk(ref.digest, index)
-        found: KeyValue | None = None
-        while found is None:
-            try:
-                found = await self._coordination.get(key)
-            except Unreachable:
-                await asyncio.sleep(AGAIN_S)
-                continue
-            if found is None:
-                raise NotFound(f"the code {ref.digest[:12]} is not in etcd any more; submit the job again")
-        return base64.b64decode(codec.decode(CodeChunk, found.value).data)
 
     # In threads.
 

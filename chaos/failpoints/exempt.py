@@ -79,6 +79,13 @@ EXEMPT = (
     Exempt("agent/inside/launcher/loop.py", _POINT_INSIDE, ("self._attempt.kill", "self._attempt.terminate")),
     Exempt("agent/operate.py", _POINT_INSIDE, ("command.kill", "self.kill")),
     Exempt("agent/runtimes/docker_images.py", _POINT_INSIDE, ("self._engine.pull",)),
+    Exempt(
+        "supervisor/control/services/code_uploads.py",
+        _POINT_INSIDE,
+        ("store.prepare", "store.write_bytes"),
+        2,
+    ),
+    Exempt("supervisor/control/loop/code_sweep.py", _POINT_INSIDE, ("store.delete_tree",), 1),
     Exempt("recovery/mount/filesystem.py", _POINT_INSIDE, ("self._live.mkdir", "self._live.rename")),
     Exempt("recovery/mount/kernel.py", _POINT_INSIDE),
     Exempt("recovery/mount/live.py", _POINT_INSIDE, ("self.unlink",)),

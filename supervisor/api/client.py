@@ -63,6 +63,8 @@ R = TypeVar("R")
 
 DEADLINE_S = 10.0
 _ATTEMPT_S = 2.0
+_CODE_ATTEMPT_S = 8.0
+"""For a leader that reads or writes code in a store."""
 _RETRY_S = 0.1
 _WRITE_ATTEMPT_S = 30.0
 _SILENCE_S = 10.0
@@ -112,11 +114,11 @@ class ControlClient:
 
     async def find_code(self, ref: CodeRef) -> CodeState:
         """Whether the cluster has an archive already."""
-        return await self._call("FindCode", ref, CodeState)
+        return await self._call("FindCode", ref, CodeState, most_s=_CODE_ATTEMPT_S)
 
     async def put_code(self, part: CodePart) -> CodeState:
         """Upload a chunk of an archive. It is sent again if its answer is lost, which is safe."""
-        return await self._call("PutCode", part, CodeState)
+        return await self._call("PutCode", part, CodeState, most_s=_CODE_ATTEMPT_S)
 
     async def status(self, job: str = "") -> ClusterStatus:
         """All jobs, or one."""
@@ -216,7 +218,15 @@ class ControlClient:
         """One stream of a task's output; raises Unreachable when it breaks."""
         return self._stream("Tail", request, TailChunk, silence_s=_SILENCE_S)
 
-    async def _call(self, method: str, request: object, kind: type[R], *, write: bool = False) -> R:
+    async def _call(
+        self,
+        method: str,
+        request: object,
+        kind: type[R],
+        *,
+        write: bool = False,
+        most_s: float = _ATTEMPT_S,
+    ) -> R:
         body = Record(json=codec.encode(request))
         deadline = time.monotonic() + self._deadline_s
         problems: dict[str, str] = {}
@@ -225,7 +235,7 @@ class ControlClient:
                 left_s = deadline - time.monotonic()
                 if left_s <= 0:
                     raise self._nobody(problems)
-                attempt_s = max(left_s, _WRITE_ATTEMPT_S) if write else min(left_s, _ATTEMPT_S)
+                attempt_s = max(left_s, _WRITE_ATTEMPT_S) if write else min(left_s, most_s)
                 channel = self._channel(address)
                 call = channel.unary_unary(
                     f"/tfsup.v1.Control/{method}",
@@ -244,7 +254,7 @@ class ControlClient:
                     problems[address] = "the connection was dropped"
                 except grpc.aio.AioRpcError as error:
                     why = await self._sort_out(address, channel, error, write=write)
-                    if attempt_s < _ATTEMPT_S and error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
+                    if attempt_s < most_s and error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
                         # It had no time to answer: what it said before tells more.
                         problems.setdefault(address, why)
                     else:

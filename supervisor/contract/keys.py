@@ -69,6 +69,8 @@ CLUSTER = "cluster"
 CLAIMS = "gpu_claims"
 """The key for claims of CPUs, memory and GPUs. Earlier releases use it under this name for GPUs alone."""
 TIME = "time"
+CODE = "code/"
+"""Prefix of the records of archives of code."""
 
 FAMILIES = (
     Family(LEADER, desired.LeaderRecord, Writer.CANDIDATE, 1024, Removed.LEASE),
@@ -101,7 +103,7 @@ FAMILIES = (
     Family("heads/", checkpoint.CommitHead, Writer.BOTH, 1024, Removed.FRESH, "job"),
     Family("incidents/", incident.Incident, Writer.LEADER, 128 * 1024, Removed.OLD, "job/incident"),
     Family("events/", incident.Event, Writer.LEADER, 64 * 1024, Removed.OLD, "serial"),
-    Family("code/", code.ShippedCode, Writer.LEADER, 1024, Removed.UNUSED, "digest"),
+    Family(CODE, code.ShippedCode, Writer.LEADER, 1024, Removed.UNUSED, "digest"),
     Family(f"{BULK}code/", code.CodeChunk, Writer.LEADER, 600 * 1024, Removed.UNUSED, "digest/chunk"),
 )
 
@@ -248,8 +250,8 @@ def event(serial: int) -> str:
 
 
 def shipped(digest: str) -> str:
-    """An archive of code that is in etcd."""
-    return f"code/{digest}"
+    """The record of an archive of code."""
+    return f"{CODE}{digest}"
 
 
 def chunks_of(digest: str) -> str:

@@ -221,6 +221,23 @@ def test_a_mistake_in_audit_is_told(tmp_path: Path, audit: dict[str, object], me
         load_supervisor(write(tmp_path, SUPERVISOR | {"audit": audit}))
 
 
+@pytest.mark.parametrize(
+    ("uri", "message"),
+    [
+        ("s3://bucket/code", "code_store: .*its scheme is not understood"),
+        ("hdfs://prod/../code", "code_store: .*must name an absolute directory"),
+        ("hdfs://tfsup@prod/code", "code_store: names the user tfsup, which needs hadoop.proxy_users"),
+        ("/" + "x" * 512, "code_store: "),
+    ],
+)
+def test_a_mistake_in_the_store_of_code_is_told(tmp_path: Path, uri: str, message: str) -> None:
+    good = load_supervisor(write(tmp_path, SUPERVISOR | {"code_store": "hdfs://prod/code"}))
+    assert good.code_store == "hdfs://prod/code"
+    with pytest.raises(UserError, match=message) as raised:
+        load_supervisor(write(tmp_path, SUPERVISOR | {"code_store": uri}))
+    assert "checkpoint.uri" not in str(raised.value)
+
+
 def test_an_authority_of_users_is_taken_beside_that_of_machines(tmp_path: Path) -> None:
     config = load_supervisor(write(tmp_path, SUPERVISOR | {"tls": TLS, "user_ca": "users.pem"}))
     files = config.tls_files()

@@ -5,21 +5,27 @@ from __future__ import annotations
 import base64
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import count
 
 import pytest
 
+from recovery.stores.memory import MemoryCheckpointStore, MemoryDisk, Moment
 from supervisor.adapters.etcd.memory import Fault, MemoryCoordination, no_fault
 from supervisor.contract import codec, keys
 from supervisor.contract.boundaries import BULK, Delete
-from supervisor.contract.code import CHUNK_BYTES, MAX_PACKED_BYTES, CodePart, ShippedCode
-from supervisor.contract.errors import Conflict, CoordinationFull, Unreachable, UserError
+from supervisor.contract.code import CHUNK_BYTES, MAX_PACKED_BYTES, CodeChunk, CodePart, ShippedCode
+from supervisor.contract.desired import ClusterRecord
+from supervisor.contract.errors import Conflict, CoordinationFull, StoreUnreachable, Unreachable, UserError
 from supervisor.contract.job.spec import CodeRef, JobRecord, JobSpec
+from supervisor.contract.timing import FAST
 from supervisor.control.decide.jobs import code_gc
 from supervisor.control.decide.plan import put
+from supervisor.control.loop.code_sweep import CodeSweep
 from supervisor.control.services import code_uploads
 from supervisor.control.services.code_uploads import CodeUploads
 from tests.control.world import World
 from tests.support.builders import code_archive, job_spec
+from tests.support.sinks import ListSink
 
 
 def part(ref: CodeRef, data: bytes, index: int) -> CodePart:
@@ -27,13 +33,40 @@ def part(ref: CodeRef, data: bytes, index: int) -> CodePart:
     return CodePart(ref.digest, ref.size, index, base64.b64encode(piece).decode())
 
 
-class Leader:
-    """The leader's code uploads over a world, whose clock and leader a test can change."""
+STORE = "hdfs://prod/code"
 
-    def __init__(self, fault: Callable[[str], Fault | None] = no_fault, spec: JobSpec | None = None) -> None:
+
+class Leader:
+    """The leader's code uploads over a world, whose clock and leader a test can change.
+
+    `stored`: the store of code is their carrier, otherwise etcd.
+    """
+
+    def __init__(
+        self,
+        fault: Callable[[str], Fault | None] = no_fault,
+        spec: JobSpec | None = None,
+        *,
+        stored: bool = False,
+    ) -> None:
         self.world = World(spec)
+        self.world.write(put(keys.CLUSTER, ClusterRecord("c", "fast", FAST.d_ms, uuid="us")))
         self.coordination = MemoryCoordination(self.world.store, fault=fault, rpc_deadline_ms=50)
-        self.uploads = CodeUploads(self.coordination, self.world.snapshot)
+        self.disk = MemoryDisk()
+        self.store = MemoryCheckpointStore(self.disk)
+        self.stored = stored
+        self.ids = (f"id{number}" for number in count())
+        self.uploads = CodeUploads(
+            self.coordination, self.world.snapshot, self.open_store, lambda: next(self.ids)
+        )
+        self.uploads.store = STORE if stored else ""
+        self.sweeper = CodeSweep(
+            self.coordination, self.open_store, self.world.snapshot, STORE if stored else "", ListSink()
+        )
+
+    def open_store(self, uri: str) -> MemoryCheckpointStore:
+        assert uri == STORE
+        return self.store
 
     async def upload(self, ref: CodeRef, data: bytes, *indexes: int) -> bool:
         state = [(await self.uploads.put(part(ref, data, index))).complete for index in indexes]
@@ -44,6 +77,8 @@ class Leader:
         return codec.decode(ShippedCode, found[0].value) if found else None
 
     def chunks(self, ref: CodeRef) -> int:
+        if self.stored:
+            return len([path for path in self.disk.files if ref.digest in path])
         return len(self.world.store.select(keys.chunks_of(ref.digest)))
 
     def tidy(self, after_ms: int = 0) -> list[str]:
@@ -55,12 +90,19 @@ class Leader:
         return [action.fields["digest"] for action in actions]
 
 
-async def test_it_is_complete_with_its_last_chunk_and_not_before() -> None:
-    leader = Leader()
+@pytest.fixture(params=["etcd", "store"])
+def leader(request: pytest.FixtureRequest) -> Leader:
+    """The contract of uploads is the same, whatever carries them."""
+    return Leader(stored=request.param == "store")
+
+
+async def test_it_is_complete_with_its_last_chunk_and_not_before(leader: Leader) -> None:
     ref, data = code_archive(2 * CHUNK_BYTES + 5)
     assert not (await leader.uploads.find(ref)).complete
     assert not await leader.upload(ref, data, 0, 1)
-    assert leader.record(ref) == ShippedCode(ref.digest, ref.size)
+    record = leader.record(ref)
+    assert record is not None
+    assert not record.complete
     assert not (await leader.uploads.find(ref)).complete
     with pytest.raises(Conflict, match="submit it again"):
         await leader.uploads.require(ref)
@@ -70,22 +112,22 @@ async def test_it_is_complete_with_its_last_chunk_and_not_before() -> None:
     assert leader.world.store.commit([compare], [], []).succeeded
 
 
-async def test_every_call_may_be_repeated() -> None:
-    leader = Leader()
+async def test_every_call_may_be_repeated(leader: Leader) -> None:
     ref, data = code_archive(CHUNK_BYTES + 1)
     assert await leader.upload(ref, data, 0, 0, 1, 1, 0)
     assert leader.chunks(ref) == 2
 
 
-async def test_what_is_not_whole_is_never_complete() -> None:
-    leader = Leader()
+async def test_what_is_not_whole_is_never_complete(leader: Leader) -> None:
     ref, data = code_archive(2 * CHUNK_BYTES)
     with pytest.raises(Conflict, match=r"chunk 0 of code .* has not arrived"):
         await leader.upload(ref, data, 1)
     other = bytes(len(data))
     with pytest.raises(UserError, match="another sha256"):
         await leader.upload(ref, other, 0, 1)
-    assert leader.record(ref) == ShippedCode(ref.digest, ref.size)
+    record = leader.record(ref)
+    assert record is not None
+    assert not record.complete
     assert await leader.upload(ref, data, 0, 1)
 
 
@@ -112,8 +154,7 @@ async def test_a_part_that_contradicts_itself_is_refused(
     assert leader.record(ref) is None
 
 
-async def test_a_deposed_leader_writes_nothing() -> None:
-    leader = Leader()
+async def test_a_deposed_leader_writes_nothing(leader: Leader) -> None:
     ref, data = code_archive(100)
     leader.world.write(Delete(leader.world.snapshot().token.key))
     with pytest.raises(Unreachable):
@@ -138,8 +179,7 @@ async def test_the_cluster_holds_so_much_and_no_more(monkeypatch: pytest.MonkeyP
         await leader.upload(*code_archive(100, 3), 0)
 
 
-async def test_what_no_job_needs_goes_after_a_while_half_uploads_too() -> None:
-    leader = Leader()
+async def test_what_no_job_needs_goes_after_a_while_half_uploads_too(leader: Leader) -> None:
     whole, data = code_archive(100)
     half, more = code_archive(2 * CHUNK_BYTES)
     await leader.upload(whole, data, 0)
@@ -152,6 +192,8 @@ async def test_what_no_job_needs_goes_after_a_while_half_uploads_too() -> None:
     assert leader.tidy(code_gc.KEPT_UNUSED_MS) == [whole.digest]
     assert leader.world.store.select(BULK) == ()
     assert leader.record(whole) is None
+    await leader.sweeper.sweep()
+    assert leader.disk.files == {}
 
 
 async def test_what_a_job_or_a_plan_names_stays() -> None:
@@ -172,8 +214,7 @@ async def test_what_a_job_or_a_plan_names_stays() -> None:
     assert leader.tidy(2 * code_gc.KEPT_UNUSED_MS) == [third[0].digest]
 
 
-async def test_a_removal_and_a_submit_cannot_both_win() -> None:
-    leader = Leader()
+async def test_a_removal_and_a_submit_cannot_both_win(leader: Leader) -> None:
     ref, data = code_archive(100)
     await leader.upload(ref, data, 0)
     compare = await leader.uploads.require(ref)
@@ -182,3 +223,181 @@ async def test_a_removal_and_a_submit_cannot_both_win() -> None:
     (removal,) = code_gc.tidy(leader.world.snapshot())
     assert leader.world.store.commit(removal.compares, removal.ops, []).succeeded
     assert not leader.world.store.commit([compare], [], []).succeeded
+
+
+# The store of code alone.
+
+
+@pytest.fixture
+def storing() -> Leader:
+    return Leader(stored=True)
+
+
+def place(leader: Leader, ref: CodeRef) -> str:
+    """The directory in the store that etcd names now."""
+    (found,) = leader.world.store.select(keys.chunks_of(ref.digest))
+    stored = codec.decode(CodeChunk, found.value).stored
+    assert stored is not None
+    assert stored.store == STORE
+    return stored.directory
+
+
+async def test_etcd_holds_the_place_alone_and_the_files_are_the_archive(storing: Leader) -> None:
+    ref, data = code_archive(2 * CHUNK_BYTES + 5)
+    assert await storing.upload(ref, data, 0, 1, 2)
+    assert place(storing, ref) == f"us/{ref.digest}.id0"
+    (found,) = storing.world.store.select(BULK)
+    assert len(found.value) < 1000
+    assert b"".join(storing.disk.files[name] for name in sorted(storing.disk.files)) == data
+
+
+async def test_earlier_releases_do_not_take_the_place_for_a_chunk(storing: Leader) -> None:
+    """Their agents say that they need an update, instead of running an empty archive."""
+    ref, data = code_archive(100)
+    await storing.upload(ref, data, 0)
+    (found,) = storing.world.store.select(BULK)
+    assert b'"record":"CodeChunk+stored"' in found.value
+
+
+@pytest.mark.parametrize("damage", ["another", "shorter", "missing"])
+async def test_what_is_damaged_in_the_store_is_uploaded_again(storing: Leader, damage: str) -> None:
+    ref, data = code_archive(2 * CHUNK_BYTES)
+    await storing.upload(ref, data, 0, 1)
+    before = place(storing, ref)
+    name = f"{before}/00001"
+    if damage == "missing":
+        del storing.disk.files[name]
+    else:
+        storing.disk.files[name] = bytes(CHUNK_BYTES if damage == "another" else 5)
+    assert not (await storing.uploads.find(ref)).complete
+    with pytest.raises(Conflict):
+        await storing.uploads.require(ref)
+    assert await storing.upload(ref, data, 0, 1)
+    assert (await storing.uploads.find(ref)).complete
+    assert place(storing, ref) != before
+    await storing.sweeper.sweep()
+    assert {path.rpartition("/")[0] for path in storing.disk.files} == {place(storing, ref)}
+
+
+async def test_a_store_that_does_not_answer_is_told_and_nothing_is_forgotten(storing: Leader) -> None:
+    ref, data = code_archive(2 * CHUNK_BYTES)
+    other, more = code_archive(100, seed=2)
+    await storing.upload(ref, data, 0, 1)
+    before = storing.record(ref)
+
+    async def away(_operation: str, _path: str, _moment: Moment) -> None:
+        raise StoreUnreachable("no NameNode answers")
+
+    storing.store.hook = away
+    with pytest.raises(StoreUnreachable, match=r"code_store: hdfs://prod/code.*no NameNode answers"):
+        await storing.upload(other, more, 0)
+    with pytest.raises(StoreUnreachable):
+        await storing.uploads.find(ref)
+    assert storing.record(ref) == before
+    with pytest.raises(StoreUnreachable):
+        await storing.sweeper.sweep()
+
+
+async def test_an_empty_mount_point_is_not_made_a_store(storing: Leader) -> None:
+    await storing.sweeper.sweep()
+    await storing.upload(*code_archive(100), 0)
+    storing.disk.prepared = False
+    with pytest.raises(StoreUnreachable, match="was not prepared"):
+        await storing.upload(*code_archive(100, seed=2), 0)
+
+
+async def test_a_deposed_leader_changes_nothing_of_an_archive_that_is_whole(storing: Leader) -> None:
+    """It still holds a request with another content for the same chunk."""
+    ref, data = code_archive(100)
+    held = await storing.uploads._begin(ref, None)
+    await storing.upload(ref, data, 0)
+    forged = part(ref, bytes(100), 0)
+    await storing.uploads._take(forged, bytes(100), held)
+    assert (await storing.uploads.find(ref)).complete
+
+
+async def test_an_upload_that_began_anew_is_not_completed_by_what_was_read_before(storing: Leader) -> None:
+    ref, data = code_archive(100)
+    held = await storing.uploads._begin(ref, None)
+    await storing.uploads._take(part(ref, data, 0), data, held)
+    assert await storing.uploads._damage(ref) is None
+    await storing.uploads._begin(ref, held)
+    with pytest.raises(Unreachable):
+        await storing.uploads._complete(ref, held)
+    assert not (await storing.uploads.find(ref)).complete
+
+
+async def test_a_wrong_size_forgets_nothing(storing: Leader) -> None:
+    ref, data = code_archive(100)
+    await storing.upload(ref, data, 0)
+    before = place(storing, ref)
+    wrong = CodeRef(ref.digest, 50)
+    assert (await storing.uploads.find(wrong)).complete
+    await storing.uploads.put(part(wrong, data[:50], 0))
+    assert place(storing, ref) == before
+    assert (await storing.uploads.find(ref)).complete
+
+
+async def test_an_upload_goes_on_where_the_configuration_has_it_now() -> None:
+    leader = Leader()
+    ref, data = code_archive(2 * CHUNK_BYTES)
+    await leader.upload(ref, data, 0)
+    leader.uploads.store, leader.stored = STORE, True
+    with pytest.raises(Conflict, match=r"chunk 0 .* has not arrived"):
+        await leader.upload(ref, data, 1)
+    assert await leader.upload(ref, data, 0, 1)
+    leader.uploads.store = ""
+    third, more = code_archive(2 * CHUNK_BYTES, seed=3)
+    await leader.upload(third, more, 0)
+    assert (await leader.uploads.find(ref)).complete, "it stays where it is"
+
+
+async def test_what_is_in_the_store_takes_no_room_of_etcd(
+    storing: Leader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(code_uploads, "MAX_ALL_BYTES", 150)
+    for seed in (1, 2, 3):
+        assert await storing.upload(*code_archive(100, seed), 0)
+    storing.uploads.store = ""
+    assert await storing.upload(*code_archive(100, 4), 0)
+    with pytest.raises(CoordinationFull, match="configure a `code_store`"):
+        await storing.upload(*code_archive(100, 5), 0)
+
+
+async def test_the_sweep_leaves_what_is_not_ours(storing: Leader) -> None:
+    ref, data = code_archive(100)
+    half, more = code_archive(2 * CHUNK_BYTES, seed=2)
+    await storing.upload(ref, data, 0)
+    await storing.upload(half, more, 0)
+    foreign = {f"them/{'0' * 64}.id9/00000", "us/notes/readme", f"us/{'0' * 64}/00000"}
+    orphan = f"us/{'0' * 64}.id9/00000"
+    storing.disk.files |= dict.fromkeys({*foreign, orphan}, b"x")
+    kept = {f"{place(storing, each)}/00000" for each in (ref, half)}
+    await storing.sweeper.sweep()
+    assert set(storing.disk.files) == foreign | kept
+
+
+async def test_a_supervisor_that_follows_sweeps_nothing(storing: Leader) -> None:
+    await storing.upload(*code_archive(100), 0)
+    storing.disk.files[f"us/{'0' * 64}.id9/00000"] = b"x"
+    before = dict(storing.disk.files)
+    await CodeSweep(storing.coordination, storing.open_store, lambda: None, STORE, ListSink()).sweep()
+    assert storing.disk.files == before
+
+
+async def test_an_upload_that_begins_during_a_sweep_is_left_alone(storing: Leader) -> None:
+    """The store is listed before etcd is read: what was listed was named then, or never will be."""
+    await storing.upload(*code_archive(100), 0)
+    ref, data = code_archive(100, seed=2)
+
+    async def meanwhile(_operation: str, _path: str, _moment: Moment) -> None:
+        storing.store.hook = no_hook
+        await storing.upload(ref, data, 0)
+
+    storing.store.hook = meanwhile
+    await storing.sweeper.sweep()
+    assert (await storing.uploads.find(ref)).complete
+
+
+async def no_hook(_operation: str, _path: str, _moment: Moment) -> None:
+    pass

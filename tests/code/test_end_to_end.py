@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import io
 import json
 import os
@@ -23,8 +24,9 @@ from supervisor.adapters.files.jobfile import load_job_file
 from supervisor.cli.local.cluster import LocalCluster
 from supervisor.cli.main import cli
 from supervisor.contract.code import CHUNK_BYTES
-from supervisor.contract.errors import Conflict
+from supervisor.contract.errors import Conflict, Unreachable
 from supervisor.contract.views.jobs import JobView, TaskView
+from tests.support.code_store import give_code_store
 
 T = TypeVar("T")
 DEADLINE_S = 90.0
@@ -193,6 +195,28 @@ def test_a_damaged_copy_is_replaced_before_the_next_generation_runs_in_it(operat
     operator.running("damaged", 2)
     assert [line.who for line in operator.story("damaged")] == ["whole"] * 2
     operator.ctl("stop", "damaged")
+
+
+def test_code_from_a_store_that_the_nodes_share(operator: Operator) -> None:
+    store = operator.root / "code"
+    give_code_store(operator.cluster, store.as_uri())
+    job = operator.program("stored", "filed")
+    digest = digest_of(job)
+    operator.ctl("submit", str(job), "--hold")
+    (upload,) = store.glob(f"*/{digest}.*")
+    files = sorted(upload.iterdir())
+    assert len(files) == 3
+    assert hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest() == digest
+    away = store.rename(operator.root / "away")
+    with pytest.raises(Unreachable, match=r"code_store: file:.*is its file system mounted"):
+        operator.ctl("submit", str(operator.program("late", "late")))
+    operator.ctl("start", "stored")
+    until(lambda: "is its file system mounted" in operator.job("stored").waiting_for or None)
+    away.rename(store)
+    operator.running("stored", 1)
+    (line,) = operator.story("stored")
+    assert (line.who, line.cwd.name) == ("filed", digest)
+    operator.ctl("stop", "stored")
 
 
 def _submitted(operator: Operator, job: Path) -> bool | None:

@@ -22,13 +22,16 @@ from agent.code.store import KEPT_UNUSED, NodeCode
 from agent.core.events import BroughtIn, Event
 from agent.core.instructions import BringIn
 from agent.effects import Effects
+from recovery.stores.allowed import AllowedStores
+from recovery.stores.memory import MemoryCheckpointStore, MemoryDisk, Moment, no_fault
+from recovery.stores.open import Stores
 from supervisor.adapters.etcd.memory import MemoryCoordination, MemoryStore
 from supervisor.adapters.files.code_archive import pack
 from supervisor.adapters.files.jobfile import CodeSource
-from supervisor.contract import keys
+from supervisor.contract import codec, keys
 from supervisor.contract.boundaries import Delete, KeyValue
-from supervisor.contract.code import CHUNK_BYTES, CodeChunk
-from supervisor.contract.errors import BadArchive, NotFound, Refused, Unreachable, UserError
+from supervisor.contract.code import CHUNK_BYTES, CodeChunk, StoredCode
+from supervisor.contract.errors import BadArchive, NotFound, Refused, StoreUnreachable, Unreachable, UserError
 from supervisor.contract.job.spec import CodeRef
 from supervisor.control.decide.plan import put
 from tests.agent.core import NO_SPARES
@@ -51,6 +54,9 @@ class Counting(MemoryCoordination):
         return await super().get(key)
 
 
+STORE = "file:///mnt/code"
+
+
 class Site:
     """A node's disk and the etcd that it fetches from."""
 
@@ -58,12 +64,17 @@ class Site:
         self.root = root
         self.etcd = MemoryStore()
         self.coordination = Counting(self.etcd)
+        self.store = MemoryCheckpointStore(MemoryDisk(prepared=True))
         self.sink = ListSink()
         self.code = self.again()
 
     def again(self) -> NodeCode:
         """Another life of the agent."""
-        return NodeCode(self.root / "code", self.coordination, self.sink)
+        return NodeCode(self.root / "code", self.coordination, self.open_store, self.sink)
+
+    def open_store(self, uri: str) -> MemoryCheckpointStore:
+        assert uri == STORE
+        return self.store
 
     def upload(self, data: bytes, digest: str = "") -> CodeRef:
         ref = CodeRef(digest or hashlib.sha256(data).hexdigest(), len(data))
@@ -72,6 +83,18 @@ class Site:
             op = put(keys.chunk(ref.digest, index // CHUNK_BYTES), CodeChunk(text))
             assert self.etcd.commit([], [op], []).succeeded
         return ref
+
+    def to_store(self, ref: CodeRef) -> StoredCode:
+        """Move an archive from etcd to the store of code."""
+        stored = StoredCode(STORE, f"us/{ref.digest}.id1")
+        chunks = self.etcd.select(keys.chunks_of(ref.digest))
+        for index, found in enumerate(chunks):
+            data = base64.b64decode(codec.decode(CodeChunk, found.value).data)
+            self.store.disk.files[stored.chunk(index)] = data
+        removals = [Delete(found.key) for found in chunks[1:]]
+        named = put(keys.chunk(ref.digest, 0), CodeChunk("", stored))
+        assert self.etcd.commit([], [named, *removals], []).succeeded
+        return stored
 
     def ship(self, name: str = "one", size: int = 100) -> CodeRef:
         """Upload a small program."""
@@ -267,6 +290,64 @@ async def test_a_slow_etcd_is_asked_again_and_not_for_ever(
     other = site.ship("other")
     with pytest.raises(Unreachable, match=r"0 of \d+ bytes of code came from etcd in 0\.1 s"):
         await site.code.ensure(other)
+
+
+async def test_an_archive_in_the_store_of_code_is_the_same(site: Site) -> None:
+    ref = site.ship("one", 3 * CHUNK_BYTES)
+    site.to_store(ref)
+    where = Path(await site.code.ensure(ref))
+    source = site.root / "source" / "one" / "lib" / "data.bin"
+    assert (where / "lib" / "data.bin").read_bytes() == source.read_bytes()
+    assert site.coordination.reads == 1, "etcd holds its place alone"
+    site.store.disk.files.clear()
+    await site.again().ensure(ref)
+
+
+async def test_a_store_that_is_away_is_no_failure_and_its_reason_is_told(site: Site) -> None:
+    ref = site.ship()
+    site.to_store(ref)
+
+    async def away(_operation: str, _path: str, _moment: Moment) -> None:
+        raise StoreUnreachable("no NameNode answers")
+
+    site.store.hook = away
+    with pytest.raises(StoreUnreachable, match="no NameNode answers"):
+        await site.code.ensure(ref)
+    site.store.hook = no_fault
+    assert Path(await site.code.ensure(ref)).is_dir()
+
+
+@pytest.mark.parametrize(
+    ("damage", "told"),
+    [
+        ("another", r"the code in file:///mnt/code has not the digest [0-9a-f]{12}; submit the job again"),
+        ("shorter", "has not the digest"),
+        ("longer", "cannot be read here: .* is larger than"),
+        ("missing", "is not in file:///mnt/code any more; submit the job again"),
+    ],
+)
+async def test_what_others_do_to_the_store_is_refused_with_the_reason(
+    site: Site, damage: str, told: str
+) -> None:
+    ref = site.ship("one", 2 * CHUNK_BYTES)
+    name = site.to_store(ref).chunk(1)
+    files = site.store.disk.files
+    data = files.pop(name)
+    changed = {"another": bytes(len(data)), "shorter": data[:-1], "longer": data + bytes(CHUNK_BYTES)}
+    if damage != "missing":
+        files[name] = changed[damage]
+    with pytest.raises((Refused, NotFound), match=told):
+        await site.code.ensure(ref)
+    assert not Path(site.code.directory(ref)).exists()
+
+
+async def test_a_store_that_the_agent_may_not_use_is_refused_with_what_to_do(site: Site) -> None:
+    ref = site.ship()
+    site.to_store(ref)
+    stores = Stores(allowed=AllowedStores(("file:///data",)))
+    code = NodeCode(site.root / "code", site.coordination, stores.open, site.sink)
+    with pytest.raises(Refused, match=r"the store of code cannot be read here: .*add it to their `stores:`"):
+        await code.ensure(ref)
 
 
 async def test_a_digest_cannot_lead_out_of_the_directory(site: Site) -> None:

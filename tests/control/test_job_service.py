@@ -202,6 +202,17 @@ async def test_a_directory_is_the_same_however_it_is_spelt(spelt: str) -> None:
     assert leader.record("other") is None
 
 
+@pytest.mark.parametrize("uri", ["hdfs://nn:1/tfsup", "hdfs://nn:1/tfsup/code", "hdfs://NN:1/tfsup/code/a"])
+async def test_a_job_keeps_out_of_the_store_of_code(uri: str) -> None:
+    leader = Leader()
+    leader.job_service.uploads.store = "hdfs://tfsup@nn:1/tfsup/code"
+    for asked in (leader.job_service.submit, leader.job_service.validate):
+        with pytest.raises(UserError, match="are within one another; use another directory") as caught:
+            await asked(SubmitRequest(other_job(uri)))
+        assert caught.value.field == ("checkpoint", "uri")
+    await leader.job_service.submit(SubmitRequest(other_job("hdfs://nn:1/tfsup/coder")))
+
+
 async def test_a_namenode_is_its_nameservice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     properties = {
         "dfs.nameservices": "ns1",

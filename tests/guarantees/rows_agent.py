@@ -626,4 +626,12 @@ ROWS = (
         "        await self._do(instruction)\n",
         "tests/agent/test_unexpected.py::test_an_effect_that_meets_an_error_is_one_that_has_failed",
     ),
+    Guarantee(
+        8,
+        "A node unpacks an archive of code only if it has the digest that the job names.",
+        "agent/code/store.py",
+        "if len(archive) != ref.size or hashlib.sha256(archive).hexdigest() != ref.digest:",
+        "if len(archive) != ref.size:",
+        "tests/code/test_node_code.py::test_what_others_do_to_the_store_is_refused_with_the_reason",
+    ),
 )

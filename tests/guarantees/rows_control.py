@@ -17,6 +17,18 @@ from tests.guarantees.guarantee import (
     Guarantee,
 )
 
+UPLOADS = "tests/code/test_code_uploads.py::"
+_LISTED = """\
+        for name in (await store.list(cluster)).directories:
+            listed[digest_of(name)].append(f"{cluster}/{name}")
+        listed.pop("", None)
+        if not listed:
+            return
+"""
+_KNOWN = """\
+        known = {entry.key for entry in (await self._coordination.list(keys.CODE)).entries}
+"""
+
 ROWS = (
     Guarantee(
         3,
@@ -443,5 +455,21 @@ ROWS = (
         "",
         "tests/control/test_lost_nodes.py::"
         "test_a_cordon_that_is_set_meanwhile_is_not_written_over_by_who_gives_the_node_up",
+    ),
+    Guarantee(
+        2,
+        "An archive of code is complete as it was read back, not as an upload has begun it anew since.",
+        "supervisor/control/services/code_uploads.py",
+        "if await self._write([ModifiedAt(held.key, held.mod_revision)], [done]):",
+        "if await self._write([CreatedAt(held.key, held.create_revision)], [done]):",
+        UPLOADS + "test_an_upload_that_began_anew_is_not_completed_by_what_was_read_before",
+    ),
+    Guarantee(
+        9,
+        "The store of code is listed before etcd is read: a sweep takes no upload that begins meanwhile.",
+        "supervisor/control/loop/code_sweep.py",
+        _LISTED + _KNOWN,
+        _KNOWN + _LISTED,
+        UPLOADS + "test_an_upload_that_begins_during_a_sweep_is_left_alone",
     ),
 )

@@ -26,6 +26,7 @@ from supervisor.adapters.files.config_fence import FenceConfig, check_fence
 from supervisor.adapters.files.hadoop import HadoopSettings, Kerberos, read_conf
 from supervisor.adapters.files.private import check_private
 from supervisor.adapters.files.quantities import DurationMs, Name, SizeBytes, Text
+from supervisor.adapters.files.store_uri import Scheme, parse_record_uri
 from supervisor.adapters.files.yaml_file import Document, Strict, Where, build, read
 from supervisor.contract.access import Role, Standing, identify, valid_user
 from supervisor.contract.addresses import bare, split_host_port
@@ -245,6 +246,7 @@ class SupervisorConfig(DaemonConfig):
     id: Name = Field(description="add `id: NAME`, different for each supervisor")
     etcd_quota: SizeBytes = Field(default=2 << 30, gt=0)
     etcd_history: DurationMs = Field(default=600_000, ge=0)
+    code_store: Text | None = Field(default=None, max_length=512)
     advertise: Address | None = None
     promise_for: DurationMs = Field(default=0, ge=0)
     supervisors: list[Name] = Field(default_factory=list)
@@ -380,6 +382,7 @@ def _load(model: type[C], path: Path) -> C:
     if isinstance(config, SupervisorConfig):
         _check_promises(document, config)
         _check_secrets(document, config)
+        _check_code_store(document, config)
         check_fence(document, config.fence)
         if config.user_ca is not None and config.tls is None:
             document.problem(
@@ -472,6 +475,24 @@ def _check_hadoop(document: Document, hadoop: HadoopConfig) -> None:
     if keytab is None:
         return
     check_private(document, ("hadoop", "kerberos", "keytab"), keytab)
+
+
+def _check_code_store(document: Document, config: SupervisorConfig) -> None:
+    if config.code_store is None:
+        return
+    try:
+        place = parse_record_uri(config.code_store)
+    except UserError as error:
+        document.problem(("code_store",), str(error).removeprefix("checkpoint.uri "))
+        return
+    proxied = config.hadoop.proxy_users and place.scheme is Scheme.HDFS
+    if proxied and not place.user:
+        document.problem(
+            ("code_store",),
+            "with hadoop.proxy_users, name the user of HDFS that holds the code: hdfs://USER@NAMESERVICE/DIR",
+        )
+    elif place.user and not proxied:
+        document.problem(("code_store",), f"names the user {place.user}, which needs hadoop.proxy_users")
 
 
 def _check_agent(document: Document, config: AgentConfig) -> None:

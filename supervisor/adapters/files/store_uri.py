@@ -44,6 +44,12 @@ class StoreUri:
     def __str__(self) -> str:
         return f"{self.scheme.value}://{self.authority}{self.path}"
 
+    def overlaps(self, other: StoreUri) -> bool:
+        """Whether one of the two places is the other, or within it."""
+        same = (self.scheme, self.authority) == (other.scheme, other.authority)
+        mine, others = f"{self.path}/", f"{other.path}/"
+        return same and (mine.startswith(others) or others.startswith(mine))
+
     def known_to(self, conf: HadoopConf) -> StoreUri:
         """The same place, under its nameservice if the NameNode belongs to one in `conf`."""
         nameservice = conf.nameservice_of(self.authority)

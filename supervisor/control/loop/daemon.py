@@ -70,6 +70,7 @@ class ControlSettings:
         address: the address of its API and its link.
         stores: the places that new jobs may use for their checkpoints.
         secrets: those that new jobs may name.
+        code_store: the URI of the store of code; empty: etcd holds it.
     """
 
     supervisor: str
@@ -80,6 +81,7 @@ class ControlSettings:
     terms: Terms = field(default_factory=Terms)
     stores: AllowedStores = ANYWHERE
     secrets: SecretSources = field(default_factory=SecretSources)
+    code_store: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,6 +175,7 @@ class ControlDaemon:
             settings.stores,
         )
         self.job_service.secrets = settings.secrets
+        self.job_service.uploads.store = settings.code_store
         self.job_service.stacks_wanted = self._stacks_wanted
 
     async def run(self) -> None:

@@ -1,6 +1,11 @@
-"""Uploads of code: an archive comes in chunks, each written under the leader token, its record at last.
+"""Uploads of code: an archive comes in chunks, its record is completed at last, under the leader token.
 
-Every call may be repeated, also at another leader: all that is known of an upload is in etcd.
+The chunks go to etcd, each under the leader token, or to the store of code, if one is configured. A store
+compares no token. So each upload has a directory of its own there, which etcd names before anything is in it;
+files in it are written once, and the digest decides whether they are the archive. A deposed leader can add
+nothing to an archive that is whole.
+
+Every call may be repeated, also at another leader: all that is known of an upload is in etcd and the store.
 """
 
 from __future__ import annotations
@@ -9,8 +14,10 @@ import asyncio
 import base64
 import binascii
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
 
+from recovery.stores.code import CodeReader, OpenStore
 from supervisor.adapters.failpoints import effect
 from supervisor.contract import codec, keys
 from supervisor.contract.boundaries import (
@@ -28,14 +35,19 @@ from supervisor.contract.code import (
     CodePart,
     CodeState,
     ShippedCode,
+    StoredCode,
     chunk_count,
     chunk_size,
     is_digest,
+    upload_directory,
 )
 from supervisor.contract.errors import (
     Conflict,
     CoordinationFull,
     CoordinationUnreachable,
+    NotFound,
+    Refused,
+    StoreUnreachable,
     Unreachable,
     UserError,
 )
@@ -44,25 +56,54 @@ from supervisor.control.decide.plan import put
 from supervisor.control.decide.snapshot import Snapshot
 
 MAX_ALL_BYTES = 512 * 1024 * 1024
-"""The most bytes of all archives together: a quarter of etcd's space as installed, with base64."""
+"""The most bytes of all archives in etcd together: a quarter of its space as installed, with base64."""
 
 TRIES = 4
 AT_ONCE = 4
+STORE_S = 5.0
+"""The time for a chunk, or for `AT_ONCE` of them. A client waits longer, and so gets the reason."""
+_GIVEN_UP = "another supervisor leads now, or the upload was given up; try again"
 
 
 class CodeUploads:
-    """The archives that nodes fetch, in etcd. `leading` raises Unreachable while this supervisor follows."""
+    """The archives that nodes fetch.
 
-    def __init__(self, coordination: Coordination, leading: Callable[[], Snapshot]) -> None:
+    Args:
+        leading: raises Unreachable while this supervisor follows.
+        new_id: makes names that nothing has had before.
+
+    Attributes:
+        store: the URI of the store of code; empty: new archives go to etcd.
+    """
+
+    def __init__(
+        self,
+        coordination: Coordination,
+        leading: Callable[[], Snapshot],
+        open_store: OpenStore,
+        new_id: Callable[[], str],
+    ) -> None:
+        self.store = ""
         self._coordination = coordination
         self._leading = leading
+        self._open_store = open_store
+        self._new_id = new_id
 
     async def find(self, ref: CodeRef) -> CodeState:
-        """Whether the archive is there. If it is, it stays for the while that a submit needs."""
+        """Whether the archive is there, whole. If it is, it stays for the while that a submit needs.
+
+        One that is damaged is forgotten: it must be uploaded again. Raises Unreachable where that is not
+        known, as its store does not answer.
+        """
         _check(ref.digest, ref.size)
+        self._leading()
         held = await self._held(ref.digest)
         record = _read(held)
         if held is None or record is None or not record.complete:
+            return CodeState(ref.digest, complete=False)
+        known = CodeRef(record.digest, record.size)
+        if await self._damage(known) is not None:
+            await self._begin(known, held)
             return CodeState(ref.digest, complete=False)
         kept = await self._write([ModifiedAt(held.key, held.mod_revision)], [put(held.key, record)])
         return CodeState(ref.digest, complete=kept)
@@ -73,22 +114,28 @@ class CodeUploads:
         Raises:
             UserError: the part contradicts itself, or the archive is not what its digest says.
             Conflict: chunks are missing at the end; the upload must begin again.
-            CoordinationFull: the cluster holds too much code already.
+            CoordinationFull: etcd holds too much code already.
+            Unreachable, Refused: the store of code does not answer, or takes nothing.
         """
         data = _decoded(part)
+        self._leading()
+        ref = CodeRef(part.digest, part.size)
         held = await self._held(part.digest)
         record = _read(held)
         if record is not None and record.complete:
             return CodeState(part.digest, complete=True)
-        if held is None or record is None or record.size != part.size:
-            held = await self._begin(part, held)
-        chunk = put(keys.chunk(part.digest, part.index), CodeChunk(base64.b64encode(data).decode()))
-        await self._must_write([CreatedAt(held.key, held.create_revision)], [chunk])
+        if held is None or record is None or (record.size, record.store) != (part.size, self.store):
+            held = await self._begin(ref, held)
+        await self._take(part, data, held)
         if part.index + 1 < chunk_count(part.size):
             return CodeState(part.digest, complete=False)
-        await self._verify(part)
-        done = put(held.key, ShippedCode(part.digest, part.size, complete=True))
-        await self._must_write([CreatedAt(held.key, held.create_revision)], [done])
+        damage = await self._damage(ref)
+        if isinstance(damage, UserError):
+            # Files in a store are written once: the next try needs others.
+            await self._begin(ref, held)
+        if damage is not None:
+            raise damage
+        await self._complete(ref, held)
         return CodeState(part.digest, complete=True)
 
     async def require(self, ref: CodeRef) -> ModifiedAt:
@@ -105,49 +152,92 @@ class CodeUploads:
             )
         return ModifiedAt(held.key, held.mod_revision)
 
-    async def _begin(self, part: CodePart, held: KeyValue | None) -> KeyValue:
-        others = [
-            each.value.size for each in self._leading().codes.values() if each.value.digest != part.digest
-        ]
-        if sum(others) + part.size > MAX_ALL_BYTES:
-            raise CoordinationFull(
-                f"the jobs of this cluster hold {sum(others) >> 20} MiB of code already, and at most "
-                f"{MAX_ALL_BYTES >> 20} MiB fit; ship less with code.exclude, or submit an ended job again "
-                "without its code"
-            )
-        key = keys.shipped(part.digest)
-        await self._write([as_read(key, held)], [put(key, ShippedCode(part.digest, part.size))])
-        found = await self._held(part.digest)
+    async def _begin(self, ref: CodeRef, held: KeyValue | None) -> KeyValue:
+        snap = self._leading()
+        key = keys.shipped(ref.digest)
+        ops: list[Op] = [put(key, ShippedCode(ref.digest, ref.size, store=self.store))]
+        others = [each.value for each in snap.codes.values() if each.value.digest != ref.digest]
+        if not self.store:
+            _check_room(sum(each.size for each in others if not each.store) + ref.size)
+        else:
+            if snap.cluster is None:
+                raise Unreachable("this supervisor has only begun to lead; try again")
+            if all(each.store != self.store for each in others):
+                async with self._asked():
+                    store = self._open_store(self.store)
+                    await store.prepare()
+            directory = upload_directory(snap.cluster.value.uuid, ref.digest, self._new_id())
+            ops.append(put(keys.chunk(ref.digest, 0), CodeChunk("", StoredCode(self.store, directory))))
+        await self._write([as_read(key, held)], ops)
+        found = await self._held(ref.digest)
         if found is None:
             raise Unreachable("the upload could not begin; try again")
         return found
 
-    async def _verify(self, part: CodePart) -> None:
-        """Read everything back: what is complete must be so, whoever wrote the chunks."""
+    async def _take(self, part: CodePart, data: bytes, held: KeyValue) -> None:
+        if not self.store:
+            chunk = put(keys.chunk(part.digest, part.index), CodeChunk(base64.b64encode(data).decode()))
+            if not await self._write([CreatedAt(held.key, held.create_revision)], [chunk]):
+                raise Unreachable(_GIVEN_UP)
+            return
+        first = await self._coordination.get(keys.chunk(part.digest, 0))
+        stored = codec.decode(CodeChunk, first.value).stored if first is not None else None
+        if stored is None or stored.store != self.store:
+            raise Unreachable(_GIVEN_UP)
+        async with self._asked():
+            store = self._open_store(self.store)
+            # A call that is repeated finds its file there. What is in it is read at the end.
+            with suppress(Conflict):
+                await store.write_bytes(stored.chunk(part.index), data)
+
+    async def _complete(self, ref: CodeRef, held: KeyValue) -> None:
+        """What was read back is that of the record as it was held: an upload that began anew changes it."""
+        done = put(held.key, ShippedCode(ref.digest, ref.size, complete=True, store=self.store))
+        if await self._write([ModifiedAt(held.key, held.mod_revision)], [done]):
+            return
+        record = _read(await self._held(ref.digest))
+        if record is None or not record.complete:
+            raise Unreachable(_GIVEN_UP)
+
+    async def _damage(self, ref: CodeRef) -> Conflict | UserError | None:
+        """Read everything back: what is complete must be so, whoever wrote the chunks. None: it is whole.
+
+        Raises Unreachable, Refused where that cannot be known.
+        """
         sha256 = hashlib.sha256()
-        count = chunk_count(part.size)
-        for first in range(0, count, AT_ONCE):
-            wanted = range(first, min(first + AT_ONCE, count))
-            found = await asyncio.gather(
-                *(self._coordination.get(keys.chunk(part.digest, index)) for index in wanted)
-            )
-            for index, entry in zip(wanted, found, strict=True):
-                if entry is None:
-                    raise Conflict(
-                        f"chunk {index} of code {part.digest[:12]} has not arrived; upload it again"
+        reader = CodeReader(self._coordination, self._open_store, ref.digest)
+        count = chunk_count(ref.size)
+        # The first says where the others are.
+        later = (range(at, min(at + AT_ONCE, count)) for at in range(1, count, AT_ONCE))
+        for wanted in (range(1), *later):
+            async with _in_time(lambda: reader.place):
+                found = await asyncio.gather(*(_tried(reader, index) for index in wanted))
+            for index, data in zip(wanted, found, strict=True):
+                if data is None:
+                    return Conflict(
+                        f"chunk {index} of code {ref.digest[:12]} has not arrived; upload it again"
                     )
-                sha256.update(base64.b64decode(codec.decode(CodeChunk, entry.value).data))
-        if sha256.hexdigest() != part.digest:
-            raise UserError(
-                f"what was uploaded as code {part.digest[:12]} has another sha256; upload it again"
+                sha256.update(data)
+        if sha256.hexdigest() != ref.digest:
+            return UserError(
+                f"what was uploaded as code {ref.digest[:12]} has another sha256; upload it again"
             )
+        return None
+
+    @asynccontextmanager
+    async def _asked(self) -> AsyncIterator[None]:
+        """Wait for the store for a while only, and say of its errors whose store it is."""
+        what = f"the cluster's store of code (`code_store: {self.store}`)"
+        try:
+            async with _in_time(lambda: self.store):
+                yield
+        except StoreUnreachable as error:
+            raise StoreUnreachable(f"{what} does not answer; try again later: {error}") from error
+        except (Refused, UserError) as error:
+            raise Refused(f"{what} takes no code: {error}") from error
 
     async def _held(self, digest: str) -> KeyValue | None:
         return await self._coordination.get(keys.shipped(digest))
-
-    async def _must_write(self, compares: Sequence[Compare], ops: Sequence[Op]) -> None:
-        if not await self._write(compares, ops):
-            raise Unreachable("another supervisor leads now, or the upload was given up; try again")
 
     async def _write(self, compares: Sequence[Compare], ops: Sequence[Op]) -> bool:
         """One fenced transaction; repeated when etcd is slow to take it, which any of them may be."""
@@ -160,6 +250,34 @@ class CodeUploads:
                 if not left:
                     raise
         raise AssertionError("unreachable")
+
+
+@asynccontextmanager
+async def _in_time(place: Callable[[], str]) -> AsyncIterator[None]:
+    scope = asyncio.timeout(STORE_S)
+    try:
+        async with scope:
+            yield
+    except TimeoutError as error:
+        if not scope.expired():
+            raise
+        raise StoreUnreachable(f"{place()} has not answered in {STORE_S:g} s") from error
+
+
+async def _tried(reader: CodeReader, index: int) -> bytes | None:
+    try:
+        return await reader.read(index)
+    except NotFound:
+        return None
+
+
+def _check_room(size: int) -> None:
+    if size > MAX_ALL_BYTES:
+        raise CoordinationFull(
+            f"this job's code and that of the others take {size >> 20} MiB of etcd, and at most "
+            f"{MAX_ALL_BYTES >> 20} MiB fit; ship less with code.exclude, submit an ended job again without "
+            "its code, or have the cluster's operator configure a `code_store`"
+        )
 
 
 def _read(held: KeyValue | None) -> ShippedCode | None:

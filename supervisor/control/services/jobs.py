@@ -16,7 +16,7 @@ from recovery.stores.allowed import ANYWHERE, AllowedStores
 from recovery.stores.open import NOT_MOUNTED, normal_uri
 from supervisor.adapters.caller import CALLER
 from supervisor.adapters.failpoints import effect
-from supervisor.adapters.files.store_uri import parse_uri
+from supervisor.adapters.files.store_uri import StoreUri, parse_record_uri, parse_uri
 from supervisor.adapters.secret_sources import SecretSources
 from supervisor.contract.boundaries import CheckpointStore, Clock, Compare, Coordination, Delete, Op
 from supervisor.contract.checkpoint import CheckpointRef, CommitRecord, CommitState
@@ -59,6 +59,7 @@ class JobService:
 
     Attributes:
         secrets: those that jobs may name.
+        uploads: the archives of code.
         etcd_lines: what operators must know of etcd.
         stacks_wanted: tells the attempts on a node whose stacks are wanted; None while this supervisor does
             not lead.
@@ -86,7 +87,7 @@ class JobService:
         self.secrets = SecretSources()
         self.etcd_lines: Callable[[], tuple[str, ...]] = tuple
         self.stacks_wanted: Callable[[str], tuple[str, ...] | None] = lambda _node: None
-        self._uploads = CodeUploads(coordination, self._leading)
+        self.uploads = CodeUploads(coordination, self._leading, open_store, new_id)
         self.nodes = NodeService(self._leading, self._run)
         self.checkpoints = CheckpointService(
             LeaderContext(self._leading, self._job, self._run), coordination, open_store, clock
@@ -152,7 +153,7 @@ class JobService:
         admission.check_alone(snap, request, before, traces)
         if begins.uuid is not None and before is not None:
             _check_moved(spec, before, scan)
-        needs = (await self._uploads.require(spec.code),) if spec.code is not None else ()
+        needs = (await self.uploads.require(spec.code),) if spec.code is not None else ()
         wall_ms = self._clock.wall_ms()
         uuid = begins.uuid or self._new_id()
         compares, ops = admission.record(request, before, begins, uuid, wall_ms, ages(snap).now_ms, whose)
@@ -180,10 +181,22 @@ class JobService:
         """
         place = parse_uri(normal_uri(spec.checkpoint.uri))
         self._allowed.check(place, owner)
+        self._check_apart_from_code(place)
         user = self._allowed.hdfs_user(place, owner)
         if user and spec.checkpoint.mode == MOUNTED:
             raise UserError(NOT_MOUNTED).about("checkpoint", "mode")
         return user
+
+    def _check_apart_from_code(self, place: StoreUri) -> None:
+        """A job's tasks and its sweep write to its own directory, and must not reach the code of others."""
+        if not self.uploads.store:
+            return
+        code = parse_uri(normal_uri(str(parse_record_uri(self.uploads.store))))
+        if place.overlaps(code):
+            raise UserError(
+                f"checkpoint.uri {place} and this cluster's store of code, {code}, are within one another; "
+                "use another directory"
+            ).about("checkpoint", "uri")
 
     def _check_secrets(self, spec: JobSpec, owner: str, group: str) -> None:
         """The job's owner must be allowed to use its secrets, and its submitter, who chooses the program."""
@@ -194,11 +207,11 @@ class JobService:
 
     async def find_code(self, ref: CodeRef) -> CodeState:
         """Whether this archive need not be uploaded."""
-        return await self._uploads.find(ref)
+        return await self.uploads.find(ref)
 
     async def put_code(self, part: CodePart) -> CodeState:
         """Take one chunk of an archive."""
-        return await self._uploads.put(part)
+        return await self.uploads.put(part)
 
     async def stop(self, job: str, *, save: bool = False) -> Accepted:
         """Ask for a stop; an ended job is left alone. `save`: SIGTERM and time to save come first."""
