@@ -48,7 +48,7 @@ class EtcdServer(Freezable):
     """One etcd process with its own directory; a context manager that leaves nothing behind.
 
     It listens on a unix socket unless `tcp` (or `tls`) asks for a loopback port; `initial_cluster` makes it a
-    member of a larger cluster, see EtcdCluster.
+    member of a larger cluster, see EtcdCluster. `syncs`: it waits for its disk, as in production.
     """
 
     binary: Path | None = None
@@ -58,6 +58,7 @@ class EtcdServer(Freezable):
     peer_port: int | None = None
     initial_cluster: str | None = None
     flags: tuple[str, ...] = ()
+    syncs: bool = False
     directory: Path = field(init=False)
     endpoint: str = field(init=False)
     process: subprocess.Popen[bytes] | None = field(init=False, default=None)
@@ -196,7 +197,7 @@ class EtcdServer(Freezable):
         if self.tls is not None:
             command += ["--client-cert-auth", "--trusted-ca-file", str(self.tls.ca)]
             command += ["--cert-file", str(self.tls.cert), "--key-file", str(self.tls.key)]
-        if _has_unsafe_no_fsync(self.binary):
+        if not self.syncs and _has_unsafe_no_fsync(self.binary):
             command.append("--unsafe-no-fsync")
         return command
 
