@@ -2,8 +2,9 @@
 
 The pure leader decides about records in memory: jobs of four tasks that all run and make steps, a task on
 each node. Timed are a look after each node has beaten once, and one after a task has reported its end. With
-`--before REV` the leader of that revision does the same in turn with today's. JSON on standard output,
-progress on standard error.
+`--placement` other jobs wait for places beside those: timed is finding places for all of them, and the look
+that does. With `--before REV` the leader of that revision does the same in turn with today's. JSON on
+standard output, progress on standard error.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import gc
 import importlib
 import json
 import os
+import re
 import resource
 import subprocess
 import sys
@@ -20,7 +22,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from benchmarks.support.figures import machine
 from benchmarks.support.revision import in_turns
@@ -28,15 +30,22 @@ from benchmarks.support.revision import in_turns
 HERE = Path(__file__).resolve()
 TASKS = (("chief", 1), ("ps", 1), ("worker", 2))
 BIG = "big"
+CPUS = 4.0
+"""Of each node. With `--placement` each task that runs has one of them."""
 TICK_MS = 50
 WARM_UP = 3
 LOOKS = 15
+PLACINGS = 3
+SIZES = ["10", "125", "500", "2000", "0+322", "0+1000"]
+PLACEMENTS = ["1000+1x1000@1", "5000+1x10@1", "500+1000x4@4"]
+
+T = TypeVar("T")
 
 
 class Cluster:
     """The records of `jobs` jobs of four tasks, or of one of `tasks` tasks, folded into a leader's view."""
 
-    def __init__(self, jobs: int, tasks: int = 0) -> None:
+    def __init__(self, jobs: int, tasks: int = 0, cpus: float = 0.0) -> None:
         self._observed: Any = importlib.import_module("supervisor.contract.observed")
         self._desired: Any = importlib.import_module("supervisor.contract.desired")
         self._spec: Any = importlib.import_module("supervisor.contract.job.spec")
@@ -51,6 +60,7 @@ class Cluster:
         self._timing: Any = importlib.import_module("supervisor.contract.timing").FAST
         self._now_ms, self._revision = 1_000_000, 1
         self._attempts: list[Any] = []
+        self._cpus = cpus
         token = self._desired.LeaderToken
         self._token = token(self._keys.LEADER, 1)
         record = self._desired.ClusterRecord("c", "fast", self._timing.d_ms, 0, uuid="cluster")
@@ -62,22 +72,34 @@ class Cluster:
         self._now_ms += 10 * self._timing.d_ms
         self._since_ms = self._now_ms - self._timing.d_ms * 2
 
-    def _add(self, name: str, roles: tuple[tuple[str, int], ...]) -> None:
-        spec, desired, observed, keys = self._spec, self._desired, self._observed, self._keys
+    def wait(self, name: str, tasks: int, cpus: float) -> None:
+        """A job that waits for places for all of its tasks."""
+        self._write(self._submitted(name, (("chief", 1), ("worker", tasks - 1)), cpus))
+
+    def _submitted(self, name: str, roles: tuple[tuple[str, int], ...], cpus: float) -> dict[str, object]:
+        spec, desired, keys = self._spec, self._desired, self._keys
         job = spec.JobSpec(
             name=name,
             strategy=spec.Strategy.ASYNC,
             roles=tuple(
-                spec.RoleSpec(name=role, count=count, command=("python", "t.py")) for role, count in roles
+                spec.RoleSpec(
+                    name=role, count=count, command=("python", "t.py"), resources=spec.Resources(cpus)
+                )
+                for role, count in roles
             ),
             checkpoint=spec.CheckpointSpec(f"file:///checkpoints/{name}"),
             workdir="/work",
         )
-        records: dict[str, object] = {
+        return {
             keys.job_record(name): spec.JobRecord(job, name, 0),
             keys.intent(name): spec.JobIntent(),
-            keys.switch(name): desired.JobSwitch(name, name, desired.JobPhase.RUNNING, 1, f"{name}-1"),
+            keys.switch(name): desired.JobSwitch(name, name, desired.JobPhase.WAITING, 0),
         }
+
+    def _add(self, name: str, roles: tuple[tuple[str, int], ...]) -> None:
+        desired, observed, keys = self._desired, self._observed, self._keys
+        records = self._submitted(name, roles, self._cpus)
+        records[keys.switch(name)] = desired.JobSwitch(name, name, desired.JobPhase.RUNNING, 1, f"{name}-1")
         placements, addresses = [], []
         for role, count in roles:
             addresses.append(
@@ -85,7 +107,7 @@ class Cluster:
             )
             for index in range(count):
                 node, life = f"node-{name}-{role}-{index}", f"life-{name}-{role}-{index}"
-                offer = observed.NodeResources(4, 1 << 33)
+                offer = observed.NodeResources(CPUS, 1 << 33)
                 records[keys.node(node)] = observed.Incarnation(
                     node, life, "boot", self._timing.d_ms, "127.0.0.1", "", 20_000, 29_999, 1, offer
                 )
@@ -150,34 +172,65 @@ class Cluster:
         snap = self._view.snapshot(self._now_ms, 0, self._since_ms, self._token, self._timing)
         return len(decide.reconcile(snap, assess.Assessments(snap)))
 
+    def place(self) -> int:
+        """The number of waiting jobs that find places, if each is asked alone."""
+        prepare: Any = importlib.import_module("supervisor.control.decide.jobs.prepare")
+        waiting = self._desired.JobPhase.WAITING
+        snap: Any = self._view.snapshot(self._now_ms, 0, self._since_ms, self._token, self._timing)
+        jobs = [job for job in snap.jobs.values() if job.switch.value.phase is waiting]
+        return sum(not prepare.find_places(snap, job).waiting_for for job in jobs)
+
+
+def _timed(took: dict[str, list[float]], name: str, work: Callable[[], T]) -> T:
+    began_s = time.process_time()
+    done = work()
+    took.setdefault(name, []).append((time.process_time() - began_s) * 1000)
+    return done
+
+
+def _medians(took: dict[str, list[float]]) -> dict[str, float]:
+    found = {f"{name}_ms": round(sorted(ms)[len(ms) // 2], 3) for name, ms in took.items()}
+    return {**found, "memory_mib": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)}
+
+
+def _settle(cluster: Cluster, looks: int) -> None:
+    for _ in range(looks):
+        cluster.beat()
+        cluster.look()
+    gc.collect()
+    gc.freeze()
+
 
 def _measure(size: str) -> dict[str, float]:
     jobs, _, tasks = size.partition("+")
     cluster = Cluster(int(jobs), int(tasks or 0))
     took: dict[str, list[float]] = {}
-
-    def timed(name: str, work: Callable[[], object]) -> None:
-        began_s = time.process_time()
-        work()
-        took.setdefault(name, []).append((time.process_time() - began_s) * 1000)
-
-    for _ in range(WARM_UP):
-        cluster.beat()
-        cluster.look()
-    gc.collect()
-    gc.freeze()
+    _settle(cluster, WARM_UP)
     for _ in range(LOOKS):
-        timed("beats", cluster.beat)
-        timed("look", cluster.look)
+        _timed(took, "beats", cluster.beat)
+        _timed(took, "look", cluster.look)
     decisions = cluster.look()
     if decisions:
         raise AssertionError(f"{decisions} decisions about a cluster at rest")
     for _ in range(LOOKS):
         cluster.report()
-        timed("look after a report", cluster.look)
-    found = {f"{name}_ms": round(sorted(ms)[len(ms) // 2], 3) for name, ms in took.items()}
-    used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    return {"jobs": int(jobs), "tasks_of_one_more": int(tasks or 0), **found, "memory_mib": round(used)}
+        _timed(took, "look after a report", cluster.look)
+    return {"jobs": int(jobs), "tasks_of_one_more": int(tasks or 0), **_medians(took)}
+
+
+def _measure_placement(size: str) -> dict[str, float]:
+    """NODES+JOBSxTASKS@CPUS: so many jobs wait on so many nodes, whose every task asks for so many CPUs."""
+    nodes, jobs, tasks, cpus = re.split("[+x@]", size)
+    cluster = Cluster(int(nodes) // 4, cpus=1.0)
+    for number in range(int(jobs)):
+        cluster.wait(f"waiting{number}", int(tasks), float(cpus))
+    took: dict[str, list[float]] = {}
+    _settle(cluster, 1)
+    about = {"nodes": int(nodes), "waiting_jobs": int(jobs), "tasks_of_each": int(tasks)}
+    for _ in range(PLACINGS):
+        about["jobs_placed"] = _timed(took, "place", cluster.place)
+        about["decisions"] = _timed(took, "look", cluster.look)
+    return {**about, **_medians(took)}
 
 
 def main() -> int:
@@ -187,31 +240,33 @@ def main() -> int:
     )
     parser.add_argument("--before", help="a revision whose leader is measured, too")
     parser.add_argument("--blocks", type=int, default=1, help="runs of each revision (%(default)s)")
+    parser.add_argument("--placement", action="store_true", help="measure how jobs that wait find places")
     parser.add_argument(
         "--sizes",
         nargs="+",
-        default=["10", "125", "500", "2000", "0+322", "0+1000"],
         metavar="JOBS[+TASKS]",
-        help="clusters: so many jobs of four tasks, and one of TASKS tasks (%(default)s)",
+        help=f"clusters: so many jobs of four tasks, and one of TASKS tasks ({' '.join(SIZES)}); with "
+        f"--placement NODES+JOBSxTASKS@CPUS: such jobs wait ({' '.join(PLACEMENTS)})",
     )
     parser.add_argument("--only", help=argparse.SUPPRESS)
     flags = parser.parse_args()
     if flags.only:
-        print(json.dumps(_measure(flags.only)))
+        print(json.dumps((_measure_placement if flags.placement else _measure)(flags.only)))
         return 0
+    mode = ["--placement"] if flags.placement else []
     about, found = machine(), dict[str, list[object]]()
     for name, tree in in_turns(flags.before, flags.blocks):
-        for size in flags.sizes:
+        for size in flags.sizes or (PLACEMENTS if flags.placement else SIZES):
             print(f"{name}: {size}", file=sys.stderr, flush=True)
             done = subprocess.run(
-                [sys.executable, "-P", str(HERE), "--only", size],
+                [sys.executable, "-P", str(HERE), *mode, "--only", size],
                 env={**os.environ, "PYTHONPATH": f"{tree}{os.pathsep}{HERE.parents[1]}"},
                 check=True,
                 stdout=subprocess.PIPE,
                 text=True,
             )
             found.setdefault(name, []).append(json.loads(done.stdout))
-    settings = {"before": flags.before, "tick_ms": TICK_MS, "looks": LOOKS}
+    settings = {"before": flags.before, "tick_ms": TICK_MS, "looks": PLACINGS if flags.placement else LOOKS}
     document = {"benchmark": "scale", "machine": about, "settings": settings, "leaders": found}
     print(json.dumps(document, indent=2))
     return 0

@@ -8,6 +8,7 @@ from supervisor.contract.desired import JobPhase
 from supervisor.contract.job.spec import ContainerSpec, JobSpec
 from supervisor.contract.observed import Exit, ExitReason
 from supervisor.control.decide.facts.delays import DELAYED
+from supervisor.control.decide.nodes.offers import grouped
 from supervisor.control.decide.nodes.placement import Before, place
 from tests.control.world import Telling, World, waiting_for
 from tests.support.builders import job_spec, offer
@@ -108,10 +109,10 @@ def networked() -> JobSpec:
 
 def test_tasks_go_where_they_may_join_their_network() -> None:
     bare = offer("n1")
-    docker = replace(bare, node="n2", resources=replace(bare.resources, runtime="docker"))
-    joined = replace(docker, node="n3", resources=replace(docker.resources, networks=("training",)))
-    found = place(networked(), (bare, docker, joined), Before())
+    docker = bare._replace(node="n2", resources=replace(bare.resources, runtime="docker"))
+    joined = docker._replace(node="n3", resources=replace(docker.resources, networks=("training",)))
+    found = place(networked(), grouped((bare, docker, joined)), Before())
     assert {each.node for each in found.placements.values()} == {"n3"}
-    nowhere = place(networked(), (bare, docker), Before())
+    nowhere = place(networked(), grouped((bare, docker)), Before())
     assert "join docker network training" in nowhere.waiting_for
     assert nowhere.asks == ("container", "network")

@@ -17,6 +17,7 @@ from supervisor.contract.desired import Claims, Cordon, JobPhase, JobSwitch, Pla
 from supervisor.contract.errors import Unreachable
 from supervisor.contract.job.spec import JobIntent, JobRecord, JobSpec, Resources, Wanted
 from supervisor.contract.observed import Exit, ExitReason, Incarnation
+from supervisor.control.decide.jobs.prepare import MOST_PLANS
 from supervisor.control.decide.plan import Action, put
 from supervisor.control.decide.reconcile import reconcile
 from supervisor.control.decide.snapshot import Snapshot
@@ -121,6 +122,14 @@ def test_what_asks_for_nothing_waits_for_nobody_and_claims_nothing() -> None:
     assert [each.job for each in found] == ["free", "full", "idle"]
     claimed = [any(isinstance(op, Put) and op.key == keys.CLAIMS for op in each.ops) for each in found]
     assert claimed == [False, True, False]
+
+
+def test_a_look_makes_so_many_plans_and_the_next_one_the_rest() -> None:
+    world = world_of(*(one_task(f"job{number:02}", resources(cpus=0.01)) for number in range(MOST_PLANS + 2)))
+    made = prepares(world.snapshot())
+    assert [each.job for each in made] == [f"job{number:02}" for number in range(MOST_PLANS)]
+    world.write(*(op for each in made for op in each.ops))
+    assert len(prepares(world.snapshot())) == 2
 
 
 # What is claimed.

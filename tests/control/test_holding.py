@@ -13,7 +13,7 @@ from supervisor.contract.job.spec import JobSpec, Limits, ProgressSpec, RestartP
 from supervisor.contract.observed import Exit, ExitReason
 from supervisor.contract.timing import FAST
 from supervisor.control.decide.facts.claims import Asking
-from supervisor.control.decide.jobs.prepare import offers
+from supervisor.control.decide.nodes.offers import offers
 from supervisor.control.decide.plan import Action, put
 from supervisor.control.decide.reconcile import reconcile
 from tests.control.world import World
@@ -115,7 +115,7 @@ def test_nobody_is_placed_where_it_still_has_what_it_asked_for() -> None:
 def free_cpus(world: World) -> dict[str, float]:
     """The CPUs that another job is offered, by node."""
     found = offers(world.snapshot(), Asking("other"))
-    return {each.node: each.resources.cpus - each.used_cpus for each in found}
+    return {each.node: each.resources.cpus - each.used_cpus for each in found.by_node.values()}
 
 
 def test_a_healthy_hold_writes_nothing() -> None:

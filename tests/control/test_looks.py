@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from types import FrameType
 from typing import TYPE_CHECKING
@@ -14,11 +14,13 @@ from supervisor.contract.incident import Event
 from supervisor.contract.job.spec import JobIntent, JobRecord
 from supervisor.contract.timing import FAST
 from supervisor.control.decide.jobs.incidents import KEPT_EVENTS
+from supervisor.control.decide.nodes.offers import grouped
+from supervisor.control.decide.nodes.placement import Before, place
 from supervisor.control.decide.plan import put
 from supervisor.control.decide.reconcile import reconcile
 from supervisor.control.decide.snapshot import JobState, Versioned
 from tests.control.world import STEP_MS, World
-from tests.support.builders import role
+from tests.support.builders import job_spec, offer, resources, role
 
 FEW = 3
 if TYPE_CHECKING:
@@ -84,7 +86,12 @@ def work(nodes: int, jobs: int) -> int:
         lambda: all(each.switch.value.phase is JobPhase.RUNNING for each in world.snapshot().jobs.values())
     )
     world.until(lambda: not reconcile(world.snapshot()))
-    snap, made = world.snapshot(), 0
+    snap = world.snapshot()
+    return bytecodes(lambda: reconcile(snap))
+
+
+def bytecodes(call: Callable[[], object]) -> int:
+    made = 0
 
     def count(frame: FrameType, event: str, _argument: object) -> TraceFunction:
         nonlocal made
@@ -95,7 +102,7 @@ def work(nodes: int, jobs: int) -> int:
     former = sys.gettrace()
     sys.settrace(count)
     try:
-        reconcile(snap)
+        call()
     finally:
         sys.settrace(former)
     return made
@@ -105,3 +112,37 @@ def test_the_work_of_a_look_grows_with_the_cluster_and_no_faster() -> None:
     few, more, many = work(4, 4), work(24, 24), work(44, 44)
     assert few < more
     assert many - more < 1.03 * (more - few)
+
+
+def placing(nodes: int, tasks: int) -> int:
+    """The bytecodes that it takes to place tasks on nodes with as much room each."""
+    offers = grouped(offer(f"n{number:03}") for number in range(nodes))
+    spec = job_spec((role("ps", 2, resources(cpus=2)), role("worker", tasks, resources(cpus=1))))
+    return bytecodes(lambda: place(spec, offers, Before()))
+
+
+def test_a_task_is_placed_with_as_much_work_on_any_number_of_nodes() -> None:
+    assert placing(200, 10) < 1.01 * placing(100, 10)
+    few, more, many = (placing(100, tasks) for tasks in (10, 40, 70))
+    assert many - more < 1.05 * (more - few)
+
+
+def look_at_waiting(nodes: int, jobs: int) -> int:
+    """The bytecodes of a look at so many jobs that fit nowhere."""
+    world = World(nodes=nodes).start()
+    for number in range(jobs):
+        name = f"other{number}"
+        spec = job_spec((role("worker", 2, resources(cpus=5)),), name=name)
+        world.write(
+            put(keys.job_record(name), JobRecord(spec, name, 0)),
+            put(keys.switch(name), JobSwitch(name, name, JobPhase.WAITING, 0)),
+            put(keys.intent(name), JobIntent()),
+        )
+    world.until(lambda: not reconcile(world.snapshot()))
+    snap = world.snapshot()
+    return bytecodes(lambda: reconcile(snap))
+
+
+def test_a_job_that_fits_nowhere_asks_each_kind_of_node_and_not_each_node() -> None:
+    on_few, on_many = (look_at_waiting(nodes, 8) - look_at_waiting(nodes, 4) for nodes in (8, 24))
+    assert on_many < 1.05 * on_few

@@ -11,7 +11,9 @@ from hypothesis import strategies as st
 
 from supervisor.contract.ids import TaskId
 from supervisor.contract.job.spec import JobSpec, Resources
-from supervisor.control.decide.nodes.placement import Before, NodeOffer, PlacementResult, place
+from supervisor.control.decide.nodes import placement
+from supervisor.control.decide.nodes.offers import NodeOffer, grouped
+from supervisor.control.decide.nodes.placement import Before, PlacementResult
 from tests.support.builders import GIB, job_spec, offer, resources, role
 
 NODES = ("n1", "n2", "n3", "n4")
@@ -55,6 +57,10 @@ OFFERS = st.sets(st.sampled_from(NODES)).flatmap(lambda names: offers_for(tuple(
 KEEPS = st.dictionaries(
     st.builds("role{}.{}".format, st.integers(0, 3), st.integers(0, 3)), st.sampled_from((*NODES, "gone"))
 )
+
+
+def place(spec: JobSpec, nodes: tuple[NodeOffer, ...], before: Before) -> PlacementResult:
+    return placement.place(spec, grouped(nodes), before)
 
 
 def nodes_of(result: PlacementResult) -> dict[str, str]:
@@ -271,7 +277,7 @@ def test_the_sentence_names_task_resource_and_shortfall(
 
 def test_a_job_with_secrets_goes_to_nodes_whose_agents_know_of_them() -> None:
     new = offer("n2", tasks=5)
-    nodes = (offer("n1"), replace(new, resources=replace(new.resources, secrets=True)))
+    nodes = (offer("n1"), new._replace(resources=replace(new.resources, secrets=True)))
     spec = job_spec((replace(role("worker"), secrets={"TOKEN": "hf"}),))
     assert set(nodes_of(place(spec, nodes, Before())).values()) == {"n2"}
     result = place(spec, nodes[:1], Before())

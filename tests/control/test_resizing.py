@@ -15,7 +15,8 @@ from supervisor.control.decide.assess.assess import Assessments
 from supervisor.control.decide.jobs import prepare
 from supervisor.control.decide.jobs.resizing import check_asked
 from supervisor.control.decide.nodes import placement
-from supervisor.control.decide.nodes.placement import Before, NodeOffer, PlacementResult
+from supervisor.control.decide.nodes.offers import Offers
+from supervisor.control.decide.nodes.placement import Before, PlacementResult
 from supervisor.control.decide.plan import put
 from supervisor.control.decide.reconcile import waiting_for
 from tests.control.bank import Bank
@@ -231,7 +232,7 @@ def test_a_large_elastic_role_is_placed_in_few_tries() -> None:
     world.tick(leader=False)
     tried: list[JobSpec] = []
 
-    def counted(spec: JobSpec, offers: tuple[NodeOffer, ...], before: Before) -> PlacementResult:
+    def counted(spec: JobSpec, offers: Offers, before: Before) -> PlacementResult:
         tried.append(spec)
         return placement.place(spec, offers, before)
 

@@ -63,8 +63,8 @@ ROWS = (
         6,
         "Ports that attempts of another job may still know are avoided, too.",
         "supervisor/control/decide/jobs/prepare.py",
-        "        for each in snap.jobs.values()\n        for where, address in each.once(_known_addresses)\n",
-        "        for each in (job,)\n        for where, address in each.once(_known_addresses)\n",
+        "for job in snap.jobs.values() for each in job.once(_known_addresses)]",
+        "for job in () for each in job.once(_known_addresses)]",
         "tests/control/test_addresses.py::test_what_another_job_may_still_connect_to_is_given_to_no_task",
     ),
     Guarantee(

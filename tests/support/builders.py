@@ -30,7 +30,7 @@ from supervisor.contract.observed import (
     TaskBeat,
 )
 from supervisor.control.decide.facts.gpus import GpuSlot
-from supervisor.control.decide.nodes.placement import NodeOffer
+from supervisor.control.decide.nodes.offers import NodeOffer
 
 GIB = 1 << 30
 CLASSIC = {"chief": 1, "ps": 1, "worker": 2}

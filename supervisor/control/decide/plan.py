@@ -120,7 +120,7 @@ def unchanged_or_absent(key: str, held: Versioned[T] | None) -> Compare:
     return Absent(key) if held is None else unchanged(held)
 
 
-def fitting(ops: Sequence[Op], beside: Sequence[Op] = ()) -> tuple[Op, ...]:
+def fitting(ops: Iterable[Op], beside: Sequence[Op] = ()) -> tuple[Op, ...]:
     """The first of `ops`, as many as fit into one transaction together with `beside`."""
     count, room = len(beside), BYTES_PER_TRANSACTION - sum(_size(op) for op in beside)
     found: list[Op] = []

@@ -24,6 +24,9 @@ from supervisor.control.decide.plan import put, unchanged_or_absent
 from supervisor.control.decide.set_aside import Claim
 from supervisor.control.decide.snapshot import JobState, Snapshot, Versioned
 
+_NOT_MADE = 0
+"""The revision of a plan that this look makes, and that etcd does not have yet."""
+
 
 @dataclass(frozen=True, slots=True)
 class Asking:
@@ -39,9 +42,16 @@ class Asking:
 
 def all_claims(snap: Snapshot) -> tuple[Claim, ...]:
     """The claims of all jobs, one for each task and node."""
-    found = tuple(claim for job in snap.jobs.values() for claim in _of_job(snap, job))
+    found = tuple(claim for job in snap.jobs.values() for claim in claims_of(snap, job))
     found += tuple(claim for each in snap.aside.values() for claim in each.claims)
     return found
+
+
+def claims_of(snap: Snapshot, job: JobState) -> tuple[Claim, ...]:
+    """The claims of a job. Those of plans, nearly all, are found once for all snapshots of its records."""
+    recorded = job.once(_of_plans)
+    more = [*_of_attempts(snap, job), *_of_untold(snap, job)]
+    return tuple((_merged(recorded, more) if more else recorded).values())
 
 
 def by_node(claims: Iterable[Claim]) -> dict[str, list[Claim]]:
@@ -92,20 +102,19 @@ def claiming(
 def with_plan(snap: Snapshot, plan: Plan) -> Snapshot:
     """The snapshot as it will be once the plan is made, for those that are placed in the same look."""
     job = snap.jobs[plan.job]
-    held = Versioned(keys.plan(plan.job, plan.plan_id), plan, 0, 0, snap.now_ms, snap.now_ms)
+    held = Versioned(keys.plan(plan.job, plan.plan_id), plan, 0, _NOT_MADE, snap.now_ms, snap.now_ms)
     changed = replace(job, plans={**job.plans, plan.plan_id: held})
     return replace(snap, jobs={**snap.jobs, plan.job: changed})
 
 
+def made_in_look(snap: Snapshot) -> int:
+    """The number of plans that the look has made so far."""
+    plans = (held for job in snap.jobs.values() for held in job.plans.values())
+    return sum(held.mod_revision == _NOT_MADE for held in plans)
+
+
 def _asks(resources: Resources) -> bool:
     return bool(resources.cpus or resources.memory_bytes or resources.gpus)
-
-
-def _of_job(snap: Snapshot, job: JobState) -> Iterable[Claim]:
-    """Plans tell nearly all of them, and those are found once for all snapshots of the same records."""
-    recorded = job.once(_of_plans)
-    more = [*_of_attempts(snap, job), *_of_untold(snap, job)]
-    return (_merged(recorded, more) if more else recorded).values()
 
 
 def _merged(known: Mapping[tuple[str, str], Claim], claims: Iterable[Claim]) -> dict[tuple[str, str], Claim]:

@@ -51,17 +51,19 @@ class Devices:
         return [slot for slot in slots if _suits(slot, need) and self._has_room(slot, need)]
 
     def choose(
-        self, slots: Iterable[GpuSlot], need: Resources, *, had: frozenset[str], others: frozenset[str]
+        self, slots: Iterable[GpuSlot], need: Resources, had: tuple[str, ...], users: Mapping[str, int]
     ) -> tuple[str, ...]:
-        """The UUIDs for a task that fits: first those that it `had`, last those that `others` had.
+        """The UUIDs for a task that fits: first those that it `had`, last those that others had.
 
-        Whoever keeps its GPUs keeps its launcher, too, where that is bound to them.
+        `users`: how many of its job's tasks had each. Whoever keeps its GPUs keeps its launcher, too, where
+        that is bound to them.
         """
         found = self.usable(slots, need)
 
         def rank(slot: GpuSlot) -> tuple[bool, bool, int, int, int]:
             busy = slot.users + len(self._shares.get(slot.uuid, ()))
-            return slot.uuid not in had, slot.uuid in others, busy, slot.memory_bytes, slot.index
+            own, others = slot.uuid in had, users.get(slot.uuid, 0) > (slot.uuid in had)
+            return not own, others, busy, slot.memory_bytes, slot.index
 
         chosen = sorted(sorted(found, key=rank)[: need.gpus], key=lambda slot: slot.index)
         for slot in chosen:
@@ -105,10 +107,13 @@ def find_gpu(picture: NodeState, uuid: str) -> Gpu | None:
 
 def quarantined(snap: Snapshot, uuid: str) -> GpuQuarantine | None:
     """The quarantine that is in force on a GPU, whichever agent of its machine reported it."""
-    for held in snap.quarantines.values():
-        if held.value.uuid == uuid and not held.value.lifted:
-            return held.value
-    return None
+    return snap.once(_in_force).get(uuid)
+
+
+def _in_force(snap: Snapshot) -> dict[str, GpuQuarantine]:
+    """GPU -> the first quarantine that is in force on it."""
+    held = [each.value for each in snap.quarantines.values() if not each.value.lifted]
+    return {each.uuid: each for each in reversed(held)}
 
 
 def quarantines_of(snap: Snapshot, node: str) -> list[GpuQuarantine]:

@@ -21,7 +21,8 @@ from supervisor.control.decide.facts.gpus import all_slots, reported
 from supervisor.control.decide.facts.history import records_are_lost
 from supervisor.control.decide.facts.promises import held_ms
 from supervisor.control.decide.facts.standing import ENDED_AFTER, not_dead
-from supervisor.control.decide.nodes.placement import Before, NodeOffer, place
+from supervisor.control.decide.nodes.offers import NodeOffer, grouped
+from supervisor.control.decide.nodes.placement import Before, place
 from supervisor.control.decide.plan import put, unchanged
 from supervisor.control.decide.snapshot import JobState, Snapshot
 from supervisor.control.decide.switch import first_switch
@@ -104,7 +105,7 @@ def check_fits(snap: Snapshot, spec: JobSpec) -> str:
 
     Returns what cannot be told yet, empty if all can.
     """
-    offers = tuple(
+    offers = grouped(
         NodeOffer(
             node.node,
             node.incarnation.value.incarnation,
@@ -114,7 +115,7 @@ def check_fits(snap: Snapshot, spec: JobSpec) -> str:
         for node in snap.nodes.values()
         if node.incarnation is not None
     )
-    if not offers:
+    if not offers.by_node:
         return "it waits for a node: no agent is registered"
     result = place(resized(spec, {r.name: r.least or r.count for r in spec.roles}), offers, Before())
     if any(spec.role(name).resources.gpus for name in result.asks[1:2] if result.asks[-1] == "resources"):

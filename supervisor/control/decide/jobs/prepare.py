@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 from recovery.policy.roles import SERVERS, RoleKind, kind_of
 from supervisor.contract import keys
-from supervisor.contract.addresses import is_at, port_of
+from supervisor.contract.addresses import bracketed, port_of
 from supervisor.contract.boundaries import Absent, Compare, Op
 from supervisor.contract.desired import Assignment, JobPhase, Placement, Plan
 from supervisor.contract.ids import TaskId
@@ -14,18 +15,24 @@ from supervisor.contract.job.spec import CHIEF_ROLES, JobSpec, PsRecovery, RoleS
 from supervisor.contract.secret import environment_of, secrets_of
 from supervisor.control.decide.assess.need import Need
 from supervisor.control.decide.checkpoints.cadence import cadence_of
-from supervisor.control.decide.facts.claims import Asking, all_claims, by_gpu, by_node, claiming
-from supervisor.control.decide.facts.gpus import known_faults, slots_of
+from supervisor.control.decide.facts.claims import Asking, claiming, made_in_look
+from supervisor.control.decide.facts.gpus import known_faults
 from supervisor.control.decide.jobs import incidents
-from supervisor.control.decide.nodes.placement import Before, NodeOffer, PlacementResult, place
+from supervisor.control.decide.nodes.offers import Offers, offers
+from supervisor.control.decide.nodes.placement import Before, PlacementResult, place
 from supervisor.control.decide.plan import Action, fitting, put, unchanged
-from supervisor.control.decide.set_aside import Claim
 from supervisor.control.decide.snapshot import JobState, Snapshot
+
+MOST_PLANS = 64
+"""Plans that one look makes. Each changes what the next one finds, and the applier has time for as many."""
+_NETWORK = ("network", "")
 
 
 def prepare(snap: Snapshot, job: JobState, need: Need) -> list[Action]:
     """The plan of the next generation, with as many assignments as one transaction holds."""
     spec = job.wanted
+    if snap.once(made_in_look) >= MOST_PLANS:
+        return []
     result = find_places(snap, job, need.avoid_nodes)
     if result.waiting_for:
         return []
@@ -69,7 +76,7 @@ def find_places(snap: Snapshot, job: JobState, avoid: tuple[str, ...] = ()) -> P
     size that is wanted, the one that it has will do. A node to `avoid` is taken where no other does.
     """
     spec = job.record.value.spec
-    found, before = offers(snap, Asking(job.name)), _before(job)
+    found, before = offers(snap, Asking(job.name)), job.once(_before)
     result = _most(job.wanted, found, before, avoid)
     if result.waiting_for and job.switch.value.phase is JobPhase.RUNNING and job.wanted is not spec:
         had = _place(spec, found, before, avoid)
@@ -79,12 +86,10 @@ def find_places(snap: Snapshot, job: JobState, avoid: tuple[str, ...] = ()) -> P
 
 def has_room(snap: Snapshot, job: JobState, spec: JobSpec) -> bool:
     """Whether the job finds places in this size."""
-    return not _place(spec, offers(snap, Asking(job.name)), _before(job), ()).waiting_for
+    return not _place(spec, offers(snap, Asking(job.name)), job.once(_before), ()).waiting_for
 
 
-def _most(
-    spec: JobSpec, found: tuple[NodeOffer, ...], before: Before, avoid: tuple[str, ...]
-) -> PlacementResult:
+def _most(spec: JobSpec, found: Offers, before: Before, avoid: tuple[str, ...]) -> PlacementResult:
     """Places for as many tasks of elastic roles as have room; found in few tries, as roles may be large."""
     result = _place(spec, found, before, avoid)
     sizes = _smaller(spec) if result.waiting_for else []
@@ -114,7 +119,7 @@ def _smaller(spec: JobSpec) -> list[dict[str, int]]:
 def find_place(snap: Snapshot, job: JobState, member: str, avoid: tuple[str, ...] = ()) -> PlacementResult:
     """A node for one task beside all others of its job, which stay where they are; `avoid` as above."""
     spec, task = job.record.value.spec, job.task(member)
-    role, before = spec.role(task.role), _before(job)
+    role, before = spec.role(task.role), job.once(_before)
     alone = TaskId(spec.name, task.role, 0).member
     home = Before(
         {alone: before.nodes[member]} if member in before.nodes else {}, {alone: before.gpus.get(member, ())}
@@ -134,76 +139,28 @@ def _before(job: JobState) -> Before:
 
 def _with_blocked(snap: Snapshot, result: PlacementResult) -> PlacementResult:
     """With what keeps nodes from taking anything, where that may be why there is no room."""
-    blocked = [
-        f"nothing new can start on {node}: {why}" for node in snap.nodes if (why := snap.blocked(node))
-    ]
-    if not result.waiting_for or not blocked:
+    if not result.waiting_for or not (blocked := snap.once(_blocked)):
         return result
     return replace(result, waiting_for="; ".join((result.waiting_for, *blocked)))
 
 
-def _place(
-    spec: JobSpec, found: tuple[NodeOffer, ...], before: Before, avoid: tuple[str, ...]
-) -> PlacementResult:
-    others = tuple(offer for offer in found if offer.node not in avoid)
-    result = place(spec, others, before)
+def _blocked(snap: Snapshot) -> tuple[str, ...]:
+    return tuple(
+        f"nothing new can start on {node}: {why}" for node in snap.nodes if (why := snap.blocked(node))
+    )
+
+
+def _place(spec: JobSpec, found: Offers, before: Before, avoid: tuple[str, ...]) -> PlacementResult:
+    result = place(spec, found.without(avoid), before)
     return place(spec, found, before) if avoid and result.waiting_for else result
 
 
-def offers(snap: Snapshot, asking: Asking) -> tuple[NodeOffer, ...]:
-    """The nodes that may take tasks now, with what is left there beside what `asking` does not give up."""
-    nodes, gpus = snap.once(_claims)
-    return tuple(
-        _offer(snap, asking, name, nodes.get(name, []), gpus)
-        for name, picture in snap.nodes.items()
-        if snap.usable(picture)
-    )
-
-
-def _claims(snap: Snapshot) -> tuple[dict[str, list[Claim]], dict[str, list[Claim]]]:
-    """All claims by node, and by GPU. Many jobs that wait ask for them."""
-    claims = all_claims(snap)
-    return by_node(claims), by_gpu(claims)
-
-
-def _offer(
-    snap: Snapshot, asking: Asking, node: str, here: list[Claim], gpus: dict[str, list[Claim]]
-) -> NodeOffer:
-    picture = snap.nodes[node]
-    assert picture.incarnation is not None
-    taken = [claim for claim in here if not asking.gives_up(claim)]
-    slots, remark = slots_of(snap, picture, asking, gpus)
-    return NodeOffer(
-        node=node,
-        incarnation=picture.incarnation.value.incarnation,
-        resources=picture.incarnation.value.resources,
-        used_cpus=sum(claim.resources.cpus for claim in taken),
-        used_memory_bytes=sum(claim.resources.memory_bytes for claim in taken),
-        gpus=slots,
-        tasks=len(taken),
-        spares=picture.beat.spares.count(asking.job) - _about_to_start(snap, asking, node)
-        if picture.beat is not None
-        else 0,
-        remark=remark,
-    )
-
-
-def _about_to_start(snap: Snapshot, asking: Asking, node: str) -> int:
-    """The tasks that were placed there one by one, and take spares of which the node's beat still tells."""
-    job = snap.jobs.get(asking.job)
-    plan = job.plan_in_force if job is not None else None
-    if job is None or plan is None or not asking.member:
-        return 0
-    placed = [each for each in plan.value.placements if each.node == node and each.member != asking.member]
-    return sum(job.report(each, plan.value) is None for each in placed)
-
-
-def _assignments(snap: Snapshot, job: JobState, plan: Plan) -> list[Op]:
-    return [
-        put(keys.assignment(p.node, job.task(p.member), plan.plan_id), assignment_of(snap, job, plan, p))
-        for p in plan.placements
-        if (plan.plan_id, p.member) not in job.assignments
-    ]
+def _assignments(snap: Snapshot, job: JobState, plan: Plan) -> Iterator[Op]:
+    """The writes of those that are not there yet. A large plan has more than a transaction takes."""
+    for placement in plan.placements:
+        if (plan.plan_id, placement.member) not in job.assignments:
+            key = keys.assignment(placement.node, job.task(placement.member), plan.plan_id)
+            yield put(key, assignment_of(snap, job, plan, placement))
 
 
 def assignment_of(snap: Snapshot, job: JobState, plan: Plan, placement: Placement) -> Assignment:
@@ -296,21 +253,23 @@ def _ports_still_known(snap: Snapshot, job: JobState, node: str) -> tuple[int, .
     Agents of one machine share its address, and so its ports. On a docker network an address that is free
     again may be given to a container of any node: all ports.
     """
-    picture = snap.nodes.get(node)
+    picture, known = snap.nodes.get(node), snap.once(_known_ports)
     own = picture.incarnation.value.host if picture is not None and picture.incarnation is not None else ""
-    known = {
-        address
-        for each in snap.jobs.values()
-        for where, address in each.once(_known_addresses)
-        if where == node or is_at(address, own) or (_is_networked(job) and _is_networked(each))
-    }
-    known |= {
-        address
-        for left in snap.aside.values()
-        for where, address in left.addresses
-        if where == node or is_at(address, own) or _is_networked(job)
-    }
-    return tuple(sorted(port_of(address) for address in known if ":" in address))
+    where = [("node", node), ("host", bracketed(own)), *([_NETWORK] if _is_networked(job) else [])]
+    return tuple(sorted(set().union(*(known.get(each, ()) for each in where))))
+
+
+def _known_ports(snap: Snapshot) -> dict[tuple[str, str], set[int]]:
+    """The ports that are still known, by where they are: on a node, at a host, on a docker network."""
+    found: dict[tuple[str, str], set[int]] = {}
+    known = [(_is_networked(job), each) for job in snap.jobs.values() for each in job.once(_known_addresses)]
+    known += [(True, each) for left in snap.aside.values() for each in left.addresses]
+    for networked, (node, address) in known:
+        host, colon, _ = address.rpartition(":")
+        for where in (("node", node), ("host", host), *([_NETWORK] if networked else [])):
+            if colon:
+                found.setdefault(where, set()).add(port_of(address))
+    return found
 
 
 def _known_addresses(job: JobState) -> frozenset[tuple[str, str]]:
@@ -338,8 +297,5 @@ def _is_networked(job: JobState) -> bool:
 
 def missing_assignments(snap: Snapshot, job: JobState, plan: Plan) -> list[Action]:
     """A large plan needs several transactions; a leader that died in between is made up for here."""
-    ops = _assignments(snap, job, plan)
-    if not ops:
-        return []
-    compare = unchanged(job.plans[plan.plan_id])
-    return [Action("prepare_more", job.name, "", (compare,), fitting(ops))]
+    ops = fitting(_assignments(snap, job, plan))
+    return [Action("prepare_more", job.name, "", (unchanged(job.plans[plan.plan_id]),), ops)] if ops else []

@@ -17,7 +17,8 @@ from supervisor.contract.job.spec import JobSpec, Resources, RoleSpec
 from supervisor.contract.secret import environment_of
 from supervisor.control.decide.assess.members import Member, MemberState
 from supervisor.control.decide.facts.gpus import all_slots
-from supervisor.control.decide.nodes.placement import DOCKER, NodeOffer, has_room
+from supervisor.control.decide.nodes.offers import NodeOffer
+from supervisor.control.decide.nodes.placement import DOCKER, has_room
 from supervisor.control.decide.plan import Action, fitting, put, unchanged
 from supervisor.control.decide.snapshot import JobState, NodeState, Snapshot
 

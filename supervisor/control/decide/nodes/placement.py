@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
+from heapq import heappop, heappush
+from itertools import chain, filterfalse
 
 from supervisor.contract.ids import TaskId
-from supervisor.contract.job.spec import JobSpec, Packing, Resources
-from supervisor.contract.observed import NodeResources
+from supervisor.contract.job.spec import JobSpec, Packing, Resources, RoleSpec
 from supervisor.contract.secret import uses
-from supervisor.control.decide.facts.gpus import Devices, GpuSlot, asked_for
+from supervisor.control.decide.facts.gpus import Devices, asked_for
+from supervisor.control.decide.nodes.offers import NodeOffer, Offers
 
 DOCKER = "docker"
 """The runtime of nodes that run containers, in `NodeResources.runtime`."""
@@ -19,27 +23,6 @@ REMARKS = 3
 
 _CPU_SLACK = 1e-9
 """Sums of fractions of a CPU may miss their total by a rounding error."""
-
-
-@dataclass(frozen=True, slots=True)
-class NodeOffer:
-    """A node that may take tasks.
-
-    `used_*` and `tasks` are what other jobs have there, and what attempts that are not confirmed dead still
-    hold; this job's own tasks that the new generation replaces are not in them, nor among the users of
-    `gpus`. `spares` counts this job's spare preloaded launchers there: so many tasks that are new to the node
-    would start warm. `remark` tells of the node's GPUs that are not offered.
-    """
-
-    node: str
-    incarnation: str
-    resources: NodeResources
-    used_cpus: float = 0.0
-    used_memory_bytes: int = 0
-    gpus: tuple[GpuSlot, ...] = ()
-    tasks: int = 0
-    spares: int = 0
-    remark: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,20 +38,17 @@ class PlacementResult:
     asks: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Before:
     """The nodes and GPUs that the members of a job had, by `ROLE.INDEX`."""
 
     nodes: Mapping[str, str] = field(default_factory=dict)
     gpus: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
-    def had(self, member: str) -> frozenset[str]:
-        """Its GPUs."""
-        return frozenset(self.gpus.get(member, ()))
-
-    def others(self, member: str) -> frozenset[str]:
-        """The GPUs of all other members."""
-        return frozenset(uuid for each, uuids in self.gpus.items() if each != member for uuid in uuids)
+    @cached_property
+    def users(self) -> Counter[str]:
+        """GPU -> the number of members that had it."""
+        return Counter(chain.from_iterable(self.gpus.values()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,16 +71,15 @@ class _Room:
         self.tasks = offer.tasks
         self.spares = offer.spares
 
-    def take(self, member: str, need: Resources, before: Before, *, home: bool) -> tuple[str, ...]:
+    def take(self, member: str, need: Resources, before: Before) -> tuple[str, ...]:
         """Make room for a task that fits; returns its GPUs."""
         self.cpus -= need.cpus
         self.memory_bytes -= need.memory_bytes
         self.gpus -= need.gpus
         self.tasks += 1
-        self.spares -= 0 if home else 1
-        return self.devices.choose(
-            self.offer.gpus, need, had=before.had(member), others=before.others(member)
-        )
+        self.spares -= before.nodes.get(member) != self.offer.node
+        had = before.gpus.get(member, ())
+        return self.devices.choose(self.offer.gpus, need, had, before.users) if need.gpus else ()
 
     def carries(self, labels: Mapping[str, str]) -> bool:
         return all(self.offer.resources.labels.get(name) == value for name, value in labels.items())
@@ -126,11 +105,76 @@ def has_room(offer: NodeOffer, need: Resources) -> bool:
     return _Room(offer, Devices()).fits(need)
 
 
-_Preference = Callable[[_Room, str], tuple[float | str, ...]]
+_Rank = tuple[float | str, ...]
+_Preference = Callable[[_Room, str], _Rank]
 
 
-def place(spec: JobSpec, nodes: tuple[NodeOffer, ...], before: Before) -> PlacementResult:
-    """Place all tasks of a job; equal arguments give equal results, in whatever order the nodes come.
+class _Rooms:
+    """The nodes while tasks are placed on them.
+
+    The first node of a group stands for all of it. A node that takes a task stands for itself from then on.
+    """
+
+    def __init__(self, nodes: Offers, prefer: _Preference) -> None:
+        self._nodes = nodes
+        self._prefer = prefer
+        self._devices = Devices()
+        self._rooms: dict[str, _Room] = {}
+        self._taken: set[str] = set()
+        self._ranked: list[tuple[_Rank, _Room, Iterator[str]]] = []
+        """A heap: a room as it was when it was ranked, and the names of nodes that it stands for."""
+
+    def at(self, node: str) -> _Room | None:
+        """The room of a node; None where it is not offered."""
+        if node not in self._rooms and node in self._nodes.by_node:
+            self._rooms[node] = _Room(self._nodes.by_node[node], self._devices)
+        return self._rooms.get(node)
+
+    def distinct(self) -> Iterator[tuple[_Room, Iterator[str]]]:
+        """Each room that differs from all others, with the names of further nodes that it stands for."""
+        for node in self._taken:
+            yield self._rooms[node], iter(())
+        for names in self._nodes.groups.values():
+            others = filterfalse(self._taken.__contains__, names)
+            first = self.at(next(others, ""))
+            if first is not None:
+                yield first, others
+
+    def rank(self, need: Resources) -> None:
+        """Sort the rooms for tasks that need this, and are placed next."""
+        self._ranked = []
+        for room, others in self.distinct():
+            if room.fits(need):
+                self._push(room, others)
+
+    def best(self, need: Resources, home: str) -> _Room | None:
+        """The preferred room of those that were ranked; None if none of them has room any more."""
+        while self._ranked:
+            rank, room, others = self._ranked[0]
+            if rank == self._prefer(room, "") and room.fits(need):
+                own = self.at(home)
+                rooms = (room,) if own is None or not own.fits(need) else (room, own)
+                return min(rooms, key=lambda each: self._prefer(each, home))
+            heappop(self._ranked)
+            self._push(self.at(next(others, "")), others)
+        return None
+
+    def take(
+        self, room: _Room, member: str, need: Resources, before: Before
+    ) -> tuple[NodeOffer, tuple[str, ...]]:
+        """Place a task in a room where it fits; returns the node and its GPUs."""
+        gpus = room.take(member, need, before)
+        self._taken.add(room.offer.node)
+        self._push(room, iter(()))
+        return room.offer, gpus
+
+    def _push(self, room: _Room | None, others: Iterator[str]) -> None:
+        if room is not None:
+            heappush(self._ranked, (self._prefer(room, ""), room, others))
+
+
+def place(spec: JobSpec, nodes: Offers, before: Before) -> PlacementResult:
+    """Place all tasks of a job; equal arguments give equal results.
 
     A member that was somewhere before stays there if that node is offered and has room, as it starts warm
     there. Others go where they would start warm, then where the fewest tasks are, then by name; those of a
@@ -138,25 +182,25 @@ def place(spec: JobSpec, nodes: tuple[NodeOffer, ...], before: Before) -> Placem
     placed afresh, the most demanding first, and at last packed as tight as they go. Packing is a heuristic:
     it may say no where an exhaustive search would find a way.
     """
-    if spec.container is not None and nodes:
-        total = len(nodes)
-        nodes = tuple(offer for offer in nodes if offer.resources.runtime == DOCKER)
-        if not nodes:
+    if spec.container is not None and nodes.by_node:
+        total = len(nodes.by_node)
+        nodes = nodes.only(lambda offer: offer.resources.runtime == DOCKER)
+        if not nodes.by_node:
             waiting_for = f"{spec.name} needs a node whose runtime is {DOCKER}; none of {total} nodes has it"
             return PlacementResult(waiting_for=waiting_for, asks=("container",))
-        network, total = spec.container.network, len(nodes)
+        network, total = spec.container.network, len(nodes.by_node)
         if spec.container.networked:
-            nodes = tuple(offer for offer in nodes if network in offer.resources.networks)
-        if not nodes:
+            nodes = nodes.only(lambda offer: network in offer.resources.networks)
+        if not nodes.by_node:
             waiting_for = (
                 f"{spec.name} needs a node where jobs may join docker network {network} (docker.networks); "
                 f"none of {total} nodes has it"
             )
             return PlacementResult(waiting_for=waiting_for, asks=("container", "network"))
-    if nodes and (used := next(uses(spec), None)) is not None:
-        total = len(nodes)
-        nodes = tuple(offer for offer in nodes if offer.resources.secrets)
-        if not nodes:
+    if nodes.by_node and (used := next(uses(spec), None)) is not None:
+        total = len(nodes.by_node)
+        nodes = nodes.only(lambda offer: offer.resources.secrets)
+        if not nodes.by_node:
             waiting_for = (
                 f"{spec.name} needs a node whose agent knows secrets; the agents of all {total} nodes are of "
                 "an earlier release"
@@ -171,74 +215,75 @@ def place(spec: JobSpec, nodes: tuple[NodeOffer, ...], before: Before) -> Placem
 
 
 def _arrange(
-    spec: JobSpec,
-    nodes: tuple[NodeOffer, ...],
-    before: Before,
-    prefer: _Preference,
-    *,
-    homes_first: bool,
+    spec: JobSpec, nodes: Offers, before: Before, prefer: _Preference, *, homes_first: bool
 ) -> PlacementResult:
-    devices = Devices()
-    rooms = {offer.node: _Room(offer, devices) for offer in sorted(nodes, key=lambda offer: offer.node)}
-    tasks = sorted(spec.tasks(), key=lambda task: _demand(spec.role(task.role).resources))
+    rooms = _Rooms(nodes, prefer)
+    roles = sorted(spec.roles, key=lambda role: _demand(role.resources))
     chosen: dict[str, tuple[NodeOffer, tuple[str, ...]]] = {}
-    for task in tasks if homes_first else ():
-        home, need = rooms.get(before.nodes.get(task.member, "")), spec.role(task.role).resources
-        if home is not None and home.fits(need):
-            chosen[task.member] = home.offer, home.take(task.member, need, before, home=True)
-    for task in tasks:
-        if task.member in chosen:
-            continue
-        need, home_node = spec.role(task.role).resources, before.nodes.get(task.member, "")
-        best = min(
-            (room for room in rooms.values() if room.fits(need)),
-            key=lambda room: prefer(room, home_node),
-            default=None,
-        )
-        if best is None:
-            return _nowhere(task, spec, rooms)
-        at_home = best.offer.node == home_node
-        chosen[task.member] = best.offer, best.take(task.member, need, before, home=at_home)
+    for role in roles if homes_first else ():
+        for task in _tasks(spec, role):
+            home = rooms.at(before.nodes.get(task.member, ""))
+            if home is not None and home.fits(role.resources):
+                chosen[task.member] = rooms.take(home, task.member, role.resources, before)
+    for role in roles:
+        rooms.rank(role.resources)
+        for task in _tasks(spec, role):
+            if task.member in chosen:
+                continue
+            best = rooms.best(role.resources, before.nodes.get(task.member, ""))
+            if best is None:
+                return _nowhere(task, role.resources, rooms, len(nodes.by_node))
+            chosen[task.member] = rooms.take(best, task.member, role.resources, before)
     members = [task.member for task in spec.tasks()]
     return PlacementResult(
         {member: chosen[member][0] for member in members}, {member: chosen[member][1] for member in members}
     )
 
 
+def _tasks(spec: JobSpec, role: RoleSpec) -> Iterator[TaskId]:
+    return (TaskId(spec.name, role.name, index) for index in range(role.count))
+
+
 def _demand(need: Resources) -> tuple[float, ...]:
-    """Sorts the tasks that are hardest to place first; equal ones keep the job's order."""
+    """Sorts the roles that are hardest to place first; equal ones keep the job's order."""
     picky = bool(need.gpu_indices), bool(need.gpu_model), need.gpu_memory_bytes
     return -len(need.labels), -need.gpus, *(-each for each in picky), -need.memory_bytes, -need.cpus
 
 
-def _spread(room: _Room, home: str) -> tuple[float | str, ...]:
+def _spread(room: _Room, home: str) -> _Rank:
     return room.offer.node != home, room.spares <= 0, room.tasks, room.offer.node
 
 
-def _pack(room: _Room, home: str) -> tuple[float | str, ...]:
+def _pack(room: _Room, home: str) -> _Rank:
     """The tightest room first, so that large rooms stay for large tasks; labelled nodes after plain ones."""
     labels = len(room.offer.resources.labels)
     return room.gpus, labels, room.memory_bytes, room.cpus, *_spread(room, home)
 
 
-def _nowhere(task: TaskId, spec: JobSpec, rooms: Mapping[str, _Room]) -> PlacementResult:
-    need, asks = spec.role(task.role).resources, ("roles", task.role, "resources")
-    if not rooms:
+def _nowhere(task: TaskId, need: Resources, rooms: _Rooms, total: int) -> PlacementResult:
+    asks = ("roles", task.role, "resources")
+    if not total:
         return PlacementResult(waiting_for=f"{task} waits for a node: none is available", asks=asks)
-    labelled = [room for room in rooms.values() if room.carries(need.labels)]
+    labelled = [(room, others) for room, others in rooms.distinct() if room.carries(need.labels)]
     if not labelled:
         labels = ", ".join(f"{name}={value}" for name, value in sorted(need.labels.items()))
-        text = f"{task} needs a node with label {labels}; none of {len(rooms)} nodes has it"
+        text = f"{task} needs a node with label {labels}; none of {total} nodes has it"
         return PlacementResult(waiting_for=text, asks=(*asks, "labels"))
     shortages, node = min(
-        ((room.shortages(need), room.offer.node) for room in labelled),
+        ((room.shortages(need), room.offer.node) for room, _ in labelled),
         key=lambda entry: (len(entry[0]), sum(lack.relative for lack in entry[0]), entry[1]),
     )
     text = f"{task} {' and '.join(lack.text for lack in shortages)} on the best node, {node}"
-    remarks = [f"{room.offer.remark} on {room.offer.node}" for room in labelled if room.offer.remark]
-    if need.gpus and remarks:
+    remarks = sorted(
+        (each, room.offer.remark)
+        for room, others in labelled
+        if need.gpus and room.offer.remark
+        for each in (room.offer.node, *others)
+    )
+    if remarks:
+        told = ", ".join(f"{remark} on {each}" for each, remark in remarks[:REMARKS])
         more = f", and on {len(remarks) - REMARKS} more nodes" if len(remarks) > REMARKS else ""
-        text += f" (GPUs that are not given: {', '.join(remarks[:REMARKS])}{more})"
+        text += f" (GPUs that are not given: {told}{more})"
     return PlacementResult(waiting_for=text, asks=asks)
 
 
