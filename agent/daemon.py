@@ -9,6 +9,7 @@ they vouch for it (rule 4).
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import replace
 from functools import partial
@@ -38,9 +39,10 @@ from agent.inside import protocol
 from agent.membership import Former, Membership
 from agent.settings import AgentSettings
 from agent.state_file_check import strange_lives
+from agent.watches import Watches, jobs_of
 from supervisor.adapters.etcd.identity import newest
-from supervisor.adapters.etcd.mirror import Mirror, MirrorUpdate
-from supervisor.contract import codec, keys
+from supervisor.adapters.etcd.mirror import MirrorUpdate
+from supervisor.contract import codec
 from supervisor.contract.boundaries import KeyValue
 from supervisor.contract.containment import contained, told
 from supervisor.contract.desired import Assignment, JobSwitch, Spare
@@ -79,13 +81,16 @@ class AgentDaemon:
         self._observed: Observed | None = None
         """The newest view of etcd that waits in the inbox."""
         self._told: dict[object, str] = {}
-        prefixes = (keys.assignments_of(settings.node), "switches/", keys.spares_of(settings.node))
-        self._mirrors = tuple(
-            Mirror(
-                outside.coordination, prefix, self._changed, outside.clock, outside.sink, settings.apart_ms
-            )
-            for prefix in prefixes
+        self._watches = Watches(
+            outside.coordination,
+            settings.node,
+            self._changed,
+            outside.clock,
+            outside.sink,
+            settings.apart_ms,
         )
+        self._found: dict[str, str] = {}
+        """Job -> UUID, of jobs whose files an earlier life has left here."""
         self._forked = False
         self._membership: Membership | None = None
         self.started = asyncio.Event()
@@ -134,8 +139,8 @@ class AgentDaemon:
             self.started.set()
             async with asyncio.TaskGroup() as group:
                 group.create_task(membership.run())
-                for mirror in self._mirrors:
-                    group.create_task(mirror.run())
+                group.create_task(self._watches.run())
+                group.create_task(self._name_found())
                 group.create_task(self._tick())
                 group.create_task(self._tidy())
                 group.create_task(self._effects.run())
@@ -298,29 +303,40 @@ class AgentDaemon:
 
     def _begin_mirrors_anew(self) -> None:
         """They may show an etcd, or a time of it, that is gone."""
-        for mirror in self._mirrors:
-            mirror.doubt()
+        self._watches.doubt()
         self._forked = False
 
     def _heard_ms(self) -> int | None:
-        """The older of the signs of life of assignments and switches; None until both are whole.
+        """The oldest of the signs of life of assignments and switches; None until all of them are whole.
 
         And while they show an etcd that has lost data.
         """
-        if self._forked:
-            return None
-        awaited = self._mirrors[:2]
-        heard = [mirror.last_alive_ms for mirror in awaited]
-        whole = all(mirror.revision is not None for mirror in awaited)
-        known = [each for each in heard if each is not None]
-        return min(known) if whole and len(known) == len(awaited) else None
+        return self._watches.heard_ms() if not self._forked else None
+
+    async def _name_found(self) -> None:
+        """Find the jobs of files that an earlier life has left, so that they are cleaned with their jobs."""
+        while self.state.found:
+            try:
+                listing = await self._out.coordination.list("switches/")
+            except TfSupervisorError as error:
+                self._out.sink.warning("cannot list jobs yet; trying again", reason=str(error))
+                await asyncio.sleep(self._settings.timing.beat_ms / 1000)
+                continue
+            found = (self._decoded(JobSwitch, each) for each in listing.entries)
+            self._found = {each.job: each.job_uuid for each in found if each is not None}
+            self._observe()
+            return
 
     def _observe(self) -> None:
+        watches = self._watches
+        left = {job for job, uuid in self._found.items() if uuid in self.state.found}
+        watches.follow({*watches.jobs(), *jobs_of(self.state), *left})
         heard_ms = self._heard_ms()
         if heard_ms is None:
             return
-        assignments, switches, spares = self._mirrors
-        for key in self._decodings.keys() - {key for each in self._mirrors for key in each.entries}:
+        assignments, spares = watches.assignments.entries, watches.spares.entries
+        switches = {each.key: each for each in watches.switches()}
+        for key in self._decodings.keys() - {*assignments, *spares, *switches}:
             del self._decodings[key]
         waits = self._observed is not None
         self._observed = Observed(
@@ -328,13 +344,13 @@ class AgentDaemon:
             self._all_decoded(JobSwitch, switches),
             heard_ms,
             self._all_decoded(Spare, spares),
-            newest((*assignments.entries.values(), *switches.entries.values())),
+            newest((*assignments.values(), *switches.values())),
         )
         if not waits:
             self.post(self._observed)
 
-    def _all_decoded(self, kind: type[T], mirror: Mirror) -> tuple[T, ...]:
-        found = (self._decoded(kind, each) for each in mirror.entries.values())
+    def _all_decoded(self, kind: type[T], entries: Mapping[str, KeyValue]) -> tuple[T, ...]:
+        found = (self._decoded(kind, each) for each in entries.values())
         return tuple(record for record in found if record is not None)
 
     def _decoded(self, kind: type[T], entry: KeyValue) -> T | None:

@@ -32,7 +32,7 @@ class Wants:
         held: a stopped task of a failed job, kept for inspection, by task.
         spares: the recipe of a launcher in reserve, by job; None if the node keeps none.
         live: switches of jobs that have not ended, by name.
-        switches: every switch, by name.
+        switches: the switch of each job of which something is here, by name.
     """
 
     prepare: dict[str, Assignment] = field(default_factory=dict)

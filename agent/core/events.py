@@ -79,9 +79,9 @@ class Evicted:
 class Observed:
     """All decisions of the leader, as the mirrors show them.
 
-    `assignments` and `spares` are those of this node; `switches` of every job. `heard_ms`: the older of the
-    last signs of life of the mirrors that show assignments and switches; no safety rule depends on the third
-    mirror. `seen`: the newest write of these two.
+    `assignments` and `spares` are those of this node; `switches` of each job that it has something of.
+    `heard_ms`: the oldest of the last signs of life of the mirrors that show assignments and switches; no
+    safety rule depends on that of spares. `seen`: the newest write of assignments and switches.
     """
 
     assignments: tuple[Assignment, ...]

@@ -279,6 +279,54 @@ class TestCertificates:
         await client.close()
 
 
+async def changed(batches: AsyncGenerator[WatchBatch, None]) -> list[str]:
+    """The keys of the next batch that is no sign of life."""
+    async with asyncio.timeout(20):
+        while True:
+            batch = await anext(batches)
+            if batch.changes:
+                return [each.key for each in batch.changes]
+
+
+async def test_watches_of_a_client_share_a_stream_until_the_last_one_ends(etcd_server: EtcdServer) -> None:
+    client = EtcdCoordination([etcd_server.endpoint], "shared", rpc_deadline_ms=20_000, silence_ms=20_000)
+    revision = await put(client, "first")
+    a, b = client.watch("a", revision + 1), client.watch("b", revision + 1)
+    await anext(a)
+    await anext(b)
+    stream = client._watching
+    assert stream is not None
+    await put(client, "a1")
+    await put(client, "b1")
+    assert (await changed(a), await changed(b)) == (["a1"], ["b1"])
+    await a.aclose()
+    await put(client, "a2")
+    await put(client, "b2")
+    assert await changed(b) == ["b2"]
+    again = client.watch("a", revision + 1)
+    assert await changed(again) == ["a1", "a2"]
+    assert client._watching is stream
+    await again.aclose()
+    await b.aclose()
+    assert stream.over
+    await client.close()
+
+
+async def test_a_watch_that_is_given_up_before_it_began_harms_no_other(etcd_server: EtcdServer) -> None:
+    client = EtcdCoordination([etcd_server.endpoint], "given-up", rpc_deadline_ms=20_000, silence_ms=20_000)
+    revision = await put(client, "first")
+    stays = client.watch("a", revision + 1)
+    await anext(stays)
+    begins = asyncio.create_task(anext(client.watch("b", revision + 1)))
+    await asyncio.sleep(0)
+    begins.cancel()
+    await asyncio.wait([begins])
+    await put(client, "a1")
+    assert await changed(stays) == ["a1"]
+    await stays.aclose()
+    await client.close()
+
+
 async def test_a_list_of_many_pages_is_one_picture(
     etcd_server: EtcdServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -300,6 +300,7 @@ class Agent:
     store: MemoryStore = field(default_factory=MemoryStore)
     sink: ListSink = field(default_factory=ListSink)
     next_life: str = "life1"
+    checkpoints: NoCheckpoints = field(default_factory=NoCheckpoints)
 
     def __post_init__(self) -> None:
         self.machine = Machine(self.disk)
@@ -316,7 +317,7 @@ class Agent:
             Nobody(),
             Silence(),
             NoFiles(),
-            NoCheckpoints(),
+            self.checkpoints,
             self.disk,
             BootClock(),
             self.sink,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from typing import TypeAlias, TypeVar
+from typing import TypeVar
 
 import grpc
 from aetcd import rpc
@@ -17,6 +17,7 @@ from aetcd import rpc
 from supervisor.adapters.certificates.tls import TlsFiles
 from supervisor.adapters.etcd.endpoints import EndpointPool, Link
 from supervisor.adapters.etcd.txn_rules import check_txn
+from supervisor.adapters.etcd.watch_stream import REQUIRE_LEADER, Watch, WatchStream
 from supervisor.contract.boundaries import (
     BULK,
     Absent,
@@ -47,15 +48,14 @@ from supervisor.contract.errors import (
 from supervisor.contract.ids import check_name
 
 T = TypeVar("T")
-WatchCall: TypeAlias = grpc.aio.StreamStreamCall[rpc.WatchRequest, rpc.WatchResponse]
 
 PAGE = 500
 """Keys in one answer to a list."""
 PROGRESS_EVERY_MS = 400
-"""Interval at which a watch asks its member for a sign of life."""
+PROGRESS_SHARE = 5
+"""A member is asked for a sign of life so often in the time after which silence is a failure, at most each
+PROGRESS_EVERY_MS."""
 
-# A member that is cut off from the others ends streams that carry this; it would keep them silent for ever.
-_REQUIRE_LEADER = (("hasleader", "true"),)
 # A search for a healthy member may take this part of a call's deadline; the call itself has the rest.
 _CONNECT_SHARE = 0.6
 
@@ -101,7 +101,9 @@ class EtcdCoordination(Coordination):
         self._namespace, self._bulk = namespaces(cluster)
         self._deadline_s = rpc_deadline_ms / 1000
         self._silence_s = silence_ms / 1000
+        self._ask_every_s = max(PROGRESS_EVERY_MS, silence_ms // PROGRESS_SHARE) / 1000
         self._closed = False
+        self._watching: WatchStream | None = None
         self._pool = EndpointPool(
             endpoints, tls, connect_s=self._deadline_s * _CONNECT_SHARE, grace_s=self._deadline_s
         )
@@ -197,20 +199,16 @@ class EtcdCoordination(Coordination):
         data or lags. Listing again is right in both cases, so Compacted is raised.
         """
         link = await self._link()
-        call = link.watch.Watch(metadata=_REQUIRE_LEADER)
-        asking: asyncio.Task[None] | None = None
+        watch = self._stream_on(link).open(self._watch_request(prefix, from_revision))
         revision = from_revision - 1
         changes: list[KeyValue | KeyDeleted] = []
         try:
-            async with asyncio.timeout(self._silence_s):
-                await call.write(self._watch_request(prefix, from_revision))
-            created = await self._read_watch(link, call)
+            created = await self._read_watch(link, watch)
             if created.header.revision < from_revision - 1:
                 raise Compacted(created.header.revision)
             yield WatchBatch(revision)
-            asking = asyncio.create_task(_ask_progress(call))
             while True:
-                response = await self._read_watch(link, call)
+                response = await self._read_watch(link, watch)
                 changes.extend(
                     self._change(event) for event in response.events if event.kv.mod_revision >= from_revision
                 )
@@ -219,22 +217,14 @@ class EtcdCoordination(Coordination):
                 revision = max([revision, *(change.mod_revision for change in changes)])
                 batch, changes = WatchBatch(revision, tuple(changes)), []
                 yield batch
-        except TimeoutError:
-            raise self._lost(link, f"a watch heard nothing for {self._silence_s:g} s") from None
-        except grpc.aio.AioRpcError as error:
-            raise self._mapped(link, error) from error
-        except asyncio.CancelledError:
-            if _cancelled_from_outside():
-                raise
-            raise self._lost(link, "the connection of a watch was given up") from None
         finally:
-            if asking is not None:
-                asking.cancel()
-            call.cancel()
+            watch.close()
 
     async def close(self) -> None:
         """Close every connection; calls in flight raise CoordinationUnreachable."""
         self._closed = True
+        if self._watching is not None:
+            self._watching.close()
         await self._pool.close()
 
     async def _link(self) -> Link:
@@ -276,24 +266,35 @@ class EtcdCoordination(Coordination):
             return Refused(f"etcd: {response.cancel_reason}")
         return self._lost(link, f"etcd cancelled a watch: {response.cancel_reason}")
 
-    def _watch_request(self, prefix: str, from_revision: int) -> rpc.WatchRequest:
+    def _stream_on(self, link: Link) -> WatchStream:
+        """The stream of all watches on this link."""
+        known = self._watching
+        if known is None or known.over or known.link is not link:
+            known = self._watching = WatchStream(link, self._ask_every_s)
+        return known
+
+    def _watch_request(self, prefix: str, from_revision: int) -> rpc.WatchCreateRequest:
         # Begins one revision early, and what is not wanted is dropped. A current etcd answers no progress
         # request of a watch whose first revision is still to come, however long the cluster is quiet; and an
         # older one loses a delete at exactly the compacted revision, without saying Compacted (etcd #18089).
         # The price is that a new watch catches up for 0.1 s before it is prompt.
-        create = rpc.WatchCreateRequest(
+        return rpc.WatchCreateRequest(
             key=self._key(prefix),
             range_end=self._end(prefix),
             start_revision=max(1, from_revision - 1),
             fragment=True,
         )
-        return rpc.WatchRequest(create_request=create)
 
-    async def _read_watch(self, link: Link, call: WatchCall) -> rpc.WatchResponse:
-        async with asyncio.timeout(self._silence_s):
-            response: rpc.WatchResponse = await call.read()
-        if response is grpc.aio.EOF:
-            raise self._lost(link, "etcd ended the watch")
+    async def _read_watch(self, link: Link, watch: Watch) -> rpc.WatchResponse:
+        try:
+            async with asyncio.timeout(self._silence_s):
+                response = await watch.read()
+        except TimeoutError:
+            raise self._lost(link, f"a watch heard nothing for {self._silence_s:g} s") from None
+        if response is None and watch.error is not None:
+            raise self._mapped(link, watch.error) from watch.error
+        if response is None:
+            raise self._lost(link, "the stream of a watch has ended")
         if response.canceled:
             raise self._canceled(link, response)
         return response
@@ -363,7 +364,7 @@ def _equal(key: bytes, target: int, **value: int) -> rpc.Compare:
 
 
 async def _renew(link: Link, lease_id: int, timeout_s: float) -> bool:
-    call = link.lease.LeaseKeepAlive(timeout=timeout_s, metadata=_REQUIRE_LEADER)
+    call = link.lease.LeaseKeepAlive(timeout=timeout_s, metadata=REQUIRE_LEADER)
     try:
         await call.write(rpc.LeaseKeepAliveRequest(ID=lease_id))
         response = await call.read()
@@ -372,16 +373,6 @@ async def _renew(link: Link, lease_id: int, timeout_s: float) -> bool:
     if response is grpc.aio.EOF:
         raise CoordinationUnreachable("etcd ended the keepalive stream")
     return bool(response.TTL > 0)
-
-
-async def _ask_progress(call: WatchCall) -> None:
-    request = rpc.WatchRequest(progress_request=rpc.WatchProgressRequest())
-    try:
-        while True:
-            await asyncio.sleep(PROGRESS_EVERY_MS / 1000)
-            await call.write(request)
-    except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
-        return  # the stream is over; its reader finds out why
 
 
 def _cancelled_from_outside() -> bool:
