@@ -113,7 +113,7 @@ async def serve_api(
     async def give(request: SecretsRequest) -> SecretsAnswer:
         return await deliver(request, control.leading(), secrets or SecretSources())
 
-    link = {"Beats": rpc.exchange(Beat, take), "Secrets": rpc.unary(SecretsRequest, give)}
+    link = {"Beats": rpc.exchange(Beat, take, _is_news), "Secrets": rpc.unary(SecretsRequest, give)}
     if promising is not None:
         link["Promise"] = rpc.unary(PromiseRequest, partial(_promise, promising))
     services = {"tfsup.v1.Control": control.methods(), "tfsup.v1.Link": link}
@@ -139,6 +139,11 @@ def _take_beat(beat: Beat, service: JobService, on_beat: Callable[[Beat], None])
     if leader is None or wanted is None:
         return BeatAck(LINK_PROTOCOL, beat.seq, "")
     return BeatAck(LINK_PROTOCOL, beat.seq, leader.supervisor, wanted)
+
+
+def _is_news(told: BeatAck | None, now: BeatAck) -> bool:
+    """Whether an answer tells an agent anything: each one costs as much as its beat."""
+    return told is None or bool(now.dump or told.dump) or now.leader != told.leader
 
 
 class ControlService:

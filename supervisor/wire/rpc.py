@@ -38,6 +38,7 @@ from supervisor.wire.gate import Context, Gate, Policy
 from supervisor.wire.tfsup_pb2 import Record
 
 Q = TypeVar("Q")
+A = TypeVar("A")
 Handler: TypeAlias = "grpc.RpcMethodHandler[Record, Record]"
 
 MOST_STREAMS = 256
@@ -289,15 +290,24 @@ def stream(kind: type[Q], answer: Callable[[Q], AsyncGenerator[object, None]]) -
     return behind
 
 
-def exchange(kind: type[Q], answer: Callable[[Q], object]) -> Method:
-    """A method that answers each record of a stream at once; the audit log has only refused records."""
+def exchange(
+    kind: type[Q], answer: Callable[[Q], A], is_news: Callable[[A | None, A], bool] = lambda *_: True
+) -> Method:
+    """A method that answers each record of a stream at once; the audit log has only refused records.
+
+    An answer that `is_news` denies is left out. It gets the last one that was sent, None before the first.
+    """
 
     def behind(entrance: Entrance) -> Handler:
         async def serve(requests: AsyncIterator[Record], context: Context) -> AsyncIterator[Record]:
             try:
                 entry = entrance.enter(context)
+                told: A | None = None
                 async for request in requests:
-                    yield Record(json=codec.encode(answer(entrance.read(entry, kind, request))))
+                    now = answer(entrance.read(entry, kind, request))
+                    if is_news(told, now):
+                        told = now
+                        yield Record(json=codec.encode(now))
             except TfSupervisorError as error:
                 await _fail(context, error)
 

@@ -107,6 +107,7 @@ class FakeJobService(JobService):
     error: Exception | None = None
     asked: list[object] = field(default_factory=list)
     full: bool = False
+    dump: tuple[str, ...] = ()
     slow: asyncio.Event | None = None
     begun: asyncio.Event = field(default_factory=asyncio.Event)
     checkpoints: CheckpointService = field(default_factory=FakeCheckpointService)
@@ -122,7 +123,7 @@ class FakeJobService(JobService):
         return ("etcd is full",) if self.full else ()
 
     def stacks_wanted(self, _node: str) -> tuple[str, ...] | None:
-        return () if self.picture is not None else None
+        return self.dump if self.picture is not None else None
 
     async def submit(self, request: SubmitRequest) -> Accepted:
         return await self._take(request, request.spec.name)

@@ -7,6 +7,7 @@ import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
@@ -49,6 +50,7 @@ from tests.api.services import FakeCheckpointService, FakeJobService, Place
 from tests.control.world import World
 from tests.support.builders import job_spec
 from tests.support.etcd_server import free_port
+from tests.support.waiting import until
 
 
 @pytest.fixture
@@ -294,18 +296,26 @@ async def test_an_address_in_use_is_a_conflict(place: Place) -> None:
         await place.serve("s1", leading(), listen=listen, insecure=True)
 
 
-async def test_beats_are_delivered_and_answered(place: Place) -> None:
-    address = await place.serve("s0", leading())
-    beats = [Beat(LINK_PROTOCOL, "n1", "i1", seq) for seq in (1, 2)]
+async def test_beats_are_delivered_and_answered_where_there_is_news(place: Place) -> None:
+    service = leading()
+    address = await place.serve("s0", service)
+    wanted: list[tuple[str, ...]] = [(), (), ("a",), ("a",), (), ()]
+    beats = [Beat(LINK_PROTOCOL, "n1", "i1", seq) for seq in range(len(wanted))]
     async with Guard().channel(address) as channel:
         call = _beats(channel)
-        for beat in beats:
+        for beat, dump in zip(beats, wanted, strict=True):
+            service.dump = dump
             await call.write(Record(json=codec.encode(beat)))
-            answer = await call.read()
-            assert isinstance(answer, Record)
-            assert codec.decode(BeatAck, answer.json) == BeatAck(LINK_PROTOCOL, beat.seq, "s0")
-        call.cancel()
+            await until(partial(place.beats.__contains__, beat))
+        await call.done_writing()
+        answers = [codec.decode(BeatAck, each.json) async for each in call]
     assert place.beats == beats
+    assert [(each.seq, each.leader, each.dump) for each in answers] == [
+        (0, "s0", ()),
+        (2, "s0", ("a",)),
+        (3, "s0", ("a",)),
+        (4, "s0", ()),
+    ]
 
 
 async def test_an_agent_of_another_protocol_is_told_so(place: Place) -> None:
