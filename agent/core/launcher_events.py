@@ -169,6 +169,7 @@ def _on_hello(work: Work, launcher: Launcher, hello: protocol.Hello) -> None:
             keeps_secrets=hello.keeps_secrets,
             joins=hello.joins,
             adds_workers=hello.adds_workers,
+            drops_workers=hello.drops_workers,
         )
     )
     held = {each.reservation: each.port for each in hello.reservations}

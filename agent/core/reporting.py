@@ -209,4 +209,5 @@ def _record(state: AgentState, attempt: Attempt) -> AttemptReport:
         warm=attempt.warm,
         stays=attempt.stays,
         adds_workers=launcher is not None and launcher.adds_workers,
+        drops_workers=launcher is not None and launcher.drops_workers,
     )

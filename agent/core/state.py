@@ -28,7 +28,7 @@ class Launcher:
         member: the task that it is kept for; empty for a spare.
         heard_ms: its last sign of life; while it is away, when it went.
         settled: preloading is over, well (`warm`) or not.
-        adopts, keeps_secrets, joins, adds_workers: what it knows, as its hello says.
+        adopts, keeps_secrets, joins, adds_workers, drops_workers: what it knows, as its hello says.
         doomed: to be killed from outside, with all that it started.
         fencing: such a round is under way.
         leaving_ms: when it was told to leave, or said that it does; -1 before.
@@ -49,6 +49,7 @@ class Launcher:
     keeps_secrets: bool = False
     joins: bool = False
     adds_workers: bool = False
+    drops_workers: bool = False
     doomed: bool = False
     fencing: bool = False
     fence_ms: int = -1

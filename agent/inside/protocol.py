@@ -83,7 +83,8 @@ class Hello:
     records.
 
     `adopts`, `keeps_secrets`, `joins`: it supports `Start.adopt`, `Start.secrets` and `Start.joins`, which
-    launchers of earlier releases ignore. `adds_workers`: a coordinator takes more workers by `Peers`.
+    launchers of earlier releases ignore. `adds_workers`, `drops_workers`: a coordinator takes more workers,
+    or fewer, by `Peers`.
     """
 
     protocol: int
@@ -101,6 +102,7 @@ class Hello:
     keeps_secrets: bool = False
     joins: bool = False
     adds_workers: bool = False
+    drops_workers: bool = False
 
 
 @dataclass(frozen=True)

@@ -312,8 +312,8 @@ class AttemptReport:
     `gpus`: UUIDs of the GPUs that it may hold until it is confirmed dead. `saves`: its saves up to this
     report. `saver`: its node commits its saves. `warm`: it was forked from an interpreter with the imports
     done, or that is unknown. `stays`: why its program cannot take part in a move inside its generation, as a
-    worker that moves or as a chief that is told of it; empty if it can. `adds_workers`: as a coordinator that
-    takes part, it takes more workers, too.
+    worker that moves or as a chief that is told of it; empty if it can. `adds_workers`, `drops_workers`: as a
+    coordinator that takes part, it takes more workers, or fewer, too.
     """
 
     job: str
@@ -338,6 +338,7 @@ class AttemptReport:
     warm: bool = True
     stays: str = STAYS
     adds_workers: bool = False
+    drops_workers: bool = False
 
     @property
     def has_stepped(self) -> bool:

@@ -273,50 +273,44 @@ def test_a_job_that_wants_all_restarted_gets_that() -> None:
     assert "joined" not in world.done
 
 
-def coordinated(*, takes: bool = True) -> World:
-    """A coordinator and its workers; it takes more of them, or it cannot."""
-    roles = (role("chief", 1, ONE), role("ps", 1, ONE), role("worker", 2, ONE))
+def coordinated(*, adds: bool = True, drops: bool = True) -> World:
+    """A coordinator that has saved, and its workers; it takes more of them, or fewer, or it cannot."""
+    roles = (role("chief", 1, ONE), role("ps", 1, ONE), role("worker", 3, ONE))
     world = World(job_spec(roles, Strategy.COORDINATOR), 8)
-    world.stays, world.adds_workers = "", takes
-    return world.start()
+    world.stays, world.adds_workers, world.drops_workers = "", adds, drops
+    world.start()
+    world.commit(1, 100)
+    return world
 
 
-def test_a_coordinator_gets_more_workers_and_nobody_else_notices() -> None:
+@pytest.mark.parametrize("size", [1, 5])
+def test_a_coordinator_gets_another_number_of_workers_and_nobody_else_notices(size: int) -> None:
     world = coordinated()
     before = world.running()
-    wish(world, worker=4)
-    until_of(world, 4)
+    wish(world, worker=size)
+    until_of(world, size)
     assert world.switch().generation == 1
-    assert {member: world.running()[member] for member in before} == before
+    kept = {member: report for member, report in before.items() if member not in ("worker.1", "worker.2")}
+    assert {member: world.running()[member] for member in kept} == kept
     assert world.switch().edition == described(world).edition
 
 
-def test_a_coordinator_that_takes_no_more_workers_restarts_with_them() -> None:
-    world = coordinated(takes=False)
-    wish(world, worker=3)
-    world.until(lambda: world.job().next_plan is not None)
-    world.commit(1, 100)
-    world.until(lambda: world.switch().generation == 2 and len(workers(world)) == 3)
-    assert "joined" not in world.done
-    assert any("takes no more workers" in each.detail for each in world.incidents().values())
-
-
-def test_a_coordinator_that_is_to_have_fewer_workers_restarts() -> None:
-    world = coordinated()
-    world.commit(1, 100)
-    wish(world, worker=1)
+@pytest.mark.parametrize(("size", "other"), [(2, "fewer"), (4, "more")])
+def test_a_coordinator_that_takes_no_other_number_of_workers_restarts_with_it(size: int, other: str) -> None:
+    world = coordinated(adds=other != "more", drops=other != "fewer")
+    wish(world, worker=size)
     world.until(lambda: world.job().next_plan is not None)
     world.commit(1, 200)
-    world.until(lambda: world.switch().generation == 2 and len(workers(world)) == 1)
-    assert not {"leaves", "left"} & set(world.done)
-    assert any("waits for each of its workers" in each.detail for each in world.incidents().values())
+    world.until(lambda: world.switch().generation == 2 and len(workers(world)) == size)
+    assert not {"joined", "leaves", "left"} & set(world.done)
+    assert any(f"takes no {other} workers" in each.detail for each in world.incidents().values())
 
 
 def test_a_coordinator_may_know_a_worker_that_fails_so_that_all_restart() -> None:
     world = coordinated()
-    wish(world, worker=3)
-    fail_to_join(world)
-    world.until(lambda: world.switch().generation == 2 and len(workers(world)) == 3)
+    wish(world, worker=4)
+    fail_to_join(world, "worker.3")
+    world.until(lambda: world.switch().generation == 2 and len(workers(world)) == 4)
     assert "left" not in world.done
     assert any("has not joined the others" in each.rule for each in world.incidents().values())
 

@@ -118,8 +118,8 @@ class World:
         self.tells_warmth = True
         self.stays = STAYS
         """Why no program can take part in a move, as agents say."""
-        self.adds_workers = False
-        """Whether a coordinator takes more workers, as agents say."""
+        self.adds_workers = self.drops_workers = False
+        """Whether a coordinator takes more workers, or fewer, as agents say."""
         self.parks = False
         """Whether an error that parks a job or a node is what a test wants."""
         self.new_leader()
@@ -432,6 +432,7 @@ class World:
             warm=not (switch.cold and self.tells_warmth),
             stays=self.stays,
             adds_workers=self.adds_workers,
+            drops_workers=self.drops_workers,
         )
         self.write(put(keys.attempt(wanted.attempt_id), report))
 

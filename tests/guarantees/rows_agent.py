@@ -55,6 +55,15 @@ ROWS = (
         JOINING + "test_a_chief_that_cannot_be_told_is_ended_with_the_reason",
     ),
     Guarantee(
+        6,
+        "A coordinator sends nothing to a worker that has left until another has come in its place.",
+        "agent/inside/child/peers.py",
+        "{index: each for index, each in self._former.items() if index >= count}",
+        "{}",
+        LAUNCHER + "test_new_addresses.py::"
+        "test_a_worker_that_leaves_is_kept_aside_until_another_comes_in_its_place",
+    ),
+    Guarantee(
         8,
         "A session of a cluster that is made again initialises nothing.",
         "agent/inside/child/tf1.py",

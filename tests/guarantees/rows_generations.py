@@ -118,6 +118,14 @@ ROWS = (
     ),
     Guarantee(
         6,
+        "A worker leaves a coordinator only where its launcher is known to let it go on without one.",
+        "supervisor/control/decide/assess/sizing.py",
+        "report.value.drops_workers if leaves else report.value.adds_workers",
+        "report.value.adds_workers",
+        LIVE_RESIZING + "test_a_coordinator_that_takes_no_other_number_of_workers_restarts_with_it",
+    ),
+    Guarantee(
+        6,
         "A parameter server that a job has restored by itself restarts alone, and no other does.",
         "recovery/policy/scope.py",
         "is not Scope.ALL and not comes_back_alone(spec, task)",

@@ -85,9 +85,11 @@ def test_a_moved_worker_is_taken_once(program: Program, listening: tuple[socket.
 
 @pytest.mark.parametrize(
     ("cluster", "named"),
-    [({**AT, "ps": ["127.0.0.1:9"]}, "ps:0"), ({**AT, "worker": ["127.0.0.1:2"]}, "worker:1")],
+    [({**AT, "ps": ["127.0.0.1:9"]}, "ps:0"), ({**AT, "ps": []}, "ps:0"), ({**AT, "worker": []}, "worker:0")],
 )
-def test_only_workers_move(program: Program, cluster: dict[str, list[str]], named: str) -> None:
+def test_only_workers_move_or_leave_and_not_all_of_them(
+    program: Program, cluster: dict[str, list[str]], named: str
+) -> None:
     assert f"{named} is not at" in program.take(cluster)
     assert json.loads(os.environ["TF_CONFIG"])["cluster"] == AT
 
@@ -150,6 +152,28 @@ def test_a_coordinator_gets_the_workers_that_are_new_once_they_listen(
     ]
     program.peers.renew(program.handler._server_def, lambda _: None, lambda _: True)
     assert len(cluster.workers) == 3
+
+
+def test_a_worker_that_leaves_is_kept_aside_until_another_comes_in_its_place(
+    program: Program, listening: tuple[socket.socket, str]
+) -> None:
+    all_three = [Added(index, "", None) for index in range(3)]
+    cluster = types.SimpleNamespace(workers=list(all_three))
+    vars(program.handler)["_cluster"] = cluster
+
+    def renewed(workers: int) -> list[bool]:
+        """Which workers wait, once the coordinator has so many."""
+        assert program.take({**AT, "worker": [listening[1]] * workers}) == ""
+        program.peers.renew(program.handler._server_def, lambda _: None, lambda _: True)
+        assert program.handler._server_def.cluster.job[1].tasks == dict.fromkeys(range(workers), listening[1])
+        assert cluster.workers == all_three[:workers]
+        return [program.peers.is_moving(f"/job:worker/replica:0/task:{index}") for index in range(3)]
+
+    assert renewed(3) == [False, False, False]
+    assert renewed(1) == [False, True, True]
+    assert json.loads(os.environ["TF_CONFIG"])["cluster"]["worker"] == [listening[1]]
+    assert renewed(2) == [False, False, True]
+    assert renewed(3) == [False, False, False]
 
 
 def test_what_each_worker_has_of_its_own_is_made_on_a_new_one_when_it_is_needed_there() -> None:

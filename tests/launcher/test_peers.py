@@ -67,6 +67,9 @@ def step(data):
     n.assign_add(1)
     return tf.reduce_sum(x)
 while not os.path.exists(os.environ["STOP"]):
+    while os.path.exists(os.environ["PAUSE"]):
+        print("pauses", flush=True)
+        time.sleep(0.05)
     results = [coordinator.schedule(step, args=(data,)) for _ in range(20)]
     coordinator.join()
     assert all(each.fetch() is not None for each in results)
@@ -95,6 +98,26 @@ end(model.optimizer.iterations.numpy())
 )
 
 
+Cluster = dict[str, list[str]]
+
+
+def environment(directory: Path, cluster: Cluster, role: str, index: int) -> dict[str, str]:
+    """What a task is told. The chief ends, and pauses, while a file is in `directory`."""
+    return {
+        "TF_CONFIG": json.dumps({"cluster": cluster, "task": {"type": role, "index": index}}),
+        "TF_GRPC_REUSE_PORT": "true",
+        "STOP": str(directory / "stop"),
+        "PAUSE": str(directory / "pause"),
+    }
+
+
+def closures(log: str) -> tuple[int, int]:
+    """The closures that each worker has done, as the chief tells."""
+    found = re.findall(r"done \{(.*)\}", log)
+    each = dict(re.findall(r"(\d): (\d+)", found[-1])) if found else {}
+    return int(each.get("0", 0)), int(each.get("1", 0))
+
+
 @pytest.mark.parametrize(
     ("way", "program"),
     [
@@ -120,20 +143,17 @@ def test_a_chief_goes_on_with_a_worker_that_has_moved(way: str, program: str, tm
         cluster = {"chief": [at["chief"]], "ps": [at["ps"]], "worker": [at["former"], at["worker"]]}
         moved = {**cluster, "worker": [at["new"], at["worker"]]}
 
-        def env(cluster: dict[str, list[str]], role: str, index: int) -> dict[str, str]:
-            told = json.dumps({"cluster": cluster, "task": {"type": role, "index": index}})
-            return {"TF_CONFIG": told, "TF_GRPC_REUSE_PORT": "true", "STOP": str(tmp_path / "stop")}
+        def env(cluster: Cluster, role: str, index: int) -> dict[str, str]:
+            return environment(tmp_path, cluster, role, index)
+
+        def done() -> tuple[int, int]:
+            return closures(rig.log().decode())
 
         for name, role, index in (("ps", "ps", 0), ("former", "worker", 0), ("worker", "worker", 1)):
             tasks.start(name, SERVES, env=env(cluster, role, index))
         agent.expect(protocol.Warm, timeout_s=60)
         rig.write("prog.py", program)
         chief = rig.start(agent, "python", "prog.py", env=env(cluster, "chief", 0))
-
-        def done() -> tuple[int, int]:
-            found = re.findall(r"done \{(.*)\}", rig.log().decode())
-            each = dict(re.findall(r"(\d): (\d+)", found[-1])) if found else {}
-            return int(each.get("0", 0)), int(each.get("1", 0))
 
         rig.logged("scheduled", 60)
         wait_for("closures on both", lambda: min(done()) > 20, 60)
@@ -159,4 +179,62 @@ def test_a_chief_goes_on_with_a_worker_that_has_moved(way: str, program: str, tm
         ends = re.findall(r"ends with (\d+) of (\d+), TF_CONFIG (.*)", rig.log().decode())
         assert 0 <= int(ends[0][0]) - int(ends[0][1]) <= 1, "the closure that was cut off may count twice"
         assert json.loads(ends[0][2])["cluster"] == moved
+        assert agent.all(protocol.PeersFailed) == []
+
+
+@pytest.mark.parametrize("way", ["busy", "idle"])
+def test_a_chief_goes_on_without_a_worker_that_left_and_with_one_in_its_place(
+    way: str, tmp_path: Path
+) -> None:
+    """`idle`: it has no closure for the worker until another has come."""
+    pause = tmp_path / "pause"
+    with (
+        herd(ENV) as tasks,
+        addresses("ps", "chief", "worker", "former", "new") as at,
+        launcher(preload=["tensorflow"], env=ENV) as rig,
+        Agent(rig.socket_path) as agent,
+    ):
+        fewer = {"chief": [at["chief"]], "ps": [at["ps"]], "worker": [at["worker"]]}
+        before, after = ({**fewer, "worker": [at["worker"], at[each]]} for each in ("former", "new"))
+        for name, role, index in (("ps", "ps", 0), ("worker", "worker", 0), ("former", "worker", 1)):
+            tasks.start(name, SERVES, env=environment(tmp_path, before, role, index))
+        agent.expect(protocol.Warm, timeout_s=60)
+        rig.write("prog.py", LOOP)
+        chief = rig.start(agent, "python", "prog.py", env=environment(tmp_path, before, "chief", 0))
+
+        def until_both_did(more: int) -> None:
+            did = closures(rig.log().decode())
+            both = "closures on both"
+            wait_for(both, lambda: min(map(int.__sub__, closures(rig.log().decode()), did)) > more, 60)
+
+        rig.logged("scheduled", 60)
+        until_both_did(20)
+        if way == "idle":
+            pause.touch()
+            rig.logged("pauses")
+        tasks.signal("former", signal.SIGKILL)
+        agent.send(protocol.Peers(chief, fewer))
+        if way == "busy":
+            did = closures(rig.log().decode())[0]
+            wait_for("closures on the other", lambda: closures(rig.log().decode())[0] > did + 80)
+        tasks.start("new", SERVES, env=environment(tmp_path, after, "worker", 1))
+        tasks.logged("new", "up")
+        agent.send(protocol.Peers(chief, after))
+        pause.unlink(missing_ok=True)
+        until_both_did(20)
+        tasks.signal("new", signal.SIGKILL)
+        agent.send(protocol.Peers(chief, fewer))
+        did = closures(rig.log().decode())[0]
+        wait_for("closures on the other", lambda: closures(rig.log().decode())[0] > did + 40)
+        tasks.signal("worker", signal.SIGKILL)
+        tasks.start("again", SERVES, env=environment(tmp_path, fewer, "worker", 0))
+        tasks.logged("again", "up")
+        did = closures(rig.log().decode())[0]
+        wait_for("closures on the restarted one", lambda: closures(rig.log().decode())[0] > did + 40)
+        (tmp_path / "stop").touch()
+        exited = agent.expect(protocol.Exited, lambda each: each.attempt == chief)
+        assert exited.code == 0, rig.log()
+        ends = re.findall(r"ends with (\d+) of (\d+), TF_CONFIG (.*)", rig.log().decode())
+        assert 0 <= int(ends[0][0]) - int(ends[0][1]) <= 3, "the closures that were cut off may count twice"
+        assert json.loads(ends[0][2])["cluster"] == fewer
         assert agent.all(protocol.PeersFailed) == []

@@ -1,8 +1,11 @@
-"""A coordinator of TensorFlow 2 gets more workers while its program runs.
+"""A coordinator of TensorFlow 2 gets more workers, or fewer, while its program runs.
 
 A worker that is added takes closures like any other. A closure may need what each worker has of its own, such
 as an iterator of a dataset. The program made these when there were fewer workers, so they are made on the new
 one when a closure first needs them there.
+
+A worker that leaves is kept aside. Its thread gives back the closure that it has (`peers`), and waits for a
+worker that comes in its place.
 """
 
 from __future__ import annotations
@@ -16,6 +19,8 @@ from typing import Any, Callable, List, Tuple, cast
 
 _CLUSTER, _WORKERS = "_cluster", "workers"
 """The attribute of TensorFlow's handler of lost workers for its cluster, and that one's for its workers."""
+_LEFT = "_tfsup_left"
+"""Our attribute of a cluster for its workers that have left, the one with the smallest index last."""
 _SOON_S, _LOOK_AGAIN_S = 10.0, 0.01
 """The handler is made first, and the workers of its cluster right after it."""
 _ARGS, _KWARGS, _OUTPUT = "_args", "_kwargs", "_output_remote_value_ref"
@@ -26,21 +31,30 @@ _LOCK, _OWN = "_resource_tracking_lock", "_resource_remote_value_refs"
 """The values that a worker has of its own. They are made again after it was lost."""
 
 
-def adds(handler: object, count: int) -> bool:
-    """Whether a coordinator has fewer workers than `count`."""
+def fits(handler: object, count: int) -> bool:
+    """Whether a coordinator has so many workers, or is not known."""
     known = getattr(vars(handler).get(_CLUSTER), _WORKERS, None)
-    return known is not None and len(known) < count
+    return known is None or len(known) == count
 
 
-def add(handler: object, count: int) -> None:
-    """Give a coordinator workers until it has so many; its cluster knows them all. They begin at once."""
+def fit(handler: object, count: int) -> None:
+    """Give a coordinator so many workers; its cluster knows them all. Those that are new begin at once.
+
+    One that comes where another has left takes over what that one had of its own: TensorFlow makes it again.
+    """
     cluster, until_s = vars(handler).get(_CLUSTER), time.monotonic() + _SOON_S
     while cluster is not None and not hasattr(cluster, _WORKERS) and time.monotonic() < until_s:
         time.sleep(_LOOK_AGAIN_S)
-    while adds(handler, count):
-        workers: List[object] = getattr(cluster, _WORKERS)
-        make = cast(Callable[[int, str, object], object], type(workers[0]))
-        workers.append(make(len(workers), f"/job:worker/replica:0/task:{len(workers)}", cluster))
+    if fits(handler, count):
+        return
+    workers: List[object] = getattr(cluster, _WORKERS)
+    left: List[object] = vars(cluster).setdefault(_LEFT, [])
+    make = cast(Callable[[int, str, object], object], type(workers[0]))
+    while len(workers) > count:
+        left.append(workers.pop())
+    while len(workers) < count:
+        name = f"/job:worker/replica:0/task:{len(workers)}"
+        workers.append(left.pop() if left else make(len(workers), name, cluster))
 
 
 def filling(module: types.ModuleType) -> Callable[[object, object], None]:

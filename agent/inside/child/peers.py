@@ -1,4 +1,4 @@
-"""The chief of style `coordinator` takes the new address of a worker that has moved, while its program runs.
+"""The chief of style `coordinator` learns of workers that move, come or leave, while its program runs.
 
 TensorFlow 2 renews a coordinator's view of its cluster after the loss of a worker. It waits for the address
 that the worker had inside that call, and hears of no other. Here the call is made once all workers accept
@@ -103,7 +103,7 @@ class _Peers:
                 threading.Thread(target=self._listen, name="tfsup-peers", daemon=True).start()
 
     def is_moving(self, name: str) -> bool:
-        """Whether this worker (`/job:worker/replica:0/task:1`) has another address, not yet in force."""
+        """Whether this worker (`/job:worker/replica:0/task:1`) has left, or goes to a new address."""
         former = self._former
         return bool(former) and any(name == f"/job:{WORKER}/replica:0/task:{index}" for index in former)
 
@@ -120,18 +120,20 @@ class _Peers:
         if handler is None:
             return update(server_def)
         newest = self._begin(handler)
+        count = _workers_in(newest)
         try:
             with _failing_fast():
                 found = update(newest)
         except Exception as error:
-            if (self._former or adding.adds(handler, _workers_in(newest))) and not is_lost(error):
+            awaited = any(index < count for index in self._former) or not adding.fits(handler, count)
+            if awaited and not is_lost(error):
                 self._answer({"failed": f"its view of the cluster cannot be renewed: {error}"})
             with self._changed:
                 self._changed.wait(_LOOK_AGAIN_S)  # TensorFlow would ask again at once
             raise
         else:
-            self._former = {}
-            adding.add(handler, _workers_in(newest))
+            adding.fit(handler, count)
+            self._former = {index: each for index, each in self._former.items() if index >= count}
             return found
         finally:
             with self._changed:
@@ -327,7 +329,7 @@ def _change_handler(lost: List[IsLost], module: types.ModuleType) -> None:
                 if _is_moving(name):
                     # After this error TensorFlow gives the closure back, and forgets nothing of the worker.
                     # To forget, it calls the former address, and holds the interpreter's lock meanwhile.
-                    raise cancelled(None, None, f"{name} moves to another address") from None
+                    raise cancelled(None, None, f"{name} has left, or moves to another address") from None
                 raise
         for peers in _current:
             peers.wait(name)
@@ -421,23 +423,30 @@ def _renewed(
 ) -> Optional[_ServerDef]:
     """A copy with the addresses of `cluster`; None if none differs. `former` gets those that are replaced.
 
-    Raises ValueError if more differs than the addresses of workers, and new ones.
+    Raises ValueError if more differs than the addresses and the number of workers.
     """
-    found, moved = copy.deepcopy(server_def), False
+    found, changed = copy.deepcopy(server_def), False
     for job in found.cluster.job:
         if job.name not in (WORKER, PS):
             continue
         addresses = cluster.get(job.name, [])
         for index, address in sorted(job.tasks.items()):
-            if index >= len(addresses) or (job.name != WORKER and addresses[index] != address):
-                raise ValueError(f"{job.name}:{index} is not at {address} any more; only workers can move")
-            if addresses[index] != address:
-                job.tasks[index], moved = addresses[index], True
-                former[index] = address
+            now = addresses[index] if index < len(addresses) else ""
+            if now == address:
+                continue
+            if job.name != WORKER or not addresses:
+                raise ValueError(
+                    f"{job.name}:{index} is not at {address} any more; only workers move or leave"
+                )
+            former[index], changed = address, True
+            if now:
+                job.tasks[index] = now
+            else:
+                del job.tasks[index]
         if job.name == WORKER:
             for index, address in enumerate(addresses[len(job.tasks) :], len(job.tasks)):
-                job.tasks[index], moved = address, True
-    return found if moved else None
+                job.tasks[index], changed = address, True
+    return found if changed else None
 
 
 def _workers_in(server_def: _ServerDef) -> int:

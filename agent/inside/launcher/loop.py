@@ -188,6 +188,7 @@ class Launcher:
                 keeps_secrets=True,
                 joins=True,
                 adds_workers=True,
+                drops_workers=True,
             )
         )
 

@@ -236,6 +236,7 @@ class SimLauncher:
                 exits=tuple(self._exits.values()),
                 joins=True,
                 adds_workers=True,
+                drops_workers=True,
             )
         )
 

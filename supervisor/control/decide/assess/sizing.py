@@ -47,7 +47,7 @@ def _why_all_restart(job: JobState) -> str:
     others = [role for role in asked(job) if role != WORKER]
     if others or not now:
         return f"the count of {', '.join(others) or 'a role'} changes, and not that of workers alone"
-    if spec.strategy is Strategy.COORDINATOR and (why := _why_kept(job, shrinks=wanted < now)):
+    if spec.strategy is Strategy.COORDINATOR and (why := _why_kept(job, leaves=wanted < now)):
         return why
     if switch.saver not in ("", spec.saver.member):
         return f"{job.saver} saves, and not {spec.saver}: its program may give that to another worker"
@@ -61,16 +61,16 @@ def _why_all_restart(job: JobState) -> str:
     return did_not_join(job)
 
 
-def _why_kept(job: JobState, *, shrinks: bool) -> str:
-    """Why a coordinator keeps the workers that it has; empty if it takes more."""
-    if shrinks:
-        return "a coordinator waits for each of its workers to come back"
+def _why_kept(job: JobState, *, leaves: bool) -> str:
+    """Why a coordinator keeps the workers that it has; empty if it takes more, or, `leaves`, fewer."""
     plan = job.plan_in_force
     placed = plan.value.placements if plan is not None else ()
     chief = next((each for each in placed if each.role in CHIEF_ROLES), None)
     report = job.report(chief, plan.value) if chief is not None and plan is not None else None
-    takes = report is not None and report.value.adds_workers
-    return "" if takes else "its chief takes no more workers: its launcher is of an earlier release"
+    if report is not None and (report.value.drops_workers if leaves else report.value.adds_workers):
+        return ""
+    other = "fewer" if leaves else "more"
+    return f"its chief takes no {other} workers: its launcher is of an earlier release"
 
 
 def did_not_join(job: JobState) -> str:
