@@ -16,7 +16,13 @@ from supervisor.contract.observed import STAYS, AttemptReport, Saves, TaskBeat
 from supervisor.contract.timing import FAST
 from supervisor.control.decide.assess.assess import assess
 from supervisor.control.decide.assess.need import Need
-from supervisor.control.decide.assess.servers import LEAST_BOUND_MS, MOST, UNKNOWN_BOUND_MS, bound_ms
+from supervisor.control.decide.assess.servers import (
+    IN_FLIGHT_MS,
+    LEAST_BOUND_MS,
+    MOST,
+    UNKNOWN_BOUND_MS,
+    bound_ms,
+)
 from supervisor.control.decide.checkpoints.cadence import cadence_of
 from supervisor.control.decide.plan import put
 from tests.control.world import World
@@ -234,6 +240,13 @@ def test_the_incident_is_open_until_a_step_is_made_and_tells_of_the_steps_given_
     world.stuck = False
     incident = until_recovered(world)
     assert (incident.from_step, incident.to_step, incident.lost_steps) == (10, 6, 4)
+
+
+def test_a_step_that_was_answered_before_the_loss_is_not_the_first_one_after_it() -> None:
+    world = Recovering(1)
+    kill(world)
+    incident = until_recovered(world)
+    assert incident.phases_ms["restored"] + incident.phases_ms["first_step"] >= IN_FLIGHT_MS
 
 
 def test_without_a_step_within_the_bound_all_restart_and_the_next_loss_restarts_all_at_once() -> None:

@@ -235,7 +235,7 @@ def _not_back(snap: Snapshot, job: JobState) -> Need | None:
             continue
         limit_ms = servers.bound_ms(snap, job)
         late = snap.now_ms - held.seen_ms >= limit_ms
-        if late and servers.first_step_since(snap, job, held.seen_ms) is None:
+        if late and servers.first_step_since(snap, job, held) is None:
             rule = f"{incident.rule}, but no task has made a step within {limit_ms / 1000:.0f} s"
             return _of_all(job, held, rule, held.seen_ms + limit_ms)
     return None

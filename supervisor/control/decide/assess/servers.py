@@ -21,6 +21,8 @@ LEAST_BOUND_MS = 10_000
 UNKNOWN_BOUND_MS = 120_000
 SLOWEST_TIMES = 10
 START_TIMES = 2
+IN_FLIGHT_MS = 250
+"""For so long after a loss trainers may tell of a step that the server had answered before."""
 
 
 def are_together(job: JobState, task: TaskId) -> bool:
@@ -169,8 +171,9 @@ def attempts_of(job: JobState, plan: Plan) -> tuple[AttemptId, ...]:
     return tuple(held.value.attempt_id for _, held in servers_of(job, plan) if held is not None)
 
 
-def first_step_since(snap: Snapshot, job: JobState, since_ms: int) -> tuple[TaskBeat, int] | None:
-    """The oldest of the trainers' last steps that is newer than `since_ms`, and when it was made."""
+def first_step_since(snap: Snapshot, job: JobState, held: Versioned[Incident]) -> tuple[TaskBeat, int] | None:
+    """The oldest of the trainers' last steps since the parameter servers run again, and when it was made."""
+    since_ms = max(held.seen_ms, held.created_ms + IN_FLIGHT_MS)
     steps = [
         (beat, received_ms - beat.step_age_ms)
         for beat, received_ms in _trainers(snap, job)

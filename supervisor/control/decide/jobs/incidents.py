@@ -267,7 +267,7 @@ def _back(snap: Snapshot, job: JobState, held: Versioned[Incident]) -> list[Acti
     """The first step since its parameter servers run again. Those before it count from another restore."""
     if held.value.to_step >= 0:
         return []  # it went back too far: all restart
-    found = servers.first_step_since(snap, job, held.seen_ms)
+    found = servers.first_step_since(snap, job, held)
     if found is None:
         quiet = snap.now_ms - held.seen_ms >= QUIET_PROGRAM_MS and not steps_are_read(snap, job)
         done = replace(held.value, outcome=Outcome.RECOVERED)
