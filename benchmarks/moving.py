@@ -6,10 +6,10 @@ fresh cluster: `moves`, where the worker moves inside its generation, and `all`,
 one (`restart.scope: {worker: all}`). The stopwatch is the program's own step log. JSON on standard output,
 progress on standard error.
 
-`others_gap` is the longest time without a step of the chief or of worker 0, `others_restarted` counts the
-processes among chief, ps and worker 0 that are new ones. `first_step` is from the kill until the first step
-of the worker's next process; `after_d` is the rest of it after D, before which nothing may be replaced.
-`steps_again` counts the steps that are made a second time.
+`others_gap` is the longest time without a step of the chief or of worker 0, and `usual_gap` that of the ten
+seconds before the kill. `others_restarted` counts the processes among chief, ps and worker 0 that are new
+ones. `first_step` is from the kill until the first step of the worker's next process; `after_d` is the rest
+of it after D, before which nothing may be replaced. `steps_again` counts the steps made a second time.
 """
 
 from __future__ import annotations
@@ -49,6 +49,8 @@ STATUS_EVERY_S = 0.2
 PROFILE = "fast"
 VICTIM = "worker:1"
 OTHERS = ("chief:0", "ps:0", "worker:0")
+TRAINING = ("chief:0", "worker:0")
+USUAL_NS = 10_000_000_000
 VARIANTS: Mapping[str, dict[str, Scope]] = {"moves": {}, "all": {"worker": Scope.ALL}}
 
 
@@ -76,6 +78,8 @@ async def _lose(cluster: LocalCluster, watch: Watch, found: Results) -> None:
         raise PromiseBroken(f"{node} runs {', '.join(beside_it)} beside {VICTIM}")
     member = node.replace("node-", "agent-")
     doomed, newest = kernel.using(cluster.layout.state / member), watch.step
+    log.read()
+    usual = max(log.longest_gap_ns(time.monotonic_ns() - USUAL_NS, task) / 1e6 for task in TRAINING)
     killed_ns = time.monotonic_ns()
     for ref in doomed:
         with suppress(ProcessLookupError):
@@ -86,12 +90,13 @@ async def _lose(cluster: LocalCluster, watch: Watch, found: Results) -> None:
     assert first is not None
     stepped_ns = time.monotonic_ns()
     await until(log, lambda: watch.healthy_since(stepped_ns), "a job that is well", WAIT_S)
-    gaps = [log.longest_gap_ns(killed_ns, task) / 1e6 for task in OTHERS if task != "ps:0"]
+    gaps = [log.longest_gap_ns(killed_ns, task) / 1e6 for task in TRAINING]
     first_new = log.first_after(killed_ns, not_of=before)
     assert first_new is not None
     old = (each.step for steps in log.steps.values() for each in steps if each.ns < first_new.ns)
     made = max(newest, *old)
     for name, ms in (
+        ("usual_gap", usual),
         ("others_gap", max(gaps)),
         ("first_step", (first.ns - killed_ns) / 1e6),
         ("after_d", (first.ns - killed_ns) / 1e6 - PROFILES[PROFILE].d_ms),

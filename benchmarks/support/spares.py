@@ -15,7 +15,8 @@ IDLE_TICKS = 8
 
 
 async def spares_warm(cluster: LocalCluster, watch: Watch, wait_s: float) -> None:
-    """Every launcher that is not training has imported what it preloads: it uses no processor time.
+    """Every launcher that is not training has imported what it preloads: it uses no processor time. A node
+    without a task has one.
 
     Kills that follow one another faster than spares are made are not what is measured.
     """
@@ -24,8 +25,11 @@ async def spares_warm(cluster: LocalCluster, watch: Watch, wait_s: float) -> Non
 
     def idle() -> bool:
         busy, training = False, set(watch.pids.values())
+        with_tasks = {task.node.replace("node-", "agent-") for task in watch.tasks.values()}
         for agent in agents:
-            for ref in kernel.using(cluster.layout.state / agent / "launchers"):
+            launchers = kernel.using(cluster.layout.state / agent / "launchers")
+            busy |= not launchers and agent not in with_tasks
+            for ref in launchers:
                 used = ref.cpu_ticks
                 moved = used - ticks.get(ref, -IDLE_TICKS - 1) > IDLE_TICKS
                 busy |= moved and ref.pid not in training
