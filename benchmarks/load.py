@@ -32,13 +32,14 @@ from supervisor.api.client import ControlClient
 from supervisor.contract.errors import TfSupervisorError
 from supervisor.contract.job.spec import CheckpointSpec, JobSpec, Resources, RestartPolicy, RoleSpec, Strategy
 from supervisor.contract.timing import PROFILES
-from supervisor.contract.views.jobs import SubmitRequest
+from supervisor.contract.views.jobs import SubmitMode, SubmitRequest
 
 JOIN_S = 600.0
 START_S = 600.0
 RESTART_S = 60.0
 KILL_EVERY_S = 0.5
 POLL_S = 5.0
+SUBMITS = 5
 AT_ONCE = 8
 """Submits under way at a time."""
 STATUS_RUNS = 5
@@ -123,7 +124,7 @@ class Run:
                 spec = self._job(number)
                 sent_s = time.monotonic()
                 self._records.submitted(spec.name, sent_s, self._flags.tasks)
-                await self._client.submit(SubmitRequest(spec))
+                await self._submit_one(spec)
                 took_ms.append((time.monotonic() - sent_s) * 1000)
 
         await asyncio.gather(*(submit(number) for number in range(self._flags.jobs)))
@@ -138,6 +139,21 @@ class Run:
             "submit_to_running_ms": _row([(each.running_s - each.at_s) * 1000 for each in starts]),
             **between(before, self._cluster.look()),
         }
+
+    async def _submit_one(self, spec: JobSpec) -> None:
+        """Submit a job, and again where the answer was lost with a leader."""
+        mode = SubmitMode.NEW
+        for _ in range(SUBMITS):
+            try:
+                await self._client.submit(SubmitRequest(spec, mode))
+            except TfSupervisorError as error:
+                print(f"submit of {spec.name}: {error}", file=sys.stderr, flush=True)
+                mode = SubmitMode.FRESH
+                await asyncio.sleep(1)
+                if self._records.knows(spec.name):
+                    return
+            else:
+                return
 
     def _job(self, number: int) -> JobSpec:
         name, tasks = f"job-{number}", self._flags.tasks

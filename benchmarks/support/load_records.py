@@ -98,6 +98,10 @@ class LoadRecords:
         """Note that a job is about to be submitted."""
         self.starts[job] = Start(now_s, tasks)
 
+    def knows(self, job: str) -> bool:
+        """Whether a job of this name is recorded."""
+        return job in self._switches
+
     def summary(self) -> str:
         """How far it is, for people."""
         running = sum(each.running_s >= 0 for each in self.starts.values())
