@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from supervisor.api.gpus import gpu_list
 from supervisor.contract.desired import LostMark
@@ -75,16 +75,18 @@ def node_list(snap: Snapshot) -> NodeList:
         for held in job.attempts.values():
             if may_live(snap, held.value):
                 tasks.setdefault(held.value.node, {})[str(held.value.attempt.task)] = None
-    used = {(claim.node, uuid) for claim in all_claims(snap) for uuid in claim.gpus}
+    used: dict[str, set[str]] = {}
+    for claim in all_claims(snap):
+        used.setdefault(claim.node, set()).update(claim.gpus)
     return NodeList(
         tuple(
-            _node_view(snap, snap.nodes[name], tuple(tasks.get(name, ())), {u for n, u in used if n == name})
+            _node_view(snap, snap.nodes[name], tuple(tasks.get(name, ())), used.get(name, ()))
             for name in sorted(snap.nodes)
         )
     )
 
 
-def _node_view(snap: Snapshot, picture: NodeState, tasks: tuple[str, ...], used: set[str]) -> NodeView:
+def _node_view(snap: Snapshot, picture: NodeState, tasks: tuple[str, ...], used: Collection[str]) -> NodeView:
     held, report = picture.incarnation, reported(picture)
     state, reason = _node_state(snap, picture, busy=bool(tasks))
     if held is None:

@@ -38,6 +38,7 @@ from supervisor.contract.views.jobs import (
     ExecRequest,
     Explanation,
     JobRequest,
+    JobView,
     PinRequest,
     RestartRequest,
     ScaleRequest,
@@ -270,8 +271,12 @@ class ControlService:
                     yield replace(chunk, node=node)
 
     async def status(self, request: JobRequest) -> ClusterStatus:
-        """All jobs, or one."""
-        shown = views.cluster_status(self._snapshot(), self._cluster, self._service.leader(), request.job)
+        """All jobs, or one. With many jobs, beats and decisions come between two of them."""
+        snap, jobs = self._snapshot(), list[JobView]()
+        for job in views.shown_jobs(snap, request.job):
+            jobs.append(job)
+            await asyncio.sleep(0)
+        shown = views.cluster_status(snap, self._cluster, self._service.leader(), jobs)
         return replace(shown, etcd=self._service.etcd_lines())
 
     async def explain(self, request: JobRequest) -> Explanation:

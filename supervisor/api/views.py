@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from recovery.formats.lineage import on_lineage
@@ -41,9 +42,10 @@ from supervisor.control.decide.snapshot import JobState, Snapshot, Versioned
 TENSORBOARD = "tensorboard"
 
 
-def cluster_status(snap: Snapshot, cluster: str, leader: LeaderRecord | None, job: str = "") -> ClusterStatus:
-    """Every job, or the one that is named; raises NotFound."""
-    names = [job] if job else sorted({*snap.jobs, *snap.aside})
+def cluster_status(
+    snap: Snapshot, cluster: str, leader: LeaderRecord | None, jobs: Iterable[JobView]
+) -> ClusterStatus:
+    """The cluster with these jobs."""
     supervisors = (
         () if leader is None else (SupervisorView(leader.supervisor, leader.address, True, leader.pid),)
     )
@@ -52,8 +54,14 @@ def cluster_status(snap: Snapshot, cluster: str, leader: LeaderRecord | None, jo
         profile=snap.timing.profile,
         d_ms=snap.timing.d_ms,
         supervisors=supervisors,
-        jobs=tuple(shown_job(snap, name) for name in names),
+        jobs=tuple(jobs),
     )
+
+
+def shown_jobs(snap: Snapshot, job: str = "") -> Iterator[JobView]:
+    """Every job, or the one that is named, each made when it is asked for; raises NotFound."""
+    for name in [job] if job else sorted({*snap.jobs, *snap.aside}):
+        yield shown_job(snap, name)
 
 
 def shown_job(snap: Snapshot, name: str) -> JobView:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from functools import partial
@@ -15,7 +15,8 @@ import grpc
 import pytest
 
 from supervisor.api import client as client_module
-from supervisor.api.server import serve_api
+from supervisor.api import views
+from supervisor.api.server import ControlService, serve_api
 from supervisor.contract import codec, keys
 from supervisor.contract.checkpoint import CheckpointRef
 from supervisor.contract.desired import LeaderRecord
@@ -41,6 +42,7 @@ from supervisor.contract.views.jobs import (
     Accepted,
     EventsRequest,
     JobRequest,
+    JobView,
     SubmitRequest,
 )
 from supervisor.control.decide.snapshot import Snapshot, Versioned
@@ -294,6 +296,29 @@ async def test_an_address_in_use_is_a_conflict(place: Place) -> None:
     await place.serve("s0", leading(), listen=listen, insecure=True)
     with pytest.raises(Conflict, match=f"cannot listen on {listen}: in use"):
         await place.serve("s1", leading(), listen=listen, insecure=True)
+
+
+async def test_other_work_goes_on_between_two_jobs_of_a_status(monkeypatch: pytest.MonkeyPatch) -> None:
+    turns = 0
+    seen = []
+
+    async def work() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    def jobs(snap: Snapshot, _job: str) -> Iterator[JobView]:
+        for _ in range(4):
+            seen.append(turns)
+            yield views.shown_job(snap, "digits")
+
+    monkeypatch.setattr(views, "shown_jobs", jobs)
+    working = asyncio.create_task(work())
+    status = await ControlService(leading(), "c", Guard()).status(JobRequest())
+    working.cancel()
+    assert len(status.jobs) == 4
+    assert seen == sorted(set(seen)), "each job has a turn of its own"
 
 
 async def test_beats_are_delivered_and_answered_where_there_is_news(place: Place) -> None:

@@ -28,7 +28,9 @@ def tasks(world: World) -> dict[str, TaskView]:
 
 def test_a_running_job() -> None:
     world = World().start()
-    status = views.cluster_status(world.snapshot(), "c", LeaderRecord("s0", "unix:/s0", 7))
+    status = views.cluster_status(
+        world.snapshot(), "c", LeaderRecord("s0", "unix:/s0", 7), views.shown_jobs(world.snapshot())
+    )
     assert [entry.supervisor for entry in status.supervisors] == ["s0"]
     (job,) = status.jobs
     assert (job.name, job.phase, job.generation) == ("digits", JobPhase.RUNNING, 1)
@@ -91,7 +93,7 @@ def test_checkpoints_newest_first_with_their_use() -> None:
 def test_an_unknown_job_names_the_known_ones() -> None:
     world = World().start()
     with pytest.raises(NotFound, match="no job 'x'; jobs here: digits"):
-        views.cluster_status(world.snapshot(), "c", None, "x")
+        list(views.shown_jobs(world.snapshot(), "x"))
     with pytest.raises(NotFound, match="no job 'x'"):
         views.explanation(world.snapshot(), "x")
 

@@ -9,7 +9,7 @@ import pytest
 from chaos.sim.trouble import flaws
 from chaos.sim.trouble.flaws import Flaw
 from supervisor.api.nodes import node_list
-from supervisor.api.views import cluster_status, explanation
+from supervisor.api.views import explanation, shown_jobs
 from supervisor.contract import codec, keys
 from supervisor.contract.boundaries import Delete, Put
 from supervisor.contract.containment import contained, described, place_of
@@ -82,7 +82,7 @@ def test_a_rule_that_raises_for_one_job_harms_no_other(rule: str, world: World) 
             world.tick()
         snap = world.snapshot()
         # What nodes and operators ask for is answered, of both jobs.
-        shown = {job.name: job.phase for job in cluster_status(snap, "c", None).jobs}
+        shown = {job.name: job.phase for job in shown_jobs(snap)}
         about: list[str] = []
         to_dump(Assessments(snap), "n0", lambda job, _error: about.append(job))
         explanation(snap, "digits")
@@ -105,7 +105,7 @@ def test_a_parked_job_says_where_and_ends_its_tasks(world: World) -> None:
     assert parked.parked.error == "Flawed: completion.judge_completion for digits, call 1"
     assert parked.parked.place.startswith("supervisor/control/decide/assess/assess.py:")
     world.until(lambda: all(held.value.confirmed_dead for held in world.job().attempts.values()))
-    view = next(job for job in cluster_status(world.snapshot(), "c", None).jobs if job.name == "digits")
+    view = next(job for job in shown_jobs(world.snapshot()) if job.name == "digits")
     assert view.phase is JobPhase.PARKED
     assert "supervisorctl release digits" in view.reason
 
@@ -200,7 +200,7 @@ def test_a_job_whose_record_cannot_be_read_is_left_alone_and_said(key: str, worl
     assert key in snap.aside["digits"].why
     assert switch(world, OTHER) == before
     assert "digits" not in snap.jobs
-    shown = {job.name: job for job in cluster_status(snap, "c", None).jobs}
+    shown = {job.name: job for job in shown_jobs(snap)}
     assert shown["digits"].phase is JobPhase.PARKED
     assert key in shown["digits"].reason
     assert explanation(snap, "digits").job.phase is JobPhase.PARKED
