@@ -50,7 +50,8 @@ class CodeSweep:
         """Sweep now and then, until cancelled. An error ends one sweep."""
 
         def failed(error: Exception) -> None:
-            self._sink.warning("the store of code is not swept; trying again later", reason=told(error))
+            why = str(error) if isinstance(error, TfSupervisorError) else told(error)
+            self._sink.warning("the store of code is not swept; trying again later", reason=why)
 
         while True:
             with contained(failed):

@@ -60,7 +60,7 @@ MAX_ALL_BYTES = 512 * 1024 * 1024
 
 TRIES = 4
 AT_ONCE = 4
-STORE_S = 5.0
+STORE_S = 6.0
 """The time for a chunk, or for `AT_ONCE` of them. A client waits longer, and so gets the reason."""
 _GIVEN_UP = "another supervisor leads now, or the upload was given up; try again"
 
