@@ -8,7 +8,7 @@ from random import Random
 from supervisor.contract import keys
 from supervisor.contract.desired import Cordon, JobPhase, JobSwitch, Placement, Plan
 from supervisor.contract.job.spec import JobIntent, JobRecord, Resources
-from supervisor.control.decide.facts.claims import Asking
+from supervisor.control.decide.facts.claims import Asking, with_plan
 from supervisor.control.decide.nodes import offers as module
 from supervisor.control.decide.nodes.offers import Offers, grouped, offers
 from supervisor.control.decide.nodes.placement import place
@@ -69,9 +69,31 @@ def test_a_job_is_offered_what_each_node_has_left_for_it() -> None:
         snap = world.snapshot()
         for name in (*snap.jobs, "another"):
             asking = Asking(name, random.choice(["", "worker.0"]))
-            expected = grouped(module._offers(snap, asking, module._usable(snap)))
-            assert offers(snap, asking) == expected, (seed, asking)
-            assert len(expected.by_node) == 5
+            found = offers(snap, asking)
+            assert found == grouped(module._offers(snap, asking, module._usable(snap))), (seed, asking)
+            assert len(found.by_node) == 5
+
+
+def test_what_a_look_has_planned_is_offered_to_no_job_that_follows() -> None:
+    for seed in range(20):
+        snap, random = crowded(seed).snapshot(), Random(seed)
+        for name in random.sample(sorted(snap.jobs), 3):
+            job = snap.jobs[name]
+            plan = replace(
+                random.choice(list(job.plans.values())).value,
+                plan_id=random.choice(["p", "next"]),
+                generation=2,
+                placements=(placed(random, 0), placed(random, 1)),
+            )
+            snap = with_plan(snap, plan)
+            afresh = replace(snap, jobs=dict(snap.jobs))
+            for asking in (Asking(), Asking("job0"), Asking("digits", "worker.0")):
+                assert offers(snap, asking) == offers(afresh, asking), (seed, asking)
+
+
+def placed(random: Random, index: int) -> Placement:
+    node = random.randint(0, 5)
+    return Placement("worker", index, f"n{node}", f"i{node}", (f"GPU-n{node}-{random.randint(0, 1)}",))
 
 
 def crowded(seed: int) -> World:
@@ -85,16 +107,12 @@ def crowded(seed: int) -> World:
         name, workers = f"job{number}", random.randint(1, 3)
         need = Resources(cpus=random.choice([0.5, 1.0]), gpus=1, gpu_share=3)
         spec = job_spec((role("worker", workers, need),), name=name)
-        placed = tuple(
-            Placement("worker", index, f"n{node}", f"i{node}", (f"GPU-n{node}-{random.randint(0, 1)}",))
-            for index in range(workers)
-            for node in (random.randint(0, 5),)
-        )
+        places = tuple(placed(random, index) for index in range(workers))
         world.write(
             put(keys.job_record(name), JobRecord(spec, f"uuid-{name}", 0)),
             put(keys.intent(name), JobIntent()),
             put(keys.switch(name), JobSwitch(name, f"uuid-{name}", JobPhase.RUNNING, 1, "p")),
-            put(keys.plan(name, "p"), Plan(name, "p", 1, "", placed)),
+            put(keys.plan(name, "p"), Plan(name, "p", 1, "", places)),
         )
     world.tick(leader=False)
     return world

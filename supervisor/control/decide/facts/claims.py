@@ -24,9 +24,6 @@ from supervisor.control.decide.plan import put, unchanged_or_absent
 from supervisor.control.decide.set_aside import Claim
 from supervisor.control.decide.snapshot import JobState, Snapshot, Versioned
 
-_NOT_MADE = 0
-"""The revision of a plan that this look makes, and that etcd does not have yet."""
-
 
 @dataclass(frozen=True, slots=True)
 class Asking:
@@ -99,18 +96,31 @@ def claiming(
     return (compare,), (put(keys.CLAIMS, Claims(plan.plan_id)),)
 
 
+class _PlannedJobs(dict[str, JobState]):
+    """The jobs of a snapshot, some of which have a plan that the look has just made."""
+
+    def __init__(self, jobs: Mapping[str, JobState], first: Snapshot, planned: frozenset[str]) -> None:
+        super().__init__(jobs)
+        self.first = first
+        self.planned = planned
+
+
 def with_plan(snap: Snapshot, plan: Plan) -> Snapshot:
     """The snapshot as it will be once the plan is made, for those that are placed in the same look."""
     job = snap.jobs[plan.job]
-    held = Versioned(keys.plan(plan.job, plan.plan_id), plan, 0, _NOT_MADE, snap.now_ms, snap.now_ms)
-    changed = replace(job, plans={**job.plans, plan.plan_id: held})
-    return replace(snap, jobs={**snap.jobs, plan.job: changed})
+    held = Versioned(keys.plan(plan.job, plan.plan_id), plan, 0, 0, snap.now_ms, snap.now_ms)
+    jobs = {**snap.jobs, plan.job: replace(job, plans={**job.plans, plan.plan_id: held})}
+    return replace(snap, jobs=_PlannedJobs(jobs, before_plans(snap), planned_in_look(snap) | {plan.job}))
 
 
-def made_in_look(snap: Snapshot) -> int:
-    """The number of plans that the look has made so far."""
-    plans = (held for job in snap.jobs.values() for held in job.plans.values())
-    return sum(held.mod_revision == _NOT_MADE for held in plans)
+def planned_in_look(snap: Snapshot) -> frozenset[str]:
+    """The jobs for which the look has made a plan so far."""
+    return snap.jobs.planned if isinstance(snap.jobs, _PlannedJobs) else frozenset()
+
+
+def before_plans(snap: Snapshot) -> Snapshot:
+    """The snapshot before the plans of its look. Facts that these do not change are found once in it."""
+    return snap.jobs.first if isinstance(snap.jobs, _PlannedJobs) else snap
 
 
 def _asks(resources: Resources) -> bool:

@@ -15,7 +15,7 @@ from supervisor.contract.job.spec import CHIEF_ROLES, JobSpec, PsRecovery, RoleS
 from supervisor.contract.secret import environment_of, secrets_of
 from supervisor.control.decide.assess.need import Need
 from supervisor.control.decide.checkpoints.cadence import cadence_of
-from supervisor.control.decide.facts.claims import Asking, claiming, made_in_look
+from supervisor.control.decide.facts.claims import Asking, before_plans, claiming, planned_in_look
 from supervisor.control.decide.facts.gpus import known_faults
 from supervisor.control.decide.jobs import incidents
 from supervisor.control.decide.nodes.offers import Offers, offers
@@ -31,7 +31,7 @@ _NETWORK = ("network", "")
 def prepare(snap: Snapshot, job: JobState, need: Need) -> list[Action]:
     """The plan of the next generation, with as many assignments as one transaction holds."""
     spec = job.wanted
-    if snap.once(made_in_look) >= MOST_PLANS:
+    if len(planned_in_look(snap)) >= MOST_PLANS:
         return []
     result = find_places(snap, job, need.avoid_nodes)
     if result.waiting_for:
@@ -139,7 +139,7 @@ def _before(job: JobState) -> Before:
 
 def _with_blocked(snap: Snapshot, result: PlacementResult) -> PlacementResult:
     """With what keeps nodes from taking anything, where that may be why there is no room."""
-    if not result.waiting_for or not (blocked := snap.once(_blocked)):
+    if not result.waiting_for or not (blocked := before_plans(snap).once(_blocked)):
         return result
     return replace(result, waiting_for="; ".join((result.waiting_for, *blocked)))
 
@@ -253,7 +253,7 @@ def _ports_still_known(snap: Snapshot, job: JobState, node: str) -> tuple[int, .
     Agents of one machine share its address, and so its ports. On a docker network an address that is free
     again may be given to a container of any node: all ports.
     """
-    picture, known = snap.nodes.get(node), snap.once(_known_ports)
+    picture, known = snap.nodes.get(node), before_plans(snap).once(_known_ports)
     own = picture.incarnation.value.host if picture is not None and picture.incarnation is not None else ""
     where = [("node", node), ("host", bracketed(own)), *([_NETWORK] if _is_networked(job) else [])]
     return tuple(sorted(set().union(*(known.get(each, ()) for each in where))))

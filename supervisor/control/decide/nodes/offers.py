@@ -10,14 +10,25 @@ from bisect import bisect_left, insort
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from operator import attrgetter
 from typing import NamedTuple
 
 from supervisor.contract.observed import NodeResources
-from supervisor.control.decide.facts.claims import Asking, all_claims, by_gpu, by_node, claims_of
+from supervisor.control.decide.facts.claims import (
+    Asking,
+    all_claims,
+    before_plans,
+    by_gpu,
+    by_node,
+    claims_of,
+    planned_in_look,
+)
 from supervisor.control.decide.facts.gpus import GpuSlot, slots_of
 from supervisor.control.decide.set_aside import Claim
 from supervisor.control.decide.snapshot import Snapshot
+
+_Claims = dict[str, list[Claim]]
 
 
 class NodeOffer(NamedTuple):
@@ -127,7 +138,7 @@ def _devices(offer: NodeOffer, shared: frozenset[str]) -> object:
 def offers(snap: Snapshot, asking: Asking) -> Offers:
     """The nodes that may take tasks now, with what is left there beside what `asking` does not give up."""
     found, job = snap.once(_to_anyone), snap.jobs.get(asking.job)
-    own = set(snap.once(_with_spares).get(asking.job, ()))
+    own = set(before_plans(snap).once(_with_spares).get(asking.job, ()))
     if job is not None:
         own |= {claim.node for claim in claims_of(snap, job) if asking.gives_up(claim)}
     own &= found.by_node.keys()
@@ -135,8 +146,14 @@ def offers(snap: Snapshot, asking: Asking) -> Offers:
 
 
 def _to_anyone(snap: Snapshot) -> Offers:
-    """The offers to a job that has nothing anywhere."""
-    return grouped(_offers(snap, Asking(), snap.once(_usable)))
+    """The offers to a job that has nothing anywhere. A plan of this look changes those of its nodes."""
+    if not planned_in_look(snap):
+        return grouped(_offers(snap, Asking(), snap.once(_usable)))
+    found, claims = before_plans(snap).once(_to_anyone), list(chain(*snap.once(_of_planned)))
+    about = {claim.node for claim in claims}
+    if shared := found.shared.intersection(chain(*(claim.gpus for claim in claims))):
+        about |= {each.node for each in found.by_node.values() for slot in each.gpus if slot.uuid in shared}
+    return found.changed(_offers(snap, Asking(), about & found.by_node.keys()))
 
 
 def _usable(snap: Snapshot) -> tuple[str, ...]:
@@ -152,10 +169,30 @@ def _with_spares(snap: Snapshot) -> dict[str, list[str]]:
     return found
 
 
-def _claims(snap: Snapshot) -> tuple[dict[str, list[Claim]], dict[str, list[Claim]]]:
+def _claims(snap: Snapshot) -> tuple[_Claims, _Claims]:
     """All claims by node, and by GPU."""
-    claims = all_claims(snap)
-    return by_node(claims), by_gpu(claims)
+    planned = planned_in_look(snap)
+    if not planned:
+        claims = all_claims(snap)
+        return by_node(claims), by_gpu(claims)
+    (on_nodes, on_gpus), (gone, come) = before_plans(snap).once(_claims), snap.once(_of_planned)
+
+    def renewed(known: _Claims, gone: _Claims, come: _Claims) -> _Claims:
+        return known | {
+            place: [*(each for each in known.get(place, ()) if each.job not in planned), *come.get(place, ())]
+            for place in gone | come
+        }
+
+    return renewed(on_nodes, by_node(gone), by_node(come)), renewed(on_gpus, by_gpu(gone), by_gpu(come))
+
+
+def _of_planned(snap: Snapshot) -> tuple[list[Claim], list[Claim]]:
+    """The claims of jobs for which the look has made a plan: before it, and with it."""
+
+    def claims(then: Snapshot) -> list[Claim]:
+        return [claim for job in sorted(planned_in_look(snap)) for claim in claims_of(then, then.jobs[job])]
+
+    return claims(before_plans(snap)), claims(snap)
 
 
 def _offers(snap: Snapshot, asking: Asking, nodes: Iterable[str]) -> Iterator[NodeOffer]:
