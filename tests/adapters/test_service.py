@@ -116,10 +116,10 @@ def test_agents_are_shared_among_the_members_of_etcd(tmp_path: Path, monkeypatch
     orders: list[tuple[str, ...]] = []
     monkeypatch.setattr(service, "EtcdCoordination", lambda endpoints, *_, **__: orders.append(endpoints))
     file = tmp_path / "supervisor.yaml"
-    file.write_text(json.dumps(SUPERVISOR | {"etcd": {"endpoints": ["h1:1", "h2:1", "h3:1"]}}))
+    file.write_text(json.dumps(SUPERVISOR | {"etcd": {"endpoints": ["unix:/1", "unix:/2", "unix:/3"]}}))
     config = load_supervisor(file)
     for name in ("", *(f"node-{number}" for number in range(30))):
         service.connect(config, name)
-    assert orders[0] == ("h1:1", "h2:1", "h3:1"), "supervisors take them as they are written"
-    assert all(sorted(each) == ["h1:1", "h2:1", "h3:1"] for each in orders)
+    assert orders[0] == ("unix:/1", "unix:/2", "unix:/3"), "supervisors take them as they are written"
+    assert all(sorted(each) == ["unix:/1", "unix:/2", "unix:/3"] for each in orders)
     assert min(Counter(each[0] for each in orders[1:]).values()) >= 5
