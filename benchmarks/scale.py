@@ -37,7 +37,7 @@ WARM_UP = 3
 LOOKS = 15
 PLACINGS = 3
 SIZES = ["10", "125", "500", "2000", "0+322", "0+1000"]
-PLACEMENTS = ["1000+1x1000@1", "5000+1x10@1", "500+1000x4@4", "1000+100x4@1"]
+PLACEMENTS = ["1000+1x1000@1", "5000+1x10@1", "500+1000x4@4"]
 
 T = TypeVar("T")
 
@@ -53,11 +53,16 @@ class Cluster:
         self._codec: Any = importlib.import_module("supervisor.contract.codec")
         self._boundaries: Any = importlib.import_module("supervisor.contract.boundaries")
         self._snapshot: Any = importlib.import_module("supervisor.control.decide.snapshot")
-        try:
-            self._view: Any = importlib.import_module("supervisor.control.decide.view").View()
-        except ImportError:
-            self._view = self._snapshot.View()  # an earlier revision has it there
         self._timing: Any = importlib.import_module("supervisor.contract.timing").FAST
+        view: Any = importlib.import_module("supervisor.control.decide.view")
+        self._memory: list[Any] = []
+        self._timed: list[Any] = []
+        try:
+            self._memory = [importlib.import_module("supervisor.control.decide.rest.rests").Rests()]
+            self._view: Any = view.View(self._timing)
+        except ImportError:
+            # An earlier revision's looks visit everything.
+            self._view, self._timed = view.View(), [self._timing]
         self._now_ms, self._revision = 1_000_000, 1
         self._attempts: list[Any] = []
         self._cpus = cpus
@@ -169,8 +174,8 @@ class Cluster:
         """The number of decisions."""
         decide: Any = importlib.import_module("supervisor.control.decide.reconcile")
         assess: Any = importlib.import_module("supervisor.control.decide.assess.assess")
-        snap = self._view.snapshot(self._now_ms, 0, self._since_ms, self._token, self._timing)
-        return len(decide.reconcile(snap, assess.Assessments(snap)))
+        snap = self._view.snapshot(self._now_ms, 0, self._since_ms, self._token, *self._timed)
+        return len(decide.reconcile(snap, assess.Assessments(snap), *self._memory))
 
     def place(self) -> int:
         """The number of waiting jobs that find places, if each is asked alone."""

@@ -161,5 +161,7 @@ def test_a_job_is_assessed_once_for_a_decision_and_for_the_beats_after_it(
     monkeypatch.setattr(assessing, "assess", counted)
     assessments = Assessments(world.snapshot())
     assert reconcile(assessments.snap, assessments)
-    asked = [each for node in world.agents for each in to_dump(assessments, node, lambda *_: None)]
+    asked = [
+        each for node in world.agents for each in to_dump(assessments, ["digits"], node, lambda *_: None)
+    ]
     assert (asked, made) == (["digits/worker:0@1.1"], ["digits"])

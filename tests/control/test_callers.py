@@ -17,7 +17,7 @@ from supervisor.contract.boundaries import Op
 from supervisor.contract.desired import JobPhase
 from supervisor.contract.errors import UserError
 from supervisor.contract.job.spec import JobRecord, JobSpec
-from supervisor.contract.observed import LINK_PROTOCOL, Beat, TaskBeat
+from supervisor.contract.observed import LINK_PROTOCOL, Appeal, Beat, TaskBeat
 from supervisor.contract.promise import Promise, PromiseRequest, Word
 from supervisor.contract.secret import Source
 from supervisor.contract.views.jobs import SubmitMode, SubmitRequest
@@ -198,7 +198,8 @@ def test_another_nodes_incarnation_is_not_heard_of_by_an_agents_beat() -> None:
     before = world.snapshot().nodes[VICTIM].beat
     assert before is not None
     world.view.beat("n2", victim.incarnation, BeatSeen(world.now_ms + 60_000, blocked="forged"))
-    assert world.snapshot().nodes[VICTIM].beat == before
+    world.write(put(keys.appeal(VICTIM, "another"), Appeal(VICTIM, "another")))
+    assert world.snapshot().nodes[VICTIM].beat == before, "also where its state is made again"
 
 
 def test_made_up_incarnations_of_one_node_crowd_out_no_other_nodes_beats() -> None:

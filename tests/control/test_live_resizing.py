@@ -24,7 +24,7 @@ from supervisor.contract.observed import AttemptReport, AttemptState, Exit, Exit
 from supervisor.control.decide.assess import sizing
 from supervisor.control.decide.facts.standing import ENDED_AFTER
 from supervisor.control.decide.jobs.prepare import _ports_still_known
-from supervisor.control.decide.nodes.node_loss import decide_nodes
+from supervisor.control.decide.nodes import node_loss
 from supervisor.control.decide.plan import Action, put
 from supervisor.control.decide.reconcile import reconcile
 from tests.control.bank import Bank
@@ -306,8 +306,8 @@ def test_a_coordinator_that_takes_no_other_number_of_workers_restarts_with_it(si
     assert any(f"takes no {other} workers" in each.detail for each in world.incidents().values())
 
 
-def test_a_coordinator_that_keeps_its_workers_restarts_with_one_that_fails_to_join() -> None:
-    world = coordinated(drops=False)
+def test_a_coordinator_may_know_a_worker_that_fails_so_that_all_restart() -> None:
+    world = coordinated()
     wish(world, worker=4)
     fail_to_join(world, "worker.3")
     world.until(lambda: world.switch().generation == 2 and len(workers(world)) == 4)
@@ -325,14 +325,11 @@ def fail_to_join(world: World, member: str = "worker.2") -> None:
         agent.steps = True
 
 
-@pytest.mark.parametrize("begun", [lambda: training(workers=3), coordinated], ids=["async", "coordinator"])
-def test_a_worker_that_fails_before_its_first_step_leaves_again_and_costs_nothing(
-    begun: Callable[[], World],
-) -> None:
-    world = begun()
+def test_a_worker_that_fails_before_its_first_step_leaves_again_and_costs_nothing() -> None:
+    world = training()
     before = world.running()
-    wish(world, worker=4)
-    fail_to_join(world, "worker.3")
+    wish(world, worker=3)
+    fail_to_join(world)
     world.until(lambda: "left" in world.done)
     assert world.running() == before
     (told,) = joins(world)
@@ -341,7 +338,7 @@ def test_a_worker_that_fails_before_its_first_step_leaves_again_and_costs_nothin
     assert world.switch().ledger.streak == 0
     world.until(lambda: world.job().next_plan is not None)
     world.commit(1, 200)
-    world.until(lambda: world.switch().generation == 2 and len(workers(world)) == 4)
+    world.until(lambda: world.switch().generation == 2 and len(workers(world)) == 3)
     assert any("did not join" in each.detail for each in world.incidents().values())
 
 
@@ -610,7 +607,8 @@ def test_one_that_is_dead_leaves_a_node_that_is_suspected_and_may_still_appeal()
     world.agents[node].acting = world.agents[node].beating = False
     while not world.snapshot().nodes[node].marks:
         world.tick(leader=False)
-        for action in decide_nodes(world.snapshot()):
+        snap = world.snapshot()
+        for action in [each for state in snap.nodes.values() for each in node_loss.decide(snap, state)]:
             world.run(action)
     wish(world, worker=2)
     world.until(lambda: count(world) == 2)

@@ -12,21 +12,22 @@ import pytest
 
 from supervisor.contract import keys
 from supervisor.contract.desired import JobPhase, JobSwitch
-from supervisor.contract.incident import Event
+from supervisor.contract.incident import Event, Outcome
 from supervisor.contract.job.spec import JobIntent, JobRecord
-from supervisor.contract.timing import FAST
 from supervisor.control.decide.jobs.incidents import KEPT_EVENTS
 from supervisor.control.decide.nodes.offers import grouped
 from supervisor.control.decide.nodes.placement import Before, place
 from supervisor.control.decide.plan import put
 from supervisor.control.decide.reconcile import reconcile
+from supervisor.control.decide.rest import rests as resting
+from supervisor.control.decide.rest.rests import Rests
 from supervisor.control.decide.snapshot import JobState, Versioned
 from tests.control.world import STEP_MS, World
 from tests.support.builders import job_spec, offer, resources, role
 
 FEW = 3
-NODE_CPUS = 4
-"""Of each node of a world."""
+MOST_AT_REST = 100
+"""Bytecodes that a look may take for one more job and one more node at rest."""
 if TYPE_CHECKING:
     from _typeshed import TraceFunction
 
@@ -64,18 +65,23 @@ def test_what_follows_from_records_alone_is_found_once_for_all_pictures_of_them(
         return len(looked)
 
     first = world.snapshot()
-    later = world.view.snapshot(world.now_ms + STEP_MS, 0, world.since_ms, world.token, FAST)
+    later = world.view.snapshot(world.now_ms + STEP_MS, 0, world.since_ms, world.token)
     assert [snap.jobs["digits"].once(rule) for snap in (first, later, first)] == [1, 1, 1]
     changed = replace(first.jobs["digits"], incidents={})
     assert (changed.once(rule), changed.once(rule)) == (2, 2)
-    world.write(put(keys.event(1), Event(0, "kind", "digits", "text", {})))
+    world.write(put(keys.event(1), Event(0, "kind", "", "text", {})))
     assert world.job().once(rule) == 1, "what is about no job changes none"
     world.write(put(keys.intent("digits"), first.jobs["digits"].intent.value))
     assert world.job().once(rule) == 3
 
 
-def work(nodes: int, jobs: int) -> int:
-    """The bytecodes that a look takes, as times vary."""
+def is_hurt(job: JobState) -> bool:
+    """Whether an incident of the job is open: it is visited at each look."""
+    return any(held.value.outcome is Outcome.OPEN for held in job.incidents.values())
+
+
+def work(nodes: int, jobs: int, rests: Rests | None = None) -> int:
+    """The bytecodes that a look takes, as times vary; with `rests`, of one that follows another."""
     world = World(nodes=nodes).start()
     record = world.job().record.value
     for number in range(jobs):
@@ -89,9 +95,14 @@ def work(nodes: int, jobs: int) -> int:
     world.until(
         lambda: all(each.switch.value.phase is JobPhase.RUNNING for each in world.snapshot().jobs.values())
     )
-    world.until(lambda: not reconcile(world.snapshot()))
+    world.until(
+        lambda: not reconcile(world.snapshot()) and not any(map(is_hurt, world.snapshot().jobs.values()))
+    )
+    if rests is not None:
+        reconcile(world.snapshot(), rests=rests)
+        reconcile(world.snapshot(), rests=rests)
     snap = world.snapshot()
-    return bytecodes(lambda: reconcile(snap))
+    return bytecodes(lambda: reconcile(snap, rests=rests))
 
 
 def bytecodes(call: Callable[[], object]) -> int:
@@ -131,26 +142,29 @@ def test_a_task_is_placed_with_as_much_work_on_any_number_of_nodes() -> None:
     assert many - more < 1.05 * (more - few)
 
 
-def look_at_waiting(nodes: int, jobs: int, cpus: float) -> int:
-    """The bytecodes of a look at so many jobs that wait. Each of their tasks asks for so many CPUs."""
+def look_at_waiting(nodes: int, jobs: int) -> int:
+    """The bytecodes of a look at so many jobs that fit nowhere."""
     world = World(nodes=nodes).start()
-    world.until(lambda: not reconcile(world.snapshot()))
     for number in range(jobs):
         name = f"other{number}"
-        spec = job_spec((role("worker", 2, resources(cpus=cpus)),), name=name)
+        spec = job_spec((role("worker", 2, resources(cpus=5)),), name=name)
         world.write(
             put(keys.job_record(name), JobRecord(spec, name, 0)),
             put(keys.switch(name), JobSwitch(name, name, JobPhase.WAITING, 0)),
             put(keys.intent(name), JobIntent()),
         )
+    world.until(lambda: not reconcile(world.snapshot()))
     snap = world.snapshot()
-    made = bytecodes(lambda: reconcile(snap))
-    assert len(reconcile(snap)) == (0 if cpus > NODE_CPUS else jobs)
-    return made
+    return bytecodes(lambda: reconcile(snap))
 
 
-@pytest.mark.parametrize("cpus", [NODE_CPUS + 1, NODE_CPUS / 8])
-def test_a_job_that_waits_asks_each_kind_of_node_and_not_each_node(cpus: float) -> None:
-    """Those that find places do so in one look, and each takes room from those after it."""
-    on_few, on_many = (look_at_waiting(nodes, 8, cpus) - look_at_waiting(nodes, 4, cpus) for nodes in (8, 24))
+def test_a_job_that_fits_nowhere_asks_each_kind_of_node_and_not_each_node() -> None:
+    on_few, on_many = (look_at_waiting(nodes, 8) - look_at_waiting(nodes, 4) for nodes in (8, 24))
     assert on_many < 1.05 * on_few
+
+
+def test_what_rests_costs_next_to_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resting, "SAMPLE_MS", 1_000_000_000)
+    few, many = (work(size, size, Rests()) for size in (4, 44))
+    assert many - few < 40 * MOST_AT_REST
+    assert many < work(44, 44) / 50

@@ -84,7 +84,7 @@ def test_a_rule_that_raises_for_one_job_harms_no_other(rule: str, world: World) 
         # What nodes and operators ask for is answered, of both jobs.
         shown = {job.name: job.phase for job in shown_jobs(snap)}
         about: list[str] = []
-        to_dump(Assessments(snap), "n0", lambda job, _error: about.append(job))
+        to_dump(Assessments(snap), snap.jobs, "n0", lambda job, _error: about.append(job))
         explanation(snap, "digits")
     finally:
         undo()

@@ -39,7 +39,7 @@ def dumped(snap: Snapshot, node: str) -> tuple[str, ...]:
     def broken(_job: str, error: Exception) -> None:
         raise error
 
-    return to_dump(Assessments(snap), node, broken)
+    return to_dump(Assessments(snap), snap.jobs, node, broken)
 
 
 def suspicions(world: World) -> list[Action]:
@@ -103,7 +103,10 @@ def test_an_error_about_one_job_is_told_and_asks_for_no_stack_of_it(monkeypatch:
     monkeypatch.setattr(assessing, "liveness_of", lambda *_: 1 // 0)
     about: list[tuple[str, str]] = []
     found = to_dump(
-        Assessments(world.snapshot()), "n0", lambda job, error: about.append((job, type(error).__name__))
+        Assessments(world.snapshot()),
+        ["digits"],
+        "n0",
+        lambda job, error: about.append((job, type(error).__name__)),
     )
     assert (found, about) == ((), [("digits", "ZeroDivisionError")])
 

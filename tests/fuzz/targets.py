@@ -198,7 +198,7 @@ def decide(
     `alone`: there is no other job. `seen`: a node and its incarnation, and what it has said last.
     """
     given = world()
-    view = View()
+    view = View(FAST)
     revision = given.store.revision + 1
     changed = [KeyValue(key, value, revision, revision) for key, value in values.items()]
     others = [each for each in entries() if each.key not in values]
@@ -211,7 +211,7 @@ def decide(
         view.beat(*seen)
     found: list[Decision] = []
     for now_ms in (given.now_ms, given.now_ms + 60_000):
-        found += reconcile(view.snapshot(now_ms, now_ms, given.since_ms, given.token, FAST))
+        found += reconcile(view.snapshot(now_ms, now_ms, given.since_ms, given.token))
     return found
 
 

@@ -29,6 +29,8 @@ _KNOWN = """\
         known = {entry.key for entry in (await self._coordination.list(keys.CODE)).entries}
 """
 
+RESTS = "tests/control/test_rests.py::"
+
 ROWS = (
     Guarantee(
         3,
@@ -74,8 +76,8 @@ ROWS = (
         3,
         "A fence device whose node turned out to be alive is not used until an operator lifts a cordon.",
         "supervisor/control/decide/nodes/power.py",
-        "        and picture.cordon is None\n",
-        "",
+        " or picture.cordon is not None or ",
+        " or ",
         POWER + "test_a_node_that_has_a_cordon_is_not_switched_off",
     ),
     Guarantee(
@@ -232,9 +234,33 @@ ROWS = (
     ),
     Guarantee(
         10,
+        "A look leaves out what rests until an answer about time changes, and no longer.",
+        "supervisor/control/decide/rest/moment.py",
+        "            self.note(math.ceil(-ahead / slope))\n",
+        "            self.note(math.ceil(-ahead / slope) + 1)\n",
+        RESTS + "test_an_answer_holds_no_shorter_than_it_is_true",
+    ),
+    Guarantee(
+        10,
+        "The loss that is not a number wakes a job that rests.",
+        "supervisor/control/decide/rest/news.py",
+        "task.first_step, task.nan, task.stopped",
+        "task.first_step, task.stopped",
+        RESTS + "test_news_in_a_beat_wakes_its_node_and_the_jobs_that_it_runs",
+    ),
+    Guarantee(
+        10,
+        "A node that falls silent is visited when its silence is suspicious.",
+        "supervisor/control/decide/rest/rests.py",
+        "        for name, patience_ms in reads.patience_ms.items():\n",
+        "        for name, patience_ms in dict[str, float]().items():\n",
+        RESTS + "test_a_silence_wakes_the_node_when_it_is_suspicious_and_not_before",
+    ),
+    Guarantee(
+        10,
         "Who was away when its task was to end, and has appealed, has time to obey.",
         "supervisor/control/decide/nodes/node_loss.py",
-        "            if _has_just_appealed(snap, picture, report.incarnation):\n                continue\n",
+        "        if _has_just_appealed(snap, picture, report.incarnation):\n            continue\n",
         "",
         "tests/control/test_nodes.py::test_who_was_away_when_its_task_was_to_end_has_time_to_obey_once_it_is_back",
     ),

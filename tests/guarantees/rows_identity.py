@@ -342,8 +342,9 @@ ROWS = (
         12,
         "A beat of one node says nothing of another node's incarnation.",
         "supervisor/control/decide/view.py",
-        "        beat = lives.get(life.incarnation)\n",
-        "        beat = {i: s for n in self._beats.values() for i, s in n.items()}.get(life.incarnation)\n",
+        "            beat=lives.get(life.incarnation),\n",
+        "            beat={i: s for n in self._beats.values() for i, s in n.items()}"
+        ".get(life.incarnation),\n",
         CALLERS + "test_another_nodes_incarnation_is_not_heard_of_by_an_agents_beat",
     ),
     Guarantee(

@@ -65,7 +65,7 @@ ROWS = (
         13,
         "No rule looks at a parked job before an operator releases it.",
         "supervisor/control/decide/reconcile.py",
-        "        if job.switch.value.parked is not None:\n            continue\n",
+        "    if job.switch.value.parked is not None:\n        return []\n",
         "",
         PARKING + "test_no_rule_looks_at_a_parked_job",
     ),

@@ -10,7 +10,6 @@ from chaos.sim.run import Result, run_deleted, run_seed
 from supervisor.contract import keys
 from supervisor.contract.desired import LeaderToken
 from supervisor.contract.promise import Word
-from supervisor.contract.timing import Timing
 from supervisor.control.decide import view
 from supervisor.control.decide.snapshot import Snapshot
 from supervisor.control.loop import daemon
@@ -18,7 +17,7 @@ from supervisor.control.loop import daemon
 
 def fresh(known: view.View) -> view.View:
     """A view of the same records and beats that has made nothing of them yet."""
-    again = view.View()
+    again = view.View(known._timing)
     for family in keys.FAMILIES:
         for held in known._held[family.prefix].values():
             again._keep(family, held)
@@ -43,13 +42,12 @@ def test_a_snapshot_does_not_depend_on_which_records_came_when(
             wall_ms: int,
             since_ms: int,
             token: LeaderToken,
-            timing: Timing,
             etcd_since_ms: int = 0,
             word: Word | None = None,
         ) -> Snapshot:
             nonlocal taken
             taken += 1
-            asked = (now_ms, wall_ms, since_ms, token, timing, etcd_since_ms, word)
+            asked = (now_ms, wall_ms, since_ms, token, etcd_since_ms, word)
             found = super().snapshot(*asked)
             if taken % 7 == 0:
                 assert found == fresh(self).snapshot(*asked)

@@ -24,8 +24,8 @@ from supervisor.contract.desired import Assignment
 from supervisor.control.decide.snapshot import JobState
 
 NAMES_IN = ("supervisor.control.", "supervisor.api.", "agent.core.")
-SPARED = frozenset({"parking", "snapshot", "admission", "adoption", "deletion"})
-"""Modules that park or delete jobs, and those that answer operators."""
+SPARED = frozenset({"parking", "snapshot", "rests", "admission", "adoption", "deletion"})
+"""Modules that park or delete jobs or choose those to visit, and those that answer operators."""
 SPARED_IN_AGENTS = frozenset({"set_aside", "step_context", "adopt", "record", "state"})
 """Modules that set things aside, and those that hold or save what an agent is."""
 _ABOUT = ("Assignment", "Attempt", "PortReservation", "Launcher")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from supervisor.contract.containment import contained
 from supervisor.contract.desired import JobPhase
@@ -32,19 +32,22 @@ from supervisor.control.decide.jobs import (
     spares,
 )
 from supervisor.control.decide.jobs.prepare import find_places
-from supervisor.control.decide.nodes import cordons, gpu_faults, power
-from supervisor.control.decide.nodes.node_loss import decide_nodes
+from supervisor.control.decide.nodes import cordons, gpu_faults, node_loss, power
 from supervisor.control.decide.plan import Action, Decision
-from supervisor.control.decide.snapshot import JobState, Snapshot
+from supervisor.control.decide.rest.rests import Rests, Visit
+from supervisor.control.decide.snapshot import JobState, NodeState, Snapshot
 
 _PATIENT = frozenset({Cause.DRAINED, Cause.GPU})
 """Causes for which a task keeps running until another node has room, even for days."""
 
 
-def reconcile(snap: Snapshot, assessments: Assessments | None = None) -> tuple[Decision, ...]:
+def reconcile(
+    snap: Snapshot, assessments: Assessments | None = None, rests: Rests | None = None
+) -> tuple[Decision, ...]:
     """The decisions of one look, at most one step per job: the next look sees its outcome.
 
-    Each job is assessed once, in `assessments` where the caller reads them too.
+    Each job is assessed once, in `assessments` where the caller reads them too. `rests` tells what need not
+    be asked again since the look before, in which they were made.
 
     A job or node whose rules raise is set aside, and all others are decided on without it. If it is the only
     one, it is parked.
@@ -58,37 +61,72 @@ def reconcile(snap: Snapshot, assessments: Assessments | None = None) -> tuple[D
         errors: list[Exception] = []
         with contained(errors.append):
             parked = parking.park_alone(snap, met)
-            return (*parked, *parking.tell(left, parked), *_look(left, known))
+            return (*parked, *parking.tell(left, parked), *_look(left, known, rests or Rests()))
         one, left = parking.leave(left, errors[0])
         known = Assessments(left)
         met.append(one)
 
 
-def _look(snap: Snapshot, assessments: Assessments) -> list[Decision]:
+def _look(snap: Snapshot, assessments: Assessments, rests: Rests) -> list[Decision]:
+    rests.begin(snap)
+    cluster, nodes, jobs = rests.cluster(), rests.nodes(), rests.jobs()
+    decisions = [each for visit in cluster for each in visit.found(_about_cluster(visit.of(snap)))]
+    decisions += _about_nodes(snap, nodes)
+    decisions += _about_nodes_of_jobs(snap, jobs)
+    # What was submitted first is placed first, whoever leads.
+    for visit in jobs:
+        job = visit.subject
+        found = visit.found(_about_job(visit.of(snap), job, assessments))
+        decisions += found
+        for plan in [each.places for each in found if isinstance(each, Action) and each.places is not None]:
+            snap = claims.with_plan(snap, plan)
+        rests.suspect(visit, suspected=assessments.suspects(job))
+    rests.keep(cluster, nodes, jobs)
+    return decisions
+
+
+def _about_cluster(snap: Snapshot) -> list[Decision]:
     invariants.check(snap)
-    decisions: list[Decision] = [
-        *decide_nodes(snap),
-        *power.decide(snap),
-        *gpu_faults.decide(snap),
+    return [
         *code_gc.tidy(snap),
         *incidents.forget_events(snap),
         *cluster_time.tick(snap),
         *deletion.sweep(snap),
     ]
-    # What was submitted first is placed first, whoever leads.
-    for job in sorted(snap.jobs.values(), key=lambda job: job.record.create_revision):
-        if deletion.due(job):
-            # In this order: a job whose rules raise can still be deleted.
-            decisions += deletion.decide(snap, job) or incidents.follow_up(snap, job)
-            continue
-        if job.switch.value.parked is not None:
-            continue
-        invariants.check_job(snap, job)
-        step = _step(snap, job, assessments)
-        decisions += step or _housekeeping(snap, job, assessments.of(job))
-        for plan in [action.places for action in step if action.places is not None]:
-            snap = claims.with_plan(snap, plan)
+
+
+def _about_nodes(snap: Snapshot, nodes: Sequence[Visit[NodeState]]) -> list[Decision]:
+    decisions: list[Decision] = []
+    for visit in nodes:
+        seen, picture = visit.of(snap), visit.subject
+        decisions += visit.found(node_loss.decide(seen, picture))
+        decisions += visit.found(power.decide(seen, picture))
+        decisions += visit.found(gpu_faults.decide(seen, picture))
     return decisions
+
+
+def _about_nodes_of_jobs(snap: Snapshot, jobs: Sequence[Visit[JobState]]) -> list[Decision]:
+    """What the records of jobs tell about nodes: one decision about each."""
+    vanished: dict[str, Action] = {}
+    disobedient: dict[str, Action] = {}
+    for visit in jobs:
+        seen, job = visit.of(snap), visit.subject
+        found = node_loss.vanished(seen, job), node_loss.disobedient(seen, job)
+        for known, marks in zip((vanished, disobedient), found, strict=True):
+            visit.found(marks.values())
+            known.update(marks)
+    return [*vanished.values(), *disobedient.values()]
+
+
+def _about_job(snap: Snapshot, job: JobState, assessments: Assessments) -> list[Decision]:
+    if deletion.due(job):
+        # In this order: a job whose rules raise can still be deleted.
+        return list[Decision](deletion.decide(snap, job) or incidents.follow_up(snap, job))
+    if job.switch.value.parked is not None:
+        return []
+    invariants.check_job(snap, job)
+    step = _step(snap, job, assessments)
+    return list[Decision](step) if step else _housekeeping(snap, job, assessments.of(job, snap))
 
 
 def _step(snap: Snapshot, job: JobState, assessments: Assessments) -> list[Action]:
@@ -100,7 +138,7 @@ def _step(snap: Snapshot, job: JobState, assessments: Assessments) -> list[Actio
         return lifecycle.end(snap, job)
     if lifecycle.wants_stop(job):
         return [lifecycle.stop(job)]
-    found = assessments.of(job)
+    found = assessments.of(job, snap)
     done = found.completion
     if done is not None and done.state is CompletionState.DONE:
         return [lifecycle.finish(job, done)]
@@ -192,7 +230,7 @@ def _housekeeping(snap: Snapshot, job: JobState, found: Assessment) -> list[Deci
         *seen_saver.follow(snap, job),
         *saving.tell(snap, job),
         *advice.tell(snap, job),
-        *delays.tell(snap, job),
+        *job.once(delays.tell),
         *notices.tell(snap, job),
         *progress.clock(snap, job),
     ]

@@ -93,6 +93,7 @@ class NodeState:
 
     `cordon_record`: of its cordon, also of one that was lifted. `pardon`: of an earlier release.
     `heard_before_ms`: when an incarnation that it succeeded was heard last; None if this leader heard none.
+    `news`: the number of its newest news: a beat that tells of nothing but progress is none.
     """
 
     node: str
@@ -104,6 +105,7 @@ class NodeState:
     gpus: Versioned[GpuReport] | None = None
     pardon: Versioned[Pardon] | None = None
     heard_before_ms: int | None = None
+    news: int = field(default=0, compare=False)
 
     def acts_for(self, incarnation: str) -> bool:
         """Whether the agent registered now is that incarnation or adopted from it."""
@@ -145,7 +147,10 @@ class NodeState:
 
 @dataclass(frozen=True, slots=True)
 class JobState:
-    """One job: what is wanted, what is in force, what is in preparation, what was reported."""
+    """One job: what is wanted, what is in force, what is in preparation, what was reported.
+
+    `events`: the kept events that are about it, oldest first.
+    """
 
     name: str
     record: Versioned[JobRecord]
@@ -161,6 +166,7 @@ class JobState:
     commits: Mapping[CheckpointRef, Versioned[CommitRecord]]
     incidents: Mapping[str, Versioned[Incident]]
     spares: Mapping[str, Versioned[Spare]] = field(default_factory=dict)
+    events: tuple[Versioned[Event], ...] = ()
     derived: dict[Callable[[JobState], object], object] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
@@ -227,7 +233,8 @@ class Snapshot:
     a change of leader (`recovery.policy.history`). `quarantines` are by node and UUID of the GPU, lifted ones
     among them. `word`: this supervisor's promises (rule 11). `deleted`: jobs that were deleted, by name;
     `strays`: records about those, which came late. `aside`: jobs that are not among `jobs`, because they are
-    set aside; `nodes_aside`: nodes that are set aside, with the reasons.
+    set aside; `nodes_aside`: nodes that are set aside, with the reasons. `news`: the number of the newest
+    news of any node.
     """
 
     now_ms: int
@@ -250,6 +257,7 @@ class Snapshot:
     strays: tuple[Versioned[object], ...] = ()
     aside: Mapping[str, Aside] = field(default_factory=dict)
     nodes_aside: Mapping[str, Left] = field(default_factory=dict)
+    news: int = field(default=0, compare=False)
     derived: dict[Callable[[Snapshot], object], object] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
@@ -282,13 +290,23 @@ class Snapshot:
         return state.mark_of(incarnation) if state is not None else None
 
     def silence_ms(self, picture: NodeState) -> int:
-        """How long the node's present incarnation has been silent."""
-        heard = self.since_ms
+        """How long the node's present incarnation has been silent, for all that this process knows."""
+        heard_ms = self.since_ms
         if picture.beat is not None:
-            heard = max(heard, picture.beat.received_ms)
+            heard_ms = max(heard_ms, picture.beat.received_ms)
         if picture.incarnation is not None:
-            heard = max(heard, picture.incarnation.seen_ms)
-        return self.now_ms - heard
+            heard_ms = max(heard_ms, picture.incarnation.seen_ms)
+        return self.since_heard_ms(picture, heard_ms)
+
+    def unheard_ms(self, picture: NodeState) -> int:
+        """How old the last word on the node's tasks is: also for who has not listened all that time."""
+        if picture.beat is None:
+            return self.silence_ms(picture)
+        return self.since_heard_ms(picture, picture.beat.received_ms)
+
+    def since_heard_ms(self, _picture: NodeState, heard_ms: int) -> int:
+        """The time since a node was heard."""
+        return self.now_ms - heard_ms
 
     def unread_ms(self, picture: NodeState) -> int:
         """Milliseconds for which etcd has not answered the node's agent, which still beats; 0 if that is

@@ -46,6 +46,7 @@ from supervisor.contract.observed import (
 )
 from supervisor.contract.promise import Word
 from supervisor.contract.timing import Timing
+from supervisor.control.decide.rest.news import is_news, settled
 from supervisor.control.decide.set_aside import Aside, Left, aside
 from supervisor.control.decide.snapshot import BeatSeen, JobState, NodeState, Snapshot, Versioned
 
@@ -64,13 +65,15 @@ OWN = frozenset({keys.LEADER, keys.CLUSTER, keys.CLAIMS, keys.TIME})
 """Records that the daemon cannot go on without."""
 
 _STRAYS = "strays"
+_NO_WORD = Word("")
 _Records = dict[str, Versioned[object]]
 
 
 class View:
     """The fold of all changes so far. Not shared between threads; holds nothing that etcd does not."""
 
-    def __init__(self) -> None:
+    def __init__(self, timing: Timing) -> None:
+        self._timing = timing
         self._held: dict[str, _Records] = {family.prefix: {} for family in keys.FAMILIES}
         self._about_jobs: defaultdict[str, dict[str, _Records]] = defaultdict(dict)
         """Job -> prefix of a family -> the records of that family about the job, by key."""
@@ -84,6 +87,9 @@ class View:
         """Prefix of a family -> all of its records as a snapshot has them; without those that changed."""
         self._changed_jobs: set[str] = set()
         self._changed_nodes: set[str] = set()
+        self._beaten: dict[str, NodeState] = {}
+        """Nodes of whose records none has changed since the last snapshot, and that have beaten."""
+        self._news = 0
         self.unreadable: dict[str, str] = {}
         """Key -> the reason why its record cannot be read. No rule decides on the job or node of such a
         record."""
@@ -139,20 +145,30 @@ class View:
         return None
 
     def _keep(self, family: keys.Family, held: Versioned[object]) -> None:
+        before = self._held[family.prefix].get(held.key)
+        if before is not None and isinstance(before.value, Event):
+            self._drop(family, held.key)  # it may have been about another job
         self._held[family.prefix][held.key] = held
-        about = self._changing(family, held.key)
+        about = self._changing(family, held.key, held)
         if about is not None:
             about.setdefault(family.prefix, {})[held.key] = held
 
     def _drop(self, family: keys.Family, key: str) -> None:
-        self._held[family.prefix].pop(key, None)
-        about = self._changing(family, key) if keys.is_well_formed(key) else None
+        held = self._held[family.prefix].pop(key, None)
+        about = self._changing(family, key, held) if keys.is_well_formed(key) else None
         if about is not None:
             about.get(family.prefix, {}).pop(key, None)
 
-    def _changing(self, family: keys.Family, key: str) -> dict[str, _Records] | None:
-        """The records about the job or node of a key that changes; None for a key about neither."""
+    def _changing(
+        self, family: keys.Family, key: str, held: Versioned[object] | None
+    ) -> dict[str, _Records] | None:
+        """The records about the job or node of a key that changes; None for a key about neither.
+
+        An event names its job in its record, which is `held`.
+        """
         job, node = keys.subject_of(key)
+        if held is not None and isinstance(held.value, Event):
+            job = held.value.job
         self._whole.pop(family.prefix, None)
         if family.prefix in ("jobs/", "deleted/") or keys.deleted(job) in self._held["deleted/"]:
             self._whole.pop(_STRAYS, None)
@@ -171,12 +187,12 @@ class View:
         that makes up incarnations crowds out those of its own node only.
         """
         lives = self._beats.pop(node, {})
-        lives.pop(incarnation, None)
-        lives[incarnation] = seen
+        before = lives.pop(incarnation, None)
+        lives[incarnation] = settled(before, seen, self._timing) if before is not None else seen
         if len(lives) > MAX_LIVES:
             del lives[next(iter(lives))]
         self._beats[node] = lives
-        self._changed_nodes.add(node)
+        self._fold_beat(node)
         if len(self._beats) > MAX_BEATS:
             crowded_out = next(iter(self._beats))
             del self._beats[crowded_out]
@@ -200,7 +216,6 @@ class View:
         wall_ms: int,
         since_ms: int,
         token: LeaderToken,
-        timing: Timing,
         etcd_since_ms: int = 0,
         word: Word | None = None,
     ) -> Snapshot:
@@ -213,7 +228,7 @@ class View:
             since_ms=since_ms,
             revision=self.revision,
             token=token,
-            timing=timing,
+            timing=self._timing,
             etcd_since_ms=etcd_since_ms,
             nodes=self._nodes,
             jobs=self._jobs,
@@ -229,7 +244,8 @@ class View:
             claims=self.get(Claims, keys.CLAIMS),
             cluster=self.get(ClusterRecord, keys.CLUSTER),
             time=self.get(ClusterTime, keys.TIME),
-            word=word or Word(""),
+            word=word or _NO_WORD,
+            news=self._news,
         )
 
     def _once(self, name: str, make: Callable[[], T]) -> T:
@@ -254,25 +270,38 @@ class View:
         names = {keys.parse(key)[0] for key in self._held["deleted/"]}
         names -= {keys.parse(key)[0] for key in self._held["jobs/"]}
         for family in keys.FAMILIES if names else ():
-            if family.prefix != "deleted/":
+            if family.prefix not in ("deleted/", "events/"):
                 for name in sorted(names & self._about_jobs.keys()):
                     yield from self._about_jobs[name].get(family.prefix, {}).values()
 
     def _fold_nodes(self) -> None:
         """Make the changed nodes again. Earlier snapshots keep the mappings that they have."""
-        if not self._changed_nodes:
+        if not self._changed_nodes and not self._beaten:
             return
-        nodes, left = dict(self._nodes), dict(self._nodes_aside)
+        nodes, left = {**self._nodes, **self._beaten}, dict(self._nodes_aside)
         unreadable = self._unreadable_of("node")
         for name in self._changed_nodes:
             why = unreadable.get(name)
             _put(left, name, why)
+            self._news += 1
             _put(nodes, name, self._node(name, is_aside=why is not None))
             _forget_empty(self._about_nodes, name)
         if nodes.keys() != self._nodes.keys():
             nodes = {name: nodes[name] for name in sorted(nodes)}
-        self._nodes, self._nodes_aside = nodes, left
-        self._changed_nodes = set()
+        # Whoever has read what is set aside reads it again only after a change.
+        self._nodes, self._nodes_aside = nodes, left if left != self._nodes_aside else self._nodes_aside
+        self._changed_nodes, self._beaten = set(), {}
+
+    def _fold_beat(self, name: str) -> None:
+        """Give a node its last beat, and note whether that is news."""
+        before = self._beaten.get(name) or self._nodes.get(name)
+        if before is None or name in self._changed_nodes:
+            return
+        state = self._with_beats(before)
+        if state.heard_before_ms != before.heard_before_ms or is_news(before.beat, state.beat, self._timing):
+            self._news += 1
+            state = replace(state, news=self._news)
+        self._beaten[name] = state
 
     def _fold_jobs(self) -> None:
         """Make the changed jobs again; set aside those of which a record cannot be read, or that make no
@@ -292,7 +321,7 @@ class View:
             _put(jobs, name, state)
             _put(left, name, self._set_aside(name, why) if why is not None else None)
             _forget_empty(self._about_jobs, name)
-        self._jobs, self._aside = jobs, left
+        self._jobs, self._aside = jobs, left if left != self._aside else self._aside
         self._changed_jobs = set()
 
     def _unreadable_of(self, kind: str) -> dict[str, Left]:
@@ -335,6 +364,7 @@ class View:
             beat=None,
             gpus=self.get(GpuReport, keys.gpus(name)),
             pardon=self.get(Pardon, keys.pardon(name)),
+            news=self._news,
         )
         known = incarnation or state.marks or state.appeals or state.cordon or is_aside
         return self._with_beats(state) if known else None
@@ -344,8 +374,20 @@ class View:
             return state
         life, lives = state.incarnation.value, self._beats.get(state.node, {})
         before = [lives[each].received_ms for each in life.succeeds if each in lives]
-        beat = lives.get(life.incarnation)
-        return replace(state, beat=beat, heard_before_ms=max(before, default=None))
+        heard_before_ms = max(before, default=None)
+        # Not `replace`, which takes longer than all else that a beat costs.
+        return NodeState(
+            node=state.node,
+            incarnation=state.incarnation,
+            marks=state.marks,
+            appeals=state.appeals,
+            cordon_record=state.cordon_record,
+            beat=lives.get(life.incarnation),
+            gpus=state.gpus,
+            pardon=state.pardon,
+            heard_before_ms=heard_before_ms,
+            news=state.news,
+        )
 
     def _job(self, name: str) -> JobState | None:
         """A job's state; None until all of its records are there."""
@@ -377,6 +419,7 @@ class View:
             commits={held.value.ref: held for held in self._of_job("commits/", CommitRecord, name)},
             incidents={held.value.id: held for held in self._of_job("incidents/", Incident, name)},
             spares={held.value.node: held for held in self._of_job("spares/", Spare, name)},
+            events=tuple(sorted(self._of_job("events/", Event, name), key=lambda held: held.key)),
         )
 
 

@@ -44,6 +44,7 @@ from supervisor.control.decide.assess.stacks import to_dump
 from supervisor.control.decide.facts.cluster_time import ages
 from supervisor.control.decide.plan import Action, DeleteFiles, PowerOff, put, unchanged
 from supervisor.control.decide.reconcile import reconcile
+from supervisor.control.decide.rest.rests import Rests
 from supervisor.control.decide.set_aside import Left
 from supervisor.control.decide.snapshot import BeatSeen, Snapshot
 from supervisor.control.decide.view import MAX_BEATS, MAX_KEY, View
@@ -139,12 +140,13 @@ class ControlDaemon:
         self._beats: dict[tuple[str, str], Beat] = {}
         """(node, incarnation) -> the last beat that the loop has not taken in yet."""
         self._refused_until_ms = 0
-        self._view = View()
+        self._view = View(settings.timing)
         self._since_ms = clock.now_ms()
         self._turned_ms = self._since_ms
         self._etcd_since_ms = self._since_ms
         self._due_ms = self._since_ms
         self._decided: Assessments | None = None
+        self._rests = Rests()
         self._token: LeaderToken | None = None
         self._applier: Applier | None = None
         self._deletions: set[asyncio.Task[None]] = set()
@@ -252,13 +254,11 @@ class ControlDaemon:
         """The present snapshot, if this supervisor leads and has caught up with its own election."""
         if self._token is None or self._view.revision < self._token.create_revision:
             return None
-        timing = self._settings.timing
         picture = self._view.snapshot(
             self._clock.now_ms(),
             self._clock.wall_ms(),
             self._since_ms,
             self._token,
-            timing,
             self._etcd_since_ms,
             self._promiser.word,
         )
@@ -289,7 +289,7 @@ class ControlDaemon:
 
     def _stacks_wanted(self, node: str) -> tuple[str, ...] | None:
         known = self._glance()
-        return to_dump(known, node, self._say_broken) if known is not None else None
+        return to_dump(known, self._rests.suspicious, node, self._say_broken) if known is not None else None
 
     async def _campaign(self) -> None:
         while True:
@@ -342,7 +342,7 @@ class ControlDaemon:
         created = leader.create_revision if leader is not None else 0
         now_ms, wall_ms = self._clock.now_ms(), self._clock.wall_ms()
         token = LeaderToken(keys.LEADER, created)
-        picture = self._view.snapshot(now_ms, wall_ms, self._since_ms, token, self._settings.timing)
+        picture = self._view.snapshot(now_ms, wall_ms, self._since_ms, token)
         earlier = leader is not None and leader.value.supervisor == self._settings.supervisor
         leads = self._token is not None and self._token.create_revision == created
         self._promiser.settle(picture, self._say_broken, earlier_leads=earlier and not leads)
@@ -405,6 +405,7 @@ class ControlDaemon:
     def _take_over(self, token: LeaderToken) -> None:
         self._token = token
         self._applier = None
+        self._rests = Rests()
         self._sink.info(
             "this supervisor leads; it goes on from the records in etcd",
             supervisor=self._settings.supervisor,
@@ -439,7 +440,8 @@ class ControlDaemon:
                 self._may_take,
             )
         applier = self._applier
-        decisions = reconcile(picture, assessments)
+        decisions = reconcile(picture, assessments, self._rests)
+        self._tell_wrong_rests()
         try:
             await self._fix_cluster(applier)
             outcomes = await applier.run_all([each for each in decisions if isinstance(each, Action)])
@@ -461,6 +463,13 @@ class ControlDaemon:
                 self._sweeper.keep({each.switch.value.job_uuid for each in picture.jobs.values()})
                 self._begin(self._sweeper.sweep(picture.token, job.name, uuid, uri, known))
                 break
+
+    def _tell_wrong_rests(self) -> None:
+        """A sample has shown that a job or node was left out wrongly: a bug, of which nothing is lost."""
+        if self._rests.wrong:
+            text = "looks left out what was to be decided; all jobs and nodes are looked at again"
+            self._sink.error(text, what=", ".join(self._rests.wrong[:MOST_TOLD]))
+            self._rests = Rests()
 
     async def _park_broken(self, applier: Applier, picture: Snapshot) -> None:
         """Park the only job or node of which an action met an unexpected error; those that are not parked

@@ -60,9 +60,14 @@ class Assessments:
         self.snap = snap
         self._made: dict[str, Assessment] = {}
 
-    def of(self, job: JobState) -> Assessment:
-        """The assessment of a job of the snapshot."""
+    def of(self, job: JobState, snap: Snapshot | None = None) -> Assessment:
+        """The assessment of a job of the snapshot; `snap` is the same one, whose reads are noted."""
         found = self._made.get(job.name)
         if found is None:
-            found = self._made[job.name] = assess(self.snap, job)
+            found = self._made[job.name] = assess(snap or self.snap, job)
         return found
+
+    def suspects(self, job: JobState) -> bool:
+        """Whether the job was assessed, and has a task that may hang."""
+        found = self._made.get(job.name)
+        return found is not None and bool(found.liveness.judgement.suspected)

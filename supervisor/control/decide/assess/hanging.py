@@ -170,7 +170,7 @@ def _tasks(snap: Snapshot, job: JobState, there: tuple[Member, ...]) -> tuple[Ru
         if member.state is MemberState.DONE:
             continue
         picture = snap.nodes.get(member.placement.node)
-        if picture is None or _unheard_ms(snap, picture) >= snap.timing.suspect_ms:
+        if picture is None or snap.unheard_ms(picture) >= snap.timing.suspect_ms:
             return ()
         beat = beat_of(snap, member)
         if beat is not None and beat.ended:
@@ -226,12 +226,6 @@ def _saves(snap: Snapshot, job: JobState) -> list[Sign]:
         return []
     longest_ms = max((after - before for before, after in pairwise(made_ms)), default=-1)
     return [Sign(SAVE, snap.now_ms - made_ms[-1], longest_ms if len(made_ms) >= SAVES_LEAST else -1)]
-
-
-def _unheard_ms(snap: Snapshot, picture: NodeState) -> int:
-    """How old the last word on the node's tasks is: also for who has not listened all that time."""
-    age_ms = snap.now_ms - picture.beat.received_ms if picture.beat is not None else 0
-    return max(age_ms, snap.silence_ms(picture))
 
 
 def beat_of(snap: Snapshot, member: Member) -> TaskBeat | None:

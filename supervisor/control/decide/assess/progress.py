@@ -129,7 +129,7 @@ def suspicions(snap: Snapshot, job: JobState, found: Assessment) -> list[Action]
         )
         for kind, member, text in lines
     ]
-    told = {(held.value.kind, held.value.fields.get("attempt")) for held in snap.events} if actions else set()
+    told = {(held.value.kind, held.value.fields.get("attempt")) for held in job.events} if actions else set()
     return [each for each in actions if (each.kind, each.fields["attempt"]) not in told]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from functools import partial
 
 from supervisor.contract.containment import Tell, contained
@@ -12,15 +13,17 @@ from supervisor.control.decide.assess.members import MemberState
 from supervisor.control.decide.snapshot import JobState
 
 
-def to_dump(assessments: Assessments, node: str, tell: Tell) -> tuple[str, ...]:
+def to_dump(assessments: Assessments, suspicious: Collection[str], node: str, tell: Tell) -> tuple[str, ...]:
     """Attempts on a node whose stacks are wanted: those suspected, and all of a job that stands still.
 
-    An error about a job goes to `tell`, and nothing of the job is wanted.
+    `suspicious` names the jobs with a task that may hang. An error about a job goes to `tell`, and nothing of
+    the job is wanted.
     """
     wanted: list[str] = []
-    for job in assessments.snap.jobs.values():
-        with contained(partial(tell, job.name)):
-            wanted += _to_dump(assessments, job, node)
+    for name in suspicious:
+        job = assessments.snap.jobs.get(name)
+        with contained(partial(tell, name)):
+            wanted += _to_dump(assessments, job, node) if job is not None else ()
     return tuple(wanted)
 
 

@@ -16,7 +16,7 @@ from supervisor.contract.incident import Event
 from supervisor.contract.job.adopted_path import check_adopted
 from supervisor.contract.observed import AttemptState, Saves
 from supervisor.control.decide.plan import Action, short, unchanged
-from supervisor.control.decide.snapshot import JobState, Snapshot, Versioned
+from supervisor.control.decide.snapshot import JobState, Snapshot
 
 ELSEWHERE, CHANGING = "saves_elsewhere", "saves_at_changing_places"
 _MADE_UP = re.compile(r"/[t]mp[a-z0-9_]{8}(?:/|$)")
@@ -43,7 +43,7 @@ def tell(snap: Snapshot, job: JobState) -> list[Action]:
     found = advice(snap, job)
     if not found:
         return []
-    told = [(each.kind, each.fields.get("uuid"), each.fields.get("member")) for each in _events(snap, job)]
+    told = [(each.kind, each.fields.get("uuid"), each.fields.get("member")) for each in _events(job)]
     return [
         Action(each.kind, job.name, each.text, (unchanged(job.switch),), (), each.fields)
         for each in found
@@ -87,7 +87,7 @@ def _elsewhere(snap: Snapshot, job: JobState) -> Advice | None:
     keeps = (
         "save to os.environ['CHECKPOINT_DIR'], or to what `{checkpoint_dir}` in its command is filled with"
     )
-    before = _other_place(snap, job, fields, saves)
+    before = _other_place(job, fields, saves)
     if before or _MADE_UP.search(directory):
         places = f"{before}, then {directory}" if before else directory
         text = f"{name} saves to another directory at each start ({places}): the program must {keeps}"
@@ -114,9 +114,9 @@ def _has_ended(job: JobState, attempt: AttemptId) -> bool:
     return job.attempts[attempt].value.state is AttemptState.EXITED
 
 
-def _other_place(snap: Snapshot, job: JobState, fields: dict[str, str], saves: Saves) -> str:
+def _other_place(job: JobState, fields: dict[str, str], saves: Saves) -> str:
     """The directory in which an earlier attempt of the task saved, if this one does not; empty otherwise."""
-    for event in reversed(_events(snap, job)):
+    for event in reversed(_events(job)):
         said = event.fields
         if event.kind != ELSEWHERE or any(said.get(name) != fields[name] for name in ("uuid", "member")):
             continue
@@ -127,7 +127,6 @@ def _other_place(snap: Snapshot, job: JobState, fields: dict[str, str], saves: S
     return ""
 
 
-def _events(snap: Snapshot, job: JobState) -> list[Event]:
-    kinds, name = (ELSEWHERE, CHANGING), job.name
-    held: list[Versioned[Event]] = [each for each in snap.events if each.value.job == name]
-    return [each.value for each in held if each.value.kind in kinds]
+def _events(job: JobState) -> list[Event]:
+    kinds = (ELSEWHERE, CHANGING)
+    return [held.value for held in job.events if held.value.kind in kinds]

@@ -109,7 +109,7 @@ def tell(snap: Snapshot, job: JobState) -> list[Action]:
     beat = saver_beat(snap, job)
     if beat is None or job.switch.value.phase.ended:
         return []
-    told = [held for held in snap.events if held.value.kind in KINDS and held.value.job == job.name]
+    told = [held for held in job.events if held.value.kind in KINDS]
     found = (
         _failing(job, beat, told),
         _lagging(job, beat, told),

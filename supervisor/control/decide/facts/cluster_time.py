@@ -53,9 +53,10 @@ def ages(snap: Snapshot) -> Ages:
 
 def tick(snap: Snapshot) -> list[Action]:
     """Note the time, as long as there is a job."""
-    since_ms = [held.created_ms for held in (job.record for job in snap.jobs.values())]
-    last_ms = snap.time.seen_ms if snap.time is not None else min(since_ms, default=snap.now_ms)
-    if not snap.jobs or snap.now_ms - last_ms < TICK_MS:
+    if not snap.jobs:
+        return []
+    noted, since_ms = snap.time, (job.record.created_ms for job in snap.jobs.values())
+    if snap.now_ms - (noted.seen_ms if noted is not None else min(since_ms)) < TICK_MS:
         return []
     compares = (unchanged_or_absent(keys.TIME, snap.time),)
     return [Action("time", "", "", compares, (put(keys.TIME, ages(snap).noted(snap.revision)),))]

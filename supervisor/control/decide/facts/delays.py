@@ -40,7 +40,7 @@ def in_force(job: JobState) -> str:
     return explain(job, plan.value) if plan is not None and job.switch.value.phase is JobPhase.RUNNING else ""
 
 
-def tell(snap: Snapshot, job: JobState) -> list[Action]:
+def tell(job: JobState) -> list[Action]:
     """An event for the first delay that a plan meets on a node: its reason may change every second."""
     plan = job.next_plan or job.plan_in_force
     if plan is None or job.switch.value.phase.ended:
@@ -50,8 +50,8 @@ def tell(snap: Snapshot, job: JobState) -> list[Action]:
         return []
     told = {
         (held.value.fields.get("plan"), held.value.fields.get("node"))
-        for held in snap.events
-        if held.value.job == job.name and held.value.kind == DELAYED
+        for held in job.events
+        if held.value.kind == DELAYED
     }
     for delayed in found:
         fields = {"plan": delayed.plan_id, "node": delayed.node}

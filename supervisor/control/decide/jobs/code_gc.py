@@ -24,9 +24,9 @@ def tidy(snap: Snapshot) -> list[Action]:
     Who submits a job compares the archive's record in the same transaction, so that it cannot come to need
     one that goes at that moment.
     """
-    if snap.aside:
-        return []  # what such a job needs is not known
-    in_use = digests_in_use(snap)
+    if not snap.codes or snap.aside:
+        return []  # what a job needs that is set aside is not known
+    in_use = snap.once(digests_in_use)
     return [
         Action(
             kind="code_removed",

@@ -24,10 +24,9 @@ NEWS_MS = 10_000
 _REACH = {action: reach for reach, action in enumerate(GpuAction)}
 
 
-def decide(snap: Snapshot) -> list[Action]:
+def decide(snap: Snapshot, picture: NodeState) -> list[Action]:
     """Quarantines, drained nodes, and what is only told."""
-    nodes = (picture for picture in snap.nodes.values() if picture.node not in snap.nodes_aside)
-    return [action for picture in nodes for action in _of_node(snap, picture)]
+    return [] if picture.node in snap.nodes_aside else list(_of_node(snap, picture))
 
 
 def _of_node(snap: Snapshot, picture: NodeState) -> Iterator[Action]:

@@ -64,20 +64,17 @@ def taking(snap: Snapshot, job: JobState, placements: Iterable[Placement]) -> Ta
     return Taking(job.name, nodes, attempts, snap.token.create_revision, job.switch.mod_revision)
 
 
-def decide_nodes(snap: Snapshot) -> list[Action]:
+def decide(snap: Snapshot, picture: NodeState) -> list[Action]:
     """Marks, withdrawals and the removal of marks that nothing refers to any more."""
-    actions: list[Action] = []
-    for picture in snap.nodes.values():
-        if picture.node in snap.nodes_aside:
-            continue
-        actions += _mark_suspected(snap, picture)
-        actions += _withdraw(picture)
-        actions += _tell_return(snap, picture)
-        actions += _forget_marks(snap, picture)
-        actions += cordons.lift_what_is_over(snap, picture)
-    actions += _mark_vanished(snap)
-    actions += _give_up_disobedient(snap)
-    return actions
+    if picture.node in snap.nodes_aside:
+        return []
+    return [
+        *_mark_suspected(snap, picture),
+        *_withdraw(picture),
+        *_tell_return(snap, picture),
+        *_forget_marks(snap, picture),
+        *cordons.lift_what_is_over(snap, picture),
+    ]
 
 
 def _mark_suspected(snap: Snapshot, picture: NodeState) -> list[Action]:
@@ -119,27 +116,26 @@ def _patience_ms(snap: Snapshot, picture: NodeState) -> int:
     return snap.timing.d_ms if picture.appealed_ms() else snap.timing.suspect_ms
 
 
-def _mark_vanished(snap: Snapshot) -> list[Action]:
-    """Tasks placed on an incarnation whose key expired, or whose place another has taken."""
+def vanished(snap: Snapshot, job: JobState) -> dict[str, Action]:
+    """The marks of a job's nodes whose key expired, or whose place another incarnation has taken; by key."""
     actions: dict[str, Action] = {}
-    for job in snap.jobs.values():
-        for placement in _placements(job):
-            picture = snap.nodes.get(placement.node)
-            if promises.held_ms(snap, placement.node) or placement.node in snap.nodes_aside:
+    for placement in _placements(job):
+        picture = snap.nodes.get(placement.node)
+        if promises.held_ms(snap, placement.node) or placement.node in snap.nodes_aside:
+            continue
+        if picture is not None:
+            if picture.acts_for(placement.incarnation) or picture.mark_of(placement.incarnation):
                 continue
-            if picture is not None:
-                if picture.acts_for(placement.incarnation) or picture.mark_of(placement.incarnation):
-                    continue
-                if picture.incarnation is None and _has_just_appealed(snap, picture, placement.incarnation):
-                    continue
-                holder = picture.incarnation
-            else:
-                holder = None
-            compare = Absent(keys.node(placement.node)) if holder is None else unchanged(holder)
-            reason = "its key is gone" if holder is None else "another incarnation holds its key"
-            key = keys.lost(placement.node, placement.incarnation)
-            actions[key] = _mark(LostMark(placement.node, placement.incarnation, reason), compare)
-    return list(actions.values())
+            if picture.incarnation is None and _has_just_appealed(snap, picture, placement.incarnation):
+                continue
+            holder = picture.incarnation
+        else:
+            holder = None
+        compare = Absent(keys.node(placement.node)) if holder is None else unchanged(holder)
+        reason = "its key is gone" if holder is None else "another incarnation holds its key"
+        key = keys.lost(placement.node, placement.incarnation)
+        actions[key] = _mark(LostMark(placement.node, placement.incarnation, reason), compare)
+    return actions
 
 
 def _has_just_appealed(snap: Snapshot, picture: NodeState, incarnation: str) -> bool:
@@ -236,32 +232,31 @@ def _forget_marks(snap: Snapshot, picture: NodeState) -> list[Action]:
     return actions
 
 
-def _give_up_disobedient(snap: Snapshot) -> list[Action]:
-    """An agent that beats but has not ended an attempt in time is out of control (rule 10)."""
+def disobedient(snap: Snapshot, job: JobState) -> dict[str, Action]:
+    """The ends of nodes whose agents beat, but have not ended an attempt of a job in time; by node.
+
+    Such an agent is out of control (rule 10).
+    """
     actions: dict[str, Action] = {}
-    for job in snap.jobs.values():
-        # From the switch, which orders the end: its plan may have been prepared long before.
-        # Nor did anybody obey, or say that they had, while etcd was away.
-        ordered_ms = max(job.switch.seen_ms, snap.etcd_since_ms)
-        if snap.now_ms - ordered_ms < _obedience_ms(snap, job):
+    # From the switch, which orders the end: its plan may have been prepared long before.
+    # Nor did anybody obey, or say that they had, while etcd was away.
+    ordered_ms = max(job.switch.seen_ms, snap.etcd_since_ms)
+    if snap.now_ms - ordered_ms < _obedience_ms(snap, job):
+        return actions
+    for held in job.attempts.values():
+        report = held.value
+        picture = snap.nodes.get(report.node)
+        if picture is None or picture.incarnation is None or report.node in snap.nodes_aside:
             continue
-        for held in job.attempts.values():
-            report = held.value
-            picture = snap.nodes.get(report.node)
-            if picture is None or picture.incarnation is None or report.node in snap.nodes_aside:
-                continue
-            if not _should_have_ended(snap, job, report) and not _stays_too_long(snap, job, report):
-                continue
-            if _has_just_appealed(snap, picture, report.incarnation):
-                continue
-            mark = picture.mark_of(report.incarnation)
-            if (
-                picture.acts_for(report.incarnation)
-                and mark is None
-                and not promises.held_ms(snap, report.node)
-            ):
-                actions[picture.node] = _give_up(picture, picture.incarnation, held)
-    return list(actions.values())
+        if not _should_have_ended(snap, job, report) and not _stays_too_long(snap, job, report):
+            continue
+        if _has_just_appealed(snap, picture, report.incarnation):
+            continue
+        mark = picture.mark_of(report.incarnation)
+        acts = picture.acts_for(report.incarnation)
+        if acts and mark is None and not promises.held_ms(snap, report.node):
+            actions[picture.node] = _give_up(picture, picture.incarnation, held)
+    return actions
 
 
 def _obedience_ms(snap: Snapshot, job: JobState) -> int:

@@ -16,25 +16,19 @@ DISPROVED = "power_off_disproved"
 """Kind of the event that tells of a node that was alive after its device had said that it is off."""
 
 
-def decide(snap: Snapshot) -> list[PowerOff]:
+def decide(snap: Snapshot, picture: NodeState) -> list[PowerOff]:
     """One for each mark of a node that tasks may still run on. A leader repeats it until the mark changes."""
+    if picture.node in snap.nodes_aside or picture.cordon is not None or promises.held_ms(snap, picture.node):
+        return []
+    offs = _of_node(snap, picture)
     waited_for = {
         mark.key
-        for job in snap.jobs.values()
+        for job in (snap.jobs.values() if offs else ())
         if not job.switch.value.phase.ended
         for placement in not_dead(job)
-        if (picture := snap.nodes.get(placement.node)) is not None
-        and (mark := picture.mark_of(placement.incarnation)) is not None
+        if placement.node == picture.node and (mark := picture.mark_of(placement.incarnation)) is not None
     }
-    return [
-        off
-        for picture in snap.nodes.values()
-        if picture.node not in snap.nodes_aside
-        and picture.cordon is None
-        and not promises.held_ms(snap, picture.node)
-        for off in _of_node(snap, picture)
-        if off.mark.key in waited_for
-    ]
+    return [off for off in offs if off.mark.key in waited_for]
 
 
 def _of_node(snap: Snapshot, picture: NodeState) -> list[PowerOff]:

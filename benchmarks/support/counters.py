@@ -24,9 +24,7 @@ task, cluster = config["task"], tf.train.ClusterSpec(config["cluster"])
 server = tf.train.Server(cluster, job_name=task["type"], task_index=task["index"])
 if task["type"] == "ps":
     server.join()
-# Without a worker_device the chief would count on worker 0, and die with it.
-own = f"/job:{task['type']}/task:{task['index']}"
-with tf.device(tf.train.replica_device_setter(cluster=cluster, worker_device=own)):
+with tf.device(tf.train.replica_device_setter(cluster=cluster)):
     count = tf.assign_add(tf.train.get_or_create_global_step(), 1, use_locking=True)
 leads = task["type"] == "chief"
 directory = os.environ["CHECKPOINT_DIR"] if leads else None
@@ -43,7 +41,7 @@ with tf.train.MonitoredTrainingSession(
         print("step", counted, flush=True)
         time.sleep(0.05)
 """
-"""Each trainer logs each count. What it logs may hold counts that others have made by then."""
+"""Each trainer logs each count that it made: none is made twice."""
 
 COORDINATOR = """
 import json, os, time

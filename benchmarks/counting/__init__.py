@@ -1,1 +1,0 @@
-"""A benchmark: does a counter stay exact while workers die, come and leave?"""

@@ -1,0 +1,282 @@
+"""The jobs and nodes that a look need not visit again. Pure.
+
+Most jobs run and most nodes beat, and nothing has to be decided about them for seconds on end. A look that
+finds nothing about one keeps what was read of the snapshot for that (`watched.Reads`). Until any of it
+changes, the next look would find nothing again, and leaves it out. The decisions are the same as without
+that. The simulator compares them, and every few seconds a look visits one job and one node that rest, in
+turn, all the same.
+
+Two kinds of jobs never rest, as they wait for progress, which is no news: those with an open incident, and
+those with a task that may hang.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar, cast
+
+from supervisor.contract.incident import Outcome
+from supervisor.control.decide.plan import Action, Decision
+from supervisor.control.decide.rest.watched import NEVER, WHOLE, Fact, Reads, part_of, watch
+from supervisor.control.decide.snapshot import JobState, NodeState, Snapshot
+
+S = TypeVar("S")
+T = TypeVar("T")
+
+SAMPLE_MS = 2_000
+UNHURRIED = frozenset({"straggler"})
+"""The kinds of what is only told, and follows from the pace of tasks: at the next visit is soon enough."""
+
+
+@dataclass(slots=True)
+class Visit(Generic[S]):
+    """A job or a node that a look turns to, or the cluster as a whole.
+
+    Attributes:
+        is_sample: it rests, and is visited to see whether it should.
+        made: what was decided about it so far.
+    """
+
+    subject: S
+    reads: Reads
+    known: Rests
+    is_sample: bool = False
+    made: list[Decision] = field(default_factory=list)
+
+    def of(self, snap: Snapshot) -> Snapshot:
+        """The snapshot in which the reads of this visit are noted."""
+        return watch(snap, self.reads, self.known)
+
+    def found(self, decisions: Iterable[Decision]) -> Iterable[Decision]:
+        """Note the decisions of a rule about it."""
+        self.made += decisions
+        return decisions
+
+
+@dataclass(slots=True)
+class _Rest:
+    """What was read when nothing was found to decide, or for a fact.
+
+    `due_ms`: until then no answer about time changes. `epoch`: in which all else was compared last.
+    """
+
+    reads: Reads
+    job: JobState | None = None
+    due_ms: float = -math.inf
+    epoch: int = -1
+
+
+@dataclass(slots=True)
+class _Known:
+    """A fact about whole snapshots. `jobs`: those of the snapshot in which it was compared last."""
+
+    value: object
+    rest: _Rest
+    jobs: Mapping[str, JobState]
+
+
+class _At:
+    """A snapshot without notes of what is read of it. `is_next`: it is the one that the look began with."""
+
+    __slots__ = ("is_next", "jobs", "nodes", "now_ms", "snap")
+
+    def __init__(self, snap: Snapshot, *, is_next: bool = False) -> None:
+        self.snap, self.is_next = snap, is_next
+        self.now_ms = cast("int", part_of(snap, "now_ms"))
+        self.nodes = cast("Mapping[str, NodeState]", part_of(snap, "nodes"))
+        self.jobs = cast("Mapping[str, JobState]", part_of(snap, "jobs"))
+
+
+def hurried(decisions: Iterable[Decision]) -> list[Decision]:
+    """Those that no look may leave out."""
+    return [each for each in decisions if not isinstance(each, Action) or each.kind not in UNHURRIED]
+
+
+class Rests:
+    """What rests, from look to look. One that is new knows of nothing that does, so that all is visited."""
+
+    def __init__(self) -> None:
+        self._nodes: dict[str, _Rest] = {}
+        self._jobs: dict[str, _Rest] = {}
+        self._cluster: dict[str, _Rest] = {}
+        self._facts: dict[Fact, _Known] = {}
+        self._whole: dict[str, object] = {}
+        self._at: _At | None = None
+        self._epoch = 0
+        """The number of different snapshots so far, but for time and progress."""
+        self._changed: set[str] = set()
+        """The parts in which this one differs from the one before."""
+        self._newer: set[str] = set()
+        """The nodes of which there is news since."""
+        self._turn, self._turned_ms = 0, -SAMPLE_MS
+        self._samples = False
+        self.suspicious: set[str] = set()
+        """Jobs with a task that may hang."""
+        self.wrong: list[str] = []
+        """Jobs and nodes that did not rest rightly: a sample found something to decide."""
+
+    def begin(self, snap: Snapshot) -> None:
+        """A look begins."""
+        at, before = _At(snap, is_next=True), self._at
+        whole = {name: part_of(snap, name) for name in WHOLE}
+        changed = {name for name, part in whole.items() if _differs(part, self._whole.get(name))}
+        if changed:
+            self._epoch, self._changed, self._newer = self._epoch + 1, changed, set()
+            if "news" in changed and before is not None:
+                last = before.snap.news
+                self._newer = {name for name, state in at.nodes.items() if state.news > last}
+                self._newer |= before.nodes.keys() - at.nodes.keys()
+            self._whole = whole
+            _forget(self._nodes, at.nodes)
+            _forget(self._jobs, at.jobs)
+            self.suspicious &= at.jobs.keys()
+        self._at = at
+        self._samples = at.now_ms - self._turned_ms >= SAMPLE_MS
+        if self._samples:
+            self._turn, self._turned_ms = self._turn + 1, at.now_ms
+
+    def cluster(self) -> list[Visit[str]]:
+        """One visit, for what is decided about the cluster as a whole, if that does not rest."""
+        at = self._begun()
+        rest = self._cluster.get("")
+        rests = rest is not None and self._rests(rest, at)
+        return [] if rests else [Visit("", Reads(at.now_ms), self)]
+
+    def nodes(self) -> list[Visit[NodeState]]:
+        """The nodes that do not rest, and now and then one that does."""
+        at, epoch = self._begun(), self._epoch
+        now_ms, turn, visits = at.now_ms, self._sampled(len(at.nodes)), []
+        for number, (name, picture) in enumerate(at.nodes.items()):
+            rest = self._nodes.get(name)
+            rests = rest is not None and (
+                (rest.epoch == epoch and now_ms < rest.due_ms) or self._rests(rest, at)
+            )
+            if not rests or number == turn:
+                visit = Visit(picture, Reads(now_ms), self, rests)
+                visit.reads.nodes[name] = picture.news
+                visits.append(visit)
+        return visits
+
+    def jobs(self) -> list[Visit[JobState]]:
+        """The jobs that do not rest, and now and then one that does; what was submitted first comes first."""
+        at, epoch = self._begun(), self._epoch
+        now_ms, turn, visits = at.now_ms, self._sampled(len(at.jobs)), []
+        for number, (name, job) in enumerate(at.jobs.items()):
+            rest = self._jobs.get(name)
+            rests = (
+                rest is not None
+                and rest.job is job
+                and ((rest.epoch == epoch and now_ms < rest.due_ms) or self._rests(rest, at))
+            )
+            if not rests or number == turn:
+                visits.append(Visit(job, Reads(now_ms), self, rests))
+        return sorted(visits, key=lambda visit: visit.subject.record.create_revision)
+
+    def _begun(self) -> _At:
+        assert self._at is not None, "a look begins first"
+        return self._at
+
+    def _sampled(self, there: int) -> int:
+        """The number of the one that is visited although it rests; -1 for none."""
+        return self._turn % there if there and self._samples else -1
+
+    def keep(
+        self,
+        cluster: Iterable[Visit[str]],
+        nodes: Iterable[Visit[NodeState]],
+        jobs: Iterable[Visit[JobState]],
+    ) -> None:
+        """A look is over: what it found nothing about rests."""
+        for visit in cluster:
+            _settle(self._cluster, visit.subject, visit)
+        for about in nodes:
+            self._judge(about, f"node {about.subject.node}")
+            _settle(self._nodes, about.subject.node, about)
+        for each in jobs:
+            self._judge(each, f"job {each.subject.name}")
+            _settle(self._jobs, each.subject.name, each, each.subject)
+
+    def _judge(self, visit: Visit[S], name: str) -> None:
+        if visit.is_sample and hurried(visit.made):
+            self.wrong.append(name)
+
+    def suspect(self, visit: Visit[JobState], *, suspected: bool) -> None:
+        """Whether a task of a visited job may hang."""
+        name = visit.subject.name
+        self.suspicious = self.suspicious | {name} if suspected else self.suspicious - {name}
+        waits = any(held.value.outcome is Outcome.OPEN for held in visit.subject.incidents.values())
+        if suspected or waits:
+            visit.reads.hold(0)
+
+    def of(self, fact: Callable[[Snapshot], T], snap: Snapshot) -> T:
+        """A fact about a snapshot: the same object for as long as it is equal."""
+        return self._fact(fact, _At(snap))
+
+    def _fact(self, fact: Callable[[Snapshot], T], at: _At) -> T:
+        known = self._facts.get(fact)
+        if known is not None:
+            rest = known.rest
+            same = rest.epoch == self._epoch and known.jobs is at.jobs and at.now_ms < rest.due_ms
+            if same or self._rests(rest, at):
+                known.jobs = at.jobs
+                return cast("T", known.value)
+        reads = Reads(at.now_ms)
+        value: object = fact(watch(at.snap, reads, self))
+        if known is not None and known.value == value:
+            value = known.value
+        made = self._facts[fact] = _Known(value, _Rest(reads), at.jobs)
+        self._rests(made.rest, at)
+        return cast("T", value)
+
+    def _rests(self, rest: _Rest, at: _At) -> bool:
+        """Whether all that was read is still so."""
+        reads, now_ms = rest.reads, at.now_ms
+        if now_ms >= reads.until_ms:
+            return False
+        if at.is_next and rest.epoch == self._epoch - 1:
+            if not self._changed.isdisjoint(reads.whole) or not self._newer.isdisjoint(reads.nodes):
+                return False
+        elif not _is_same(reads, at):
+            return False
+        due_ms = reads.until_ms
+        for name, patience_ms in reads.patience_ms.items():
+            beat = at.nodes[name].beat
+            due_ms = min(due_ms, beat.received_ms + patience_ms) if beat is not None else -math.inf
+        for fact, value in reads.facts.items():
+            if self._fact(fact, at) is not value:
+                return False
+            due_ms = min(due_ms, self._facts[fact].rest.due_ms)
+        # What was read of a snapshot with plans of this look is compared part by part the next time.
+        rest.due_ms, rest.epoch = due_ms, self._epoch if at.jobs is self._begun().jobs else -1
+        return now_ms < due_ms
+
+
+def _is_same(reads: Reads, at: _At) -> bool:
+    """Whether what was read is there again, but for time and facts."""
+    if any(_differs(part_of(at.snap, name), value) for name, value in reads.whole.items()):
+        return False
+    for name, news in reads.nodes.items():
+        state = at.nodes.get(name)
+        if (state.news if state is not None else NEVER) != news:
+            return False
+    return True
+
+
+def _settle(rests: dict[S, _Rest], name: S, visit: Visit[T], job: JobState | None = None) -> None:
+    if not visit.made:
+        rests[name] = _Rest(visit.reads, job)
+    else:
+        rests.pop(name, None)
+
+
+def _forget(rests: dict[str, _Rest], there: Mapping[str, object]) -> None:
+    if len(rests) > len(there):
+        for name in rests.keys() - there.keys():
+            del rests[name]
+
+
+def _differs(one: object, other: object) -> bool:
+    """Whether a part of a snapshot has changed. Mappings are made anew then."""
+    return one is not other and (type(one) is not int or one != other)
