@@ -19,12 +19,14 @@ from functools import cache
 from types import MappingProxyType
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from supervisor.contract.bounds import number_objection, text_objection, whole_text
+from supervisor.contract.bounds import MAX_INT, number_objection, text_objection, whole_text
 from supervisor.contract.errors import IncompatibleRecord, NewerRelease
 
 VERSION = 1
 NEEDED = MappingProxyType({"needed": True})
 """The metadata of a field that no reader may ignore."""
+
+_JSON = json.JSONEncoder(separators=(",", ":"), sort_keys=True, allow_nan=False)
 
 T = TypeVar("T")
 Decoder = Callable[[object], object]
@@ -40,7 +42,7 @@ def encode(value: object) -> bytes:
     envelope = {"v": VERSION, "record": "+".join((type(value).__name__, *sorted(_needs(value))))}
     assert not envelope.keys() & fields.keys(), f"{envelope['record']} has a field of the envelope's name"
     body = envelope | fields
-    return json.dumps(body, separators=(",", ":"), sort_keys=True, allow_nan=False).encode()
+    return _JSON.encode(body).encode()
 
 
 def decode(kind: type[T], raw: bytes) -> T:
@@ -72,6 +74,8 @@ def decode(kind: type[T], raw: bytes) -> T:
 
 def to_plain(value: object) -> object:
     """Turn dataclasses, enums, tuples and scalars into values that `json.dumps` accepts."""
+    if type(value) is str:  # as most are
+        return value if value.isascii() else whole_text(value)
     if isinstance(value, Enum):
         return value.value
     if isinstance(value, str):
@@ -100,7 +104,12 @@ def from_plain(kind: type[T], body: object) -> T:
 def _plain_fields(value: object) -> dict[str, object]:
     assert dataclasses.is_dataclass(value), f"cannot encode {value!r}"
     assert not isinstance(value, type), f"cannot encode the class {value!r}"
-    return {field.name: to_plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    return {name: to_plain(getattr(value, name)) for name in _names(type(value))}
+
+
+@cache
+def _names(kind: Any) -> tuple[str, ...]:
+    return tuple(field.name for field in dataclasses.fields(kind))
 
 
 def _needs(value: object) -> set[str]:
@@ -199,6 +208,9 @@ def _tuple_decoder(hint: Any) -> Decoder:
 
 def _scalar_decoder(hint: type) -> Decoder:
     def read(body: object) -> object:
+        # Most are whole numbers or plain texts, and are taken as they are.
+        if type(body) is hint and (body.isascii() if isinstance(body, str) else _is_small(body)):
+            return body
         if type(body) is not hint and not (hint is float and type(body) is int):
             raise IncompatibleRecord(f"expected {hint.__name__}, found {type(body).__name__}")
         if isinstance(body, str):
@@ -208,6 +220,10 @@ def _scalar_decoder(hint: type) -> Decoder:
         return float(body) if hint is float and isinstance(body, int) else body
 
     return read
+
+
+def _is_small(body: object) -> bool:
+    return isinstance(body, int) and -MAX_INT <= body <= MAX_INT
 
 
 def _whole(text: str) -> str:
