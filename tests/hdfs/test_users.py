@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import time
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
@@ -15,6 +16,7 @@ from agent.checkpoints.local_copies import LocalCopies
 from agent.checkpoints.saver import Saver, SaverSite
 from recovery.retention.collect import delete_checkpoint
 from recovery.stores.allowed import AllowedStores
+from recovery.stores.code import CodeReader
 from recovery.stores.hdfs_client import HdfsClient
 from recovery.stores.open import Stores
 from supervisor.adapters import service
@@ -29,15 +31,22 @@ from supervisor.cli.checks import model
 from supervisor.cli.cluster.findings import Finding, State
 from supervisor.contract import codec, keys
 from supervisor.contract.access import Caller, Kind, Role, Standing
-from supervisor.contract.boundaries import ModifiedAt, Put
+from supervisor.contract.boundaries import Delete, ModifiedAt, Put
 from supervisor.contract.checkpoint import CheckpointRef, CommitState
+from supervisor.contract.code import CHUNK_BYTES, CodePart
+from supervisor.contract.desired import ClusterRecord
 from supervisor.contract.errors import Refused, StoreUnreachable
 from supervisor.contract.job.spec import JobRecord
+from supervisor.contract.timing import FAST
 from supervisor.contract.views.jobs import SubmitRequest
+from supervisor.control.decide.plan import put
+from supervisor.control.loop.code_sweep import CodeSweep
+from supervisor.control.services.code_uploads import CodeUploads
 from supervisor.control.services.jobs import JobService
 from tests.checkpoints.world import COMMIT, NODE, World, save
 from tests.cli.agent_config import write_config
 from tests.control.leader import Leader, other_job
+from tests.support.builders import code_archive
 from tests.support.secure_hdfs import CLIENT, SERVER, SecureHdfs
 from tests.support.sinks import ListSink
 from tests.support.users import processes_of_users
@@ -203,6 +212,27 @@ async def test_an_agent_commits_as_the_owner(cluster: SecureHdfs, stores: Stores
     assert not (await store.list(record.path)).files
     assert not owners(cluster, "/jobs/ann/committed") - {"ann"}
     await world.coordination.close()
+
+
+async def test_shipped_code_is_written_read_and_removed_as_the_user_of_its_store(
+    cluster: SecureHdfs, stores: Stores
+) -> None:
+    world = Leader().world
+    world.write(put(keys.CLUSTER, ClusterRecord("c", "fast", FAST.d_ms, uuid="us")))
+    etcd = MemoryCoordination(world.store)
+    uploads = CodeUploads(etcd, world.snapshot, stores.open, lambda: "id")
+    uploads.store = at(cluster, "ann", "/jobs/ann/code")
+    ref, data = code_archive(CHUNK_BYTES + 5)
+    texts = [base64.b64encode(each).decode() for each in (data[:CHUNK_BYTES], data[CHUNK_BYTES:])]
+    for index, text in enumerate(texts):
+        await uploads.put(CodePart(ref.digest, ref.size, index, text))
+    assert (await uploads.find(ref)).complete
+    reader = CodeReader(etcd, stores.open, ref.digest)
+    assert await reader.read(0) + await reader.read(1) == data
+    assert owners(cluster, "/jobs/ann/code") == {"ann"}
+    assert world.store.commit([], [Delete(keys.shipped(ref.digest))], []).succeeded
+    await CodeSweep(etcd, stores.open, world.snapshot, uploads.store, ListSink()).sweep()
+    assert (await stores.open(uploads.store).list("us")).directories == ()
 
 
 async def test_doctor_shows_whom_hdfs_does_not_let_an_agent_be(
