@@ -14,6 +14,7 @@ import itertools
 import json
 import math
 import random
+import signal
 import statistics
 import subprocess
 import sys
@@ -349,6 +350,8 @@ def main() -> int:
     if flags.tasks < 3:
         parser.error("--tasks: a job has a chief, a ps and one worker or more")
     about = machine()
+    # An exception ends what was started; the signal alone would not.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     with tempfile.TemporaryDirectory(prefix="load-") as scratch:
         root = flags.keep or Path(scratch)
         root.mkdir(parents=True, exist_ok=True)

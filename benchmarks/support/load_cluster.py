@@ -88,12 +88,15 @@ class LoadCluster:
         return self.root / "client.yaml"
 
     async def __aenter__(self) -> Self:
-        self._stack.enter_context(self._etcd)
-        self._stack.push_async_callback(self._end)
-        for name in SUPERVISORS:
-            self.start_supervisor(name)
-        config = {"cluster": CLUSTER, "supervisors": [self._socket(name) for name in SUPERVISORS]}
-        self.client_config.write_text(json.dumps(config))
+        async with AsyncExitStack() as stack:
+            stack.enter_context(self._etcd)
+            stack.push_async_callback(self._end)
+            for name in SUPERVISORS:
+                self.start_supervisor(name)
+            config = {"cluster": CLUSTER, "supervisors": [self._socket(name) for name in SUPERVISORS]}
+            self.client_config.write_text(json.dumps(config))
+            # What has been started so far ends here where the rest cannot be started.
+            self._stack = stack.pop_all()
         return self
 
     async def __aexit__(

@@ -219,10 +219,13 @@ class EtcdCluster:
         return [member.endpoint for member in self.members]
 
     def __enter__(self) -> Self:
-        for member in self.members:
-            member.start()
-        for member in self.members:
-            member.wait_ready()
+        with contextlib.ExitStack() as stack:
+            for member in self.members:
+                stack.push(member)
+                member.start()
+            for member in self.members:
+                member.wait_ready()
+            stack.pop_all()
         return self
 
     def __exit__(
