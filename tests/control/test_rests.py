@@ -191,3 +191,5 @@ def test_a_beat_that_was_under_way_for_longer_tells_of_no_later_step() -> None:
     assert not is_news(before, found, FAST)
     again = BeatSeen(1_300, {"a": TaskBeat("a", 8, 20, 1, 1_200, signs=(Sign("step", 20, 100),))})
     assert settled(before, again, FAST) == again
+    soon = BeatSeen(1_300, {"a": TaskBeat("a", 8, 690, 1, 1_200, signs=(Sign("step", 690, 100),))})
+    assert settled(before, soon, FAST) == soon, "it has made a step"

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from recovery.policy.hangs import STEP
 from supervisor.contract.observed import SaverBeat, Sign, TaskBeat
 from supervisor.contract.timing import Timing
 from supervisor.control.decide.snapshot import BeatSeen
@@ -34,20 +35,21 @@ def settled(before: BeatSeen, beat: BeatSeen, timing: Timing) -> BeatSeen:
 
 
 def _settled(before: TaskBeat, task: TaskBeat, passed_ms: int, slack_ms: int) -> TaskBeat:
-    step_age_ms = _age(before.step_age_ms, task.step_age_ms, passed_ms, slack_ms)
-    signs = task.signs
+    def age(name: str, before_ms: int, age_ms: int) -> int:
+        due_ms = before_ms + passed_ms
+        stands_still = name != STEP or task.step == before.step
+        same = stands_still and min(before_ms, age_ms) >= 0 and abs(age_ms - due_ms) <= slack_ms
+        return due_ms if same else age_ms
+
+    step_age_ms, signs = age(STEP, before.step_age_ms, task.step_age_ms), task.signs
     if len(signs) == len(before.signs):
         pairs = zip(before.signs, signs, strict=True)
-        ages = [_age(old.age_ms, new.age_ms, passed_ms, slack_ms) for old, new in pairs]
-        signs = tuple(Sign(sign.name, age, sign.pause_ms) for age, sign in zip(ages, signs, strict=True))
+        signs = tuple(
+            Sign(new.name, age(new.name, old.age_ms, new.age_ms), new.pause_ms) for old, new in pairs
+        )
     if signs == task.signs and step_age_ms == task.step_age_ms:
         return task
     return replace(task, step_age_ms=step_age_ms, signs=signs)
-
-
-def _age(before_ms: int, age_ms: int, passed_ms: int, slack_ms: int) -> int:
-    due_ms = before_ms + passed_ms
-    return due_ms if before_ms >= 0 and age_ms >= 0 and abs(age_ms - due_ms) <= slack_ms else age_ms
 
 
 def is_news(before: BeatSeen | None, beat: BeatSeen | None, timing: Timing) -> bool:

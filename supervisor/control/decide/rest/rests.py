@@ -37,6 +37,7 @@ class Visit(Generic[S]):
     Attributes:
         is_sample: it rests, and is visited to see whether it should.
         made: what was decided about it so far.
+        seen: the snapshot that `of` was asked for last, without and with notes.
     """
 
     subject: S
@@ -44,10 +45,13 @@ class Visit(Generic[S]):
     known: Rests
     is_sample: bool = False
     made: list[Decision] = field(default_factory=list)
+    seen: tuple[Snapshot, Snapshot] | None = None
 
     def of(self, snap: Snapshot) -> Snapshot:
         """The snapshot in which the reads of this visit are noted."""
-        return watch(snap, self.reads, self.known)
+        if self.seen is None or self.seen[0] is not snap:
+            self.seen = snap, watch(snap, self.reads, self.known)
+        return self.seen[1]
 
     def found(self, decisions: Iterable[Decision]) -> Iterable[Decision]:
         """Note the decisions of a rule about it."""
