@@ -181,7 +181,7 @@ class Cluster:
         """The number of waiting jobs that find places, if each is asked alone."""
         prepare: Any = importlib.import_module("supervisor.control.decide.jobs.prepare")
         waiting = self._desired.JobPhase.WAITING
-        snap: Any = self._view.snapshot(self._now_ms, 0, self._since_ms, self._token, self._timing)
+        snap: Any = self._view.snapshot(self._now_ms, 0, self._since_ms, self._token, *self._timed)
         jobs = [job for job in snap.jobs.values() if job.switch.value.phase is waiting]
         return sum(not prepare.find_places(snap, job).waiting_for for job in jobs)
 
