@@ -91,7 +91,7 @@ def _prepare(path: Path, *, fence: bool) -> tuple[AgentConfig, dict[str, str], s
 
 
 async def _fence(config: AgentConfig, sink: Logger) -> None:
-    coordination = service.connect(config)
+    coordination = service.connect(config, config.node)
     runtime, _ = _runtime(config, sink, other_users(config))
     state_file = LockedStateFile(Path(config.state_dir), Path(config.socket_dir))
     given = Fencing(
@@ -176,7 +176,7 @@ def _outside(
     config: AgentConfig, sink: Logger, links: GrpcLinks, files: AttemptFiles, stores: Stores
 ) -> Outside:
     clock, state_dir = BootClock(), Path(config.state_dir)
-    coordination = service.connect(config)
+    coordination = service.connect(config, config.node)
     parent, hadoop = Path(config.checkpoint_parent), config.hadoop.settings()
     budget = config.checkpoint_budget
     disk = ThreadPoolExecutor(DISK_THREADS, "checkpoints")

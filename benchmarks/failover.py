@@ -18,11 +18,11 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Coroutine
-from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from benchmarks.support.figures import Figures, Goal, figures, machine
+from benchmarks.support.nodes import agent_of, kill_on, node_back
 from benchmarks.support.quiet import Quiet
 from benchmarks.support.spares import spares_warm
 from benchmarks.support.subjects import until
@@ -193,7 +193,7 @@ class Rounds:
         devices = [
             {
                 "command": [sys.executable, str(FENCE)],
-                "options": {"directory": str(layout.state / node.replace("node-", "agent-"))},
+                "options": {"directory": str(layout.state / agent_of(node))},
                 "nodes": [node],
             }
             for node in sorted(self._watch.nodes)
@@ -210,26 +210,16 @@ class Rounds:
         await self._healthy()
         await self._spares_warm()
         node, tasks = self._next_node()
-        member = node.replace("node-", "agent-")
         before = self._log.processes()
-        doomed = kernel.using(self._cluster.layout.state / member) if all_of_it else []
-        killed_ns = time.monotonic_ns()
-        for ref in doomed:
-            with suppress(ProcessLookupError):
-                os.kill(ref.pid, signal.SIGKILL)
+        killed_ns = kill_on(self._cluster, node) if all_of_it else time.monotonic_ns()
         stopping = asyncio.create_task(
-            asyncio.to_thread(self._cluster.stop_member, member, int(signal.SIGKILL))
+            asyncio.to_thread(self._cluster.stop_member, agent_of(node), int(signal.SIGKILL))
         )
         ended_ms = await self._ended(tasks, killed_ns)
         await stopping
         first_ms = await self._first_new_step(killed_ns, before)
         await self._healthy()
-        await asyncio.to_thread(self._cluster.start_member, member)
-        # The machine has not really been off: its boot is the same one, which disproves its fence device.
-        await self._until(lambda: self._state(node) in ("ready", "cordoned"), f"{node} again")
-        if self._state(node) == "cordoned":
-            await self._watch.client.uncordon(node)
-        await self._until(lambda: self._ready(node), f"{node} ready again")
+        await node_back(self._cluster, self._watch, node, WAIT_S)
         self._results.add(
             name,
             {"tasks ended": ended_ms, "first new step": first_ms},

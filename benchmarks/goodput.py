@@ -1,10 +1,15 @@
-"""`python -m benchmarks.goodput`: what is left of training when a random task is killed every minute?
+"""`python -m benchmarks.goodput`: what is left of training when a task or a node is lost every minute?
 
-The same job runs twice for the same time, each on a fresh cluster: undisturbed, and with one SIGKILL at a
-random moment of each minute, of a random task. Goodput is the steps that the job is ahead at the end of its
-time, killed against undisturbed; steps that were rolled back are not ahead. `--with-loop` adds plain
-TensorFlow with a shell loop around each task, under the same kills. JSON on standard output, progress on
+The same job runs twice for the same time, each on a fresh cluster: undisturbed, and with one fault at a
+random moment of each minute. Every third one is the loss of a worker's node: its agent, its launchers and its
+task are killed together, the worker moves, and the node is back before the next fault. The others are a
+SIGKILL of a random task. Goodput is the steps that the job is ahead at the end of its time, disturbed against
+undisturbed; steps that were rolled back are not ahead. `--with-loop` adds plain TensorFlow with a shell loop
+around each task. There the loss of a node is a kill of the worker alone. JSON on standard output, progress on
 standard error.
+
+`cost_steps` of a fault are the steps that are missing until the next one, or the end, at the run's own pace:
+the median of its steps in five seconds.
 """
 
 from __future__ import annotations
@@ -18,15 +23,19 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from bisect import bisect_right
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
+from statistics import median
 
 from benchmarks.support.figures import Goal, machine
+from benchmarks.support.nodes import lose_node, node_back
 from benchmarks.support.subjects import ShellLoop, Subject, Supervised, until
 from examples.demo.job import Training, digits_job
 from examples.demo.steplog import StepLog
-from examples.demo.watch import TRAINERS, Watch, beside
+from examples.demo.watch import TRAINERS, PromiseBroken, Watch, beside
 from supervisor.cli.local.cluster import LocalCluster
 from supervisor.contract.errors import TfSupervisorError
 from supervisor.contract.incident import Cause
@@ -37,19 +46,25 @@ STATE = Path("var/bench/goodput")
 ENDLESS = 100_000_000
 SAVE_STEPS = 100
 WARM_UP_STEPS = 300
-READY_S = 120.0
+READY_S = 300.0
+NODES = 5
+"""One for each task, and one to move to."""
 TASKS = ("chief:0", "ps:0", "worker:0", "worker:1")
+WORKERS = TASKS[2:]
 QUIET_SHARE = 0.1
-"""No kill in the first and last tenth of a minute, so that each kill's recovery falls into its minute."""
+"""No fault in the first and last tenth of a minute, so that each one's recovery falls into its minute."""
+NS = 1_000_000_000
+PACE_S = 5
 UNDISTURBED, KILLED, LOOP = "undisturbed", "killed", "shell_loop"
 
 
 @dataclass(frozen=True, slots=True)
-class Kill:
-    """A task to kill, `at_s` after the start of the measured time."""
+class Fault:
+    """A task to kill, `at_s` after the start of the measured time; `node`: with all of its node."""
 
     at_s: float
     task: str
+    node: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,16 +77,28 @@ class Flags:
     step_delay_ms: float
     state: Path
     variants: tuple[str, ...]
+    node_every: int = 3
 
-    def kills(self) -> tuple[Kill, ...]:
+    def faults(self) -> tuple[Fault, ...]:
         """The same for every variant of the run."""
         chance = random.Random(self.seed)
-        count = int(self.minutes * 60 / self.every_s)
         edge = self.every_s * QUIET_SHARE
-        return tuple(
-            Kill(turn * self.every_s + chance.uniform(edge, self.every_s - edge), chance.choice(TASKS))
-            for turn in range(count)
-        )
+        found = []
+        for turn in range(int(self.minutes * 60 / self.every_s)):
+            at_s = turn * self.every_s + chance.uniform(edge, self.every_s - edge)
+            node = self.node_every > 0 and turn % self.node_every == self.node_every - 1
+            found.append(Fault(at_s, chance.choice(WORKERS if node else TASKS), node))
+        return tuple(found)
+
+
+@dataclass(frozen=True, slots=True)
+class Struck:
+    """A fault that happened, at which step and when (CLOCK_MONOTONIC); `node`: the one that was lost."""
+
+    task: str
+    node: str
+    ns: int
+    step: int
 
 
 @dataclass(slots=True)
@@ -80,7 +107,7 @@ class Run:
 
     steps: int = 0
     seconds: float = 0.0
-    kills: list[str] = field(default_factory=list)
+    faults: list[dict[str, object]] = field(default_factory=list)
     incidents: tuple[IncidentView, ...] = ()
 
 
@@ -110,8 +137,15 @@ def _flags() -> Flags:
         prog="python -m benchmarks.goodput", description=__doc__.partition("\n")[0]
     )
     parser.add_argument("--minutes", type=int, default=10, help="of each variant (%(default)s)")
-    parser.add_argument("--kill-every-s", type=float, default=60.0, help="(%(default)s)")
-    parser.add_argument("--seed", type=int, default=1, help="of the kills (%(default)s)")
+    parser.add_argument("--fault-every-s", type=float, default=60.0, help="(%(default)s)")
+    parser.add_argument(
+        "--node-every",
+        type=int,
+        default=3,
+        metavar="N",
+        help="each Nth fault is a lost node; 0: none (%(default)s)",
+    )
+    parser.add_argument("--seed", type=int, default=1, help="of the faults (%(default)s)")
     parser.add_argument(
         "--step-delay-ms", type=float, default=10.0, help="pause of each replica (%(default)s)"
     )
@@ -120,7 +154,8 @@ def _flags() -> Flags:
     given = parser.parse_args()
     return Flags(
         minutes=given.minutes,
-        every_s=given.kill_every_s,
+        every_s=given.fault_every_s,
+        node_every=given.node_every,
         seed=given.seed,
         step_delay_ms=given.step_delay_ms,
         state=given.state.resolve(),
@@ -132,20 +167,29 @@ def _run(variant: str, flags: Flags) -> Run:
     directory = flags.state / variant
     shutil.rmtree(directory, ignore_errors=True)
     training = Training(ENDLESS, flags.step_delay_ms, SAVE_STEPS, directory / "steps")
-    kills = () if variant == UNDISTURBED else flags.kills()
+    faults = () if variant == UNDISTURBED else flags.faults()
     if variant == LOOP:
         with ShellLoop(directory, training) as loop:
-            return asyncio.run(_train(loop, kills, flags))
-    with LocalCluster(directory) as cluster:
-        return asyncio.run(_supervised(cluster, training, kills, flags))
+            return asyncio.run(_train(loop, partial(_kill, loop), faults, flags))
+    with LocalCluster(directory, nodes=NODES) as cluster:
+        return asyncio.run(_supervised(cluster, training, faults, flags))
 
 
-async def _supervised(cluster: LocalCluster, training: Training, kills: Sequence[Kill], flags: Flags) -> Run:
+async def _supervised(
+    cluster: LocalCluster, training: Training, faults: Sequence[Fault], flags: Flags
+) -> Run:
     spec = digits_job(training, cluster.layout.checkpoint_base)
     async with cluster.client() as client:
         await client.submit(SubmitRequest(spec))
         watch = Watch(client, spec.name, StepLog(training.step_log))
-        run = await beside(_train(Supervised(watch), kills, flags), *watch.looks())
+        subject = Supervised(watch)
+
+        async def strike(fault: Fault) -> str:
+            if not fault.node:
+                return await _kill(subject, fault)
+            return await _lose_node_of(cluster, watch, fault.task, flags.every_s)
+
+        run = await beside(_train(subject, strike, faults, flags), *watch.looks())
         explained = await client.explain(spec.name)
         run.incidents = tuple(
             incident for incident in explained.incidents if incident.cause != Cause.SUBMITTED.value
@@ -153,26 +197,75 @@ async def _supervised(cluster: LocalCluster, training: Training, kills: Sequence
         return run
 
 
-async def _train(subject: Subject, kills: Sequence[Kill], flags: Flags) -> Run:
+async def _train(
+    subject: Subject, strike: Callable[[Fault], Awaitable[str]], faults: Sequence[Fault], flags: Flags
+) -> Run:
+    """`strike` makes a fault happen, and returns the node that is lost, or an empty string."""
     log = subject.step_log
 
     def trained() -> bool:
         return _step(log) >= WARM_UP_STEPS and all(log.newest(trainer) for trainer in TRAINERS)
 
     await until(log, trained, "a job that trains", READY_S)
-    run, began, first = Run(), time.monotonic(), _step(log)
-    for kill in kills:
-        await _sleep_until(began + kill.at_s)
+    began, first, struck = time.monotonic(), _step(log), list[Struck]()
+    for fault in faults:
+        await _sleep_until(began + fault.at_s)
         await until(log, subject.settled, "a job without an open incident", flags.every_s)
-        os.kill(subject.pid_of(kill.task), signal.SIGKILL)
-        run.kills.append(kill.task)
         log.read()
-        say(f"  {time.monotonic() - began:.0f} s: killed {kill.task} at step {_step(log)}")
+        ns, step = time.monotonic_ns(), _step(log)
+        say(f"  {time.monotonic() - began:.0f} s: {'node of ' * fault.node}{fault.task}, at step {step}")
+        struck.append(Struck(fault.task, await strike(fault), ns, step))
     await _sleep_until(began + flags.minutes * 60)
     log.read()
-    run.steps, run.seconds = _step(log) - first, time.monotonic() - began
+    seconds, end_ns = time.monotonic() - began, time.monotonic_ns()
+    run = Run(_step(log) - first, seconds, costs(log, struck, end_ns))
     say(f"  {run.steps} steps in {run.seconds:.0f} s")
     return run
+
+
+async def _kill(subject: Subject, fault: Fault) -> str:
+    os.kill(subject.pid_of(fault.task), signal.SIGKILL)
+    return ""
+
+
+async def _lose_node_of(cluster: LocalCluster, watch: Watch, worker: str, wait_s: float) -> str:
+    """Lose the node of a worker, which comes back once the worker trains elsewhere."""
+    node = watch.tasks[worker].node
+    if beside_it := sorted(
+        name for name, each in watch.tasks.items() if each.node == node and name != worker
+    ):
+        raise PromiseBroken(f"{node} runs {', '.join(beside_it)} beside {worker}")
+    log, before = watch.step_log, watch.step_log.processes(worker)
+    lost_ns = await lose_node(cluster, node)
+    await until(log, lambda: log.first_after(lost_ns, worker, not_of=before), f"steps of {worker}", wait_s)
+    await node_back(cluster, watch, node, wait_s)
+    return node
+
+
+def costs(log: StepLog, struck: Sequence[Struck], end_ns: int) -> list[dict[str, object]]:
+    """What each fault was, and the steps and seconds that are missing until the next one."""
+    if not struck:
+        return []
+    every = sorted((each.ns, each.step) for steps in log.steps.values() for each in steps)
+
+    def reached(ns: int) -> int:
+        return every[max(0, bisect_right(every, (ns, sys.maxsize)) - 1)][1]
+
+    begins = range(struck[0].ns, max(struck[0].ns + 1, end_ns - PACE_S * NS), NS)
+    pace = median(reached(ns + PACE_S * NS) - reached(ns) for ns in begins) / PACE_S
+    ends = [*((each.ns, each.step) for each in struck[1:]), (end_ns, reached(end_ns))]
+    found: list[dict[str, object]] = []
+    for each, (ns, step) in zip(struck, ends, strict=True):
+        missing = pace * (ns - each.ns) / NS - (step - each.step)
+        found.append(
+            {
+                "task": each.task,
+                "node": each.node,
+                "cost_steps": round(missing, 1),
+                "cost_s": round(missing / pace, 2) if pace else None,
+            }
+        )
+    return found
 
 
 def _step(log: StepLog) -> int:
@@ -196,7 +289,8 @@ def _report(info: dict[str, object], flags: Flags, runs: dict[str, Run]) -> dict
         "machine": info,
         "settings": {
             "minutes": flags.minutes,
-            "kill_every_s": flags.every_s,
+            "fault_every_s": flags.every_s,
+            "node_every": flags.node_every,
             "seed": flags.seed,
             "step_delay_ms": flags.step_delay_ms,
             "save_steps": SAVE_STEPS,
@@ -205,7 +299,7 @@ def _report(info: dict[str, object], flags: Flags, runs: dict[str, Run]) -> dict
             variant: {
                 "steps": run.steps,
                 "seconds": round(run.seconds, 1),
-                "kills": run.kills,
+                "faults": run.faults,
                 "goodput": shares[variant],
             }
             for variant, run in runs.items()
@@ -213,7 +307,7 @@ def _report(info: dict[str, object], flags: Flags, runs: dict[str, Run]) -> dict
         "lost_steps": lost_steps(killed, rate) if killed is not None and rate else None,
         "incidents": len(killed.incidents) if killed is not None else None,
         "goals": [
-            Goal("goodput, share of the undisturbed run", 0.96, shares.get(KILLED), at_most=False).row()
+            Goal("goodput, share of the undisturbed run", 0.99, shares.get(KILLED), at_most=False).row()
         ],
     }
 

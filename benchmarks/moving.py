@@ -17,20 +17,18 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import os
 import shutil
 import signal
 import sys
 import time
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from benchmarks.support.figures import figures, machine
+from benchmarks.support.nodes import lose_node
 from benchmarks.support.spares import spares_warm
 from benchmarks.support.subjects import until
-from examples.demo import kernel
 from examples.demo.job import Training, digits_job
 from examples.demo.steplog import StepLog
 from examples.demo.watch import PromiseBroken, Watch, beside
@@ -76,15 +74,10 @@ async def _lose(cluster: LocalCluster, watch: Watch, found: Results) -> None:
     beside_it = sorted(name for name, task in watch.tasks.items() if task.node == node and name != VICTIM)
     if beside_it:
         raise PromiseBroken(f"{node} runs {', '.join(beside_it)} beside {VICTIM}")
-    member = node.replace("node-", "agent-")
-    doomed, newest = kernel.using(cluster.layout.state / member), watch.step
+    newest = watch.step
     log.read()
     usual = max(log.longest_gap_ns(time.monotonic_ns() - USUAL_NS, task) / 1e6 for task in TRAINING)
-    killed_ns = time.monotonic_ns()
-    for ref in doomed:
-        with suppress(ProcessLookupError):
-            os.kill(ref.pid, signal.SIGKILL)
-    await asyncio.to_thread(cluster.stop_member, member, int(signal.SIGKILL))
+    killed_ns = await lose_node(cluster, node)
     await until(log, lambda: log.first_after(killed_ns, VICTIM, not_of=before), "the worker's step", WAIT_S)
     first = log.first_after(killed_ns, VICTIM, not_of=before)
     assert first is not None

@@ -307,8 +307,9 @@ class ScriptedNode:
         host = f"10.{index >> 16}.{index >> 8 & 255}.{index & 255}"
         self.machine = ScriptedMachine(Disk(), timing)
         self.links = CountedLinks(cluster.supervisors, Guard(), sink)
+        first = index % len(cluster.endpoints)
         self._coordination = EtcdCoordination(
-            cluster.endpoints,
+            (*cluster.endpoints[first:], *cluster.endpoints[:first]),
             cluster.name,
             rpc_deadline_ms=timing.rpc_deadline_ms,
             silence_ms=timing.d_ms // SILENCE_SHARE,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 
+from benchmarks.support.nodes import agent_of
 from examples.demo import kernel
 from examples.demo.kernel import ProcessRef
 from examples.demo.watch import Watch
@@ -20,7 +21,7 @@ async def spares_warm(cluster: LocalCluster, watch: Watch, wait_s: float) -> Non
 
     Kills that follow one another faster than spares are made are not what is measured.
     """
-    agents = sorted({node.replace("node-", "agent-") for node in watch.nodes})
+    agents = sorted({agent_of(node) for node in watch.nodes})
     ticks: dict[ProcessRef, int] = {}
 
     def idle() -> bool:

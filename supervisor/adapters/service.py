@@ -8,6 +8,7 @@ import asyncio
 import os
 import signal
 import sys
+import zlib
 from collections.abc import Awaitable, Callable, Coroutine
 from pathlib import Path
 from typing import TypeVar
@@ -56,11 +57,16 @@ def _arm_failpoints(sink: Logger) -> None:
         sink.warning("FAILPOINTS ARE ARMED: this is a test, and may end at any moment", directory=directory)
 
 
-def connect(config: DaemonConfig) -> EtcdCoordination:
-    """The daemon's client of etcd; a watch that is silent for a part of D is broken off and begun again."""
-    timing = config.timing
+def connect(config: DaemonConfig, name: str = "") -> EtcdCoordination:
+    """The daemon's client of etcd; a watch that is silent for a part of D is broken off and begun again.
+
+    It begins with the first member of the configuration; with a `name`, with one that depends on it, so that
+    daemons that are many are shared among the members.
+    """
+    timing, endpoints = config.timing, config.etcd.endpoints
+    first = zlib.crc32(name.encode()) % len(endpoints) if name else 0
     return EtcdCoordination(
-        config.etcd.endpoints,
+        (*endpoints[first:], *endpoints[:first]),
         config.cluster,
         tls=config.etcd_tls_files(),
         rpc_deadline_ms=timing.rpc_deadline_ms,

@@ -18,7 +18,7 @@ from cryptography.x509.oid import NameOID
 from supervisor.adapters.certificates.tls import TlsFiles
 from supervisor.adapters.etcd import client as client_module
 from supervisor.adapters.etcd.client import EtcdCoordination
-from supervisor.adapters.etcd.endpoints import Endpoint
+from supervisor.adapters.etcd.endpoints import Endpoint, EndpointPool
 from supervisor.contract.boundaries import Coordination, Delete, Put, WatchBatch
 from supervisor.contract.errors import (
     Compacted,
@@ -277,6 +277,23 @@ class TestCertificates:
         with pytest.raises(CoordinationUnreachable, match=r"certificate|handshake|SSL"):
             await client.get("k")
         await client.close()
+
+
+async def test_a_member_that_refuses_is_tried_again_and_not_stormed() -> None:
+    tries = 0
+
+    def refuse(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal tries
+        tries += 1
+        writer.close()
+
+    server = await asyncio.start_server(refuse, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    pool = EndpointPool([f"127.0.0.1:{port}"], None, connect_s=1.0, grace_s=0)
+    assert await pool.link() is None
+    assert 2 <= tries <= 9, "after 0, 50, 150, 350 ms, and then each 200 ms"
+    await pool.close()
+    server.close()
 
 
 async def changed(batches: AsyncGenerator[WatchBatch, None]) -> list[str]:

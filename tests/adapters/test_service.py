@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import signal
+from collections import Counter
 from functools import partial
 from pathlib import Path
 
@@ -109,3 +110,16 @@ async def test_work_that_ends_by_itself_is_not_followed_by_anything() -> None:
 
     with pytest.raises(RuntimeError, match="a bug"):
         await service.until_told(work(), last)
+
+
+def test_agents_are_shared_among_the_members_of_etcd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    orders: list[tuple[str, ...]] = []
+    monkeypatch.setattr(service, "EtcdCoordination", lambda endpoints, *_, **__: orders.append(endpoints))
+    file = tmp_path / "supervisor.yaml"
+    file.write_text(json.dumps(SUPERVISOR | {"etcd": {"endpoints": ["unix:/1", "unix:/2", "unix:/3"]}}))
+    config = load_supervisor(file)
+    for name in ("", *(f"node-{number}" for number in range(30))):
+        service.connect(config, name)
+    assert orders[0] == ("unix:/1", "unix:/2", "unix:/3"), "supervisors take them as they are written"
+    assert all(sorted(each) == ["unix:/1", "unix:/2", "unix:/3"] for each in orders)
+    assert min(Counter(each[0] for each in orders[1:]).values()) >= 5

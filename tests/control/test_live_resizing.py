@@ -306,8 +306,8 @@ def test_a_coordinator_that_takes_no_other_number_of_workers_restarts_with_it(si
     assert any(f"takes no {other} workers" in each.detail for each in world.incidents().values())
 
 
-def test_a_coordinator_may_know_a_worker_that_fails_so_that_all_restart() -> None:
-    world = coordinated()
+def test_a_coordinator_that_keeps_its_workers_restarts_with_one_that_fails_to_join() -> None:
+    world = coordinated(drops=False)
     wish(world, worker=4)
     fail_to_join(world, "worker.3")
     world.until(lambda: world.switch().generation == 2 and len(workers(world)) == 4)
@@ -325,11 +325,14 @@ def fail_to_join(world: World, member: str = "worker.2") -> None:
         agent.steps = True
 
 
-def test_a_worker_that_fails_before_its_first_step_leaves_again_and_costs_nothing() -> None:
-    world = training()
+@pytest.mark.parametrize("begun", [lambda: training(workers=3), coordinated], ids=["async", "coordinator"])
+def test_a_worker_that_fails_before_its_first_step_leaves_again_and_costs_nothing(
+    begun: Callable[[], World],
+) -> None:
+    world = begun()
     before = world.running()
-    wish(world, worker=3)
-    fail_to_join(world)
+    wish(world, worker=4)
+    fail_to_join(world, "worker.3")
     world.until(lambda: "left" in world.done)
     assert world.running() == before
     (told,) = joins(world)
@@ -338,7 +341,7 @@ def test_a_worker_that_fails_before_its_first_step_leaves_again_and_costs_nothin
     assert world.switch().ledger.streak == 0
     world.until(lambda: world.job().next_plan is not None)
     world.commit(1, 200)
-    world.until(lambda: world.switch().generation == 2 and len(workers(world)) == 3)
+    world.until(lambda: world.switch().generation == 2 and len(workers(world)) == 4)
     assert any("did not join" in each.detail for each in world.incidents().values())
 
 

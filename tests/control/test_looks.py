@@ -28,6 +28,8 @@ from tests.support.builders import job_spec, offer, resources, role
 FEW = 3
 MOST_AT_REST = 100
 """Bytecodes that a look may take for one more job and one more node at rest."""
+NODE_CPUS = 4
+"""Of each node of a world."""
 if TYPE_CHECKING:
     from _typeshed import TraceFunction
 
@@ -142,24 +144,28 @@ def test_a_task_is_placed_with_as_much_work_on_any_number_of_nodes() -> None:
     assert many - more < 1.05 * (more - few)
 
 
-def look_at_waiting(nodes: int, jobs: int) -> int:
-    """The bytecodes of a look at so many jobs that fit nowhere."""
+def look_at_waiting(nodes: int, jobs: int, cpus: float) -> int:
+    """The bytecodes of a look at so many jobs that wait. Each of their tasks asks for so many CPUs."""
     world = World(nodes=nodes).start()
+    world.until(lambda: not reconcile(world.snapshot()))
     for number in range(jobs):
         name = f"other{number}"
-        spec = job_spec((role("worker", 2, resources(cpus=5)),), name=name)
+        spec = job_spec((role("worker", 2, resources(cpus=cpus)),), name=name)
         world.write(
             put(keys.job_record(name), JobRecord(spec, name, 0)),
             put(keys.switch(name), JobSwitch(name, name, JobPhase.WAITING, 0)),
             put(keys.intent(name), JobIntent()),
         )
-    world.until(lambda: not reconcile(world.snapshot()))
     snap = world.snapshot()
-    return bytecodes(lambda: reconcile(snap))
+    made = bytecodes(lambda: reconcile(snap))
+    assert len(reconcile(snap)) == (0 if cpus > NODE_CPUS else jobs)
+    return made
 
 
-def test_a_job_that_fits_nowhere_asks_each_kind_of_node_and_not_each_node() -> None:
-    on_few, on_many = (look_at_waiting(nodes, 8) - look_at_waiting(nodes, 4) for nodes in (8, 24))
+@pytest.mark.parametrize("cpus", [NODE_CPUS + 1, NODE_CPUS / 8])
+def test_a_job_that_waits_asks_each_kind_of_node_and_not_each_node(cpus: float) -> None:
+    """Those that find places do so in one look, and each takes room from those after it."""
+    on_few, on_many = (look_at_waiting(nodes, 8, cpus) - look_at_waiting(nodes, 4, cpus) for nodes in (8, 24))
     assert on_many < 1.05 * on_few
 
 

@@ -11,10 +11,10 @@ from supervisor.contract.job.spec import JobIntent, JobRecord, Resources
 from supervisor.control.decide.facts.claims import Asking, with_plan
 from supervisor.control.decide.nodes import offers as module
 from supervisor.control.decide.nodes.offers import Offers, grouped, offers
-from supervisor.control.decide.nodes.placement import place
+from supervisor.control.decide.nodes.placement import Before, place
 from supervisor.control.decide.plan import put
 from tests.control.world import World
-from tests.support.builders import gpu, job_spec, offer, role
+from tests.support.builders import gpu, job_spec, offer, resources, role
 from tests.support.placing import place_by_the_book, random_before, random_job, random_offers
 
 SEEDS = range(1500)
@@ -57,10 +57,12 @@ def test_nodes_of_which_only_the_name_differs_are_a_group() -> None:
     assert sorted(map(list, grouped(nodes).groups.values())) == [["busy"], ["n0", "n1", "n2"]]
 
 
-def test_a_node_whose_gpu_another_one_reports_is_in_no_group_with_others() -> None:
-    nodes = [offer(f"n{each}", gpus=1) for each in range(4)]
-    nodes[3] = nodes[3]._replace(gpus=nodes[2].gpus)
-    assert sorted(map(list, grouped(nodes).groups.values())) == [["n0", "n1"], ["n2"], ["n3"]]
+def test_a_gpu_that_two_nodes_report_takes_room_on_both_and_on_no_third() -> None:
+    nodes = [offer(f"n{each}", gpus=1) for each in range(3)]
+    nodes[1] = nodes[1]._replace(gpus=nodes[0].gpus)
+    spec = job_spec(tuple(role(name, 1, resources(gpus=1)) for name in ("chief", "worker")))
+    result = place(spec, grouped(nodes), Before())
+    assert [each.node for each in result.placements.values()] == ["n0", "n2"]
 
 
 def test_a_job_is_offered_what_each_node_has_left_for_it() -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.support.counters import ASYNC, COORDINATOR, Round, job_file
+from benchmarks.counting.programs import ASYNC, COORDINATOR, Round, job_file
 from supervisor.contract.views.jobs import TaskView
 from tests.examples.harness import WAIT_S, Cluster, Job
 

@@ -6,6 +6,7 @@ from tests.guarantees.guarantee import Guarantee
 
 GPUS = "tests/control/test_gpus.py::"
 CLAIMS = "tests/control/test_claims.py::"
+OFFERS = "tests/control/test_offers.py::"
 OWN = "tests/agent/test_own_gpus.py::"
 HEALTH = "tests/nvml/test_health.py::"
 
@@ -49,6 +50,22 @@ ROWS = (
         "            snap = claims.with_plan(snap, plan)\n",
         "            _ = plan\n",
         CLAIMS + "test_two_jobs_that_wait_for_the_same_room_are_not_both_given_it",
+    ),
+    Guarantee(
+        5,
+        "What a plan of this look takes is offered to no job that is placed after it.",
+        "supervisor/control/decide/nodes/offers.py",
+        "    return found.changed(_offers(snap, Asking(), about & found.by_node.keys()))\n",
+        "    return found\n",
+        OFFERS + "test_what_a_look_has_planned_is_offered_to_no_job_that_follows",
+    ),
+    Guarantee(
+        5,
+        "A task on a GPU that agents of two nodes report takes room on both, and on no third node.",
+        "supervisor/control/decide/nodes/offers.py",
+        "        return offer.node\n",
+        "        pass\n",
+        OFFERS + "test_a_gpu_that_two_nodes_report_takes_room_on_both_and_on_no_third",
     ),
     Guarantee(
         5,

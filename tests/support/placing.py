@@ -131,7 +131,7 @@ def random_offers(random: Random) -> list[NodeOffer]:
             for index, (name, size) in enumerate(gpus)
         )
         if slots and found and found[-1].gpus and random.random() < 0.2:
-            slots = (*slots[:-1], found[-1].gpus[0])
+            slots = (*slots[:-1], found[-1].gpus[-1])
         spares = random.choice([0, 0, 0, 0, 2])
         remark = random.choice(["", "", "", "1 quarantined"])
         found.append(NodeOffer(node, f"{node}-life", has, cpus, memory, slots, tasks, spares, remark))

@@ -14,13 +14,17 @@ from dataclasses import dataclass, field
 import grpc
 from aetcd import rpc
 
+from supervisor.adapters.backoff import Backoff
 from supervisor.adapters.certificates.reload import Certificates
 from supervisor.adapters.certificates.tls import TlsFiles
 from supervisor.contract.addresses import join, split_host_port
 from supervisor.contract.errors import UserError
 
 _STAGGER_S = 0.05
-_RETRY_S = 0.05
+_RETRY_MS = 50
+_MOST_RETRY_MS = 200
+"""Waits between two tries to reach a member. Where one fails, a thousand clients look for another at once."""
+
 _OPTIONS = (
     # A fresh channel must be a fresh connection; by default channels to one target share theirs.
     ("grpc.use_local_subchannel_pool", 1),
@@ -180,6 +184,7 @@ class EndpointPool:
 
     async def _attempt(self, index: int, delay_s: float) -> Link:
         await asyncio.sleep(delay_s)
+        backoff = Backoff(_RETRY_MS, _MOST_RETRY_MS)
         while True:
             channel = open_channel(self._endpoints[index], self._certificates)
             try:
@@ -191,7 +196,7 @@ class EndpointPool:
                 return Link(index, channel)
             self._errors[index] = problem
             await channel.close()
-            await asyncio.sleep(_RETRY_S)
+            await backoff.wait()
 
     async def _probe(self, channel: grpc.aio.Channel) -> str | None:
         """None if the member is healthy, else its problem."""

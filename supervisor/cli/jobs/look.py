@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
-from importlib import metadata
 from typing import TYPE_CHECKING, TypeVar
 
 import click
@@ -84,6 +83,8 @@ def events(given: Globals, job: str, follow: bool, last: int) -> None:
 @global_options
 def version(given: Globals) -> None:
     """Show the version of this program and of its protocol."""
+    from importlib import metadata
+
     try:
         release = metadata.version("tf-supervisor")
     except metadata.PackageNotFoundError:

@@ -47,7 +47,7 @@ def _why_all_restart(job: JobState) -> str:
     others = [role for role in asked(job) if role != WORKER]
     if others or not now:
         return f"the count of {', '.join(others) or 'a role'} changes, and not that of workers alone"
-    if spec.strategy is Strategy.COORDINATOR and (why := _why_kept(job, leaves=wanted < now)):
+    if why := _why_kept(job, leaves=wanted < now):
         return why
     if switch.saver not in ("", spec.saver.member):
         return f"{job.saver} saves, and not {spec.saver}: its program may give that to another worker"
@@ -63,6 +63,8 @@ def _why_all_restart(job: JobState) -> str:
 
 def _why_kept(job: JobState, *, leaves: bool) -> str:
     """Why a coordinator keeps the workers that it has; empty if it takes more, or, `leaves`, fewer."""
+    if job.record.value.spec.strategy is not Strategy.COORDINATOR:
+        return ""
     plan = job.plan_in_force
     placed = plan.value.placements if plan is not None else ()
     chief = next((each for each in placed if each.role in CHIEF_ROLES), None)
@@ -120,11 +122,11 @@ def leaving(snap: Snapshot, job: JobState, there: tuple[Member, ...]) -> tuple[M
 
     Those beyond the size that is wanted leave, and so does a worker that fails, or is late, before it has
     done any work: growth costs the others nothing. With it go those after it, as the workers of a cluster are
-    numbered without a gap; but not the one that saves. A coordinator may know it by then, and keeps it: all
-    restart.
+    numbered without a gap; but not the one that saves. A coordinator may know it by then. Where it cannot go
+    on without it, all restart.
     """
     now, wanted = counts(job)
-    begun = joining(job) if job.record.value.spec.strategy is Strategy.ASYNC else {}
+    begun = {} if _why_kept(job, leaves=True) else joining(job)
     failed = [
         member.task.index
         for member in there

@@ -24,7 +24,9 @@ task, cluster = config["task"], tf.train.ClusterSpec(config["cluster"])
 server = tf.train.Server(cluster, job_name=task["type"], task_index=task["index"])
 if task["type"] == "ps":
     server.join()
-with tf.device(tf.train.replica_device_setter(cluster=cluster)):
+# Without a worker_device the chief would count on worker 0, and die with it.
+own = f"/job:{task['type']}/task:{task['index']}"
+with tf.device(tf.train.replica_device_setter(cluster=cluster, worker_device=own)):
     count = tf.assign_add(tf.train.get_or_create_global_step(), 1, use_locking=True)
 leads = task["type"] == "chief"
 directory = os.environ["CHECKPOINT_DIR"] if leads else None
@@ -41,7 +43,7 @@ with tf.train.MonitoredTrainingSession(
         print("step", counted, flush=True)
         time.sleep(0.05)
 """
-"""Each trainer logs each count that it made: none is made twice."""
+"""Each trainer logs each count. What it logs may hold counts that others have made by then."""
 
 COORDINATOR = """
 import json, os, time
