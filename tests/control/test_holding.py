@@ -12,7 +12,6 @@ from supervisor.contract.desired import JobPhase
 from supervisor.contract.job.spec import JobSpec, Limits, ProgressSpec, RestartPolicy, Rule
 from supervisor.contract.observed import Exit, ExitReason
 from supervisor.contract.timing import FAST
-from supervisor.control.decide.facts.claims import Asking
 from supervisor.control.decide.nodes.offers import offers
 from supervisor.control.decide.plan import Action, put
 from supervisor.control.decide.reconcile import reconcile
@@ -114,7 +113,7 @@ def test_nobody_is_placed_where_it_still_has_what_it_asked_for() -> None:
 
 def free_cpus(world: World) -> dict[str, float]:
     """The CPUs that another job is offered, by node."""
-    found = offers(world.snapshot(), Asking("other"))
+    found = offers(world.snapshot(), None)
     return {each.node: each.resources.cpus - each.used_cpus for each in found.by_node.values()}
 
 

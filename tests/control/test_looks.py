@@ -144,8 +144,8 @@ def test_a_task_is_placed_with_as_much_work_on_any_number_of_nodes() -> None:
     assert many - more < 1.05 * (more - few)
 
 
-def look_at_waiting(nodes: int, jobs: int, cpus: float) -> int:
-    """The bytecodes of a look at so many jobs that wait. Each of their tasks asks for so many CPUs."""
+def crowd(nodes: int, jobs: int, cpus: float) -> World:
+    """A world in which so many jobs wait. Each of their tasks asks for so many CPUs."""
     world = World(nodes=nodes).start()
     world.until(lambda: not reconcile(world.snapshot()))
     for number in range(jobs):
@@ -156,7 +156,12 @@ def look_at_waiting(nodes: int, jobs: int, cpus: float) -> int:
             put(keys.switch(name), JobSwitch(name, name, JobPhase.WAITING, 0)),
             put(keys.intent(name), JobIntent()),
         )
-    snap = world.snapshot()
+    return world
+
+
+def look_at_waiting(nodes: int, jobs: int, cpus: float) -> int:
+    """The bytecodes of a look at so many jobs that wait."""
+    snap = crowd(nodes, jobs, cpus).snapshot()
     made = bytecodes(lambda: reconcile(snap))
     assert len(reconcile(snap)) == (0 if cpus > NODE_CPUS else jobs)
     return made
@@ -167,6 +172,16 @@ def test_a_job_that_waits_asks_each_kind_of_node_and_not_each_node(cpus: float) 
     """Those that find places do so in one look, and each takes room from those after it."""
     on_few, on_many = (look_at_waiting(nodes, 8, cpus) - look_at_waiting(nodes, 4, cpus) for nodes in (8, 24))
     assert on_many < 1.05 * on_few
+
+
+def test_a_job_that_fits_nowhere_rests_while_others_change_and_nodes_have_as_much_left() -> None:
+    world, rests = crowd(4, 3, NODE_CPUS + 1), Rests()
+    assert not reconcile(world.snapshot(), rests=rests)
+    waiting = {name: rest for name, rest in rests._jobs.items() if name != "digits"}
+    assert len(waiting) == 3
+    world.end_task("worker.1", signal=9)
+    assert reconcile(world.snapshot(), rests=rests)
+    assert all(rests._jobs[name] is rest for name, rest in waiting.items())
 
 
 def test_what_rests_costs_next_to_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -71,7 +71,7 @@ def test_a_job_is_offered_what_each_node_has_left_for_it() -> None:
         snap = world.snapshot()
         for name in (*snap.jobs, "another"):
             asking = Asking(name, random.choice(["", "worker.0"]))
-            found = offers(snap, asking)
+            found = offers(snap, snap.jobs.get(name), asking.member)
             assert found == grouped(module._offers(snap, asking, module._usable(snap))), (seed, asking)
             assert len(found.by_node) == 5
 
@@ -89,8 +89,9 @@ def test_what_a_look_has_planned_is_offered_to_no_job_that_follows() -> None:
             )
             snap = with_plan(snap, plan)
             afresh = replace(snap, jobs=dict(snap.jobs))
-            for asking in (Asking(), Asking("job0"), Asking("digits", "worker.0")):
-                assert offers(snap, asking) == offers(afresh, asking), (seed, asking)
+            for asking, member in (("another", ""), ("job0", ""), ("digits", "worker.0")):
+                asked = snap.jobs.get(asking)
+                assert offers(snap, asked, member) == offers(afresh, asked, member), (seed, asking)
 
 
 def placed(random: Random, index: int) -> Placement:

@@ -110,17 +110,21 @@ def with_plan(snap: Snapshot, plan: Plan) -> Snapshot:
     job = snap.jobs[plan.job]
     held = Versioned(keys.plan(plan.job, plan.plan_id), plan, 0, 0, snap.now_ms, snap.now_ms)
     jobs = {**snap.jobs, plan.job: replace(job, plans={**job.plans, plan.plan_id: held})}
-    return replace(snap, jobs=_PlannedJobs(jobs, before_plans(snap), planned_in_look(snap) | {plan.job}))
+    return replace(snap, jobs=_PlannedJobs(jobs, before_plans(snap), snap.once(planned_in_look) | {plan.job}))
 
 
 def planned_in_look(snap: Snapshot) -> frozenset[str]:
-    """The jobs for which the look has made a plan so far."""
+    """The jobs for which the look has made a plan so far. Asked as a fact, it lets jobs that wait rest."""
     return snap.jobs.planned if isinstance(snap.jobs, _PlannedJobs) else frozenset()
 
 
 def before_plans(snap: Snapshot) -> Snapshot:
     """The snapshot before the plans of its look. Facts that these do not change are found once in it."""
-    return snap.jobs.first if isinstance(snap.jobs, _PlannedJobs) else snap
+    # Asked as a fact, so that a job which waits rests while other jobs change.
+    if not snap.once(planned_in_look):
+        return snap
+    assert isinstance(snap.jobs, _PlannedJobs)
+    return snap.jobs.first
 
 
 def _asks(resources: Resources) -> bool:

@@ -15,7 +15,7 @@ from supervisor.contract.job.spec import CHIEF_ROLES, JobSpec, PsRecovery, RoleS
 from supervisor.contract.secret import environment_of, secrets_of
 from supervisor.control.decide.assess.need import Need
 from supervisor.control.decide.checkpoints.cadence import cadence_of
-from supervisor.control.decide.facts.claims import Asking, before_plans, claiming, planned_in_look
+from supervisor.control.decide.facts.claims import before_plans, claiming, planned_in_look
 from supervisor.control.decide.facts.gpus import known_faults
 from supervisor.control.decide.jobs import incidents
 from supervisor.control.decide.nodes.offers import Offers, offers
@@ -31,7 +31,7 @@ _NETWORK = ("network", "")
 def prepare(snap: Snapshot, job: JobState, need: Need) -> list[Action]:
     """The plan of the next generation, with as many assignments as one transaction holds."""
     spec = job.wanted
-    if len(planned_in_look(snap)) >= MOST_PLANS:
+    if len(snap.once(planned_in_look)) >= MOST_PLANS:
         return []
     result = find_places(snap, job, need.avoid_nodes)
     if result.waiting_for:
@@ -76,7 +76,7 @@ def find_places(snap: Snapshot, job: JobState, avoid: tuple[str, ...] = ()) -> P
     size that is wanted, the one that it has will do. A node to `avoid` is taken where no other does.
     """
     spec = job.record.value.spec
-    found, before = offers(snap, Asking(job.name)), job.once(_before)
+    found, before = offers(snap, job), job.once(_before)
     result = _most(job.wanted, found, before, avoid)
     if result.waiting_for and job.switch.value.phase is JobPhase.RUNNING and job.wanted is not spec:
         had = _place(spec, found, before, avoid)
@@ -86,7 +86,7 @@ def find_places(snap: Snapshot, job: JobState, avoid: tuple[str, ...] = ()) -> P
 
 def has_room(snap: Snapshot, job: JobState, spec: JobSpec) -> bool:
     """Whether the job finds places in this size."""
-    return not _place(spec, offers(snap, Asking(job.name)), job.once(_before), ()).waiting_for
+    return not _place(spec, offers(snap, job), job.once(_before), ()).waiting_for
 
 
 def _most(spec: JobSpec, found: Offers, before: Before, avoid: tuple[str, ...]) -> PlacementResult:
@@ -125,7 +125,7 @@ def find_place(snap: Snapshot, job: JobState, member: str, avoid: tuple[str, ...
         {alone: before.nodes[member]} if member in before.nodes else {}, {alone: before.gpus.get(member, ())}
     )
     only = replace(spec, roles=(replace(role, count=1),))
-    result = _place(only, offers(snap, Asking(job.name, member)), home, avoid)
+    result = _place(only, offers(snap, job, member), home, avoid)
     if result.waiting_for:
         return _with_blocked(snap, result)
     return PlacementResult({member: result.placements[alone]}, {member: result.gpus[alone]})

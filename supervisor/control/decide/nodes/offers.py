@@ -26,7 +26,7 @@ from supervisor.control.decide.facts.claims import (
 )
 from supervisor.control.decide.facts.gpus import GpuSlot, slots_of
 from supervisor.control.decide.set_aside import Claim
-from supervisor.control.decide.snapshot import Snapshot
+from supervisor.control.decide.snapshot import JobState, Snapshot
 
 _Claims = dict[str, list[Claim]]
 
@@ -135,19 +135,24 @@ def _devices(offer: NodeOffer, shared: frozenset[str]) -> object:
     return tuple((slot.name, slot.memory_bytes, slot.index, slot.users, slot.share) for slot in offer.gpus)
 
 
-def offers(snap: Snapshot, asking: Asking) -> Offers:
-    """The nodes that may take tasks now, with what is left there beside what `asking` does not give up."""
-    found, job = snap.once(_to_anyone), snap.jobs.get(asking.job)
-    own = set(before_plans(snap).once(_with_spares).get(asking.job, ()))
-    if job is not None:
-        own |= {claim.node for claim in claims_of(snap, job) if asking.gives_up(claim)}
+def offers(snap: Snapshot, job: JobState | None, member: str = "") -> Offers:
+    """The nodes that may take tasks now, with what is left there for all tasks of a job, or one `member`.
+
+    What makes room there is not counted (`Asking`). None is a job that has nothing anywhere.
+    """
+    found = snap.once(_to_anyone)
+    if job is None:
+        return found
+    asking = Asking(job.name, member)
+    own = {claim.node for claim in claims_of(snap, job) if asking.gives_up(claim)}
+    own |= set(before_plans(snap).once(_with_spares).get(job.name, ()))
     own &= found.by_node.keys()
     return found.changed(_offers(snap, asking, own)) if own else found
 
 
 def _to_anyone(snap: Snapshot) -> Offers:
     """The offers to a job that has nothing anywhere. A plan of this look changes those of its nodes."""
-    if not planned_in_look(snap):
+    if not snap.once(planned_in_look):
         return grouped(_offers(snap, Asking(), snap.once(_usable)))
     found, claims = before_plans(snap).once(_to_anyone), list(chain(*snap.once(_of_planned)))
     about = {claim.node for claim in claims}
@@ -171,7 +176,7 @@ def _with_spares(snap: Snapshot) -> dict[str, list[str]]:
 
 def _claims(snap: Snapshot) -> tuple[_Claims, _Claims]:
     """All claims by node, and by GPU."""
-    planned = planned_in_look(snap)
+    planned = snap.once(planned_in_look)
     if not planned:
         claims = all_claims(snap)
         return by_node(claims), by_gpu(claims)
@@ -190,7 +195,9 @@ def _of_planned(snap: Snapshot) -> tuple[list[Claim], list[Claim]]:
     """The claims of jobs for which the look has made a plan: before it, and with it."""
 
     def claims(then: Snapshot) -> list[Claim]:
-        return [claim for job in sorted(planned_in_look(snap)) for claim in claims_of(then, then.jobs[job])]
+        return [
+            claim for job in sorted(snap.once(planned_in_look)) for claim in claims_of(then, then.jobs[job])
+        ]
 
     return claims(before_plans(snap)), claims(snap)
 
