@@ -207,7 +207,7 @@ def _outside(
         clock=clock,
         sink=sink,
         new_id=new_id,
-        code=NodeCode(state_dir / CODE, coordination, stores.open, sink),
+        code=NodeCode(state_dir / CODE, coordination, stores.open_code, sink),
         outputs=outputs,
         gpus=NvmlGpus(GpuSettings(config.gpus.library or "", config.gpus.poll), sink),
         firewall=_firewall(config, sink),

@@ -90,6 +90,7 @@ async def _serve(config: SupervisorConfig, load: Callable[[], SupervisorConfig],
     daemon = ControlDaemon(
         settings, coordination, stores.open, BootClock(), sink, lambda: uuid.uuid4().hex, files, devices
     )
+    daemon.job_service.uploads.open_store = stores.open_code
     audit = open_audit(config.audit, sink)
     events = CertificateEvents(daemon.job_service, sink)
     watch = CertificateWatch(own_certificates(config, f"supervisor:{config.id}"), sink)
@@ -106,7 +107,7 @@ async def _serve(config: SupervisorConfig, load: Callable[[], SupervisorConfig],
         sink=sink,
     )
     daemon.job_service.etcd_lines = lambda: care.lines
-    sweep = CodeSweep(coordination, stores.open, daemon.job_service.snapshot, settings.code_store, sink)
+    sweep = CodeSweep(coordination, stores.open_code, daemon.job_service.snapshot, settings.code_store, sink)
     reload = service.reloading(config, load, partial(_take, policy, secrets, devices), sink)
     others = watch.run(events.tell), care.run(), sweep.run()
     beside = [asyncio.create_task(each) for each in others]

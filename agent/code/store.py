@@ -7,6 +7,7 @@ import hashlib
 import math
 import os
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 from agent.code import unpack
@@ -40,6 +41,8 @@ class NodeCode:
         self._open_store = open_store
         self._sink = sink
         self._locks: dict[str, asyncio.Lock] = {}
+        self._reading: dict[str, CodeReader] = {}
+        """The readers of digests that are being read. One that hangs outlives the call that waited for it."""
         self._in_use: frozenset[str] = frozenset()
         self._sweeping = asyncio.Lock()
         self._serial = 0
@@ -80,16 +83,18 @@ class NodeCode:
         return self._directory / ref.digest
 
     async def _fetch(self, ref: CodeRef) -> bytes:
-        archive, index = bytearray(), 0
-        reader = CodeReader(self._coordination, self._open_store, ref.digest)
+        if ref.digest in self._reading:
+            raise Unreachable(f"{self._reading[ref.digest].place} has not answered since the last try")
+        reader = self._reading[ref.digest] = CodeReader(self._coordination, self._open_store, ref.digest)
+        archive = bytearray()
+        reading = asyncio.create_task(_read_all(reader, ref.size, archive))
+        reading.add_done_callback(partial(self._read_ended, ref.digest))
         try:
-            async with asyncio.timeout(FETCH_S):
-                while index < chunk_count(ref.size):
-                    try:
-                        archive += await reader.read(index)
-                        index += 1
-                    except CoordinationUnreachable:
-                        await asyncio.sleep(AGAIN_S)
+            # A store that hangs keeps the thread of a cancelled read: the task tells when it has come back.
+            await asyncio.wait({reading}, timeout=FETCH_S)
+            if not reading.done():
+                raise TimeoutError
+            reading.result()
         except TimeoutError as error:
             raise Unreachable(
                 f"{len(archive)} of {ref.size} bytes of code came from {reader.place} in {FETCH_S:g} s"
@@ -103,6 +108,11 @@ class NodeCode:
                 f"the code in {reader.place} has not the digest {ref.digest[:12]}; submit the job again"
             )
         return bytes(archive)
+
+    def _read_ended(self, digest: str, reading: asyncio.Task[None]) -> None:
+        del self._reading[digest]
+        if not reading.cancelled():
+            reading.exception()  # the call that waited for it has told, or is gone
 
     # In threads.
 
@@ -193,6 +203,20 @@ class NodeCode:
     def _is_idle(self, digest: str) -> bool:
         lock = self._locks.get(digest)
         return digest not in self._in_use and (lock is None or not lock.locked())
+
+
+async def _read_all(reader: CodeReader, size: int, archive: bytearray) -> None:
+    """Append all chunks. Raises TimeoutError between two of them."""
+    loop = asyncio.get_running_loop()
+    end, index = loop.time() + FETCH_S, 0
+    while index < chunk_count(size):
+        if loop.time() >= end:
+            raise TimeoutError
+        try:
+            archive += await reader.read(index)
+            index += 1
+        except CoordinationUnreachable:
+            await asyncio.sleep(AGAIN_S)
 
 
 def _is_manifest(name: str) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from concurrent.futures import Executor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from recovery.stores.hdfs_client import HdfsClient
 
 _DEFAULTS = HadoopSettings()
+CODE_THREADS = 4
+"""Threads for each store of code that is a directory."""
 NOT_MOUNTED = (
     "a cluster that reaches HDFS as a job's owner (`hadoop.proxy_users`) takes no job with mounted "
     "checkpoints; write `mode: staged` (docs/hdfs.md)"
@@ -45,6 +47,7 @@ class Stores:
         self._allowed = allowed
         self._clients: dict[str, HdfsClient] = {}
         self._users = UserStores(hadoop)
+        self._code_threads: dict[Path, Executor] = {}
 
     def preload(self) -> None:
         """Import the modules for HDFS, if there is a configuration of Hadoop. Blocking."""
@@ -76,6 +79,19 @@ class Stores:
             self.client(place), place.path, self._executor
         )
         return store
+
+    def open_code(self, uri: str) -> CheckpointStore:
+        """As `open`, for a store of shipped code.
+
+        Each directory has threads of its own: one that hangs keeps them, and holds up no other store.
+        """
+        place = self.place(uri)
+        if place.scheme is not Scheme.FILE:
+            return self.open(uri)
+        root = Path(place.path)
+        if root not in self._code_threads:
+            self._code_threads[root] = ThreadPoolExecutor(CODE_THREADS, "code")
+        return LocalStore(root, self._code_threads[root])
 
     def place(self, uri: str, owner: str | None = None) -> StoreUri:
         """The place of a URI, if this daemon may use it for a job of `owner`. Raises UserError.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 from collections.abc import Callable
 from dataclasses import replace
@@ -20,6 +21,7 @@ from supervisor.contract.job.spec import CodeRef, JobRecord, JobSpec
 from supervisor.contract.timing import FAST
 from supervisor.control.decide.jobs import code_gc
 from supervisor.control.decide.plan import put
+from supervisor.control.loop import code_sweep
 from supervisor.control.loop.code_sweep import CodeSweep
 from supervisor.control.services import code_uploads
 from supervisor.control.services.code_uploads import CodeUploads
@@ -296,6 +298,28 @@ async def test_a_store_that_does_not_answer_is_told_and_nothing_is_forgotten(sto
     assert storing.record(ref) == before
     with pytest.raises(StoreUnreachable):
         await storing.sweeper.sweep()
+
+
+async def test_a_store_that_hangs_ends_its_sweep_with_a_reason_and_no_other(
+    storing: Leader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(code_sweep, "STORE_S", 0.05)
+    hangs = "file:///mnt/away"
+    storing.disk.prepared = True
+    storing.disk.files[f"us/{'0' * 64}.id9/00000"] = b"x"
+
+    async def hang(_operation: str, _path: str, _moment: Moment) -> None:
+        await asyncio.Event().wait()
+
+    def open_store(uri: str) -> MemoryCheckpointStore:
+        return MemoryCheckpointStore(MemoryDisk(prepared=True), hang) if uri == hangs else storing.store
+
+    async with asyncio.timeout(30):
+        sweep = CodeSweep(storing.coordination, open_store, storing.world.snapshot, hangs, ListSink())
+        sweep._stores = {STORE}
+        with pytest.raises(StoreUnreachable, match=r"file:///mnt/away has not answered in 0\.05 s"):
+            await sweep.sweep()
+    assert storing.disk.files == {}
 
 
 async def test_an_empty_mount_point_is_not_made_a_store(storing: Leader) -> None:

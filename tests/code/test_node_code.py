@@ -10,8 +10,11 @@ import io
 import os
 import stat
 import tarfile
+import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,8 +26,9 @@ from agent.core.events import BroughtIn, Event
 from agent.core.instructions import BringIn
 from agent.effects import Effects
 from recovery.stores.allowed import AllowedStores
+from recovery.stores.local import LocalStore
 from recovery.stores.memory import MemoryCheckpointStore, MemoryDisk, Moment, no_fault
-from recovery.stores.open import Stores
+from recovery.stores.open import CODE_THREADS, Stores
 from supervisor.adapters.etcd.memory import MemoryCoordination, MemoryStore
 from supervisor.adapters.files.code_archive import pack
 from supervisor.adapters.files.jobfile import CodeSource
@@ -37,6 +41,7 @@ from supervisor.control.decide.plan import put
 from tests.agent.core import NO_SPARES
 from tests.agent.daemon import Agent, registered
 from tests.support.sinks import ListSink
+from tests.support.waiting import until
 
 
 class Counting(MemoryCoordination):
@@ -315,6 +320,65 @@ async def test_a_store_that_is_away_is_no_failure_and_its_reason_is_told(site: S
         await site.code.ensure(ref)
     site.store.hook = no_fault
     assert Path(await site.code.ensure(ref)).is_dir()
+
+
+async def test_a_store_that_hangs_is_not_asked_again_before_its_thread_has_returned(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A cancelled call frees no thread of a file system that hangs."""
+    ref = site.ship()
+    site.to_store(ref)
+    back, asked = asyncio.Event(), 0
+
+    async def hang(_operation: str, _path: str, _moment: Moment) -> None:
+        nonlocal asked
+        asked += 1
+        while not back.is_set():
+            with suppress(asyncio.CancelledError):
+                await back.wait()
+
+    site.store.hook = hang
+    monkeypatch.setattr("agent.code.store.FETCH_S", 0.05)
+    with pytest.raises(Unreachable, match=r"0 of \d+ bytes of code came from file:///mnt/code in 0\.05 s"):
+        await site.code.ensure(ref)
+    for _ in range(20):
+        with pytest.raises(Unreachable, match="file:///mnt/code has not answered since the last try"):
+            await site.code.ensure(ref)
+    assert asked == 1
+    monkeypatch.undo()
+    site.store.hook = no_fault
+    back.set()
+    await until(lambda: ref.digest not in site.code._reading)
+    assert Path(await site.code.ensure(ref)).is_dir()
+
+
+async def test_a_store_of_code_that_hangs_holds_up_no_other_store(tmp_path: Path) -> None:
+    back, started = threading.Event(), threading.Semaphore(0)
+    shared = ThreadPoolExecutor(2)
+    stores = Stores(executor=shared)
+
+    def hang(_: object) -> None:
+        started.release()
+        back.wait(60)
+
+    hanging = stores.open_code((tmp_path / "hanging").as_uri())
+    assert isinstance(hanging, LocalStore)
+    waiting = [asyncio.ensure_future(hanging._run(hang)) for _ in range(4 * CODE_THREADS)]
+    try:
+        for _ in range(CODE_THREADS):
+            assert await asyncio.to_thread(started.acquire, timeout=30)
+        for open_store, name in ((stores.open, "checkpoints"), (stores.open_code, "other")):
+            other = open_store((tmp_path / name).as_uri())
+            (tmp_path / name).mkdir(mode=0o700)
+            async with asyncio.timeout(30):
+                await other.prepare()
+        for each in waiting:
+            each.cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)
+        assert not started.acquire(blocking=False), "calls that were given up take no more threads"
+    finally:
+        back.set()
+        shared.shutdown()
 
 
 @pytest.mark.parametrize(

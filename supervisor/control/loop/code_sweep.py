@@ -18,10 +18,12 @@ from supervisor.contract import codec, keys
 from supervisor.contract.boundaries import Coordination, Logger
 from supervisor.contract.code import CodeChunk, digest_of
 from supervisor.contract.containment import contained, told
-from supervisor.contract.errors import TfSupervisorError
+from supervisor.contract.errors import StoreUnreachable, TfSupervisorError
 from supervisor.control.decide.snapshot import Snapshot
 
 SWEEP_EVERY_S = 60.0
+STORE_S = 60.0
+"""The time for one store. A sweep that ends early has removed something, and the next one goes on."""
 
 
 class CodeSweep:
@@ -67,7 +69,10 @@ class CodeSweep:
         errors: list[TfSupervisorError] = []
         for uri in sorted(self._stores | {self._store} - {""}):
             try:
-                await self._sweep(uri, snap.cluster.value.uuid)
+                async with asyncio.timeout(STORE_S):
+                    await self._sweep(uri, snap.cluster.value.uuid)
+            except TimeoutError:
+                errors.append(StoreUnreachable(f"{uri} has not answered in {STORE_S:g} s"))
             except TfSupervisorError as error:
                 # Before its first upload a store is not prepared.
                 if uri in self._stores:

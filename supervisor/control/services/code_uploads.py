@@ -74,6 +74,7 @@ class CodeUploads:
 
     Attributes:
         store: the URI of the store of code; empty: new archives go to etcd.
+        open_store: opens it.
     """
 
     def __init__(
@@ -86,7 +87,7 @@ class CodeUploads:
         self.store = ""
         self._coordination = coordination
         self._leading = leading
-        self._open_store = open_store
+        self.open_store = open_store
         self._new_id = new_id
 
     async def find(self, ref: CodeRef) -> CodeState:
@@ -164,7 +165,7 @@ class CodeUploads:
                 raise Unreachable("this supervisor has only begun to lead; try again")
             if all(each.store != self.store for each in others):
                 async with self._asked():
-                    store = self._open_store(self.store)
+                    store = self.open_store(self.store)
                     await store.prepare()
             directory = upload_directory(snap.cluster.value.uuid, ref.digest, self._new_id())
             ops.append(put(keys.chunk(ref.digest, 0), CodeChunk("", StoredCode(self.store, directory))))
@@ -185,7 +186,7 @@ class CodeUploads:
         if stored is None or stored.store != self.store:
             raise Unreachable(_GIVEN_UP)
         async with self._asked():
-            store = self._open_store(self.store)
+            store = self.open_store(self.store)
             # A call that is repeated finds its file there. What is in it is read at the end.
             with suppress(Conflict):
                 await store.write_bytes(stored.chunk(part.index), data)
@@ -205,7 +206,7 @@ class CodeUploads:
         Raises Unreachable, Refused where that cannot be known.
         """
         sha256 = hashlib.sha256()
-        reader = CodeReader(self._coordination, self._open_store, ref.digest)
+        reader = CodeReader(self._coordination, self.open_store, ref.digest)
         count = chunk_count(ref.size)
         # The first says where the others are.
         later = (range(at, min(at + AT_ONCE, count)) for at in range(1, count, AT_ONCE))
