@@ -109,10 +109,13 @@ class Counting:
 
     async def kill(self, worker: str) -> None:
         """Kill a worker, and wait until it counts again."""
+        watch, pid = self.watch, self.watch.pids[worker]
         killed_ns = time.monotonic_ns()
-        os.kill(self.watch.pids[worker], signal.SIGKILL)
+        os.kill(pid, signal.SIGKILL)
         self.results.kills += 1
-        await self._until_seen()
+        await until(
+            self._log, lambda: watch.pids.get(worker, pid) != pid, f"another process of {worker}", WAIT_S
+        )
         await self.all_count()
         others = [
             name for name in self.watch.tasks if name not in (worker, "ps:0") and name in self._log.steps
@@ -149,11 +152,6 @@ class Counting:
         results.counted = {"counts": max(told), "lost": max(0, -missing), "not_told": max(0, missing)}
         # The last step of each trainer is cut off by the end of the job, too.
         results.is_exact = 0 <= missing <= ended + self.workers + 1
-
-    async def _until_seen(self) -> None:
-        """Wait for a look at the cluster that is newer than this moment: an incident may have begun."""
-        status = self.watch.status
-        await until(self._log, lambda: self.watch.status is not status, "a look at the cluster", WAIT_S)
 
     async def _by_worker(self) -> tuple[int, ...]:
         if self._strategy is not Strategy.COORDINATOR:
