@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import os
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import count
+from pathlib import Path
 
 import pytest
 
+from recovery.stores.local import LocalStore
 from recovery.stores.memory import MemoryCheckpointStore, MemoryDisk, Moment
 from supervisor.adapters.etcd.memory import Fault, MemoryCoordination, no_fault
 from supervisor.contract import codec, keys
@@ -279,6 +282,63 @@ async def test_what_is_damaged_in_the_store_is_uploaded_again(storing: Leader, d
     assert place(storing, ref) != before
     await storing.sweeper.sweep()
     assert {path.rpartition("/")[0] for path in storing.disk.files} == {place(storing, ref)}
+
+
+def to_link(chunk: Path) -> None:
+    chunk.symlink_to(chunk.rename(chunk.with_name("elsewhere")))
+
+
+def to_directory(chunk: Path) -> None:
+    chunk.unlink()
+    chunk.mkdir()
+
+
+def to_large(chunk: Path) -> None:
+    chunk.write_bytes(bytes(CHUNK_BYTES + 1))
+
+
+def to_fifo(chunk: Path) -> None:
+    chunk.unlink()
+    os.mkfifo(chunk)
+
+
+def upload_to_link(chunk: Path) -> None:
+    upload = chunk.parent
+    upload.symlink_to(upload.rename(upload.with_name("notes")))
+
+
+@pytest.mark.parametrize("damage", [to_link, to_directory, to_large, to_fifo, upload_to_link])
+async def test_whatever_is_in_the_place_of_a_chunk_another_upload_mends_it(
+    storing: Leader, tmp_path: Path, damage: Callable[[Path], None]
+) -> None:
+    storing.uploads.open_store = lambda _: LocalStore(tmp_path)
+    ref, data = code_archive(2 * CHUNK_BYTES)
+    await storing.upload(ref, data, 0, 1)
+    damage(tmp_path / place(storing, ref) / "00001")
+    assert not (await storing.uploads.find(ref)).complete
+    assert await storing.upload(ref, data, 0, 1)
+    assert (await storing.uploads.find(ref)).complete
+
+
+async def test_a_chunk_that_is_damaged_during_its_upload_is_told_and_sent_again(
+    storing: Leader, tmp_path: Path
+) -> None:
+    storing.uploads.open_store = lambda _: LocalStore(tmp_path)
+    ref, data = code_archive(2 * CHUNK_BYTES)
+    await storing.upload(ref, data, 0)
+    to_large(tmp_path / place(storing, ref) / "00000")
+    with pytest.raises(UserError, match=r"chunk 0 .* is damaged"):
+        await storing.upload(ref, data, 1)
+    assert await storing.upload(ref, data, 0, 1)
+
+
+async def test_a_chunk_in_etcd_that_is_not_base64_is_uploaded_again() -> None:
+    leader = Leader()
+    ref, data = code_archive(100)
+    await leader.upload(ref, data, 0)
+    leader.world.write(put(keys.chunk(ref.digest, 0), CodeChunk("?")))
+    assert not (await leader.uploads.find(ref)).complete
+    assert await leader.upload(ref, data, 0)
 
 
 async def test_a_store_that_does_not_answer_is_told_and_nothing_is_forgotten(storing: Leader) -> None:

@@ -386,7 +386,7 @@ async def test_a_store_of_code_that_hangs_holds_up_no_other_store(tmp_path: Path
     [
         ("another", r"the code in file:///mnt/code has not the digest [0-9a-f]{12}; submit the job again"),
         ("shorter", "has not the digest"),
-        ("longer", "cannot be read here: .* is larger than"),
+        ("longer", "chunk 1 .* in file:///mnt/code is damaged; submit the job again: .* is larger than"),
         ("missing", "is not in file:///mnt/code any more; submit the job again"),
     ],
 )

@@ -17,7 +17,7 @@ import hashlib
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 
-from recovery.stores.code import CodeReader, OpenStore
+from recovery.stores.code import CodeReader, DamagedChunk, OpenStore
 from supervisor.adapters.failpoints import effect
 from supervisor.contract import codec, keys
 from supervisor.contract.boundaries import (
@@ -214,6 +214,8 @@ class CodeUploads:
             async with _in_time(lambda: reader.place):
                 found = await asyncio.gather(*(_tried(reader, index) for index in wanted))
             for index, data in zip(wanted, found, strict=True):
+                if isinstance(data, DamagedChunk):
+                    return UserError(str(data))
                 if data is None:
                     return Conflict(
                         f"chunk {index} of code {ref.digest[:12]} has not arrived; upload it again"
@@ -265,11 +267,13 @@ async def _in_time(place: Callable[[], str]) -> AsyncIterator[None]:
         raise StoreUnreachable(f"{place()} has not answered in {STORE_S:g} s") from error
 
 
-async def _tried(reader: CodeReader, index: int) -> bytes | None:
+async def _tried(reader: CodeReader, index: int) -> bytes | DamagedChunk | None:
     try:
         return await reader.read(index)
     except NotFound:
         return None
+    except DamagedChunk as error:
+        return error
 
 
 def _check_room(size: int) -> None:
