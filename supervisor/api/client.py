@@ -14,7 +14,7 @@ import grpc
 
 from supervisor.contract import codec
 from supervisor.contract.checkpoint import CheckpointRef
-from supervisor.contract.code import CodePart, CodeState
+from supervisor.contract.code import CodePart, CodeState, answer_s
 from supervisor.contract.errors import Unreachable
 from supervisor.contract.job.spec import CodeRef
 from supervisor.contract.views.checkpoints import (
@@ -63,8 +63,8 @@ R = TypeVar("R")
 
 DEADLINE_S = 10.0
 _ATTEMPT_S = 2.0
-_CODE_ATTEMPT_S = 8.0
-"""For a leader that reads or writes code in a store."""
+_CODE_MARGIN_S = 2.0
+"""How much longer than a leader a client waits for a store of code, and so gets the leader's reason."""
 _RETRY_S = 0.1
 _WRITE_ATTEMPT_S = 30.0
 _SILENCE_S = 10.0
@@ -79,8 +79,8 @@ class ControlClient:
     """Calls the leader. Use it as `async with ControlClient(...) as client` on one event loop.
 
     Every call raises the error that the leader answered with, or Unreachable when no leader answered within
-    `deadline_s`. A write whose answer was lost is never sent twice: it raises Unreachable, as it may have
-    taken effect.
+    `deadline_s`; a large archive of code may take longer. A write whose answer was lost is never sent twice:
+    it raises Unreachable, as it may have taken effect.
     """
 
     def __init__(self, supervisors: Sequence[str], guard: Guard, *, deadline_s: float = DEADLINE_S) -> None:
@@ -114,11 +114,12 @@ class ControlClient:
 
     async def find_code(self, ref: CodeRef) -> CodeState:
         """Whether the cluster has an archive already."""
-        return await self._call("FindCode", ref, CodeState, most_s=_CODE_ATTEMPT_S)
+        return await self._call("FindCode", ref, CodeState, most_s=answer_s(ref.size) + _CODE_MARGIN_S)
 
     async def put_code(self, part: CodePart) -> CodeState:
         """Upload a chunk of an archive. It is sent again if its answer is lost, which is safe."""
-        return await self._call("PutCode", part, CodeState, most_s=_CODE_ATTEMPT_S)
+        most_s = answer_s(part.reads_back) + _CODE_MARGIN_S
+        return await self._call("PutCode", part, CodeState, most_s=most_s)
 
     async def status(self, job: str = "") -> ClusterStatus:
         """All jobs, or one."""
@@ -225,16 +226,18 @@ class ControlClient:
         kind: type[R],
         *,
         write: bool = False,
-        most_s: float = _ATTEMPT_S,
+        most_s: float = 0.0,
     ) -> R:
         body = Record(json=codec.encode(request))
-        deadline = time.monotonic() + self._deadline_s
+        deadline_s = max(self._deadline_s, most_s)
+        most_s = most_s or _ATTEMPT_S
+        deadline = time.monotonic() + deadline_s
         problems: dict[str, str] = {}
         while True:
             for address in self._order():
                 left_s = deadline - time.monotonic()
                 if left_s <= 0:
-                    raise self._nobody(problems)
+                    raise _nobody(problems, deadline_s)
                 attempt_s = max(left_s, _WRITE_ATTEMPT_S) if write else min(left_s, most_s)
                 channel = self._channel(address)
                 call = channel.unary_unary(
@@ -324,9 +327,10 @@ class ControlClient:
             del self._channels[address]
         await channel.close()
 
-    def _nobody(self, problems: dict[str, str]) -> Unreachable:
-        tried = "; ".join(f"{address}: {text}" for address, text in problems.items())
-        return Unreachable(f"no leading supervisor answered within {self._deadline_s:g} s ({tried})")
+
+def _nobody(problems: dict[str, str], deadline_s: float) -> Unreachable:
+    tried = "; ".join(f"{address}: {text}" for address, text in problems.items())
+    return Unreachable(f"no leading supervisor answered within {deadline_s:g} s ({tried})")
 
 
 def _cancelled_ourselves() -> bool:

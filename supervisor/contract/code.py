@@ -83,6 +83,14 @@ class CodeChunk:
     stored: StoredCode | None = field(default=None, metadata=NEEDED)
 
 
+def answer_s(size: int) -> float:
+    """The seconds in which a leader answers a call that reads back so many bytes of an archive.
+
+    It then tells why it could not. A client waits longer.
+    """
+    return 6.0 + size / MIB
+
+
 def upload_directory(cluster: str, digest: str, upload: str) -> str:
     """The directory of one upload, in that of its cluster, which is named by the cluster's UUID."""
     return f"{cluster}/{digest}.{upload}"
@@ -105,6 +113,11 @@ class CodePart:
     size: int
     index: int
     data: str
+
+    @property
+    def reads_back(self) -> int:
+        """The bytes that are read back: all of them with the last chunk."""
+        return self.size if self.index + 1 == chunk_count(self.size) else 0
 
 
 @dataclass(frozen=True, slots=True)

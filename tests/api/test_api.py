@@ -19,6 +19,7 @@ from supervisor.api import views
 from supervisor.api.server import ControlService, serve_api
 from supervisor.contract import codec, keys
 from supervisor.contract.checkpoint import CheckpointRef
+from supervisor.contract.code import MAX_PACKED_BYTES, CodePart, CodeState, answer_s, chunk_count
 from supervisor.contract.desired import LeaderRecord
 from supervisor.contract.errors import (
     BadCheckpoint,
@@ -30,6 +31,7 @@ from supervisor.contract.errors import (
     UserError,
 )
 from supervisor.contract.incident import Event
+from supervisor.contract.job.spec import CodeRef
 from supervisor.contract.observed import LINK_PROTOCOL, Beat, BeatAck
 from supervisor.contract.views.checkpoints import (
     AdoptRequest,
@@ -46,7 +48,7 @@ from supervisor.contract.views.jobs import (
     SubmitRequest,
 )
 from supervisor.control.decide.snapshot import Snapshot, Versioned
-from supervisor.wire.rpc import Guard, Server, unary
+from supervisor.wire.rpc import Entrance, Guard, Method, Server, unary
 from supervisor.wire.tfsup_pb2 import Record
 from tests.api.services import FakeCheckpointService, FakeJobService, Place
 from tests.control.world import World
@@ -192,6 +194,32 @@ async def test_what_a_supervisor_has_said_is_told_though_it_had_no_time_to_say_i
     with pytest.raises(Unreachable, match="s0: no supervisor leads at the moment"):
         await client.status()
     assert len(asked) == 2
+
+
+@pytest.mark.parametrize("size", [1, MAX_PACKED_BYTES])
+async def test_a_client_listens_until_the_leader_has_told_why_a_store_does_not_answer(
+    place: Place, size: int
+) -> None:
+    """However short the time that its user has given it."""
+    left: list[float] = []
+
+    async def answer(_: Record, context: grpc.aio.ServicerContext[Record, Record]) -> Record:
+        left.append(context.time_remaining())
+        return Record(json=codec.encode(CodeState("d", complete=True)))
+
+    def behind(_: Entrance) -> grpc.RpcMethodHandler[Record, Record]:
+        return grpc.unary_unary_rpc_method_handler(answer, Record.FromString, Record.SerializeToString)
+
+    methods: dict[str, Method] = {"FindCode": behind, "PutCode": behind}
+    server = Server(place.address("s0"), Guard(), {"tfsup.v1.Control": methods})
+    await server.start()
+    place.stack.push_async_callback(server.close, 0)
+    client = await place.client(place.address("s0"), deadline_s=3)
+    last = chunk_count(size) - 1
+    await client.find_code(CodeRef("d", size))
+    await client.put_code(CodePart("d", size, last, ""))
+    assert all(each > answer_s(size) + 1 for each in left)
+    assert len(left) == 2
 
 
 async def test_a_write_whose_answer_is_lost_is_not_sent_again(place: Place) -> None:

@@ -17,7 +17,15 @@ from recovery.stores.memory import MemoryCheckpointStore, MemoryDisk, Moment
 from supervisor.adapters.etcd.memory import Fault, MemoryCoordination, no_fault
 from supervisor.contract import codec, keys
 from supervisor.contract.boundaries import BULK, Delete
-from supervisor.contract.code import CHUNK_BYTES, MAX_PACKED_BYTES, CodeChunk, CodePart, ShippedCode
+from supervisor.contract.code import (
+    CHUNK_BYTES,
+    MAX_PACKED_BYTES,
+    CodeChunk,
+    CodePart,
+    ShippedCode,
+    answer_s,
+    chunk_count,
+)
 from supervisor.contract.desired import ClusterRecord
 from supervisor.contract.errors import Conflict, CoordinationFull, StoreUnreachable, Unreachable, UserError
 from supervisor.contract.job.spec import CodeRef, JobRecord, JobSpec
@@ -31,6 +39,7 @@ from supervisor.control.services.code_uploads import CodeUploads
 from tests.control.world import World
 from tests.support.builders import code_archive, job_spec
 from tests.support.sinks import ListSink
+from tests.support.virtual import in_virtual_time
 
 
 def part(ref: CodeRef, data: bytes, index: int) -> CodePart:
@@ -358,6 +367,42 @@ async def test_a_store_that_does_not_answer_is_told_and_nothing_is_forgotten(sto
     assert storing.record(ref) == before
     with pytest.raises(StoreUnreachable):
         await storing.sweeper.sweep()
+
+
+@in_virtual_time
+async def test_a_call_ends_while_its_client_still_listens() -> None:
+    """Also where no part of it takes long; the same store a little faster is read to the end."""
+    storing = Leader(stored=True)
+    ref, data = code_archive(MAX_PACKED_BYTES)
+    await storing.upload(ref, data, *range(chunk_count(ref.size)))
+    before = storing.record(ref)
+    took_s = 0.0
+
+    async def slow(_operation: str, _path: str, moment: Moment) -> None:
+        if moment is Moment.BEFORE:
+            await asyncio.sleep(took_s)
+
+    storing.store.hook = slow
+    loop = asyncio.get_running_loop()
+    took_s, began = 5.0, loop.time()
+    with pytest.raises(StoreUnreachable, match=r"code_store: hdfs://prod/code.*took longer than 22 s"):
+        await storing.uploads.find(ref)
+    assert loop.time() - began == pytest.approx(answer_s(ref.size))
+    assert storing.record(ref) == before
+    took_s = 1.0
+    assert (await storing.uploads.find(ref)).complete
+
+
+@in_virtual_time
+async def test_a_chunk_that_hangs_is_told_in_time() -> None:
+    storing = Leader(stored=True)
+
+    async def hang(_operation: str, _path: str, _moment: Moment) -> None:
+        await asyncio.Event().wait()
+
+    storing.store.hook = hang
+    with pytest.raises(StoreUnreachable, match=r"code_store: hdfs://prod/code.*took longer than 6 s"):
+        await storing.upload(*code_archive(2 * CHUNK_BYTES), 0)
 
 
 async def test_a_store_that_hangs_ends_its_sweep_with_a_reason_and_no_other(

@@ -36,6 +36,7 @@ from supervisor.contract.code import (
     CodeState,
     ShippedCode,
     StoredCode,
+    answer_s,
     chunk_count,
     chunk_size,
     is_digest,
@@ -60,8 +61,6 @@ MAX_ALL_BYTES = 512 * 1024 * 1024
 
 TRIES = 4
 AT_ONCE = 4
-STORE_S = 6.0
-"""The time for a chunk, or for `AT_ONCE` of them. A client waits longer, and so gets the reason."""
 _GIVEN_UP = "another supervisor leads now, or the upload was given up; try again"
 
 
@@ -103,10 +102,11 @@ class CodeUploads:
         if held is None or record is None or not record.complete:
             return CodeState(ref.digest, complete=False)
         known = CodeRef(record.digest, record.size)
-        if await self._damage(known) is not None:
-            await self._begin(known, held)
-            return CodeState(ref.digest, complete=False)
-        kept = await self._write([ModifiedAt(held.key, held.mod_revision)], [put(held.key, record)])
+        async with _in_time(record.size, record.store):
+            if await self._damage(known) is not None:
+                await self._begin(known, held)
+                return CodeState(ref.digest, complete=False)
+            kept = await self._write([ModifiedAt(held.key, held.mod_revision)], [put(held.key, record)])
         return CodeState(ref.digest, complete=kept)
 
     async def put(self, part: CodePart) -> CodeState:
@@ -120,6 +120,10 @@ class CodeUploads:
         """
         data = _decoded(part)
         self._leading()
+        async with _in_time(part.reads_back, self.store):
+            return await self._put(part, data)
+
+    async def _put(self, part: CodePart, data: bytes) -> CodeState:
         ref = CodeRef(part.digest, part.size)
         held = await self._held(part.digest)
         record = _read(held)
@@ -211,8 +215,7 @@ class CodeUploads:
         # The first says where the others are.
         later = (range(at, min(at + AT_ONCE, count)) for at in range(1, count, AT_ONCE))
         for wanted in (range(1), *later):
-            async with _in_time(lambda: reader.place):
-                found = await asyncio.gather(*(_tried(reader, index) for index in wanted))
+            found = await asyncio.gather(*(_tried(reader, index) for index in wanted))
             for index, data in zip(wanted, found, strict=True):
                 if isinstance(data, DamagedChunk):
                     return UserError(str(data))
@@ -229,11 +232,10 @@ class CodeUploads:
 
     @asynccontextmanager
     async def _asked(self) -> AsyncIterator[None]:
-        """Wait for the store for a while only, and say of its errors whose store it is."""
-        what = f"the cluster's store of code (`code_store: {self.store}`)"
+        """Say of the store's errors whose store it is."""
+        what = _shown(self.store)
         try:
-            async with _in_time(lambda: self.store):
-                yield
+            yield
         except StoreUnreachable as error:
             raise StoreUnreachable(f"{what} does not answer; try again later: {error}") from error
         except (Refused, UserError) as error:
@@ -256,15 +258,23 @@ class CodeUploads:
 
 
 @asynccontextmanager
-async def _in_time(place: Callable[[], str]) -> AsyncIterator[None]:
-    scope = asyncio.timeout(STORE_S)
+async def _in_time(reads_back: int, store: str) -> AsyncIterator[None]:
+    """End a call in the time in which its client still listens. `store`: its archive's; empty: etcd."""
+    limit_s = answer_s(reads_back)
+    scope = asyncio.timeout(limit_s)
     try:
         async with scope:
             yield
     except TimeoutError as error:
         if not scope.expired():
             raise
-        raise StoreUnreachable(f"{place()} has not answered in {STORE_S:g} s") from error
+        raise StoreUnreachable(
+            f"{_shown(store)} does not answer; try again later: the call took longer than {limit_s:g} s"
+        ) from error
+
+
+def _shown(store: str) -> str:
+    return f"the cluster's store of code (`code_store: {store}`)" if store else "etcd"
 
 
 async def _tried(reader: CodeReader, index: int) -> bytes | DamagedChunk | None:
