@@ -14,6 +14,7 @@ from supervisor.contract import keys
 from supervisor.contract.desired import JobPhase, JobSwitch
 from supervisor.contract.incident import Event, Outcome
 from supervisor.contract.job.spec import JobIntent, JobRecord
+from supervisor.control.decide.assess.assess import assess
 from supervisor.control.decide.jobs.incidents import KEPT_EVENTS
 from supervisor.control.decide.nodes.offers import grouped
 from supervisor.control.decide.nodes.placement import Before, place
@@ -129,6 +130,21 @@ def test_the_work_of_a_look_grows_with_the_cluster_and_no_faster() -> None:
     few, more, many = work(4, 4), work(24, 24), work(44, 44)
     assert few < more
     assert many - more < 1.03 * (more - few)
+
+
+def judging(workers: int) -> int:
+    """The bytecodes that it takes to assess a job of so many workers whose first incident is still open."""
+    world = World(job_spec({"chief": 1, "ps": 1, "worker": workers}), nodes=4)
+    world.until(lambda: len(world.running()) == len(world.spec.tasks()))
+    snap = world.snapshot()
+    job = snap.jobs["digits"]
+    assert is_hurt(job)
+    return bytecodes(lambda: assess(snap, job))
+
+
+def test_the_work_of_an_assessment_grows_with_the_tasks_and_no_faster() -> None:
+    few, more, many = judging(8), judging(28), judging(48)
+    assert many - more < 1.05 * (more - few)
 
 
 def placing(nodes: int, tasks: int) -> int:

@@ -99,8 +99,10 @@ def _judged(snap: Snapshot, job: JobState, report: AttemptReport) -> Judged | No
 
 def as_taken(snap: Snapshot, job: JobState, report: AttemptReport) -> AttemptReport:
     """The report as completion takes it: an end that the job ignores counts as exit code 0."""
+    if report.exit is None:
+        return report
     judged = _judged(snap, job, report)
-    if report.exit is None or judged is None:
+    if judged is None:
         return report
     if rule_of(job.record.value.spec, judged.cause, report.attempt.task, job.saver) is not Rule.IGNORE:
         return report
