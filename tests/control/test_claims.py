@@ -289,6 +289,14 @@ async def test_one_that_is_stale_does_not_keep_those_behind_it_from_being_placed
     assert set(plans(world.snapshot())) == {"b", "c"}
 
 
+async def test_a_stale_move_keeps_those_behind_it_from_the_room_that_it_did_not_leave() -> None:
+    world = world_of(*(one_task(name, resources(cpus=2)) for name in "abc"), nodes=2)
+    first, *others = [each for each in reconcile(world.snapshot()) if isinstance(each, Action)]
+    world.intend(Wanted.STOP)
+    assert await Deciding(world).applier.run_all([replace(first, kind="moved"), *others]) == [Applied.STALE]
+    assert not plans(world.snapshot())
+
+
 async def test_after_claims_that_another_has_made_nothing_of_the_look_is_placed() -> None:
     world = world_of(*(one_task(name) for name in "abc"), nodes=2)
     found = [each for each in reconcile(world.snapshot()) if isinstance(each, Action)]

@@ -11,8 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from supervisor.contract import keys
-from supervisor.contract.observed import Sign, TaskBeat
+from supervisor.contract import codec, keys
+from supervisor.contract.desired import JobPhase, JobSwitch
+from supervisor.contract.job.spec import JobIntent, JobRecord, Limits, RestartPolicy, Rule, Scope
+from supervisor.contract.observed import Incarnation, NodeResources, Sign, TaskBeat
 from supervisor.contract.timing import FAST
 from supervisor.control.decide.plan import put
 from supervisor.control.decide.reconcile import reconcile
@@ -22,6 +24,7 @@ from supervisor.control.decide.rest.news import is_news, settled
 from supervisor.control.decide.rest.rests import Rests
 from supervisor.control.decide.snapshot import BeatSeen
 from tests.control.world import World
+from tests.support.builders import job_spec, resources, role
 
 NOW_MS = 1_000
 COMPARISONS = (operator.lt, operator.le, operator.gt, operator.ge, operator.eq, operator.ne)
@@ -193,3 +196,55 @@ def test_a_beat_that_was_under_way_for_longer_tells_of_no_later_step() -> None:
     assert settled(before, again, FAST) == again
     soon = BeatSeen(1_300, {"a": TaskBeat("a", 8, 690, 1, 1_200, signs=(Sign("step", 690, 100),))})
     assert settled(before, soon, FAST) == soon, "it has made a step"
+
+
+def test_a_sign_of_work_that_is_too_old_is_news() -> None:
+    spec = job_spec()
+    spec = replace(spec, limits=Limits(startup_ms=60_000), progress=replace(spec.progress, watch_hangs=False))
+    world = World(spec)
+    began_ms = world.now_ms
+
+    def idle(beat: TaskBeat) -> TaskBeat:
+        """It has worked for five seconds, and made no step."""
+        never = replace(beat, step=-1, step_age_ms=-1, first_step=-1, first_step_age_ms=-1, slowest_ms=-1)
+        age_ms = max(0, world.now_ms - began_ms - 5_000)
+        return replace(never, pace=-1.0, signs=(Sign("cpu", age_ms, -1),))
+
+    for agent in world.agents.values():
+        agent.tells["digits/worker:1@1.1"] = idle
+    world.start()
+    world.until(lambda: "restart_in_place" in world.done)
+    assert 60_000 <= world.now_ms - began_ms < 63_000
+
+
+def test_a_job_that_rests_sees_the_room_that_a_plan_of_the_same_look_leaves() -> None:
+    roles = (role("chief"), role("evaluator", need=resources(cpus=1), follow=True))
+    elsewhere = RestartPolicy(
+        backoff_ms=3_000, rules={"program_exit": Rule.ELSEWHERE}, scope={"evaluator": Scope.TASK}
+    )
+    world = World(job_spec(roles, restart=elsewhere), nodes=1)
+    offer(world, "n0")
+    world.start()
+    world.register("n1", "i1")
+    offer(world, "n1")
+    other = job_spec((role("worker", need=resources(cpus=1, labels={"home": "n0"})),), name="other")
+    world.write(
+        put(keys.job_record("other"), JobRecord(other, "other", 0)),
+        put(keys.intent("other"), JobIntent()),
+        put(keys.switch("other"), JobSwitch("other", "other", JobPhase.WAITING, 0)),
+    )
+    for _ in range(10):
+        world.tick()
+    assert not world.snapshot().jobs["other"].plans
+    world.end_task("evaluator.0", code=1)
+    # World compares each look with one that visits all.
+    world.until(lambda: bool(world.snapshot().jobs["other"].plans))
+    assert "moved" in world.done
+
+
+def offer(world: World, node: str) -> None:
+    """From now on the node has one CPU, and a label with its name."""
+    held = codec.decode(Incarnation, world.store.read(keys.node(node))[0].value)
+    world.write(
+        put(keys.node(node), replace(held, resources=NodeResources(1, 1 << 33, labels={"home": node})))
+    )

@@ -74,14 +74,17 @@ def _look(snap: Snapshot, assessments: Assessments, rests: Rests) -> list[Decisi
     decisions += _about_nodes(snap, nodes)
     decisions += _about_nodes_of_jobs(snap, jobs)
     # What was submitted first is placed first, whoever leads.
-    for visit in jobs:
+    visited: list[Visit[JobState]] = []
+    while jobs:
+        visited.append(visit := jobs.pop(0))
         job = visit.subject
         found = visit.found(_about_job(visit.of(snap), job, assessments))
         decisions += found
         for plan in [each.places for each in found if isinstance(each, Action) and each.places is not None]:
             snap = claims.with_plan(snap, plan)
+            jobs = rests.disturbed(jobs, snap, job)
         rests.suspect(visit, suspected=assessments.suspects(job))
-    rests.keep(cluster, nodes, jobs)
+    rests.keep(cluster, nodes, visited)
     return decisions
 
 

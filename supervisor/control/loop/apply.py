@@ -38,6 +38,7 @@ from supervisor.contract.errors import (
 from supervisor.contract.incident import Event
 from supervisor.contract.promise import Taking
 from supervisor.control.decide.jobs.incidents import KEPT_EVENTS
+from supervisor.control.decide.jobs.prepare import PREPARE
 from supervisor.control.decide.plan import MAX_FIELD, Action, DeleteFiles, put, short
 
 CLAIMING_MS = 200
@@ -101,8 +102,8 @@ class Applier:
         """Each was decided on in the knowledge of those before it, so that it is sent only after them, and
         compares the claims as the last of them has left them.
 
-        A stale one has claimed nothing: those behind it count on less room than there is, and are sent. After
-        an unknown or broken one none is sent.
+        A stale plan in preparation has claimed nothing: those behind it count on less room than there is, and
+        are sent. After any other that was not done none is sent: a task that did not move has left no room.
         """
         outcomes: list[Applied] = []
         until_ms = self._clock.now_ms() + CLAIMING_MS
@@ -111,7 +112,7 @@ class Applier:
                 break
             made = Applied.DONE in outcomes
             outcomes.append(await self.run(_after(action, self._claimed_at) if made else action))
-            if outcomes[-1] in (Applied.UNKNOWN, Applied.BROKEN):
+            if outcomes[-1] is not Applied.DONE and (outcomes[-1], action.kind) != (Applied.STALE, PREPARE):
                 break
         return outcomes
 

@@ -28,6 +28,9 @@ MOST_PLANS = 64
 _NETWORK = ("network", "")
 
 
+PREPARE = "prepare"
+
+
 def prepare(snap: Snapshot, job: JobState, need: Need) -> list[Action]:
     """The plan of the next generation, with as many assignments as one transaction holds."""
     spec = job.wanted
@@ -61,7 +64,7 @@ def prepare(snap: Snapshot, job: JobState, need: Need) -> list[Action]:
     nodes = ", ".join(sorted({placement.node for placement in plan.placements}))
     text = f"{need.detail}; generation {generation} is prepared on {nodes} (rule {need.rule})"
     fields = {"plan": plan.plan_id, "cause": need.cause.value, "rule": need.rule, "incident": need.incident}
-    return [Action("prepare", job.name, text, tuple(compares), tuple(ops), fields, places=plan)]
+    return [Action(PREPARE, job.name, text, tuple(compares), tuple(ops), fields, places=plan)]
 
 
 def _new_id(snap: Snapshot, job: JobState) -> str:

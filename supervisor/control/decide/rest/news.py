@@ -1,8 +1,7 @@
 """What a node's beat tells that the one before did not: news, or nothing but progress. Pure.
 
-A beat of a healthy node says that time has passed: tasks have made more steps, and ages have begun anew. No
-rule answers that. What rules wait for (a first step, a save, a loss that is not a number, the end of a
-silence) is news.
+A beat of a healthy node says that time has passed: tasks have made more steps, and ages have begun anew.
+What rules wait for (a first step, a save, a loss that is not a number, the end of a silence) is news.
 
 A rule that waits for progress itself must not rest (`Rests.keep`).
 """
@@ -11,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from recovery.policy.hangs import STEP
+from recovery.policy.hangs import STEP, lives
 from supervisor.contract.observed import SaverBeat, Sign, TaskBeat
 from supervisor.contract.timing import Timing
 from supervisor.control.decide.snapshot import BeatSeen
@@ -79,6 +78,7 @@ def _changed(before: TaskBeat, task: TaskBeat, passed_ms: int) -> bool:
         or (task.silent_ms < 0) != (before.silent_ms < 0)
         or not _is_longer(before.slowest_ms, task.slowest_ms)
         or (task.pace < 0) != (before.pace < 0)
+        or lives(task.signs) != lives(before.signs)
         or len(task.signs) != len(before.signs)
         or any(map(_has_paused, before.signs, task.signs, [passed_ms] * len(task.signs)))
         or _lasting(task) != _lasting(before)

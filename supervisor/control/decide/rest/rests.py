@@ -6,8 +6,8 @@ changes, the next look would find nothing again, and leaves it out. The decision
 that. The simulator compares them, and every few seconds a look visits one job and one node that rest, in
 turn, all the same.
 
-Two kinds of jobs never rest, as they wait for progress, which is no news: those with an open incident, and
-those with a task that may hang.
+Three kinds of jobs never rest, as they wait for progress, which is no news: those with an open incident,
+those with a task that may hang, and those that come to their end.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar, cast
 
+from supervisor.contract.desired import JobPhase
 from supervisor.contract.incident import Outcome
 from supervisor.control.decide.plan import Action, Decision
 from supervisor.control.decide.rest.watched import NEVER, WHOLE, Fact, Reads, part_of, watch
@@ -91,6 +92,10 @@ class _At:
         self.now_ms = cast("int", part_of(snap, "now_ms"))
         self.nodes = cast("Mapping[str, NodeState]", part_of(snap, "nodes"))
         self.jobs = cast("Mapping[str, JobState]", part_of(snap, "jobs"))
+
+
+def _turn(visit: Visit[JobState]) -> int:
+    return visit.subject.record.create_revision
 
 
 def hurried(decisions: Iterable[Decision]) -> list[Decision]:
@@ -176,7 +181,7 @@ class Rests:
             )
             if not rests or number == turn:
                 visits.append(Visit(job, Reads(now_ms), self, rests))
-        return sorted(visits, key=lambda visit: visit.subject.record.create_revision)
+        return sorted(visits, key=_turn)
 
     def _begun(self) -> _At:
         assert self._at is not None, "a look begins first"
@@ -208,11 +213,30 @@ class Rests:
 
     def suspect(self, visit: Visit[JobState], *, suspected: bool) -> None:
         """Whether a task of a visited job may hang."""
-        name = visit.subject.name
-        self.suspicious = self.suspicious | {name} if suspected else self.suspicious - {name}
-        waits = any(held.value.outcome is Outcome.OPEN for held in visit.subject.incidents.values())
-        if suspected or waits:
+        job = visit.subject
+        self.suspicious = self.suspicious | {job.name} if suspected else self.suspicious - {job.name}
+        is_hurt = any(held.value.outcome is Outcome.OPEN for held in job.incidents.values())
+        if suspected or is_hurt or job.switch.value.phase in (JobPhase.FINISHING, JobPhase.STOPPING):
             visit.reads.hold(0)
+
+    def disturbed(self, left: list[Visit[JobState]], snap: Snapshot, by: JobState) -> list[Visit[JobState]]:
+        """The visits that are left after a plan was made: also to jobs that have read what it changes."""
+        at, turn = _At(snap), by.record.create_revision
+        there = {visit.subject.name: visit for visit in left}
+        for name, job in at.jobs.items():
+            rest, visit = self._jobs.get(name), there.get(name)
+            if rest is None or job.record.create_revision <= turn or not self._reads_jobs(rest.reads):
+                continue
+            if visit is not None:
+                visit.is_sample = visit.is_sample and self._rests(rest, at)
+            elif not self._rests(rest, at):
+                left.append(Visit(job, Reads(at.now_ms), self))
+        return sorted(left, key=_turn)
+
+    def _reads_jobs(self, reads: Reads) -> bool:
+        return "jobs" in reads.whole or any(
+            self._reads_jobs(self._facts[fact].rest.reads) for fact in reads.facts if fact in self._facts
+        )
 
     def of(self, fact: Callable[[Snapshot], T], snap: Snapshot) -> T:
         """A fact about a snapshot: the same object for as long as it is equal."""
