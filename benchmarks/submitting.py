@@ -121,6 +121,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     seen = Seen()
     with LocalCluster(STATE / "cluster", nodes=1, profile="default") as cluster:
         if not flags.etcd:
+            store.mkdir(mode=0o700, parents=True, exist_ok=True)
             give_code_store(cluster, store.as_uri())
         asyncio.run(_run(cluster, flags.jobs, flags.mib, seen))
     files = [path.stat().st_size for path in store.rglob("*") if path.is_file()]

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from recovery.stores.allowed import ANYWHERE, AllowedStores
+from recovery.stores.code_directory import CodeDirectory
 from recovery.stores.local import LocalStore
 from recovery.stores.user_stores import UserStores
 from supervisor.adapters.files.hadoop import HadoopSettings, read_conf
@@ -91,7 +92,7 @@ class Stores:
         root = Path(place.path)
         if root not in self._code_threads:
             self._code_threads[root] = ThreadPoolExecutor(CODE_THREADS, "code")
-        return LocalStore(root, self._code_threads[root])
+        return CodeDirectory(root, self._code_threads[root])
 
     def place(self, uri: str, owner: str | None = None) -> StoreUri:
         """The place of a URI, if this daemon may use it for a job of `owner`. Raises UserError.

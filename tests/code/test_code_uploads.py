@@ -14,6 +14,7 @@ import pytest
 
 from recovery.stores.local import LocalStore
 from recovery.stores.memory import MemoryCheckpointStore, MemoryDisk, Moment
+from recovery.stores.open import Stores
 from supervisor.adapters.etcd.memory import Fault, MemoryCoordination, no_fault
 from supervisor.contract import codec, keys
 from supervisor.contract.boundaries import BULK, Delete
@@ -27,7 +28,14 @@ from supervisor.contract.code import (
     chunk_count,
 )
 from supervisor.contract.desired import ClusterRecord
-from supervisor.contract.errors import Conflict, CoordinationFull, StoreUnreachable, Unreachable, UserError
+from supervisor.contract.errors import (
+    Conflict,
+    CoordinationFull,
+    Refused,
+    StoreUnreachable,
+    Unreachable,
+    UserError,
+)
 from supervisor.contract.job.spec import CodeRef, JobRecord, JobSpec
 from supervisor.contract.timing import FAST
 from supervisor.control.decide.jobs import code_gc
@@ -433,6 +441,37 @@ async def test_an_empty_mount_point_is_not_made_a_store(storing: Leader) -> None
     storing.disk.prepared = False
     with pytest.raises(StoreUnreachable, match="was not prepared"):
         await storing.upload(*code_archive(100, seed=2), 0)
+
+
+async def test_a_directory_that_is_not_there_is_not_made_a_store(storing: Leader, tmp_path: Path) -> None:
+    """Also when no record names the store: with its last record it has not become a new one."""
+    root = tmp_path / "mnt" / "code"
+    storing.uploads.open_store = lambda _: Stores().open_code(root.as_uri())
+    for _ in range(2):
+        with pytest.raises(StoreUnreachable, match="code does not exist; is its file system mounted"):
+            await storing.upload(*code_archive(100), 0)
+        assert not root.parent.exists()
+    root.mkdir(mode=0o700, parents=True)
+    assert await storing.upload(*code_archive(100), 0)
+
+
+async def test_a_mount_point_is_not_made_a_store(storing: Leader) -> None:
+    storing.uploads.open_store = lambda _: Stores().open_code("file:///proc")
+    with pytest.raises(Refused, match=r"/proc is a mount point.* name a directory below it"):
+        await storing.upload(*code_archive(100), 0)
+
+
+@pytest.mark.parametrize("mode", [0o755, 0o701, 0o702])
+async def test_a_directory_that_all_users_can_reach_is_refused(
+    storing: Leader, tmp_path: Path, mode: int
+) -> None:
+    tmp_path.chmod(mode)
+    storing.uploads.open_store = lambda _: Stores().open_code(tmp_path.as_uri())
+    with pytest.raises(Refused, match=rf"mode {mode:04o}, .* run `chmod o= {tmp_path}`"):
+        await storing.upload(*code_archive(100), 0)
+    assert list(tmp_path.iterdir()) == []
+    tmp_path.chmod(0o750)
+    assert await storing.upload(*code_archive(100), 0)
 
 
 async def test_a_deposed_leader_changes_nothing_of_an_archive_that_is_whole(storing: Leader) -> None:

@@ -211,6 +211,7 @@ def test_a_damaged_copy_is_replaced_before_the_next_generation_runs_in_it(operat
 
 def test_code_from_a_store_that_the_nodes_share(operator: Operator) -> None:
     store = operator.root / "code"
+    store.mkdir(mode=0o700)
     give_code_store(operator.cluster, store.as_uri())
     until(operator.is_led)
     job = operator.program("stored", "filed")

@@ -368,8 +368,8 @@ async def test_a_store_of_code_that_hangs_holds_up_no_other_store(tmp_path: Path
         for _ in range(CODE_THREADS):
             assert await asyncio.to_thread(started.acquire, timeout=30)
         for open_store, name in ((stores.open, "checkpoints"), (stores.open_code, "other")):
-            other = open_store((tmp_path / name).as_uri())
             (tmp_path / name).mkdir(mode=0o700)
+            other = open_store((tmp_path / name).as_uri())
             async with asyncio.timeout(30):
                 await other.prepare()
         for each in waiting:
