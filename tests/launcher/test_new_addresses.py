@@ -181,7 +181,7 @@ def test_what_each_worker_has_of_its_own_is_made_on_a_new_one_when_it_is_needed_
     vars(module).update(
         PerWorkerValues=Values, nest=types.SimpleNamespace(flatten=lambda each: [*each[0], *each[1].values()])
     )
-    fill = adding.filling(module)
+    fill = adding.filling(module, Closure.execute_on)
     first = Closure()
     values = Values(Made(first))
     needs, late, early = Closure((values, "a word")), Added(2, "", None), Added(1, "", None)
@@ -192,7 +192,7 @@ def test_what_each_worker_has_of_its_own_is_made_on_a_new_one_when_it_is_needed_
     assert first.ran_on == [(2, 2), (1, 1)], "once each, whoever comes first"
     assert [isinstance(each, Made) for each in values._values] == [True] * 3
     assert [len(each._resource_remote_value_refs) for each in (late, early)] == [1, 1]
-    adding.filling(types.ModuleType("unknown"))(needs, Added(3, "", None))
+    adding.filling(types.ModuleType("unknown"), Closure.execute_on)(needs, Added(3, "", None))
     assert len(values._values) == 3
 
 

@@ -32,7 +32,7 @@ server.join()
 """
 
 COUNTS = """
-import collections, os, sys, threading, time
+import collections, json, os, sys, threading, time
 import tensorflow as tf
 from tensorflow.python.distribute.coordinator import cluster_coordinator
 done, execute = collections.Counter(), cluster_coordinator.Closure.execute_on
@@ -73,6 +73,38 @@ while not os.path.exists(os.environ["STOP"]):
     results = [coordinator.schedule(step, args=(data,)) for _ in range(20)]
     coordinator.join()
     assert all(each.fetch() is not None for each in results)
+    tell(20)
+end(n.numpy())
+"""
+)
+
+MAKES = (
+    COUNTS
+    + """
+coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
+made = [threading.Event() for _ in range(3)]
+build = cluster_coordinator.ResourceClosure.build_output_remote_value
+def built(closure):
+    index = getattr(closure, "tag", 0)
+    made[index].set()
+    print("makes on", index, flush=True)
+    while index and not made[3 - index].wait(1):
+        pass  # both make it at the same time
+    while index == 2 and len(json.loads(os.environ["TF_CONFIG"])["cluster"]["worker"]) > 2:
+        time.sleep(0.01)
+    return build(closure)
+cluster_coordinator.ResourceClosure.build_output_remote_value = built
+with strategy.scope():
+    n = tf.Variable(0, dtype=tf.int64)
+data = iter(coordinator.create_per_worker_dataset(lambda: tf.data.Dataset.range(10**6).repeat()))
+@tf.function
+def step(data):
+    next(data)
+    n.assign_add(1)
+while not os.path.exists(os.environ["STOP"]):
+    for _ in range(20):
+        coordinator.schedule(step, args=(data,))
+    coordinator.join()
     tell(20)
 end(n.numpy())
 """
@@ -237,4 +269,41 @@ def test_a_chief_goes_on_without_a_worker_that_left_and_with_one_in_its_place(
         ends = re.findall(r"ends with (\d+) of (\d+), TF_CONFIG (.*)", rig.log().decode())
         assert 0 <= int(ends[0][0]) - int(ends[0][1]) <= 3, "the closures that were cut off may count twice"
         assert json.loads(ends[0][2])["cluster"] == fewer
+        assert agent.all(protocol.PeersFailed) == []
+
+
+def test_a_worker_that_leaves_while_it_makes_what_a_closure_needs_holds_up_no_closure(tmp_path: Path) -> None:
+    with (
+        herd(ENV) as tasks,
+        addresses("ps", "chief", "w0", "w1", "w2") as at,
+        launcher(preload=["tensorflow"], env=ENV) as rig,
+        Agent(rig.socket_path) as agent,
+    ):
+        workers = [at["w0"], at["w1"], at["w2"]]
+        sizes = {
+            size: {"chief": [at["chief"]], "ps": [at["ps"]], "worker": workers[:size]} for size in (1, 2, 3)
+        }
+        for name, role, index in (
+            ("ps", "ps", 0),
+            ("w0", "worker", 0),
+            ("w1", "worker", 1),
+            ("w2", "worker", 2),
+        ):
+            tasks.start(name, SERVES, env=environment(tmp_path, sizes[3], role, index))
+        agent.expect(protocol.Warm, timeout_s=60)
+        rig.write("prog.py", MAKES)
+        chief = rig.start(agent, "python", "prog.py", env=environment(tmp_path, sizes[1], "chief", 0))
+        rig.logged("scheduled", 60)
+        agent.send(protocol.Peers(chief, sizes[3]))
+        rig.logged("makes on 1", 60)
+        rig.logged("makes on 2", 60)
+        tasks.signal("w2", signal.SIGKILL)
+        agent.send(protocol.Peers(chief, sizes[2]))
+        did = closures(rig.log().decode())[1]
+        wait_for("closures on the one that stayed", lambda: closures(rig.log().decode())[1] > did + 20, 60)
+        (tmp_path / "stop").touch()
+        exited = agent.expect(protocol.Exited, lambda each: each.attempt == chief)
+        assert exited.code == 0, rig.log()
+        ends = re.findall(r"ends with (\d+) of (\d+)", rig.log().decode())
+        assert ends[0][0] == ends[0][1], "nothing was sent to the worker that left"
         assert agent.all(protocol.PeersFailed) == []

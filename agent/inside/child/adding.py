@@ -30,6 +30,9 @@ _VALUES, _CLOSURE = "_values", "_closure"
 _LOCK, _OWN = "_resource_tracking_lock", "_resource_remote_value_refs"
 """The values that a worker has of its own. They are made again after it was lost."""
 
+Execute = Callable[[Any, Any], object]
+"""Run a closure on a worker."""
+
 
 def fits(handler: object, count: int) -> bool:
     """Whether a coordinator has so many workers, or is not known."""
@@ -57,22 +60,23 @@ def fit(handler: object, count: int) -> None:
         workers.append(left.pop() if left else make(len(workers), name, cluster))
 
 
-def filling(module: types.ModuleType) -> Callable[[object, object], None]:
+def filling(module: types.ModuleType, execute: Execute) -> Callable[[object, object], None]:
     """The function that makes on a worker what a closure needs there and the worker does not have yet.
 
-    It does nothing in a module that is not known.
+    It does nothing in a module that is not known. `execute` fails where the worker has left.
     """
     flatten = getattr(vars(module).get("nest"), "flatten", None)
     kind = vars(module).get("PerWorkerValues")
-    lock = threading.RLock()
+    lock = threading.Lock()
 
     def fill(closure: object, worker: object) -> None:
         if not callable(flatten) or not isinstance(kind, type):
             return
         for each in flatten((vars(closure).get(_ARGS, ()), vars(closure).get(_KWARGS, {}))):
             if isinstance(each, kind) and _lacks(each, worker):
+                made = _made(each, worker, execute)
                 with lock:
-                    _fill(each, worker)
+                    _give(each, worker, made)
 
     return fill
 
@@ -86,19 +90,21 @@ def _lacks(values: object, worker: object) -> bool:
     return _index(worker) >= len(known) or known[_index(worker)] is None
 
 
-def _fill(values: object, worker: object) -> None:
-    if not _lacks(values, worker):
-        return
-    index, own = _index(worker), vars(worker)
+def _made(values: object, worker: object, execute: Execute) -> object:
+    """What this worker has of its own. The threads of other workers make theirs meanwhile."""
+    own = vars(worker)
     closure: Any = copy.copy(vars(vars(values)[_VALUES][0])[_CLOSURE])
     vars(closure)[_OUTPUT] = None
-    closure.tag = index
-    made = closure.build_output_remote_value()
+    closure.tag = _index(worker)
+    made: object = closure.build_output_remote_value()
     with own[_LOCK]:
         own[_OWN].append(weakref.ref(made))
-    closure.execute_on(worker)
-    # Others may have been filled meanwhile, and those before it may not.
-    known = list(vars(values)[_VALUES])
+    execute(closure, worker)
+    return made
+
+
+def _give(values: object, worker: object, made: object) -> None:
+    index, known = _index(worker), list(vars(values)[_VALUES])
     known += [None] * (index + 1 - len(known))
     known[index] = made
     vars(values)[_VALUES] = tuple(known)

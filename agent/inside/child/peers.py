@@ -62,6 +62,8 @@ _SERVER_DEF, _RUNS, _DUE = "_server_def", "_should_preemption_thread_run", "_clu
 
 IsLost = Callable[[Exception], bool]
 """Whether TensorFlow takes an error for the loss of a worker, and renews its view again."""
+_Cancelled = Callable[[None, None, str], Exception]
+"""TensorFlow's error after which a closure goes back into the queue."""
 
 
 class _Job(Protocol):
@@ -290,7 +292,7 @@ class _Known(NamedTuple):
     execute_on: types.FunctionType
     resource: type
     is_lost: IsLost
-    cancelled: Callable[[None, None, str], Exception]
+    cancelled: _Cancelled
 
     @classmethod
     def of(cls, module: types.ModuleType) -> Optional[_Known]:
@@ -311,7 +313,6 @@ def _change_handler(lost: List[IsLost], module: types.ModuleType) -> None:
     if known is None:
         return
     _, init, wait_on_failure, _, execute_on, resource, is_lost, cancelled = known
-    fill = adding.filling(module)
     lost.append(is_lost)
 
     def watched(self: object, *args: object, **kwargs: object) -> None:
@@ -334,19 +335,30 @@ def _change_handler(lost: List[IsLost], module: types.ModuleType) -> None:
         for peers in _current:
             peers.wait(name)
 
-    def executed(self: object, worker: object) -> object:
-        name = str(vars(worker)["device_name"])
-        for peers in _current:
-            if isinstance(self, resource):
-                peers.wait(name)  # no other worker can do it
-        if _is_moving(name):
-            raise cancelled(None, None, name)
-        fill(self, worker)
-        return execute_on(self, worker)
-
     put(known.handler, "__init__", watched, init)
     put(known.handler, "wait_on_failure", watching, wait_on_failure)
-    put(known.closure, "execute_on", executed, execute_on)
+    put(known.closure, "execute_on", _executed(module, execute_on, resource, cancelled), execute_on)
+
+
+def _executed(
+    module: types.ModuleType, execute_on: types.FunctionType, resource: type, cancelled: _Cancelled
+) -> Callable[[object, object], object]:
+    def execute(closure: object, worker: object) -> object:
+        name = str(vars(worker)["device_name"])
+        if _is_moving(name):
+            raise cancelled(None, None, name)
+        fill(closure, worker)
+        return execute_on(closure, worker)
+
+    def executed(self: object, worker: object) -> object:
+        for peers in _current:
+            if isinstance(self, resource):
+                peers.wait(str(vars(worker)["device_name"]))  # no other worker can do it
+        return execute(self, worker)
+
+    # A wait while something is made for a closure would keep the closure from the other workers.
+    fill = adding.filling(module, execute)
+    return executed
 
 
 def _change_context(lost: List[IsLost], module: types.ModuleType) -> None:
