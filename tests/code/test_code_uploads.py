@@ -17,7 +17,7 @@ from recovery.stores.memory import MemoryCheckpointStore, MemoryDisk, Moment
 from recovery.stores.open import Stores
 from supervisor.adapters.etcd.memory import Fault, MemoryCoordination, no_fault
 from supervisor.contract import codec, keys
-from supervisor.contract.boundaries import BULK, Delete
+from supervisor.contract.boundaries import BULK, Delete, Put
 from supervisor.contract.code import (
     CHUNK_BYTES,
     MAX_PACKED_BYTES,
@@ -31,6 +31,7 @@ from supervisor.contract.desired import ClusterRecord
 from supervisor.contract.errors import (
     Conflict,
     CoordinationFull,
+    IncompatibleRecord,
     Refused,
     StoreUnreachable,
     Unreachable,
@@ -543,6 +544,22 @@ async def test_the_sweep_leaves_what_is_not_ours(storing: Leader) -> None:
     kept = {f"{place(storing, each)}/00000" for each in (ref, half)}
     await storing.sweeper.sweep()
     assert set(storing.disk.files) == foreign | kept
+
+
+async def test_a_record_that_cannot_be_read_keeps_its_directories_and_no_others(storing: Leader) -> None:
+    first, data = code_archive(100)
+    second, more = code_archive(100, seed=2)
+    await storing.upload(first, data, 0)
+    await storing.upload(second, more, 0)
+    storing.world.write(Put(keys.chunk(first.digest, 0), b"?"))
+    kept = f"us/{first.digest}.id8/00000"
+    storing.disk.files |= dict.fromkeys(
+        (kept, f"us/{second.digest}.id9/00000", f"us/{'f' * 64}.id9/00000"), b"x"
+    )
+    with pytest.raises(IncompatibleRecord):
+        await storing.sweeper.sweep()
+    here = {f"us/{first.digest}.id0/00000", kept, f"{place(storing, second)}/00000"}
+    assert set(storing.disk.files) == here
 
 
 async def test_a_supervisor_that_follows_sweeps_nothing(storing: Leader) -> None:

@@ -18,7 +18,7 @@ from supervisor.contract import codec, keys
 from supervisor.contract.boundaries import Coordination, Logger
 from supervisor.contract.code import CodeChunk, digest_of
 from supervisor.contract.containment import contained, told
-from supervisor.contract.errors import StoreUnreachable, TfSupervisorError
+from supervisor.contract.errors import IncompatibleRecord, StoreUnreachable, TfSupervisorError
 from supervisor.control.decide.snapshot import Snapshot
 
 SWEEP_EVERY_S = 60.0
@@ -89,16 +89,22 @@ class CodeSweep:
         if not listed:
             return
         known = {entry.key for entry in (await self._coordination.list(keys.CODE)).entries}
+        unreadable: IncompatibleRecord | None = None
         for digest, directories in listed.items():
             named = set(directories)
             if keys.shipped(digest) not in known:
                 named = set()
             elif len(directories) > 1:
-                named = {await self._named(digest)}
+                try:
+                    named = {await self._named(digest)}
+                except IncompatibleRecord as error:
+                    unreadable = error
             for directory in directories:
                 if directory not in named:
                     await store.delete_tree(directory)
                     self._sink.info("an unused archive of code is removed", store=uri, directory=directory)
+        if unreadable is not None:
+            raise unreadable
 
     async def _named(self, digest: str) -> str:
         """The directory that etcd names now; empty if it names none."""
