@@ -58,7 +58,7 @@ ROWS = (
         6,
         "A coordinator sends nothing to a worker that has left until another has come in its place.",
         "agent/inside/child/peers.py",
-        "{index: each for index, each in self._former.items() if index >= count}",
+        "{name: index for name, index in self._former.items() if index >= count}",
         "{}",
         LAUNCHER + "test_new_addresses.py::"
         "test_a_worker_that_leaves_is_kept_aside_until_another_comes_in_its_place",

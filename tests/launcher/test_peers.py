@@ -82,12 +82,19 @@ MAKES = (
     COUNTS
     + """
 coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
-made = [threading.Event() for _ in range(3)]
+made, more = [threading.Event() for _ in range(3)], []
 build = cluster_coordinator.ResourceClosure.build_output_remote_value
+def fetched(value):
+    try:
+        return int(value.fetch())
+    except tf.errors.CancelledError:
+        return "cancelled"
 def built(closure):
     index = getattr(closure, "tag", 0)
     made[index].set()
     print("makes on", index, flush=True)
+    if index == 2 and not more:
+        more.append(coordinator._create_per_worker_resources(lambda: tf.constant(7)))
     while index and not made[3 - index].wait(1):
         pass  # both make it at the same time
     while index == 2 and len(json.loads(os.environ["TF_CONFIG"])["cluster"]["worker"]) > 2:
@@ -105,6 +112,8 @@ while not os.path.exists(os.environ["STOP"]):
     for _ in range(20):
         coordinator.schedule(step, args=(data,))
     coordinator.join()
+    if more:
+        print("fetched", [fetched(each) for each in more[0]._values], flush=True)
     tell(20)
 end(n.numpy())
 """
@@ -305,5 +314,6 @@ def test_a_worker_that_leaves_while_it_makes_what_a_closure_needs_holds_up_no_cl
         exited = agent.expect(protocol.Exited, lambda each: each.attempt == chief)
         assert exited.code == 0, rig.log()
         ends = re.findall(r"ends with (\d+) of (\d+)", rig.log().decode())
+        assert "fetched [7, 7, 'cancelled']" in rig.log().decode()
         assert ends[0][0] == ends[0][1], "nothing was sent to the worker that left"
         assert agent.all(protocol.PeersFailed) == []

@@ -29,6 +29,8 @@ _VALUES, _CLOSURE = "_values", "_closure"
 """The values that workers have of their own, one each, and the closure that makes such a value again."""
 _LOCK, _OWN = "_resource_tracking_lock", "_resource_remote_value_refs"
 """The values that a worker has of its own. They are made again after it was lost."""
+_MADE = "_status_available_event"
+"""Whether such a value was made, or has failed."""
 
 Execute = Callable[[Any, Any], object]
 """Run a closure on a worker."""
@@ -55,9 +57,19 @@ def fit(handler: object, count: int) -> None:
     make = cast(Callable[[int, str, object], object], type(workers[0]))
     while len(workers) > count:
         left.append(workers.pop())
+        _give_up(left[-1])
     while len(workers) < count:
         name = f"/job:worker/replica:0/task:{len(workers)}"
         workers.append(left.pop() if left else make(len(workers), name, cluster))
+
+
+def _give_up(worker: object) -> None:
+    """Cancel what this worker has not made yet: a program may wait for it. Another in its place makes it."""
+    with vars(worker)[_LOCK]:
+        own: List[Any] = [of() for of in vars(worker)[_OWN]]
+    for each in own:
+        if each is not None and not vars(each)[_MADE].is_set():
+            vars(each)[_CLOSURE].mark_cancelled()
 
 
 def filling(module: types.ModuleType, execute: Execute) -> Callable[[object, object], None]:

@@ -91,7 +91,7 @@ class _Peers:
         # A handler may be about to ask with one that has just been replaced.
         self._given: List[Tuple[object, weakref.ReferenceType[object]]] = []
         self._updating: Set[int] = set()
-        self._former: Dict[int, str] = {}
+        self._former: Dict[str, int] = {}
         self._severed: Dict[str, float] = {}
         self._listens = False
 
@@ -106,8 +106,7 @@ class _Peers:
 
     def is_moving(self, name: str) -> bool:
         """Whether this worker (`/job:worker/replica:0/task:1`) has left, or goes to a new address."""
-        former = self._former
-        return bool(former) and any(name == f"/job:{WORKER}/replica:0/task:{index}" for index in former)
+        return name in self._former
 
     def wait(self, name: str) -> None:
         """Wait until this worker's address is in force."""
@@ -127,7 +126,7 @@ class _Peers:
             with _failing_fast():
                 found = update(newest)
         except Exception as error:
-            awaited = any(index < count for index in self._former) or not adding.fits(handler, count)
+            awaited = any(index < count for index in self._former.values()) or not adding.fits(handler, count)
             if awaited and not is_lost(error):
                 self._answer({"failed": f"its view of the cluster cannot be renewed: {error}"})
             with self._changed:
@@ -135,7 +134,7 @@ class _Peers:
             raise
         else:
             adding.fit(handler, count)
-            self._former = {index: each for index, each in self._former.items() if index >= count}
+            self._former = {name: index for name, index in self._former.items() if index >= count}
             return found
         finally:
             with self._changed:
@@ -198,7 +197,8 @@ class _Peers:
                 if server_def is not None:
                     self._given.append((server_def, weakref.ref(handler)))
                     vars(handler)[_SERVER_DEF] = server_def
-            self._former = {**self._former, **former}
+            left = {f"/job:{WORKER}/replica:0/task:{index}": index for index in former}
+            self._former = {**self._former, **left}
             self._changed.notify_all()
         _tell_environment(cluster)
         until_s = time.monotonic() + _SEVERED_S
