@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import importlib
-from concurrent.futures import Executor, ThreadPoolExecutor
+from concurrent.futures import Executor
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from recovery.io.daemon_threads import DaemonThreads
 from recovery.stores.allowed import ANYWHERE, AllowedStores
 from recovery.stores.code_directory import CodeDirectory
 from recovery.stores.local import LocalStore
@@ -91,7 +92,7 @@ class Stores:
             return self.open(uri)
         root = Path(place.path)
         if root not in self._code_threads:
-            self._code_threads[root] = ThreadPoolExecutor(CODE_THREADS, "code")
+            self._code_threads[root] = DaemonThreads(CODE_THREADS, "code")
         return CodeDirectory(root, self._code_threads[root])
 
     def place(self, uri: str, owner: str | None = None) -> StoreUri:

@@ -9,6 +9,8 @@ import hashlib
 import io
 import os
 import stat
+import subprocess
+import sys
 import tarfile
 import threading
 import time
@@ -379,6 +381,29 @@ async def test_a_store_of_code_that_hangs_holds_up_no_other_store(tmp_path: Path
     finally:
         back.set()
         shared.shutdown()
+
+
+HANGS = """
+import asyncio, sys, threading
+from recovery.stores.open import Stores
+
+async def main() -> None:
+    store = Stores().open_code(sys.argv[1])
+    started = threading.Event()
+    asked = asyncio.ensure_future(store._run(lambda _: (started.set(), threading.Event().wait())))
+    await asyncio.to_thread(started.wait)
+    asked.cancel()
+    print("hangs")
+
+asyncio.run(main())
+"""
+
+
+def test_a_daemon_whose_store_of_code_hangs_can_end(tmp_path: Path) -> None:
+    """Otherwise none could be restarted before the store is back."""
+    command = [sys.executable, "-c", HANGS, tmp_path.as_uri()]
+    ended = subprocess.run(command, capture_output=True, text=True, check=True, timeout=30)
+    assert ended.stdout == "hangs\n"
 
 
 @pytest.mark.parametrize(
