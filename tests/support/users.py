@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from contextlib import suppress
 
 import psutil
 import pytest
@@ -23,6 +24,10 @@ def threads_that_ask_for_users(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def processes_of_users() -> list[psutil.Process]:
-    """The processes in which this one reaches stores as other users."""
-    mine = psutil.Process().children()
-    return [each for each in mine if "recovery.stores.user_process" in each.cmdline()]
+    """The processes in which this one reaches stores as other users. One that has ended is none."""
+    found = []
+    for child in psutil.Process().children():
+        with suppress(psutil.NoSuchProcess):
+            if "recovery.stores.user_process" in child.cmdline():
+                found.append(child)
+    return found
