@@ -20,7 +20,7 @@ def test_an_error_parks_that_job_alone(seeds: str) -> None:
 
 
 def test_every_decision_about_a_job_is_a_rule_that_may_raise() -> None:
-    assert {"progress.find", "failures.find_need", "claims._of_job", "generation.advance"} <= rules().keys()
+    assert {"progress.find", "failures.find_need", "claims.claims_of", "generation.advance"} <= rules().keys()
     assert len(rules()) > 150
     assert {
         "agent.launcher_events._on_hello",
