@@ -12,7 +12,7 @@ BOTH_WAIT = (Fault(0.5, "node_kill", 0, 9.0), Fault(0.52, "node_kill", 1, 9.0))
 """Two nodes are lost at once, so that both jobs wait for the same room."""
 
 
-@pytest.mark.parametrize("seed", [1, 2, 5])
+@pytest.mark.parametrize("seed", [1, 3, 5])
 def test_two_jobs_that_wait_for_the_same_room_do_not_both_get_it(seed: int) -> None:
     result = run_booked(seed, BOTH_WAIT)
     assert result.ok, (*result.violations, result.error)
