@@ -1,4 +1,4 @@
-"""What an agent watches in etcd: its node's assignments and spares, and the switches of jobs that are here.
+"""The watches of an agent in etcd: its node's assignments and spares, and the switches of jobs that are here.
 
 A watch of all switches would have etcd tell every agent of every job. Where many jobs start, that is most of
 etcd's work.

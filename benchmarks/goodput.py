@@ -243,7 +243,7 @@ async def _lose_node_of(cluster: LocalCluster, watch: Watch, worker: str, wait_s
 
 
 def costs(log: StepLog, struck: Sequence[Struck], end_ns: int) -> list[dict[str, object]]:
-    """What each fault was, and the steps and seconds that are missing until the next one."""
+    """Each fault, and the steps and seconds that are missing until the next one."""
     if not struck:
         return []
     every = sorted((each.ns, each.step) for steps in log.steps.values() for each in steps)

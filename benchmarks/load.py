@@ -272,7 +272,7 @@ class Run:
         }
 
     def _status(self) -> None:
-        """What `supervisorctl` takes, from its start to its end."""
+        """The time of a `supervisorctl`, from its start to its end."""
         supervisorctl = str(Path(sys.executable).parent / "supervisorctl")
         took: dict[str, float] = {}
         for name, more in (("status", []), ("status of one job", ["job-0"]), ("nodes", [])):

@@ -95,7 +95,7 @@ while True:
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """What a coordinator knows after a round of closures.
+    """The counts that a coordinator has after a round of closures.
 
     `counted` is higher than `scheduled` by the closures that were run again after their worker had died.
     `lost`: the closures whose mark was missing. `by_worker`: the closures that each worker has run.

@@ -88,7 +88,7 @@ class Generator:
         gc.freeze()
 
     async def _measure(self) -> None:
-        """How much later than asked for this process comes to anything."""
+        """The lateness of this process: by so much it comes later to anything than asked for."""
         loop = asyncio.get_running_loop()
         while True:
             due_s = loop.time() + LAG_S

@@ -45,7 +45,7 @@ ANSWER_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """What the processes have used up so far, and what etcd's members have counted."""
+    """The resources that the processes have used so far, and the counters of etcd's members."""
 
     at_s: float
     cpu_s: Mapping[str, float]
@@ -95,7 +95,7 @@ class LoadCluster:
                 self.start_supervisor(name)
             config = {"cluster": CLUSTER, "supervisors": [self._socket(name) for name in SUPERVISORS]}
             self.client_config.write_text(json.dumps(config))
-            # What has been started so far ends here where the rest cannot be started.
+            # The processes started so far end here where the rest cannot be started.
             self._stack = stack.pop_all()
         return self
 
@@ -249,7 +249,7 @@ def between(before: Look, after: Look) -> dict[str, object]:
 
 
 def _since(before_s: float, now_s: float) -> float:
-    """What was used meanwhile; a process that was started again has used less than the one before."""
+    """The use between two readings; a process that was started again has used less than the one before."""
     return now_s - before_s if now_s >= before_s else now_s
 
 

@@ -1,4 +1,4 @@
-"""What a run under load shows in etcd: restarts, starts of jobs, lost nodes, and whether each node has room.
+"""The records of a run under load: restarts, starts of jobs, lost nodes, and whether each node has room.
 
 Changes are taken in the order of etcd. After those of each revision no node may be overcommitted.
 """
@@ -103,7 +103,7 @@ class LoadRecords:
         return job in self._switches
 
     def summary(self) -> str:
-        """How far it is, for people."""
+        """The progress of the run, for people."""
         running = sum(each.running_s >= 0 for each in self.starts.values())
         open_kills = [f"{each.job} {each.member}" for each in self.kills if each.running_s < 0]
         jobs = f"{running} of {len(self.starts)} jobs have run"
@@ -236,7 +236,7 @@ class LoadRecords:
             self.overcommitted.append(f"{node}: {cpus:g} CPUs of {offer.cpus:g}: {self._taken[node]}")
 
     def _share(self, job: str) -> dict[str, Room]:
-        """What a job takes of each node.
+        """The resources that a job takes of each node.
 
         Of its generations the one that takes most counts, as the next one takes over the room of the present
         one. An attempt takes its room until it is confirmed dead.

@@ -43,7 +43,7 @@ _clock = BootClock()
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """How nodes reach their cluster, and what each of them offers."""
+    """The way from nodes to their cluster, and the offer of each."""
 
     name: str
     endpoints: tuple[str, ...]
@@ -124,7 +124,7 @@ class ScriptedLauncher:
         self._say(exited)
 
     def vanish(self) -> None:
-        """Nothing of it is left, and it says no more."""
+        """The task ends, and its launcher says no more."""
         self._gone = True
         if self._timer is not None:
             self._timer.cancel()
@@ -221,7 +221,7 @@ class ScriptedMachine(Machine, Nobody):
         return None
 
     def power_off(self) -> None:
-        """Nothing on it runs any more."""
+        """The node is switched off: all on it ends."""
         for each in self.launchers.values():
             each.vanish()
         self.launchers.clear()

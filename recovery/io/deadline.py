@@ -30,16 +30,23 @@ class Motion:
 
 
 @asynccontextmanager
-async def until(clock: Clock, deadline_ms: int, doing: str) -> AsyncIterator[None]:
-    """Cancel the block at `deadline_ms` of `clock`; raise StoreUnreachable: its outcome is unknown."""
-    scope = asyncio.timeout((deadline_ms - clock.now_ms()) / 1000)
+async def within(limit_s: float, reason: str) -> AsyncIterator[None]:
+    """Cancel the block after `limit_s`; raise StoreUnreachable with this reason: its outcome is unknown."""
+    scope = asyncio.timeout(limit_s)
     try:
         async with scope:
             yield
     except TimeoutError as error:
         if not scope.expired():
             raise
-        raise StoreUnreachable(f"{doing} did not end by its deadline") from error
+        raise StoreUnreachable(reason) from error
+
+
+@asynccontextmanager
+async def until(clock: Clock, deadline_ms: int, doing: str) -> AsyncIterator[None]:
+    """Cancel the block at `deadline_ms` of `clock`; raise StoreUnreachable: its outcome is unknown."""
+    async with within((deadline_ms - clock.now_ms()) / 1000, f"{doing} did not end by its deadline"):
+        yield
 
 
 @asynccontextmanager

@@ -64,7 +64,7 @@ R = TypeVar("R")
 DEADLINE_S = 10.0
 _ATTEMPT_S = 2.0
 _CODE_MARGIN_S = 2.0
-"""How much longer than a leader a client waits for a store of code, and so gets the leader's reason."""
+"""A client waits so much longer than a leader for a store of code, and so gets the leader's reason."""
 _RETRY_S = 0.1
 _WRITE_ATTEMPT_S = 30.0
 _SILENCE_S = 10.0

@@ -1,4 +1,4 @@
-"""What a look leaves out: jobs and nodes about which nothing has changed that a rule has read."""
+"""A look leaves out jobs and nodes of which nothing has changed that a rule has read."""
 
 from __future__ import annotations
 

@@ -143,7 +143,7 @@ Cluster = dict[str, list[str]]
 
 
 def environment(directory: Path, cluster: Cluster, role: str, index: int) -> dict[str, str]:
-    """What a task is told. The chief ends, and pauses, while a file is in `directory`."""
+    """The settings of a task. The chief ends, and pauses, while a file is in `directory`."""
     return {
         "TF_CONFIG": json.dumps({"cluster": cluster, "task": {"type": role, "index": index}}),
         "TF_GRPC_REUSE_PORT": "true",

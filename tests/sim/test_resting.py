@@ -1,4 +1,4 @@
-"""What a leader leaves out of a look makes no difference: its decisions are those of a look at everything."""
+"""A leader that leaves out what rests decides as one that looks at everything."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ def _suits(spec: JobSpec, has: NodeResources) -> bool:
 
 
 class _Book:
-    """What each node has left, while tasks are placed."""
+    """The room left on each node, while tasks are placed."""
 
     def __init__(self, nodes: Sequence[NodeOffer], before: Before, *, packs: bool) -> None:
         self.nodes, self.before, self.packs, self.placed = nodes, before, packs, Placed()

@@ -103,7 +103,7 @@ def _lacks(values: object, worker: object) -> bool:
 
 
 def _made(values: object, worker: object, execute: Execute) -> object:
-    """What this worker has of its own. The threads of other workers make theirs meanwhile."""
+    """The values of this worker. The threads of other workers make theirs meanwhile."""
     own = vars(worker)
     closure: Any = copy.copy(vars(vars(values)[_VALUES][0])[_CLOSURE])
     vars(closure)[_OUTPUT] = None

@@ -28,7 +28,7 @@ class Watch:
 
     def __init__(self, stream: WatchStream) -> None:
         self.inbox: asyncio.Queue[rpc.WatchResponse | None] = asyncio.Queue()
-        """What etcd has told; None: the stream is over."""
+        """The answers of etcd; None: the stream is over."""
         self.watch_id = _OF_ALL
         self.closed = False
         self._stream = stream

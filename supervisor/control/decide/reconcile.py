@@ -109,7 +109,7 @@ def _about_nodes(snap: Snapshot, nodes: Sequence[Visit[NodeState]]) -> list[Deci
 
 
 def _about_nodes_of_jobs(snap: Snapshot, jobs: Sequence[Visit[JobState]]) -> list[Decision]:
-    """What the records of jobs tell about nodes: one decision about each."""
+    """Decisions about nodes that follow from the records of jobs: one for each node."""
     vanished: dict[str, Action] = {}
     disobedient: dict[str, Action] = {}
     for visit in jobs:

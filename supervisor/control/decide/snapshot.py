@@ -290,7 +290,7 @@ class Snapshot:
         return state.mark_of(incarnation) if state is not None else None
 
     def silence_ms(self, picture: NodeState) -> int:
-        """How long the node's present incarnation has been silent, for all that this process knows."""
+        """The silence of the node's present incarnation, for all that this process knows."""
         heard_ms = self.since_ms
         if picture.beat is not None:
             heard_ms = max(heard_ms, picture.beat.received_ms)
@@ -299,7 +299,7 @@ class Snapshot:
         return self.since_heard_ms(picture, heard_ms)
 
     def unheard_ms(self, picture: NodeState) -> int:
-        """How old the last word on the node's tasks is: also for who has not listened all that time."""
+        """The age of the last beat about the node's tasks, whether or not this process has listened since."""
         if picture.beat is None:
             return self.silence_ms(picture)
         return self.since_heard_ms(picture, picture.beat.received_ms)

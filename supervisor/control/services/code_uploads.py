@@ -17,6 +17,7 @@ import hashlib
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 
+from recovery.io.deadline import within
 from recovery.stores.code import CodeReader, DamagedChunk, OpenStore
 from supervisor.adapters.failpoints import effect
 from supervisor.contract import codec, keys
@@ -196,7 +197,7 @@ class CodeUploads:
                 await store.write_bytes(stored.chunk(part.index), data)
 
     async def _complete(self, ref: CodeRef, held: KeyValue) -> None:
-        """What was read back is that of the record as it was held: an upload that began anew changes it."""
+        """The chunks are those of the record as it was held: an upload that began anew changes it."""
         done = put(held.key, ShippedCode(ref.digest, ref.size, complete=True, store=self.store))
         if await self._write([ModifiedAt(held.key, held.mod_revision)], [done]):
             return
@@ -261,16 +262,9 @@ class CodeUploads:
 async def _in_time(reads_back: int, store: str) -> AsyncIterator[None]:
     """End a call in the time in which its client still listens. `store`: its archive's; empty: etcd."""
     limit_s = answer_s(reads_back)
-    scope = asyncio.timeout(limit_s)
-    try:
-        async with scope:
-            yield
-    except TimeoutError as error:
-        if not scope.expired():
-            raise
-        raise StoreUnreachable(
-            f"{_shown(store)} does not answer; try again later: the call took longer than {limit_s:g} s"
-        ) from error
+    took = f"the call took longer than {limit_s:g} s"
+    async with within(limit_s, f"{_shown(store)} does not answer; try again later: {took}"):
+        yield
 
 
 def _shown(store: str) -> str:

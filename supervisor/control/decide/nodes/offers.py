@@ -1,4 +1,4 @@
-"""What the nodes that may take tasks have left: found once for a snapshot, for all jobs that look for places.
+"""The room left on nodes that may take tasks: found once for a snapshot, for all jobs that look for places.
 
 A cluster has few kinds of nodes, and what is left on most of them is the same. So nodes are grouped, and a
 question whether a task fits is asked of each group, however many nodes are in it.
@@ -113,7 +113,7 @@ def grouped(offers: Iterable[NodeOffer]) -> Offers:
 
 
 def _kind(offer: NodeOffer, shared: frozenset[str]) -> object:
-    """What an offer has in common with those of its group."""
+    """The parts of an offer that all offers of its group share."""
     has = offer.resources
     return (
         has.cpus - offer.used_cpus,

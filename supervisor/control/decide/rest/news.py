@@ -1,9 +1,9 @@
-"""What a node's beat tells that the one before did not: news, or nothing but progress. Pure.
+"""News in a node's beat: it tells more than the progress of its tasks since the beat before. Pure.
 
 A beat of a healthy node says that time has passed: tasks have made more steps, and ages have begun anew.
 What rules wait for (a first step, a save, a loss that is not a number, the end of a silence) is news.
 
-A rule that waits for progress itself must not rest (`Rests.keep`).
+A rule that waits for progress itself must not rest (`Rests.suspect`).
 """
 
 from __future__ import annotations

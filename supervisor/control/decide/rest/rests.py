@@ -62,7 +62,7 @@ class Visit(Generic[S]):
 
 @dataclass(slots=True)
 class _Rest:
-    """What was read when nothing was found to decide, or for a fact.
+    """The reads of a visit that found nothing to decide, or of a fact.
 
     `due_ms`: until then no answer about time changes. `epoch`: in which all else was compared last.
     """
@@ -104,7 +104,7 @@ def hurried(decisions: Iterable[Decision]) -> list[Decision]:
 
 
 class Rests:
-    """What rests, from look to look. One that is new knows of nothing that does, so that all is visited."""
+    """The memory of a leader from look to look. A new one knows of nothing that rests: all is visited."""
 
     def __init__(self) -> None:
         self._nodes: dict[str, _Rest] = {}
@@ -119,7 +119,7 @@ class Rests:
         """The parts in which this one differs from the one before."""
         self._newer: set[str] = set()
         """The nodes of which there is news since."""
-        self._turn, self._turned_ms = 0, -SAMPLE_MS
+        self._sample, self._sampled_ms = 0, -SAMPLE_MS
         self._samples = False
         self.suspicious: set[str] = set()
         """Jobs with a task that may hang."""
@@ -142,9 +142,9 @@ class Rests:
             _forget(self._jobs, at.jobs)
             self.suspicious &= at.jobs.keys()
         self._at = at
-        self._samples = at.now_ms - self._turned_ms >= SAMPLE_MS
+        self._samples = at.now_ms - self._sampled_ms >= SAMPLE_MS
         if self._samples:
-            self._turn, self._turned_ms = self._turn + 1, at.now_ms
+            self._sample, self._sampled_ms = self._sample + 1, at.now_ms
 
     def cluster(self) -> list[Visit[str]]:
         """One visit, for what is decided about the cluster as a whole, if that does not rest."""
@@ -156,13 +156,13 @@ class Rests:
     def nodes(self) -> list[Visit[NodeState]]:
         """The nodes that do not rest, and now and then one that does."""
         at, epoch = self._begun(), self._epoch
-        now_ms, turn, visits = at.now_ms, self._sampled(len(at.nodes)), []
+        now_ms, sample, visits = at.now_ms, self._sampled(len(at.nodes)), []
         for number, (name, picture) in enumerate(at.nodes.items()):
             rest = self._nodes.get(name)
             rests = rest is not None and (
                 (rest.epoch == epoch and now_ms < rest.due_ms) or self._rests(rest, at)
             )
-            if not rests or number == turn:
+            if not rests or number == sample:
                 visit = Visit(picture, Reads(now_ms), self, rests)
                 visit.reads.nodes[name] = picture.news
                 visits.append(visit)
@@ -171,7 +171,7 @@ class Rests:
     def jobs(self) -> list[Visit[JobState]]:
         """The jobs that do not rest, and now and then one that does; what was submitted first comes first."""
         at, epoch = self._begun(), self._epoch
-        now_ms, turn, visits = at.now_ms, self._sampled(len(at.jobs)), []
+        now_ms, sample, visits = at.now_ms, self._sampled(len(at.jobs)), []
         for number, (name, job) in enumerate(at.jobs.items()):
             rest = self._jobs.get(name)
             rests = (
@@ -179,7 +179,7 @@ class Rests:
                 and rest.job is job
                 and ((rest.epoch == epoch and now_ms < rest.due_ms) or self._rests(rest, at))
             )
-            if not rests or number == turn:
+            if not rests or number == sample:
                 visits.append(Visit(job, Reads(now_ms), self, rests))
         return sorted(visits, key=_turn)
 
@@ -189,7 +189,7 @@ class Rests:
 
     def _sampled(self, there: int) -> int:
         """The number of the one that is visited although it rests; -1 for none."""
-        return self._turn % there if there and self._samples else -1
+        return self._sample % there if there and self._samples else -1
 
     def keep(
         self,
@@ -276,7 +276,7 @@ class Rests:
             if self._fact(fact, at) is not value:
                 return False
             due_ms = min(due_ms, self._facts[fact].rest.due_ms)
-        # What was read of a snapshot with plans of this look is compared part by part the next time.
+        # Reads of a snapshot with plans of this look are compared part by part the next time.
         rest.due_ms, rest.epoch = due_ms, self._epoch if at.jobs is self._begun().jobs else -1
         return now_ms < due_ms
 

@@ -19,7 +19,7 @@ NEVER = -1
 
 @dataclass(slots=True)
 class Reads:
-    """What was read of a snapshot. The answers hold while all of it is the same.
+    """The reads of a snapshot. The answers hold while all that was read is the same.
 
     Attributes:
         now_ms: when it was read.
@@ -43,7 +43,7 @@ class Reads:
 
 
 class Facts(Protocol):
-    """What was found out about whole snapshots, and may still hold."""
+    """Facts about whole snapshots, which may still hold."""
 
     def of(self, fact: Callable[[Snapshot], T], snap: Snapshot) -> T:
         """A fact about a snapshot: the same object for as long as it is equal."""
