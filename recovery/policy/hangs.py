@@ -59,8 +59,15 @@ class Running:
 
     @property
     def training(self) -> tuple[Sign, ...]:
-        """Its signs of training."""
-        return tuple(each for each in self.signs if each.name in TRAINING)
+        """Its signs of training. A save that was seen while the task did nothing is not its own: another
+        task has made it, or it was made long before.
+        """
+        idle_ms = min((each.age_ms for each in self.signs if each.name in WORK), default=0)
+        return tuple(
+            each
+            for each in self.signs
+            if each.name in TRAINING and not (each.name == SAVE and idle_ms - each.age_ms >= LEAST_WORK_MS)
+        )
 
     @property
     def stalled_ms(self) -> int:

@@ -96,6 +96,12 @@ TABLE = [
     ("all training signs are late", "hangs", [Sign(STEP, 31_000, 100), Sign(OUTPUT, 30_500, 900)]),
     ("new output has longer pauses", "suspected", [Sign(STEP, 31_000, 9), Sign(OUTPUT, 30_500, 9_000)]),
     ("it has saved just now", "lives", [Sign(STEP, 99_000, 100), Sign(SAVE, 3_000)]),
+    (
+        "a save was seen after it last worked",
+        "hangs",
+        [Sign(STEP, 99_000, 100), Sign(CPU, 99_000), Sign(SAVE, 0)],
+    ),
+    ("it works, and has saved", "lives", [Sign(STEP, 99_000, 100), Sign(CPU, 21_000), Sign(SAVE, 3_000)]),
     ("it saved long ago, as it does", "hangs", [Sign(STEP, 99_000, 100), Sign(SAVE, 99_000, 600_000)]),
     ("it does nothing but save, and is late", "hangs", [Sign(SAVE, 610_000, 60_000)]),
     ("it does nothing but save, and is not late", "lives", [Sign(SAVE, 100_000, 60_000)]),
