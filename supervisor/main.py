@@ -29,6 +29,7 @@ from supervisor.api.server import policy_of, serve_api, sources_of
 from supervisor.contract.boundaries import Logger
 from supervisor.contract.errors import Refused, UserError
 from supervisor.control.decide.etcd_space import SpaceSettings
+from supervisor.control.decide.snapshot import BrakeSettings
 from supervisor.control.loop.code_sweep import CodeSweep
 from supervisor.control.loop.daemon import ControlDaemon, ControlSettings, StateFiles
 from supervisor.control.loop.etcd_care import EtcdCare
@@ -82,6 +83,7 @@ async def _serve(config: SupervisorConfig, load: Callable[[], SupervisorConfig],
         allowed,
         secrets,
         config.code_store or "",
+        BrakeSettings(config.brake.lost_fraction, config.brake.window),
     )
     devices = FenceDevices()
     _load_devices(devices, config)

@@ -274,6 +274,7 @@ BY_LEADER = (
         "quarantines/",
         "gpu_claims",
         "time",
+        "pause",
         "jobs/",
         "deleted/",
         "intents/",

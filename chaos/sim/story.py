@@ -23,6 +23,8 @@ SETTLE_S = 45.0
 RECALL_S = 45.0
 UNREAD_S = 30.0
 """An evaluator whose output shows no steps uses its whole grace when training is over."""
+PAUSED, MOST_PAUSES = 0.15, 3
+"""The share of seeds without a script in which operators pause the cluster or a job, and how often."""
 SHIPS = 0.5
 """The share of seeds whose job ships its program."""
 
@@ -72,6 +74,9 @@ class Story:
                 for _ in range(deletions)
             ]
             self.schedule = tuple(sorted((*self.schedule, *more), key=lambda fault: fault.at_s))
+        self.schedule = tuple(
+            sorted((*self.schedule, *_pauses(world, script, self._length_s)), key=lambda fault: fault.at_s)
+        )
         self._families = shape.families
         self._gpus, self._length = shape.gpus, shape.length
         unread_s = UNREAD_S if any(draft.temper.mute for draft in self._jobs) else 0.0
@@ -191,3 +196,16 @@ class Story:
             if self._world.violations:
                 raise Toothless("a promise was broken before the first fault")
             await asyncio.sleep(0.05)
+
+
+def _pauses(world: World, script: Sequence[Fault] | None, length_s: float) -> list[Fault]:
+    """Pauses, each of which ends by itself, or when all is healed."""
+    rng = random.Random(f"pauses {world.seed}")
+    if script is not None or rng.random() >= PAUSED:
+        return []
+    found = []
+    for _ in range(rng.randint(1, MOST_PAUSES)):
+        at_s, pick = rng.uniform(0, length_s), rng.randrange(1000)
+        found.append(Fault(at_s, "operator_pause", pick, 0.0))
+        found.append(Fault(rng.uniform(at_s, length_s), "operator_go_on", pick, 0.0))
+    return found

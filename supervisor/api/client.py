@@ -38,6 +38,7 @@ from supervisor.contract.views.jobs import (
     ExecRequest,
     Explanation,
     JobRequest,
+    PauseRequest,
     PinRequest,
     RestartRequest,
     ScaleRequest,
@@ -148,6 +149,15 @@ class ControlClient:
     async def uncordon(self, node: str, gpu: str = "") -> NodeAnswer:
         """Allow tasks on a node again, or on a quarantined GPU of it."""
         return await self._call("Uncordon", UncordonRequest(node, gpu), NodeAnswer, write=True)
+
+    async def pause(self, job: str, reason: str) -> Accepted:
+        """Hold restarts and moves of a job, or of all. Safe to repeat."""
+        method = "PauseJob" if job else "Pause"
+        return await self._call(method, PauseRequest(job, reason), Accepted, write=True)
+
+    async def resume(self, job: str) -> Accepted:
+        """Let them go on. Safe to repeat."""
+        return await self._call("ResumeJob" if job else "Resume", JobRequest(job), Accepted, write=True)
 
     async def stop(self, job: str, *, save: bool = False) -> Accepted:
         """Stop a job; with `save` it gets SIGTERM and time to save first."""

@@ -19,6 +19,7 @@ from supervisor.api.certificates import CertificateEvents
 from supervisor.api.checkpoints import CheckpointMethods
 from supervisor.api.nodes import NodeMethods
 from supervisor.api.output import OutputTail
+from supervisor.api.pauses import PauseMethods
 from supervisor.api.secrets import deliver
 from supervisor.contract.access import Target
 from supervisor.contract.code import CodePart, CodeState
@@ -159,12 +160,14 @@ class ControlService:
         self._guard = guard
         self._checkpoints = CheckpointMethods(service.checkpoints, self._snapshot)
         self._nodes = NodeMethods(service.nodes, self._snapshot)
+        self._pauses = PauseMethods(service.pauses, self._snapshot)
 
     def methods(self) -> dict[str, rpc.Method]:
         """Method name -> handler."""
         return {
             **self._checkpoints.methods(),
             **self._nodes.methods(),
+            **self._pauses.methods(),
             "Submit": rpc.unary(SubmitRequest, self.submit),
             "Validate": rpc.unary(SubmitRequest, self.validate),
             "FindCode": rpc.unary(CodeRef, self.find_code),

@@ -33,6 +33,7 @@ from supervisor.control.decide.assess.verdicts import standing_of
 from supervisor.control.decide.checkpoints import cadence, saving
 from supervisor.control.decide.checkpoints.advice import advice
 from supervisor.control.decide.checkpoints.notices import notices_of
+from supervisor.control.decide.facts import hold
 from supervisor.control.decide.facts.history import job_step, newest_commit
 from supervisor.control.decide.facts.standing import Standing, standing
 from supervisor.control.decide.jobs.failing import is_held
@@ -55,6 +56,8 @@ def cluster_status(
         d_ms=snap.timing.d_ms,
         supervisors=supervisors,
         jobs=tuple(jobs),
+        paused=hold.held_cluster(snap),
+        paused_wall_ms=hold.since_wall_ms(snap),
     )
 
 
@@ -149,6 +152,8 @@ def job_view(snap: Snapshot, job: JobState) -> JobView:
         owner=job.record.value.owner,
         group=job.record.value.group,
         cadence=cadence.line(snap, job),
+        paused=found.held,
+        paused_wall_ms=hold.since_wall_ms(snap, job),
     )
 
 

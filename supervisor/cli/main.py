@@ -30,6 +30,8 @@ VERBS = {
     "start": ("supervisor.cli.jobs.control", "Start a stopped job again from its newest checkpoint."),
     "release": ("supervisor.cli.jobs.control", "Let a parked job go on."),
     "delete": ("supervisor.cli.jobs.delete", "Stop a job, and have the cluster forget it."),
+    "pause": ("supervisor.cli.jobs.pause", "Let nothing be restarted or moved by itself."),
+    "resume": ("supervisor.cli.jobs.pause", "End a pause, or the brake."),
     "restart": ("supervisor.cli.jobs.control", "Restart a job, or one task of it."),
     "scale": ("supervisor.cli.jobs.control", "Change how many tasks a role of a job has."),
     "status": ("supervisor.cli.jobs.look", "Show jobs and their tasks."),

@@ -104,6 +104,13 @@ def when(wall_ms: int) -> str:
     return dt.datetime.fromtimestamp(wall_ms / 1000).astimezone().strftime("%H:%M:%S.%f")[:-3]
 
 
+def moment(wall_ms: int) -> str:
+    """Local date and time, for people; "now" for none."""
+    if not wall_ms:
+        return "now"
+    return dt.datetime.fromtimestamp(wall_ms / 1000).astimezone().strftime("%Y-%m-%d %H:%M:%S")
+
+
 def step(number: int) -> str:
     """A step, or a dash before the first."""
     return str(number) if number >= 0 else "-"

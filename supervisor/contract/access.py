@@ -26,6 +26,7 @@ from supervisor.contract.views.checkpoints import (
 from supervisor.contract.views.jobs import (
     ExecRequest,
     JobRequest,
+    PauseRequest,
     PinRequest,
     RestartRequest,
     ScaleRequest,
@@ -131,6 +132,10 @@ TABLE: dict[str, Right] = {
     "Control.Gpus": Right.VIEW,
     "Control.Cordon": Right.OPERATE,
     "Control.Uncordon": Right.OPERATE,
+    "Control.Pause": Right.OPERATE,
+    "Control.Resume": Right.OPERATE,
+    "Control.PauseJob": Right.JOB,
+    "Control.ResumeJob": Right.JOB,
     "Control.Stop": Right.JOB,
     "Control.Start": Right.JOB,
     "Control.Release": Right.JOB,
@@ -249,6 +254,8 @@ def target_of(request: object) -> Target:
         case SignalRequest() | ExecRequest():
             return Target(TaskId.parse(request.task).job)
         case JobRequest() | StopRequest() | RestartRequest() | ScaleRequest() | PinRequest() | FindRequest():
+            return Target(request.job)
+        case PauseRequest():
             return Target(request.job)
         case CollectRequest() | ImportRequest() | VerifyRequest() | AdoptRequest():
             return Target(request.job)

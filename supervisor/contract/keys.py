@@ -16,7 +16,7 @@ from supervisor.contract import checkpoint, code, desired, incident, observed
 from supervisor.contract.boundaries import BULK
 from supervisor.contract.checkpoint import CheckpointRef
 from supervisor.contract.ids import AttemptId, TaskId
-from supervisor.contract.job import spec
+from supervisor.contract.job import pause, spec
 
 
 class Writer(Enum):
@@ -69,6 +69,8 @@ CLUSTER = "cluster"
 CLAIMS = "gpu_claims"
 """The key for claims of CPUs, memory and GPUs. Earlier releases use it under this name for GPUs alone."""
 TIME = "time"
+PAUSE = "pause"
+"""The pause of the whole cluster: an operator's, or the brake."""
 CODE = "code/"
 """Prefix of the records of archives of code."""
 
@@ -84,8 +86,9 @@ FAMILIES = (
     Family("quarantines/", desired.GpuQuarantine, Writer.LEADER, 4096, Removed.BOOT, "node/gpu"),
     Family(CLAIMS, desired.Claims, Writer.LEADER, 1024, Removed.NEVER),
     Family(TIME, desired.ClusterTime, Writer.LEADER, 32 * 1024, Removed.NEVER),
+    Family(PAUSE, pause.Pause, Writer.LEADER, 8192, Removed.NEVER),
     Family("jobs/", spec.JobRecord, Writer.LEADER, 128 * 1024, Removed.JOB, "job"),
-    Family("intents/", spec.JobIntent, Writer.LEADER, 1024, Removed.JOB, "job"),
+    Family("intents/", spec.JobIntent, Writer.LEADER, 8192, Removed.JOB, "job"),
     Family("deleted/", desired.DeletedJob, Writer.LEADER, 1024, Removed.NAME, "job"),
     Family("switches/", desired.JobSwitch, Writer.LEADER, 64 * 1024, Removed.JOB, "job"),
     Family("plans/", desired.Plan, Writer.LEADER, 256 * 1024, Removed.PLAN, "job/plan"),

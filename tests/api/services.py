@@ -38,6 +38,7 @@ from supervisor.control.decide.snapshot import Snapshot
 from supervisor.control.services.checkpoints import CheckpointService
 from supervisor.control.services.jobs import JobService
 from supervisor.control.services.nodes import NodeService
+from supervisor.control.services.pauses import PauseService
 from supervisor.wire.rpc import Guard
 
 URI = "file:///c"
@@ -99,6 +100,29 @@ class FakeNodeService(NodeService):
 
 
 @dataclass
+class FakePauseService(PauseService):
+    """Grants all that is asked about pauses."""
+
+    asked: list[object] = field(default_factory=list)
+
+    async def pause(self, reason: str) -> Accepted:
+        return self._take("", reason)
+
+    async def resume(self) -> Accepted:
+        return self._take("")
+
+    async def pause_job(self, name: str, reason: str) -> Accepted:
+        return self._take(name, reason)
+
+    async def resume_job(self, name: str) -> Accepted:
+        return self._take(name)
+
+    def _take(self, *asked: str) -> Accepted:
+        self.asked.append(asked)
+        return Accepted(asked[0], "done")
+
+
+@dataclass
 class FakeJobService(JobService):
     """A leader, or a follower that knows who leads."""
 
@@ -112,6 +136,7 @@ class FakeJobService(JobService):
     begun: asyncio.Event = field(default_factory=asyncio.Event)
     checkpoints: CheckpointService = field(default_factory=FakeCheckpointService)
     nodes: NodeService = field(default_factory=FakeNodeService)
+    pauses: PauseService = field(default_factory=FakePauseService)
 
     def snapshot(self) -> Snapshot | None:
         return self.picture

@@ -54,6 +54,8 @@ from tests.support.builders import job_spec
 
 T = TypeVar("T")
 STEP_MS = 50
+STARTS = ("prepare", "flip", "restart_in_place", "moved", "joined", "leaves", "servers_end")
+"""Kinds of what a pause holds."""
 RUNNING_PHASES = (JobPhase.RUNNING, JobPhase.FINISHING)
 
 
@@ -237,6 +239,16 @@ class World:
             self._act(agent)
         if leader:
             self.decide()
+
+    def let_pass(self, ms: int) -> None:
+        """Tick for so long."""
+        until_ms = self.now_ms + ms
+        while self.now_ms < until_ms:
+            self.tick()
+
+    def has_started_nothing(self) -> bool:
+        """Whether nothing was restarted or moved since `done` was cleared."""
+        return not {*STARTS} & {*self.done}
 
     def until(self, condition: object, limit_ms: int = 60_000, step_ms: int = STEP_MS) -> int:
         """Tick until `condition()` holds; returns how long it took."""

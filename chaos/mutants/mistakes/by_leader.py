@@ -62,6 +62,19 @@ RESTS = (Fault(0.5, "task_rest", 0, 480.0), Fault(482.0, "etcd_leader", 0, 0.1))
 """Every attempt pauses after a few steps, for longer than is borne. The last one only keeps all from being
 healed before."""
 
+PAUSED = (
+    Fault(0.5, "operator_pause", 0, 0.1),
+    *(Fault(1.0 + 0.5 * n, "task_kill", n, 0.1) for n in range(3)),
+    Fault(9.0, "etcd_leader", 0, 0.1),
+)
+"""The last one only keeps all from being healed before."""
+
+SWITCH_DIED = (
+    *(Fault(0.5, "cut_node_off", pick, 14.0) for pick in range(3)),
+    Fault(15.0, "etcd_leader", 0, 0.1),
+)
+"""Most of the nodes hear nothing for a while, at once."""
+
 REFUSED = Fault(2.0, "checkpoints_bad", 0, 0.1)
 
 MUTANTS = (
@@ -642,6 +655,20 @@ MUTANTS = (
             known("Jobs that are placed in one look do not get the same room."),
         ),
         Simulated((Fault(0.5, "node_kill", 0, 9.0), Fault(0.52, "node_kill", 1, 9.0)), story="booked"),
+    ),
+    Mutant(
+        "a pause is not looked at",
+        6,
+        ("nothing starts during a pause",),
+        (known("While a pause is in force, of the cluster or of a job, nothing is restarted or moved."),),
+        Simulated(PAUSED),
+    ),
+    Mutant(
+        "the brake never begins",
+        6,
+        ("nothing starts while too many nodes are lost",),
+        (known("When more than half of the nodes are lost at once, nothing is restarted or moved."),),
+        Simulated(SWITCH_DIED),
     ),
     Mutant(
         "another job than the one with the error is parked",

@@ -17,6 +17,7 @@ from chaos.sim.promises.bases import Bases
 from chaos.sim.promises.compares import Compares
 from chaos.sim.promises.conduct import Conduct
 from chaos.sim.promises.evidence import Evidence
+from chaos.sim.promises.pauses import Pauses
 from chaos.sim.promises.records import Records
 from chaos.sim.promises.rooms import Rooms
 from chaos.sim.promises.turns import Turns
@@ -45,6 +46,7 @@ class Promises:
         writes, conduct = Writes(self._seen), Conduct(self._seen)
         compares, records, bases = Compares(self._seen), Records(self._seen), Bases(self._seen)
         rooms, alone, turns = Rooms(self._seen), Alone(self._seen), Turns(self._seen)
+        pauses = Pauses(self._seen)
 
         def on_effect(effect: Effect) -> None:
             compares.on_effect(effect)
@@ -52,13 +54,14 @@ class Promises:
             bases.on_effect(effect)
             alone.on_effect(effect)
             turns.on_effect(effect)
+            pauses.on_effect(effect)
             # It takes the effect into the picture, which those before it see as it was.
             writes.on_effect(effect)
             rooms.on_effect(effect)
 
         world.etcd.watcher = on_effect
         world.etcd_restored.append(self._seen.go_back)
-        world.etcd_lost += [self._seen.forget, *(each.forget for each in (compares, records, writes))]
+        world.etcd_lost += [self._seen.forget, *(each.forget for each in (compares, records, writes, pauses))]
         world.observers += [conduct.on_program, records.on_program, rooms.on_program, alone.on_program]
         world.disk_changed += [bases.check_disk, records.check_disk]
         world.loop.begin(None, conduct.poll())

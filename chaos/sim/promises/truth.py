@@ -77,6 +77,10 @@ class Picture:
         """The value of a key that exists."""
         return self._raw[key]
 
+    def created(self, key: str) -> int:
+        """The revision that created a key that exists."""
+        return self._created[key]
+
     def under(self, prefix: str) -> list[str]:
         """Keys with a prefix, sorted."""
         return sorted(key for key in self._raw if key.startswith(prefix))

@@ -130,6 +130,8 @@ class Operator:
             "operator_drain": lambda service: service.nodes.cordon(CordonRequest(node, drain=True)),
             "operator_cordon": lambda service: service.nodes.cordon(CordonRequest(node)),
             "operator_uncordon": lambda service: service.nodes.uncordon(UncordonRequest(node)),
+            "operator_pause": lambda service: _pause(service, job if fault.pick % 2 else ""),
+            "operator_go_on": lambda service: _go_on(service, job if fault.pick % 2 else ""),
             "operator_verify": lambda service: _verify(service, job),
             "operator_collect": lambda service: service.checkpoints.collect(CollectRequest(job)),
             "operator_reshape": lambda service: _reshape(service, spec, workers),
@@ -182,10 +184,8 @@ class Operator:
                 await self._ship_again(again.spec.code)
             await self.ask(f"submit {again.spec.name}", lambda service: service.submit(again))
             return
-        for job in self.jobs:
-            if self._promises.is_parked(job):
-                await self._release(job)
-                return
+        if await self._let_go_on(snap):
+            return
         for held in snap.quarantines.values():
             if not held.value.lifted:
                 await self._give_back(UncordonRequest(held.value.node, held.value.uuid))
@@ -195,8 +195,17 @@ class Operator:
                 await self._give_back(UncordonRequest(node.node))
                 return
 
-    async def _release(self, job: str) -> None:
-        await self.ask("release", lambda service: service.release(job))
+    async def _let_go_on(self, snap: Snapshot) -> bool:
+        """Release a job that is parked, or end a pause, if there is one."""
+        for job in self.jobs:
+            if self._promises.is_parked(job):
+                await self.ask("release", _released(job))
+                return True
+        for job in ("", *self.jobs):
+            if _is_paused(snap, job):
+                await self.ask("go on", _resumed(job))
+                return True
+        return False
 
     def _notice_loss(self) -> None:
         if not self.recalling:
@@ -246,6 +255,30 @@ class Operator:
 
 def _is_no_worker(member: str) -> bool:
     return not member.startswith("worker")
+
+
+async def _pause(service: JobService, job: str) -> Accepted:
+    """Hold restarts of a job, or of all."""
+    return await (service.pauses.pause_job(job, "sim") if job else service.pauses.pause("sim"))
+
+
+async def _go_on(service: JobService, job: str) -> Accepted:
+    return await (service.pauses.resume_job(job) if job else service.pauses.resume())
+
+
+def _released(job: str) -> Request:
+    return lambda service: service.release(job)
+
+
+def _resumed(job: str) -> Request:
+    return lambda service: _go_on(service, job)
+
+
+def _is_paused(snap: Snapshot, job: str) -> bool:
+    """Whether an operator has paused a job, or all: the brake must end by itself."""
+    if job:
+        return job in snap.jobs and snap.jobs[job].intent.value.paused is not None
+    return snap.pause is not None and snap.pause.value.in_force and not snap.pause.value.brake
 
 
 async def _verify(service: JobService, job: str) -> str:

@@ -240,6 +240,13 @@ class SecretConfig(Strict):
         return Source(frozenset(self.allow), self.file or "", tuple(self.command))
 
 
+class BrakeConfig(Strict):
+    """The loss of nodes at which the leader holds restarts and moves (docs/notify.md)."""
+
+    lost_fraction: float = Field(default=0.5, gt=0, le=1, allow_inf_nan=False)
+    window: DurationMs = Field(default=300_000, gt=0)
+
+
 class SupervisorConfig(DaemonConfig):
     """`tfsup-supervisord --config FILE`."""
 
@@ -254,6 +261,7 @@ class SupervisorConfig(DaemonConfig):
     secrets: dict[Name, SecretConfig] = Field(default_factory=dict)
     user_ca: Text | None = None
     fence: FenceConfig = FenceConfig()
+    brake: BrakeConfig = BrakeConfig()
 
     @property
     def fence_after_ms(self) -> int:

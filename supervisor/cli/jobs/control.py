@@ -144,7 +144,8 @@ def print_accepted(given: Globals, accepted: Accepted) -> None:
     if given.json:
         emit_json(accepted)
     else:
-        click.echo(neutralise(f"{accepted.job}: {accepted.detail}"))
+        about = f"{accepted.job}: " if accepted.job else ""
+        click.echo(neutralise(f"{about}{accepted.detail}"))
 
 
 def warn(accepted: Accepted) -> None:

@@ -145,6 +145,10 @@ def _print_batch(given: Globals, batch: EventBatch, *, follow: bool) -> None:
 
 
 def _show_status(document: ClusterStatus, *, detailed: bool) -> None:
+    pauses = [(document.paused, document.paused_wall_ms)]
+    pauses += [(job.paused, job.paused_wall_ms) for job in document.jobs if detailed]
+    for why, since_ms in dict.fromkeys(each for each in pauses if each[0]):
+        click.echo(neutralise(f"PAUSED since {render.moment(since_ms)}: {why}"))
     leader = next((entry.supervisor for entry in document.supervisors if entry.leading), "nobody")
     click.echo(neutralise(f"cluster {document.cluster}: {leader} leads, D = {render.seconds(document.d_ms)}"))
     for line in document.etcd:
@@ -158,7 +162,7 @@ def _show_status(document: ClusterStatus, *, detailed: bool) -> None:
             str(job.newest_commit.step) if job.newest_commit else "-",
             f"{sum(task.state == 'running' for task in job.tasks)}/{len(job.tasks)}",
             job.restarts_program + job.restarts_infrastructure,
-            job.waiting_for or job.reason,
+            job.waiting_for or job.paused or job.reason,
         )
         for job in document.jobs
     ]
@@ -238,6 +242,7 @@ def _show_explanation(document: Explanation) -> None:
         + (f"step {job.step}" if job.step >= 0 else "no step is known (docs/progress.md)"),
         f"restarts by its own fault: {job.restarts_program}; by others: {job.restarts_infrastructure}",
         f"restart budget: {_budget(job)}",
+        *_paused(job),
         *((f"waiting for: {job.waiting_for}",) if job.waiting_for else ()),
         *((job.cadence,) if job.cadence else ()),
         *job.notices,
@@ -250,6 +255,12 @@ def _show_explanation(document: Explanation) -> None:
         show_incident(incident)
     if not document.incidents:
         click.echo("nothing has failed")
+
+
+def _paused(job: JobView) -> list[str]:
+    """A line about its pause."""
+    since = render.moment(job.paused_wall_ms)
+    return [f"nothing is restarted or moved since {since}: {job.paused}"] if job.paused else []
 
 
 def _went_back(incident: IncidentView) -> list[str]:

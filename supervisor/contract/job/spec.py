@@ -9,6 +9,7 @@ from enum import Enum
 from supervisor.contract.checkpoint import CheckpointRef, Verify
 from supervisor.contract.codec import NEEDED
 from supervisor.contract.ids import TaskId
+from supervisor.contract.job.pause import Pause
 
 HOST_NETWORK = "host"
 
@@ -386,7 +387,8 @@ class JobIntent:
     to one task (`ROLE.INDEX`), empty means the whole job. `restart_from` names the checkpoint that it starts
     from, None the newest. `save`: before a stop, the program gets SIGTERM and time to save. `delete`: once it
     has stopped, the job is removed from etcd. `sizes`: the counts that roles are to have, instead of those in
-    the job file.
+    the job file. `paused`: while it is there, nothing of the job is restarted or moved. A leader of a release
+    that knows no pauses sets the job aside.
     """
 
     wanted: Wanted = Wanted.RUN
@@ -396,3 +398,4 @@ class JobIntent:
     save: bool = False
     delete: bool = False
     sizes: dict[str, int] = field(default_factory=dict)
+    paused: Pause | None = field(default=None, metadata=NEEDED)

@@ -66,6 +66,14 @@ class StopRequest:
 
 
 @dataclass(frozen=True, slots=True)
+class PauseRequest:
+    """Let nothing of a job be restarted or moved by itself; an empty name means all jobs."""
+
+    job: str = ""
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class PinRequest:
     """Keep a checkpoint from being collected, or let it go. A `ref` of generation 0 names its step alone."""
 
@@ -284,6 +292,8 @@ class JobView:
         advice: the changes that a user must make so that the program's saves are kept.
         notices: notices of nodes about its files: work that is kept for a while, outputs that are not sent.
         owner: its submitter; empty if unknown. `group`: the group that the owner shares it with.
+        paused: why nothing of it is restarted or moved by itself now; empty where it may be.
+        paused_wall_ms: since when; 0 if it is not paused, or the pause is only beginning.
     """
 
     name: str
@@ -314,6 +324,8 @@ class JobView:
     owner: str = ""
     group: str = ""
     cadence: str = ""
+    paused: str = ""
+    paused_wall_ms: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -328,7 +340,11 @@ class SupervisorView:
 
 @dataclass(frozen=True, slots=True)
 class ClusterStatus:
-    """`supervisorctl status`. `etcd`: what operators must know of etcd now, each with what to do."""
+    """`supervisorctl status`. `etcd`: what operators must know of etcd now, each with what to do.
+
+    `paused`: why nothing is restarted or moved by itself, of any job; empty where it may be.
+    `paused_wall_ms`: since when.
+    """
 
     cluster: str
     profile: str
@@ -336,6 +352,8 @@ class ClusterStatus:
     supervisors: tuple[SupervisorView, ...]
     jobs: tuple[JobView, ...]
     etcd: tuple[str, ...] = ()
+    paused: str = ""
+    paused_wall_ms: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -123,7 +123,8 @@ def release(job: JobState) -> Action:
         phase, what = JobPhase.STOPPED, "is stopped"
         if intent.wanted is Wanted.RUN:
             serial, what = max(intent.restart_serial, switch.restart_serial) + 1, "is started again"
-            ops.append(put(job.intent.key, JobIntent(Wanted.RUN, serial, sizes=intent.sizes)))
+            wish = JobIntent(Wanted.RUN, serial, sizes=intent.sizes, paused=intent.paused)
+            ops.append(put(job.intent.key, wish))
     changed = turn(job.switch, Transition.RELEASE, phase=phase, reason="an operator released it", parked=None)
     # The time that it was parked is not counted as time that it ran.
     record = replace(job.record.value, counting=False)

@@ -16,7 +16,7 @@ from supervisor.control.decide.assess.completion import CompletionState
 from supervisor.control.decide.assess.failures import find_need, lost_alone
 from supervisor.control.decide.assess.need import Need
 from supervisor.control.decide.checkpoints import advice, notices, quarantine, saving, seen_saver
-from supervisor.control.decide.facts import claims, cluster_time, delays
+from supervisor.control.decide.facts import claims, cluster_time, delays, hold
 from supervisor.control.decide.jobs import (
     base_checkpoint,
     code_gc,
@@ -32,7 +32,7 @@ from supervisor.control.decide.jobs import (
     spares,
 )
 from supervisor.control.decide.jobs.prepare import find_places
-from supervisor.control.decide.nodes import cordons, gpu_faults, node_loss, power
+from supervisor.control.decide.nodes import brake, cordons, gpu_faults, node_loss, power
 from supervisor.control.decide.plan import Action, Decision
 from supervisor.control.decide.rest.rests import Rests, Visit
 from supervisor.control.decide.snapshot import JobState, NodeState, Snapshot
@@ -94,6 +94,7 @@ def _about_cluster(snap: Snapshot) -> list[Decision]:
         *code_gc.tidy(snap),
         *incidents.forget_events(snap),
         *cluster_time.tick(snap),
+        *brake.decide(snap),
         *deletion.sweep(snap),
     ]
 
@@ -146,7 +147,17 @@ def _step(snap: Snapshot, job: JobState, assessments: Assessments) -> list[Actio
     if done is not None and done.state is CompletionState.DONE:
         return [lifecycle.finish(job, done)]
     need = None if done is not None and done.chief_done else _need(snap, job, found)
-    return _answer(snap, job, found, need)
+    if found.held:
+        return _hold(snap, job, found, need)
+    return [hold.unless_paused(snap, job, each) for each in _answer(snap, job, found, need)]
+
+
+def _hold(snap: Snapshot, job: JobState, found: Assessment, need: Need | None) -> list[Action]:
+    """Nothing is restarted or moved (rule 6.14). A plan is given up: its switch may be closed for commits."""
+    if job.next_plan is not None:
+        return [generation.abandon(job, job.next_plan, found.held)]
+    wanted = (*([need] if need is not None else []), *_lost(snap, job, found))
+    return incidents.tell_held(job, wanted, found.held)
 
 
 def _need(snap: Snapshot, job: JobState, found: Assessment) -> Need | None:
@@ -249,6 +260,8 @@ def waiting_for(snap: Snapshot, job: JobState, found: Assessment) -> str:
     if job.switch.value.phase not in (JobPhase.WAITING, JobPhase.RUNNING):
         return ""
     need = _need(snap, job, found)
+    if found.held:
+        return found.held if need is not None or any(_lost(snap, job, found)) else ""
     if need is None or need.scope is Scope.TASK:
         needs = (*_lost(snap, job, found), *([need] if need is not None else []))
         lost = moves.waiting_for(snap, job, needs)

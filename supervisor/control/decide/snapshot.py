@@ -32,6 +32,7 @@ from supervisor.contract.desired import (
 )
 from supervisor.contract.ids import AttemptId, TaskId
 from supervisor.contract.incident import Event, Incident
+from supervisor.contract.job.pause import Pause
 from supervisor.contract.job.spec import JobIntent, JobRecord, JobSpec, resized
 from supervisor.contract.observed import (
     Appeal,
@@ -223,6 +224,21 @@ class JobState:
 
 
 @dataclass(frozen=True, slots=True)
+class BrakeSettings:
+    """The loss of nodes at which the leader holds restarts and moves (rule 6.15).
+
+    `lost_fraction`: of the nodes, more than that. `window_ms`: lost within this time.
+    """
+
+    lost_fraction: float = 0.5
+    window_ms: int = 300_000
+
+
+BRAKE = BrakeSettings()
+"""Where nothing is configured."""
+
+
+@dataclass(frozen=True, slots=True)
 class Snapshot:
     """The whole input of one decision.
 
@@ -234,7 +250,7 @@ class Snapshot:
     among them. `word`: this supervisor's promises (rule 11). `deleted`: jobs that were deleted, by name;
     `strays`: records about those, which came late. `aside`: jobs that are not among `jobs`, because they are
     set aside; `nodes_aside`: nodes that are set aside, with the reasons. `news`: the number of the newest
-    news of any node.
+    news of any node. `pause`: the record of the cluster's pause, also of one that is over.
     """
 
     now_ms: int
@@ -252,6 +268,8 @@ class Snapshot:
     claims: Versioned[Claims] | None = None
     cluster: Versioned[ClusterRecord] | None = None
     time: Versioned[ClusterTime] | None = None
+    pause: Versioned[Pause] | None = None
+    brake: BrakeSettings = BRAKE
     word: Word = field(default_factory=lambda: Word(""))
     deleted: Mapping[str, Versioned[DeletedJob]] = field(default_factory=dict)
     strays: tuple[Versioned[object], ...] = ()

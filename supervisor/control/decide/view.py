@@ -35,6 +35,7 @@ from supervisor.contract.desired import (
 )
 from supervisor.contract.errors import IncompatibleRecord, NewerRelease
 from supervisor.contract.incident import Event, Incident
+from supervisor.contract.job.pause import Pause
 from supervisor.contract.job.spec import JobIntent, JobRecord
 from supervisor.contract.observed import (
     Appeal,
@@ -48,7 +49,15 @@ from supervisor.contract.promise import Word
 from supervisor.contract.timing import Timing
 from supervisor.control.decide.rest.news import is_news, settled
 from supervisor.control.decide.set_aside import Aside, Left, aside
-from supervisor.control.decide.snapshot import BeatSeen, JobState, NodeState, Snapshot, Versioned
+from supervisor.control.decide.snapshot import (
+    BRAKE,
+    BeatSeen,
+    BrakeSettings,
+    JobState,
+    NodeState,
+    Snapshot,
+    Versioned,
+)
 
 K = TypeVar("K")
 T = TypeVar("T")
@@ -72,8 +81,9 @@ _Records = dict[str, Versioned[object]]
 class View:
     """The fold of all changes so far. Not shared between threads; holds nothing that etcd does not."""
 
-    def __init__(self, timing: Timing) -> None:
+    def __init__(self, timing: Timing, brake: BrakeSettings = BRAKE) -> None:
         self._timing = timing
+        self._brake = brake
         self._held: dict[str, _Records] = {family.prefix: {} for family in keys.FAMILIES}
         self._about_jobs: defaultdict[str, dict[str, _Records]] = defaultdict(dict)
         """Job -> prefix of a family -> the records of that family about the job, by key."""
@@ -244,6 +254,8 @@ class View:
             claims=self.get(Claims, keys.CLAIMS),
             cluster=self.get(ClusterRecord, keys.CLUSTER),
             time=self.get(ClusterTime, keys.TIME),
+            pause=self.get(Pause, keys.PAUSE),
+            brake=self._brake,
             word=word or _NO_WORD,
             news=self._news,
         )

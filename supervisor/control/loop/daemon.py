@@ -46,7 +46,7 @@ from supervisor.control.decide.plan import Action, DeleteFiles, PowerOff, put, u
 from supervisor.control.decide.reconcile import reconcile
 from supervisor.control.decide.rest.rests import Rests
 from supervisor.control.decide.set_aside import Left
-from supervisor.control.decide.snapshot import BeatSeen, Snapshot
+from supervisor.control.decide.snapshot import BRAKE, BeatSeen, BrakeSettings, Snapshot
 from supervisor.control.decide.view import MAX_BEATS, MAX_KEY, View
 from supervisor.control.loop.apply import Applied, Applier
 from supervisor.control.loop.etcd_identity import EtcdGuard, MarkFile
@@ -72,6 +72,7 @@ class ControlSettings:
         stores: the places that new jobs may use for their checkpoints.
         secrets: those that new jobs may name.
         code_store: the URI of the store of code; empty: etcd holds it.
+        brake: the loss of nodes at which it holds restarts and moves.
     """
 
     supervisor: str
@@ -83,6 +84,7 @@ class ControlSettings:
     stores: AllowedStores = ANYWHERE
     secrets: SecretSources = field(default_factory=SecretSources)
     code_store: str = ""
+    brake: BrakeSettings = BRAKE
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +142,7 @@ class ControlDaemon:
         self._beats: dict[tuple[str, str], Beat] = {}
         """(node, incarnation) -> the last beat that the loop has not taken in yet."""
         self._refused_until_ms = 0
-        self._view = View(settings.timing)
+        self._view = View(settings.timing, settings.brake)
         self._since_ms = clock.now_ms()
         self._turned_ms = self._since_ms
         self._etcd_since_ms = self._since_ms

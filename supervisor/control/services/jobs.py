@@ -38,6 +38,7 @@ from supervisor.control.decide import parking
 from supervisor.control.decide.assess import sizing
 from supervisor.control.decide.assess.progress import out_of_time
 from supervisor.control.decide.checkpoints import commit_list
+from supervisor.control.decide.facts import hold
 from supervisor.control.decide.facts.cluster_time import ages
 from supervisor.control.decide.facts.history import find_checkpoint
 from supervisor.control.decide.jobs import admission, deletion, resizing
@@ -48,6 +49,7 @@ from supervisor.control.decide.switch import Transition, turn
 from supervisor.control.services.checkpoints import CheckpointService, LeaderContext
 from supervisor.control.services.code_uploads import CodeUploads
 from supervisor.control.services.nodes import NodeService
+from supervisor.control.services.pauses import PauseService
 
 SEEN_MS = 5_000
 SEEN_LOOK_S = 0.02
@@ -89,6 +91,7 @@ class JobService:
         self.stacks_wanted: Callable[[str], tuple[str, ...] | None] = lambda _node: None
         self.uploads = CodeUploads(coordination, self._leading, open_store, new_id)
         self.nodes = NodeService(self._leading, self._run)
+        self.pauses = PauseService(self._leading, self._job, self._run, clock)
         self.checkpoints = CheckpointService(
             LeaderContext(self._leading, self._job, self._run), coordination, open_store, clock
         )
@@ -169,7 +172,9 @@ class JobService:
                 if claim is not None:
                     await withdraw_claim(store, claim)
             raise
+        held = hold.held_cluster(snap)
         told = [f"submitted; its first generation is {begins.floor + 1}", begins.held, waits]
+        told.append(f"it waits: {held}" if held else "")
         if request.hold and not begins.held:
             told.append(f"it is on hold: `supervisorctl start {spec.name}` starts it")
         return Accepted(spec.name, "; ".join(filter(None, told)), admission.cautions(snap, spec))
@@ -246,7 +251,7 @@ class JobService:
         self._check_time(picture)
         admission.check_records(picture)
         await self._write_intent(picture, _next_run(picture), "a start")
-        return Accepted(job, "it is started again from its newest checkpoint")
+        return Accepted(job, f"it is started again from its newest checkpoint{self._waits(picture)}")
 
     async def release(self, job: str) -> Accepted:
         """Let a parked job be looked at again. Repeating it does no harm.
@@ -299,7 +304,7 @@ class JobService:
             ]
             text = f"a restart of {member or 'all tasks'} is asked for"
             await self._write(same, [put(picture.intent.key, intent)], job, text)
-            return Accepted(job, "a restart is recorded")
+            return Accepted(job, f"a restart is recorded{self._waits(picture)}")
         if member:
             raise UserError("--from restarts the whole job: its tasks share one checkpoint; name no task")
         record = find_checkpoint(picture, from_ref)
@@ -309,7 +314,8 @@ class JobService:
         compares: list[Compare] = [unchanged(picture.intent), unchanged(picture.commits[record.ref])]
         text = f"a restart from checkpoint {record.ref} is asked for"
         await self._write(compares, [put(picture.intent.key, asked)], job, text)
-        return Accepted(job, f"a restart from checkpoint {record.ref} is recorded")
+        waits = self._waits(picture)
+        return Accepted(job, f"a restart from checkpoint {record.ref} is recorded{waits}")
 
     async def scale(self, job: str, sizes: Mapping[str, int]) -> Accepted:
         """Change the counts of roles; a job that has ended has them from its next start on.
@@ -385,6 +391,11 @@ class JobService:
             return f"; a `rebuild` after a loss of etcd would not know of it: {error}"
         return ""
 
+    def _waits(self, picture: JobState) -> str:
+        """That what was asked for waits, and why; empty if it does not."""
+        held = hold.held(self._leading(), picture)
+        return f"; it waits: {held}" if held else ""
+
     def _leading(self) -> Snapshot:
         snap = self._snapshot()
         if snap is None:
@@ -454,7 +465,8 @@ class JobService:
         with effect(f"service.{action.kind}", CoordinationUnreachable):
             result = await self._coordination.txn([token.compare(), *action.compares], ops)
         if not result.succeeded:
-            what = f"job {action.job}" if action.job else f"node {action.fields.get('node', '')}"
+            node = action.fields.get("node", "")
+            what = f"job {action.job}" if action.job else f"node {node}" if node else "the cluster's pause"
             raise Conflict(f"{what} changed at the same moment; see `supervisorctl status`, then try again")
         await self._seen(result.revision)
 
@@ -510,7 +522,7 @@ def _next_run(picture: JobState) -> JobIntent:
     """The wish that the job run, from a start or restart of its own."""
     intent = picture.intent.value
     serial = max(intent.restart_serial, picture.switch.value.restart_serial) + 1
-    return JobIntent(Wanted.RUN, serial, sizes=intent.sizes)
+    return JobIntent(Wanted.RUN, serial, sizes=intent.sizes, paused=intent.paused)
 
 
 def _check_moved(spec: JobSpec, before: JobState, scan: StoreScan) -> None:

@@ -10,6 +10,7 @@ from supervisor.control.decide.assess.failures import find_need
 from supervisor.control.decide.assess.hanging import liveness_of
 from supervisor.control.decide.assess.members import Member, members
 from supervisor.control.decide.assess.need import Need
+from supervisor.control.decide.facts import hold
 from supervisor.control.decide.snapshot import JobState, Snapshot
 
 
@@ -18,12 +19,13 @@ def assess(snap: Snapshot, job: JobState) -> Assessment:
 
     The same answer for as long as these are the same: the job's own records, the nodes with their last beats,
     GPU quarantines, events that tell of GPU faults, the promises and durations of this supervisor, and its
-    clocks. The records of other jobs do not count. Of a node that the job is not placed on it counts only
-    whether it is usable.
+    clocks, the pause of the cluster. The records of other jobs do not count. Of a node that the job is not
+    placed on it counts only whether it is usable, and whether it is lost.
     """
     phase, plan = job.switch.value.phase, job.plan_in_force
     if phase is JobPhase.WAITING or (phase is JobPhase.RUNNING and plan is None):
-        return Assessment(need=progress.wall_time(snap, job) or find_need(snap, job, ()))
+        need = progress.wall_time(snap, job) or find_need(snap, job, ())
+        return Assessment(need=need, held=hold.held(snap, job))
     if phase is not JobPhase.RUNNING or plan is None:
         return Assessment()
     found = members(snap, job, plan.value)
@@ -36,6 +38,7 @@ def assess(snap: Snapshot, job: JobState) -> Assessment:
         liveness=liveness,
         completion=judge_completion(snap, job, plan.value),
         need=_need(snap, job, there, liveness),
+        held=hold.held(snap, job),
     )
 
 

@@ -33,6 +33,7 @@ class Assessment:
         liveness: whether they show signs of life.
         completion: how far a job that runs is from its end.
         need: the restart that it needs; None also for a job that neither runs nor waits for its start.
+        held: why nothing of it is restarted or moved now; empty where it may be.
     """
 
     members: tuple[Member, ...] = ()
@@ -40,3 +41,4 @@ class Assessment:
     liveness: Liveness = field(default_factory=Liveness)
     completion: Completion | None = None
     need: Need | None = None
+    held: str = ""

@@ -6,6 +6,7 @@ so that the phases add up to what an outside stopwatch shows.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from itertools import takewhile
 
@@ -38,6 +39,9 @@ BEFORE = ("detected", "decided")
 
 MOVES = (Cause.NODE_LOST, Cause.DRAINED, Cause.GPU, Cause.RESIZED)
 """Causes for which tasks move or join alone, several at a time."""
+
+HELD = "held"
+"""Kind of the event that tells of a failure while restarts are held."""
 
 QUIET_PROGRAM_MS = 30_000
 KEPT_INCIDENTS = 200
@@ -219,6 +223,17 @@ def follow_up(snap: Snapshot, job: JobState) -> list[Action]:
         elif held.value.plan_id == job.switch.value.plan_id:
             actions += _measure(snap, job, held)
     return actions + _forget_old(job)
+
+
+def tell_held(job: JobState, needs: Iterable[Need], why: str) -> list[Action]:
+    """An event for the first failure that is not answered, as restarts are held; once for each."""
+    told = {held.value.fields.get("incident") for held in job.events if held.value.kind == HELD}
+    for need in needs:
+        if need.firm and need.incident not in told:
+            fields = {"incident": need.incident, "cause": need.cause.value, "node": need.node}
+            text = f"{need.detail}; nothing is restarted or moved: {why}"
+            return [Action(HELD, job.name, text, (unchanged(job.switch),), (), fields)]
+    return []
 
 
 def lapse(snap: Snapshot, job: JobState) -> list[Action]:

@@ -220,7 +220,9 @@ def _forget_marks(snap: Snapshot, picture: NodeState) -> list[Action]:
     actions = []
     for incarnation, mark in picture.marks.items():
         replaced = current is not None and not picture.acts_for(incarnation)
-        old = current is None and snap.now_ms - mark.created_ms > MARKS_KEPT_MS
+        # They tell the brake which nodes are still away.
+        held = snap.pause is not None and snap.pause.value.in_force
+        old = current is None and not held and snap.now_ms - mark.created_ms > MARKS_KEPT_MS
         if (replaced or old) and not _referred(snap, picture.node, incarnation):
             appeal = picture.appeals.get(incarnation)
             ops = delete_all((mark,)) + (delete_all((appeal,)) if appeal is not None else ())

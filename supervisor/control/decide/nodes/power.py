@@ -1,13 +1,14 @@
 """Nodes whose machines a fence device is to switch off, so that their tasks need not be waited for (rule 3).
 
 A lost mark comes first. An agent that is alive and reaches etcd appeals against it, before its machine is
-switched off. A node that has a cordon is in somebody's hands: its machine is left alone.
+switched off. A node that has a cordon is in somebody's hands: its machine is left alone. So is that of a job
+whose restarts are held, as nothing is to be replaced.
 """
 
 from __future__ import annotations
 
 from supervisor.contract import keys
-from supervisor.control.decide.facts import promises
+from supervisor.control.decide.facts import hold, promises
 from supervisor.control.decide.facts.standing import appeal_of, not_dead, wait_ms
 from supervisor.control.decide.plan import PowerOff, unchanged, unchanged_or_absent
 from supervisor.control.decide.snapshot import NodeState, Snapshot
@@ -24,7 +25,7 @@ def decide(snap: Snapshot, picture: NodeState) -> list[PowerOff]:
     waited_for = {
         mark.key
         for job in (snap.jobs.values() if offs else ())
-        if not job.switch.value.phase.ended
+        if not job.switch.value.phase.ended and not hold.held(snap, job)
         for placement in not_dead(job)
         if placement.node == picture.node and (mark := picture.mark_of(placement.incarnation)) is not None
     }

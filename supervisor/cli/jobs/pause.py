@@ -1,0 +1,28 @@
+"""Verbs that hold restarts and moves: pause, resume."""
+
+from __future__ import annotations
+
+import click
+
+from supervisor.cli.jobs.control import ask, print_accepted
+from supervisor.cli.options import Globals, global_options
+from supervisor.contract.ids import check_name
+
+
+@click.command()
+@click.argument("job", required=False, default="")
+@click.option("--reason", default="", help="Why, for all who ask.")
+@global_options
+def pause(given: Globals, job: str, reason: str) -> None:
+    """Let nothing be restarted or moved by itself, of JOB or of all jobs. What runs goes on."""
+    name = check_name("job", job) if job else ""
+    print_accepted(given, ask(given, lambda client: client.pause(name, reason)))
+
+
+@click.command()
+@click.argument("job", required=False, default="")
+@global_options
+def resume(given: Globals, job: str) -> None:
+    """End the pause of JOB, or that of all jobs, or the brake."""
+    name = check_name("job", job) if job else ""
+    print_accepted(given, ask(given, lambda client: client.resume(name)))
