@@ -41,6 +41,7 @@ from agent.inside.processes import priority
 from agent.launchers import SocketLaunchers
 from agent.link import GrpcLinks
 from agent.logs.task_logs import AttemptFiles
+from agent.metrics import CountedGpus, add_node, measure
 from agent.operate import Operator
 from agent.outputs.directories import OutputFiles
 from agent.outputs.leftover_work import NodeWork
@@ -52,6 +53,7 @@ from agent.runtimes.process import ProcessRuntime
 from agent.runtimes.strays import Strays
 from agent.settings import AgentSettings, GpuSettings
 from agent.state_file import LockedStateFile
+from recovery.io.daemon_threads import DaemonThreads
 from recovery.stores.allowed import AllowedStores, entries_or_default
 from recovery.stores.open import Stores
 from supervisor.adapters import service
@@ -59,6 +61,7 @@ from supervisor.adapters.audit import open_audit
 from supervisor.adapters.certificates.watch import CertificateWatch, own_certificates
 from supervisor.adapters.clock import BootClock
 from supervisor.adapters.files.config import AgentConfig, load_agent
+from supervisor.adapters.metrics import Metrics
 from supervisor.contract.boundaries import Logger
 from supervisor.contract.errors import Refused, TfSupervisorError, UserError
 from supervisor.contract.job.spec import Mount
@@ -119,7 +122,8 @@ async def _serve(config: AgentConfig, load: Callable[[], AgentConfig], sink: Log
     stores = Stores(config.hadoop.settings(), ThreadPoolExecutor(STORE_THREADS, "store"), sink, allowed)
     await asyncio.to_thread(stores.preload)
     links = GrpcLinks(config.supervisors, guard, sink)
-    outside = _outside(config, sink, links, files, stores)
+    metrics = Metrics("agent", metadata.version("tf-supervisor"), DaemonThreads(1, "metrics"), sink)
+    outside = _outside(config, sink, links, files, stores, metrics)
     daemon = AgentDaemon(settings_of(config), outside)
     inside = partial(_in_container, config) if config.runtime == DOCKER else None
     # docker's client runs as this agent, and docker gives the command its user.
@@ -131,6 +135,8 @@ async def _serve(config: AgentConfig, load: Callable[[], AgentConfig], sink: Log
     )
     audit = open_audit(config.audit, sink)
     watch = CertificateWatch(own_certificates(config, f"agent:{config.node}"), sink)
+    disks = {"checkpoints": Path(config.checkpoint_parent), "state": state_dir}
+    add_node(metrics, daemon, outside, watch, disks)
     watching = asyncio.create_task(watch.run(links.certificates))
     policy = Policy(denied=frozenset(config.denied))
     auditor = Auditor(f"agent:{config.node}", audit)
@@ -173,16 +179,23 @@ async def _run(config: AgentConfig, daemon: AgentDaemon, api: NodeApi, sink: Log
 
 
 def _outside(
-    config: AgentConfig, sink: Logger, links: GrpcLinks, files: AttemptFiles, stores: Stores
+    config: AgentConfig,
+    sink: Logger,
+    links: GrpcLinks,
+    files: AttemptFiles,
+    stores: Stores,
+    metrics: Metrics,
 ) -> Outside:
     clock, state_dir = BootClock(), Path(config.state_dir)
-    coordination = service.connect(config, config.node)
+    stores.measured = metrics.store
+    coordination = service.connect(config, config.node, metrics)
     parent, hadoop = Path(config.checkpoint_parent), config.hadoop.settings()
     budget = config.checkpoint_budget
     disk = ThreadPoolExecutor(DISK_THREADS, "checkpoints")
     checkpoints = NodeCheckpoints(
         config.node, parent, coordination, stores.open, clock, sink, new_id, LocalDisk(budget, disk)
     )
+    measure(metrics, checkpoints)
     checkpoints.places = Places(coordination, stores)
     tasks = other_users(config)
     _register(tasks, sink)
@@ -209,7 +222,7 @@ def _outside(
         new_id=new_id,
         code=NodeCode(state_dir / CODE, coordination, stores.open_code, sink),
         outputs=outputs,
-        gpus=NvmlGpus(GpuSettings(config.gpus.library or "", config.gpus.poll), sink),
+        gpus=CountedGpus(NvmlGpus(GpuSettings(config.gpus.library or "", config.gpus.poll), sink), metrics),
         firewall=_firewall(config, sink),
         disk=_disk(config),
         kill_times=RehearsedKills(

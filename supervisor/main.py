@@ -10,10 +10,12 @@ import uuid
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from importlib import metadata
 from pathlib import Path
 
 import click
 
+from recovery.io.daemon_threads import DaemonThreads
 from recovery.stores.allowed import AllowedStores, entries_or_default
 from recovery.stores.open import Stores
 from supervisor.adapters import service
@@ -23,6 +25,7 @@ from supervisor.adapters.clock import BootClock
 from supervisor.adapters.etcd.maintenance import EtcdCalls
 from supervisor.adapters.fence_devices import FenceDevices, executable
 from supervisor.adapters.files.config import SupervisorConfig, load_supervisor
+from supervisor.adapters.metrics import Metrics
 from supervisor.adapters.secret_sources import SecretSources
 from supervisor.api.certificates import CertificateEvents
 from supervisor.api.server import policy_of, serve_api, sources_of
@@ -35,6 +38,7 @@ from supervisor.control.loop.daemon import ControlDaemon, ControlSettings, State
 from supervisor.control.loop.etcd_care import EtcdCare
 from supervisor.control.loop.promise_log import Terms
 from supervisor.control.loop.state_files import StateDirMarkFile, StateDirWordFile
+from supervisor.metrics import own
 from supervisor.wire.gate import Policy
 
 STORE_THREADS = 16
@@ -69,7 +73,9 @@ async def _serve(config: SupervisorConfig, load: Callable[[], SupervisorConfig],
     config.hadoop.settings().put_into_environment()
     stores = Stores(config.hadoop.settings(), ThreadPoolExecutor(STORE_THREADS, "store"), sink)
     await asyncio.to_thread(stores.preload)
-    coordination = service.connect(config)
+    metrics = Metrics("supervisor", metadata.version("tf-supervisor"), DaemonThreads(1, "metrics"), sink)
+    stores.measured = metrics.store
+    coordination = service.connect(config, metrics=metrics)
     terms = Terms(config.promise_for, tuple(config.supervisors))
     allowed = AllowedStores(entries_or_default(config.stores), config.hadoop.proxy_users)
     secrets = SecretSources(sources_of(config))
@@ -109,6 +115,7 @@ async def _serve(config: SupervisorConfig, load: Callable[[], SupervisorConfig],
         sink=sink,
     )
     daemon.job_service.etcd_lines = lambda: care.lines
+    own.add_all(metrics, daemon, care, watch, config.etcd_quota)
     sweep = CodeSweep(coordination, stores.open_code, daemon.job_service.snapshot, settings.code_store, sink)
     reload = service.reloading(config, load, partial(_take, policy, secrets, devices), sink)
     others = watch.run(events.tell), care.run(), sweep.run()

@@ -71,6 +71,7 @@ class NodeCheckpoints:
         places: checks whether a job may use its store; None: the opener's check is enough.
         users: the users of tasks, if they are others than the agent's.
         shared: directories of this machine that all tasks see.
+        committed, staged: told of the milliseconds that each commit and each staging has taken.
     """
 
     def __init__(
@@ -103,6 +104,8 @@ class NodeCheckpoints:
         self.shared: tuple[Mount, ...] = ()
         self.work: NodeWork | None = None
         self.places: Places | None = None
+        self.committed: Callable[[int], None] = lambda _ms: None
+        self.staged: Callable[[int], None] = lambda _ms: None
         self._mounting: set[asyncio.Task[None]] = set()
 
     def directory(self, job_uuid: str, generation: int) -> str:
@@ -128,7 +131,9 @@ class NodeCheckpoints:
         try:
             async with turn.lock:
                 if not await self._answered(stage):
+                    began_ms = self._clock.now_ms()
                     await self._stage(stage)
+                    self.staged(self._clock.now_ms() - began_ms)
         finally:
             turn.users -= 1
             if not turn.users:
@@ -227,6 +232,11 @@ class NodeCheckpoints:
                 job=commit.job,
                 reason=str(error),
             )
+
+        def committed(ms: int) -> None:
+            took(ms)
+            self.committed(ms)
+
         site = SaverSite(
             self._node,
             incarnation,
@@ -242,7 +252,7 @@ class NodeCheckpoints:
             mounted,
             self._disk.executor,
             tensorflow,
-            took,
+            committed,
         )
         self._given_up.pop(commit.job_uuid, None)
         self._own.add(commit.job_uuid)

@@ -11,9 +11,11 @@ from recovery.io.daemon_threads import DaemonThreads
 from recovery.stores.allowed import ANYWHERE, AllowedStores
 from recovery.stores.code_directory import CodeDirectory
 from recovery.stores.local import LocalStore
+from recovery.stores.measured import MeasuredStore
 from recovery.stores.user_stores import UserStores
 from supervisor.adapters.files.hadoop import HadoopSettings, read_conf
 from supervisor.adapters.files.store_uri import Scheme, StoreUri, parse_record_uri, parse_uri
+from supervisor.adapters.metrics import Measured
 from supervisor.contract.boundaries import CheckpointStore, Logger
 from supervisor.contract.errors import UserError
 
@@ -34,6 +36,9 @@ class Stores:
 
     The modules for HDFS are imported when the first `hdfs://` URI is opened, if `preload` has not done so.
     `sink` gets warnings about stores that work with a restriction. Only places that are `allowed` are opened.
+
+    Attributes:
+        measured: where requests to jobs' stores are timed and counted; None: nowhere.
     """
 
     def __init__(
@@ -50,6 +55,7 @@ class Stores:
         self._clients: dict[str, HdfsClient] = {}
         self._users = UserStores(hadoop)
         self._code_threads: dict[Path, Executor] = {}
+        self.measured: Measured | None = None
 
     def preload(self) -> None:
         """Import the modules for HDFS, if there is a configuration of Hadoop. Blocking."""
@@ -62,6 +68,10 @@ class Stores:
         Raises UserError when it is none, or not allowed, or to be reached as somebody else than this daemon's
         configuration has it.
         """
+        store = self._open(uri)
+        return store if self.measured is None else MeasuredStore(store, self.measured)
+
+    def _open(self, uri: str) -> CheckpointStore:
         place = self.place(uri)
         if place.scheme is Scheme.FILE:
             return LocalStore(Path(place.path), self._executor)
@@ -89,7 +99,7 @@ class Stores:
         """
         place = self.place(uri)
         if place.scheme is not Scheme.FILE:
-            return self.open(uri)
+            return self._open(uri)
         root = Path(place.path)
         if root not in self._code_threads:
             self._code_threads[root] = DaemonThreads(CODE_THREADS, "code")

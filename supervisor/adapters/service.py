@@ -18,6 +18,7 @@ import click
 from supervisor.adapters import failpoints
 from supervisor.adapters.etcd.client import EtcdCoordination
 from supervisor.adapters.files.config import DaemonConfig
+from supervisor.adapters.metrics import Metrics
 from supervisor.adapters.systemd import Keeper, keeper_of
 from supervisor.adapters.telemetry import configure_logging, get_logger
 from supervisor.contract.boundaries import Logger
@@ -57,7 +58,7 @@ def _arm_failpoints(sink: Logger) -> None:
         sink.warning("FAILPOINTS ARE ARMED: this is a test, and may end at any moment", directory=directory)
 
 
-def connect(config: DaemonConfig, name: str = "") -> EtcdCoordination:
+def connect(config: DaemonConfig, name: str = "", metrics: Metrics | None = None) -> EtcdCoordination:
     """The daemon's client of etcd; a watch that is silent for a part of D is broken off and begun again.
 
     It begins with the first member of the configuration; with a `name`, with one that depends on it, so that
@@ -71,6 +72,7 @@ def connect(config: DaemonConfig, name: str = "") -> EtcdCoordination:
         tls=config.etcd_tls_files(),
         rpc_deadline_ms=timing.rpc_deadline_ms,
         silence_ms=timing.d_ms // SILENCE_SHARE,
+        metrics=metrics,
     )
 
 

@@ -64,8 +64,8 @@ class NodeMethods:
         return await self._service.uncordon(request)
 
 
-def node_list(snap: Snapshot) -> NodeList:
-    """All known nodes, sorted by name."""
+def tasks_by_node(snap: Snapshot) -> dict[str, tuple[str, ...]]:
+    """The tasks that are placed on each node, or may still live there."""
     tasks: dict[str, dict[str, None]] = {}
     for job in snap.jobs.values():
         plan = job.plan_in_force
@@ -75,12 +75,18 @@ def node_list(snap: Snapshot) -> NodeList:
         for held in job.attempts.values():
             if may_live(snap, held.value):
                 tasks.setdefault(held.value.node, {})[str(held.value.attempt.task)] = None
+    return {node: tuple(found) for node, found in tasks.items()}
+
+
+def node_list(snap: Snapshot) -> NodeList:
+    """All known nodes, sorted by name."""
+    tasks = tasks_by_node(snap)
     used: dict[str, set[str]] = {}
     for claim in all_claims(snap):
         used.setdefault(claim.node, set()).update(claim.gpus)
     return NodeList(
         tuple(
-            _node_view(snap, snap.nodes[name], tuple(tasks.get(name, ())), used.get(name, ()))
+            _node_view(snap, snap.nodes[name], tasks.get(name, ()), used.get(name, ()))
             for name in sorted(snap.nodes)
         )
     )
@@ -88,7 +94,7 @@ def node_list(snap: Snapshot) -> NodeList:
 
 def _node_view(snap: Snapshot, picture: NodeState, tasks: tuple[str, ...], used: Collection[str]) -> NodeView:
     held, report = picture.incarnation, reported(picture)
-    state, reason = _node_state(snap, picture, busy=bool(tasks))
+    state, reason = node_state(snap, picture, busy=bool(tasks))
     if held is None:
         return NodeView(picture.node, state, "", "", -1, 0.0, 0, 0, tasks=tasks, reason=reason)
     life = held.value
@@ -112,7 +118,8 @@ def _node_view(snap: Snapshot, picture: NodeState, tasks: tuple[str, ...], used:
     )
 
 
-def _node_state(snap: Snapshot, picture: NodeState, *, busy: bool) -> tuple[str, str]:
+def node_state(snap: Snapshot, picture: NodeState, *, busy: bool) -> tuple[str, str]:
+    """The state of a node, as `nodes` shows it, with the reason. `busy`: it has tasks."""
     held = picture.incarnation
     if left := snap.nodes_aside.get(picture.node):
         return "aside", f"nothing is decided about it: {left.why}"

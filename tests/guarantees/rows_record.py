@@ -1,10 +1,26 @@
-"""Guarantees of the record of incidents and events: rule 13, as the leader keeps it."""
+"""Guarantees of the record of incidents and events, rule 13, as the leader keeps it; and of metrics."""
 
 from __future__ import annotations
 
 from tests.guarantees.guarantee import GENERATIONS, INCIDENTS, LEADER, LOST_NODES, PARKING, Guarantee
 
 ROWS = (
+    Guarantee(
+        1,
+        "No metric tells anything of a job's file but its name, its strategy and its owner.",
+        "supervisor/metrics/cluster.py",
+        "rows.put(JOB, 1, name, record.spec.strategy.value, record.owner)",
+        "rows.put(JOB, 1, name, str(record.spec), record.owner)",
+        "tests/metrics/test_cluster.py::test_nothing_of_a_jobs_file_is_told_but_its_name[hunter2]",
+    ),
+    Guarantee(
+        4,
+        "Metrics that take long, or never come, hold up neither a daemon nor those who ask again.",
+        "supervisor/adapters/metrics.py",
+        "made = asyncio.get_running_loop().run_in_executor(self._threads, partial(_render, fills, errors))",
+        "made = asyncio.sleep(0, _render(fills, errors))",
+        "tests/metrics/test_answers.py::test_an_answer_that_hangs_holds_up_nobody",
+    ),
     Guarantee(
         13,
         "A job beyond the bounds is refused by the leader, whatever client submits it.",

@@ -6,13 +6,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import NoReturn
 
 from supervisor.adapters.certificates.reload import Certificates
 from supervisor.adapters.certificates.tls import TlsMaterial
-from supervisor.adapters.certificates.x509 import validity
+from supervisor.adapters.certificates.x509 import Validity, validity
 from supervisor.adapters.files.config import DaemonConfig
 from supervisor.contract.boundaries import Logger
 from supervisor.contract.errors import UserError
@@ -52,6 +53,14 @@ class CertificateWatch:
         while True:
             await tell(await asyncio.to_thread(self.look))
             await asyncio.sleep(LOOK_S)
+
+    def ends(self) -> dict[str, Validity]:
+        """The validity of each certificate, as last read. It leaves out what cannot be read."""
+        found = {}
+        for name, material in self._seen.items():
+            with suppress(UserError):
+                found[name] = validity(material.cert)
+        return found
 
     def look(self) -> dict[str, str]:
         """Read changed certificates; returns name -> warning for an operator."""

@@ -30,13 +30,18 @@ class Validity:
     begins: datetime
     ends: datetime
 
+    @property
+    def due(self) -> datetime:
+        """The moment from which it should be renewed."""
+        return self.ends - (self.ends - self.begins) / RENEW_SHARE
+
     def told(self, now: datetime) -> str:
         """A warning for an operator; empty while there is none."""
         if now >= self.ends:
             return f"expired at {self.ends:%Y-%m-%d %H:%M} UTC"
         if now < self.begins:
             return f"is not valid before {self.begins:%Y-%m-%d %H:%M} UTC: a clock is wrong"
-        if (self.ends - now) * RENEW_SHARE < self.ends - self.begins:
+        if now > self.due:
             return f"expires at {self.ends:%Y-%m-%d %H:%M} UTC"
         return ""
 

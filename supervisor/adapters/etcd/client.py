@@ -18,6 +18,7 @@ from supervisor.adapters.certificates.tls import TlsFiles
 from supervisor.adapters.etcd.endpoints import EndpointPool, Link
 from supervisor.adapters.etcd.txn_rules import check_txn
 from supervisor.adapters.etcd.watch_stream import REQUIRE_LEADER, Watch, WatchStream
+from supervisor.adapters.metrics import ETCD_REFUSED, Metrics
 from supervisor.contract.boundaries import (
     BULK,
     Absent,
@@ -86,6 +87,7 @@ class EtcdCoordination(Coordination):
         tls: certificates, or None for plain connections.
         rpc_deadline_ms: bound of every call.
         silence_ms: a watch without any message for this long raises CoordinationUnreachable.
+        metrics: where requests are counted and timed.
     """
 
     def __init__(
@@ -96,6 +98,7 @@ class EtcdCoordination(Coordination):
         tls: TlsFiles | None = None,
         rpc_deadline_ms: int,
         silence_ms: int,
+        metrics: Metrics | None = None,
     ) -> None:
         assert silence_ms > 2 * PROGRESS_EVERY_MS, f"silence_ms={silence_ms} is below two signs of life"
         self._namespace, self._bulk = namespaces(cluster)
@@ -103,6 +106,7 @@ class EtcdCoordination(Coordination):
         self._silence_s = silence_ms / 1000
         self._ask_every_s = max(PROGRESS_EVERY_MS, silence_ms // PROGRESS_SHARE) / 1000
         self._closed = False
+        self._metrics = metrics
         self._watching: WatchStream | None = None
         self._pool = EndpointPool(
             endpoints, tls, connect_s=self._deadline_s * _CONNECT_SHARE, grace_s=self._deadline_s
@@ -111,14 +115,16 @@ class EtcdCoordination(Coordination):
     async def get(self, key: str) -> KeyValue | None:
         """Read one key, linearizably."""
         request = rpc.RangeRequest(key=self._key(key))
-        response = await self._call(lambda link, timeout: link.kv.Range(request, timeout=timeout))
+        response = await self._call("range", lambda link, timeout: link.kv.Range(request, timeout=timeout))
         return self._entry(response.kvs[0]) if response.kvs else None
 
     async def get_at(self, key: str, revision: int) -> KeyValue | None:
         """Read one key as it was at a revision."""
         request = rpc.RangeRequest(key=self._key(key), revision=revision)
         try:
-            response = await self._call(lambda link, timeout: link.kv.Range(request, timeout=timeout))
+            response = await self._call(
+                "range", lambda link, timeout: link.kv.Range(request, timeout=timeout)
+            )
         except Refused as error:
             if "has been compacted" in str(error):
                 raise Compacted(revision + 1) from error
@@ -146,7 +152,7 @@ class EtcdCoordination(Coordination):
 
     async def _page(self, request: rpc.RangeRequest) -> rpc.RangeResponse:
         try:
-            return await self._call(lambda link, timeout: link.kv.Range(request, timeout=timeout))
+            return await self._call("range", lambda link, timeout: link.kv.Range(request, timeout=timeout))
         except Refused as error:
             if "has been compacted" in str(error):
                 raise Compacted(request.revision + 1) from error
@@ -164,7 +170,9 @@ class EtcdCoordination(Coordination):
             success=[self._op(op) for op in then],
             failure=[self._op(op) for op in otherwise],
         )
-        response = await self._call(lambda link, timeout: link.kv.Txn(request, timeout=timeout))
+        response = await self._call("txn", lambda link, timeout: link.kv.Txn(request, timeout=timeout))
+        if not response.succeeded and self._metrics is not None:
+            self._metrics.kept.add(ETCD_REFUSED, 1)
         ran = then if response.succeeded else otherwise
         reads = tuple(
             tuple(self._entry(kv) for kv in part.response_range.kvs)
@@ -176,18 +184,22 @@ class EtcdCoordination(Coordination):
     async def grant(self, ttl_s: int) -> int:
         """Make a lease. The shortest in etcd is 1.5 election timeouts, rounded up."""
         request = rpc.LeaseGrantRequest(TTL=ttl_s)
-        response = await self._call(lambda link, timeout: link.lease.LeaseGrant(request, timeout=timeout))
+        response = await self._call(
+            "lease_grant", lambda link, timeout: link.lease.LeaseGrant(request, timeout=timeout)
+        )
         return int(response.ID)
 
     async def keep_alive(self, lease_id: int) -> bool:
         """Renew a lease once; False when it is gone."""
-        return await self._call(lambda link, timeout: _renew(link, lease_id, timeout))
+        return await self._call("lease_keep_alive", lambda link, timeout: _renew(link, lease_id, timeout))
 
     async def revoke(self, lease_id: int) -> None:
         """End a lease and delete its keys in one revision."""
         request = rpc.LeaseRevokeRequest(ID=lease_id)
         try:
-            await self._call(lambda link, timeout: link.lease.LeaseRevoke(request, timeout=timeout))
+            await self._call(
+                "lease_revoke", lambda link, timeout: link.lease.LeaseRevoke(request, timeout=timeout)
+            )
         except NotFound:
             pass  # gone already, which is what was asked for
 
@@ -235,7 +247,13 @@ class EtcdCoordination(Coordination):
             raise CoordinationUnreachable(f"no etcd member answers: {self._pool.describe_errors()}")
         return link
 
-    async def _call(self, send: Callable[[Link, float], Awaitable[T]]) -> T:
+    async def _call(self, operation: str, send: Callable[[Link, float], Awaitable[T]]) -> T:
+        if self._metrics is None:
+            return await self._send(send)
+        with self._metrics.etcd.timed(operation):
+            return await self._send(send)
+
+    async def _send(self, send: Callable[[Link, float], Awaitable[T]]) -> T:
         deadline = asyncio.get_running_loop().time() + self._deadline_s
         link: Link | None = None
         try:
@@ -257,7 +275,10 @@ class EtcdCoordination(Coordination):
 
     def _lost(self, link: Link, reason: str) -> CoordinationUnreachable:
         self._pool.abandon(link, reason)
-        return CoordinationUnreachable(reason)
+        error = CoordinationUnreachable(reason)
+        if self._metrics is not None:
+            self._metrics.etcd.failed("watch", error)
+        return error
 
     def _canceled(self, link: Link, response: rpc.WatchResponse) -> TfSupervisorError:
         if response.compact_revision > 0:

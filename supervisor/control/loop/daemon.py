@@ -7,7 +7,7 @@ but the election; they decide nothing. All that matters is in etcd: a new leader
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 
 from recovery.stores.allowed import ANYWHERE, AllowedStores
@@ -118,8 +118,18 @@ class BeatArrived:
 Message = MirrorUpdate | Elected | Deposed | BeatArrived
 
 
+Looked = Callable[[float, float, Sequence[str]], None]
+"""Told of each look of a leader: the seconds that it took to decide and to write, and what became of each
+action, as a value of `Applied` or FENCED."""
+FENCED = "fenced"
+
+
 class ControlDaemon:
-    """One supervisor. `run` returns when cancelled, and raises what its keeper must restart it for."""
+    """One supervisor. `run` returns when cancelled, and raises what its keeper must restart it for.
+
+    Attributes:
+        looked: told of each look while it leads.
+    """
 
     def __init__(
         self,
@@ -181,6 +191,7 @@ class ControlDaemon:
         self.job_service.secrets = settings.secrets
         self.job_service.uploads.store = settings.code_store
         self.job_service.stacks_wanted = self._stacks_wanted
+        self.looked: Looked = lambda _decided_s, _applied_s, _outcomes: None
 
     async def run(self) -> None:
         """Watch, campaign and decide until cancelled. Raises the error of our tree that ended one of them."""
@@ -229,6 +240,10 @@ class ControlDaemon:
     def promised(self) -> str:
         """A sentence about the promises in force, for people; empty without any."""
         return self._promiser.told()
+
+    def promises(self) -> int:
+        """The number of nodes that this supervisor has promised to leave alone."""
+        return len(self._promiser.in_force())
 
     async def _etcd_answers(self) -> bool:
         try:
@@ -441,16 +456,20 @@ class ControlDaemon:
                 self._view.last_event_serial() + 1,
                 self._may_take,
             )
-        applier = self._applier
+        applier, time_s = self._applier, asyncio.get_running_loop().time
+        began_s = time_s()
         decisions = reconcile(picture, assessments, self._rests)
+        decided_s = time_s()
         self._tell_wrong_rests()
         try:
             await self._fix_cluster(applier)
             outcomes = await applier.run_all([each for each in decisions if isinstance(each, Action)])
             await self._park_broken(applier, picture)
         except Fenced as error:
+            self.looked(decided_s - began_s, time_s() - decided_s, (FENCED,))
             self._step_down(str(error))
             return
+        self.looked(decided_s - began_s, time_s() - decided_s, [each.value for each in outcomes])
         if Applied.UNKNOWN in outcomes:
             await asyncio.sleep(self._settings.timing.tick_ms / 1000)
         if self._power_offs is not None:

@@ -26,7 +26,7 @@ MOST_EVENTS = 20
 
 
 class EtcdCare:
-    """One supervisor's care. `lines` is what operators must know of etcd now.
+    """One supervisor's care. `lines` is what operators must know of etcd now, `members` what it saw last.
 
     Args:
         maintenance: etcd's members.
@@ -61,6 +61,7 @@ class EtcdCare:
         self._events: list[Action] = []
         self._said = ""
         self.lines: tuple[str, ...] = ()
+        self.members: Sequence[EtcdMember] = ()
 
     async def run(self) -> NoReturn:
         """Look now and then, until cancelled. An unexpected error ends one look."""
@@ -75,7 +76,7 @@ class EtcdCare:
 
     async def look(self) -> None:
         """Look once, and do what is due."""
-        members = await self._maintenance.members()
+        members = self.members = await self._maintenance.members()
         self._say_refused(members)
         leads = self._leads()
         acts = leads or (self._leader() is None and any(each.full for each in members))

@@ -206,11 +206,15 @@ class Promiser:
         blind = self.word.blind and earlier_leads
         self._change(replace(promises.settle(snap, self.word, tell), blind=blind))
 
-    def told(self) -> str:
-        """The promises in force, in words; empty without any."""
+    def in_force(self) -> dict[str, int]:
+        """The nodes that are promised to be left alone, each with the milliseconds that are left."""
         now_ms = self._clock.now_ms()
         left = {each.node: each.until_ms - now_ms for each in self.word.promises.values()}
-        left = {node: ms for node, ms in left.items() if ms > 0}
+        return {node: ms for node, ms in left.items() if ms > 0}
+
+    def told(self) -> str:
+        """The promises in force, in words; empty without any."""
+        left = self.in_force()
         if not left:
             return ""
         nodes = "1 node is" if len(left) == 1 else f"{len(left)} nodes are"
