@@ -17,6 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from importlib import metadata
 from pathlib import Path
+from typing import NoReturn
 
 import click
 import psutil
@@ -67,7 +68,8 @@ from supervisor.contract.errors import Refused, TfSupervisorError, UserError
 from supervisor.contract.job.spec import Mount
 from supervisor.contract.observed import NodeResources
 from supervisor.wire.audit import Auditor
-from supervisor.wire.gate import Policy
+from supervisor.wire.gate import Policy, policy_of
+from supervisor.wire.http import HttpDoor, guard_of
 from supervisor.wire.rpc import Guard
 
 LAUNCHERS = "launchers"
@@ -137,17 +139,19 @@ async def _serve(config: AgentConfig, load: Callable[[], AgentConfig], sink: Log
     watch = CertificateWatch(own_certificates(config, f"agent:{config.node}"), sink)
     disks = {"checkpoints": Path(config.checkpoint_parent), "state": state_dir}
     add_node(metrics, daemon, outside, watch, disks)
-    watching = asyncio.create_task(watch.run(links.certificates))
-    policy = Policy(denied=frozenset(config.denied))
+    watching: asyncio.Task[NoReturn] = asyncio.create_task(watch.run(links.certificates))
+    policy = policy_of(config)
     auditor = Auditor(f"agent:{config.node}", audit)
     api = NodeApi(config.listen, guard, files, operator, auditor, policy)
+    beside = [watching, *_open_http(config, policy, auditor, sink)]
     reload = service.reloading(config, load, partial(_take, policy), sink)
     try:
         await service.until_told(
             _run(config, daemon, api, sink), outside.checkpoints.settle, daemon.started, reload
         )
     finally:
-        watching.cancel()
+        for task in beside:
+            task.cancel()
         await api.close()
         if audit is not None:
             audit.close()
@@ -155,8 +159,21 @@ async def _serve(config: AgentConfig, load: Callable[[], AgentConfig], sink: Log
         await outside.coordination.close()
 
 
+def _open_http(
+    config: AgentConfig, policy: Policy, auditor: Auditor, sink: Logger
+) -> list[asyncio.Task[NoReturn]]:
+    """The task of the HTTP door, if there is one."""
+    if config.http is None:
+        return []
+    door = HttpDoor(
+        settings=config.http, guard=guard_of(config), policy=policy, auditor=auditor, sink=sink, routes=list
+    )
+    return [asyncio.create_task(door.run())]
+
+
 def _take(policy: Policy, config: AgentConfig) -> None:
-    policy.denied = frozenset(config.denied)
+    newest = policy_of(config)
+    policy.users, policy.denied = newest.users, newest.denied
 
 
 async def _run(config: AgentConfig, daemon: AgentDaemon, api: NodeApi, sink: Logger) -> None:

@@ -28,7 +28,7 @@ from supervisor.adapters.files.config import SupervisorConfig, load_supervisor
 from supervisor.adapters.metrics import Metrics
 from supervisor.adapters.secret_sources import SecretSources
 from supervisor.api.certificates import CertificateEvents
-from supervisor.api.server import policy_of, serve_api, sources_of
+from supervisor.api.server import serve_api, sources_of
 from supervisor.contract.boundaries import Logger
 from supervisor.contract.errors import Refused, UserError
 from supervisor.control.decide.etcd_space import SpaceSettings
@@ -39,7 +39,9 @@ from supervisor.control.loop.etcd_care import EtcdCare
 from supervisor.control.loop.promise_log import Terms
 from supervisor.control.loop.state_files import StateDirMarkFile, StateDirWordFile
 from supervisor.metrics import own
-from supervisor.wire.gate import Policy
+from supervisor.wire.audit import Auditor
+from supervisor.wire.gate import Policy, policy_of
+from supervisor.wire.http import HttpDoor, guard_of
 
 STORE_THREADS = 16
 """Threads for stores, apart from the loop's own threads, so that a hanging store holds up no other work."""
@@ -118,7 +120,18 @@ async def _serve(config: SupervisorConfig, load: Callable[[], SupervisorConfig],
     own.add_all(metrics, daemon, care, watch, config.etcd_quota)
     sweep = CodeSweep(coordination, stores.open_code, daemon.job_service.snapshot, settings.code_store, sink)
     reload = service.reloading(config, load, partial(_take, policy, secrets, devices), sink)
-    others = watch.run(events.tell), care.run(), sweep.run()
+    others = [watch.run(events.tell), care.run(), sweep.run()]
+    if config.http is not None:
+        auditor = Auditor(f"supervisor:{config.id}", audit)
+        door = HttpDoor(
+            settings=config.http,
+            guard=guard_of(config),
+            policy=policy,
+            auditor=auditor,
+            sink=sink,
+            routes=list,
+        )
+        others.append(door.run())
     beside = [asyncio.create_task(each) for each in others]
     sink.info("supervisor is up", listen=config.listen, profile=timing.profile, d_ms=timing.d_ms)
     try:

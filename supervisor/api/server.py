@@ -54,7 +54,7 @@ from supervisor.control.services.jobs import JobService
 from supervisor.wire import rpc
 from supervisor.wire.audit import Auditor
 from supervisor.wire.failures import NotLeading
-from supervisor.wire.gate import Policy
+from supervisor.wire.gate import Policy, policy_of
 from supervisor.wire.rpc import Guard, Server
 
 A = TypeVar("A", SignalRequest, ExecRequest)
@@ -71,11 +71,6 @@ class Promising(Protocol):
 
     def promised(self) -> str:
         """A list of its promises for people; empty without any."""
-
-
-def policy_of(config: SupervisorConfig) -> Policy:
-    """The policy of a configuration."""
-    return Policy({name: user.standing for name, user in config.users.items()}, frozenset(config.denied))
 
 
 def sources_of(config: SupervisorConfig) -> dict[str, Source]:

@@ -157,11 +157,18 @@ TABLE: dict[str, Right] = {
     "Node.Read": Right.SUPERVISORS,
     "Node.Signal": Right.SUPERVISORS,
     "Node.Exec": Right.SUPERVISORS,
+    "Http.Metrics": Right.VIEW,
+    "Http.Static": Right.VIEW,
 }
-"""`SERVICE.METHOD` -> the right that it needs. A method that is missing here is refused to every caller."""
+"""`SERVICE.METHOD` -> the right that it needs. A method that is missing here is refused to every caller.
 
-BETWEEN_DAEMONS = frozenset({"Link.Beats", "Link.Promise", "Node.Outputs", "Node.Read"})
-"""Frequent requests between daemons. The audit log has only those that are refused."""
+A path of the HTTP door needs the right of the method whose answer it shows; `Http` has what is no method's.
+"""
+
+FREQUENT = frozenset(
+    {"Link.Beats", "Link.Promise", "Node.Outputs", "Node.Read", "Http.Metrics", "Http.Static"}
+)
+"""Requests that programs make all the time. The audit log has only those that are refused."""
 READS = frozenset(
     {
         "Control.Validate",
@@ -176,7 +183,7 @@ READS = frozenset(
         "Control.Tail",
     }
 )
-"""Methods that change nothing. Each other one that is not between daemons is a change."""
+"""Methods that change nothing. Each other one that is not frequent is a change."""
 
 _LEAST = {
     Right.VIEW: Role.VIEWER,

@@ -19,7 +19,7 @@ from enum import Enum
 from types import TracebackType
 
 from supervisor.adapters.audit import AuditLog
-from supervisor.contract.access import BETWEEN_DAEMONS, READS, TABLE, Caller, Kind, Right
+from supervisor.contract.access import FREQUENT, READS, TABLE, Caller, Kind, Right
 from supervisor.contract.errors import Refused, TfSupervisorError
 from supervisor.contract.views.jobs import ExecRequest, SubmitRequest
 
@@ -126,7 +126,7 @@ class Entry:
         self._peer = peer
         self._id = secrets.token_hex(8)
         self._begun = time.monotonic()
-        self._quiet = method in BETWEEN_DAEMONS
+        self._quiet = method in FREQUENT
         self._about: dict[str, str] = {}
 
     async def received(self, request: object) -> None:

@@ -1,4 +1,4 @@
-"""The gate of a gRPC server: it identifies callers, and checks their rights by `contract.access`.
+"""The gate of a server: it identifies callers, and checks their rights by `contract.access`.
 
 Every method of a `rpc.Server` is behind its gate. Before a request is read, the gate checks whether the
 caller may call the method at all. After that it checks the job or the node in the request.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import grpc
 
@@ -30,6 +30,10 @@ from supervisor.contract.access import (
 )
 from supervisor.contract.errors import Refused
 from supervisor.wire.tfsup_pb2 import Record
+
+if TYPE_CHECKING:
+    # A command's start would pay for loading it.
+    from supervisor.adapters.files.config import DaemonConfig
 
 Context: TypeAlias = "grpc.aio.ServicerContext[Record, Record]"
 
@@ -65,6 +69,11 @@ class Policy:
             raise Refused(f"{caller} is shut out: it is among `denied` in this daemon's configuration")
 
 
+def policy_of(config: DaemonConfig) -> Policy:
+    """The policy of a configuration."""
+    return Policy({name: user.standing for name, user in config.users.items()}, frozenset(config.denied))
+
+
 class Gate:
     """Checks the caller of each request.
 
@@ -86,7 +95,10 @@ class Gate:
         if self._way_in:
             return Caller(Kind.LOCAL, self._way_in)
         # Not `peer_uri`: gRPC ends each of these at its first NUL.
-        pem = b"".join(context.auth_context().get("x509_pem_cert", ()))
+        return self.holder(b"".join(context.auth_context().get("x509_pem_cert", ())))
+
+    def holder(self, pem: bytes) -> Caller:
+        """Identify the holder of a certificate; empty: the caller has shown none. Raises as `identify`."""
         kind, name = identify([uri.decode(errors="replace") for uri in uris(pem)] if pem else [])
         caller = Caller(kind, name)
         if kind is not Kind.USER:

@@ -196,7 +196,7 @@ class Server:
         self._guard = guard
         self._server = grpc.aio.server(options=_SERVER_OPTIONS)
         gate, auditor = (
-            Gate(policy or Policy(), _way_in(listen, guard), guard.certificates),
+            Gate(policy or Policy(), way_in(listen, guard), guard.certificates),
             auditor or Auditor(),
         )
         streams: Counter[str] = Counter()
@@ -316,7 +316,7 @@ def exchange(
     return behind
 
 
-def _way_in(listen: str, guard: Guard) -> str:
+def way_in(listen: str, guard: Guard) -> str:
     """The name for all callers of a server without client certificates; empty if it asks for one.
 
     The kernel lets the owner of a socket of mode 0600 connect, and root. The owner's uid stands for both.

@@ -18,7 +18,7 @@ from chaos.cluster.certificates import Authority
 from supervisor.adapters.audit import AuditLog
 from supervisor.adapters.certificates.tls import TlsFiles
 from supervisor.adapters.clock import BootClock
-from supervisor.api.server import policy_of, serve_api
+from supervisor.api.server import serve_api
 from supervisor.contract import codec, keys
 from supervisor.contract.checkpoint import CheckpointRef
 from supervisor.contract.code import CodePart
@@ -55,7 +55,7 @@ from supervisor.contract.views.nodes import CordonRequest, GpusRequest, Uncordon
 from supervisor.control.decide.plan import put
 from supervisor.wire.audit import Auditor
 from supervisor.wire.failures import read_failure
-from supervisor.wire.gate import Policy
+from supervisor.wire.gate import Policy, policy_of
 from supervisor.wire.rpc import Guard
 from supervisor.wire.tfsup_pb2 import DESCRIPTOR, Record
 from tests.api.services import FakeJobService, Place

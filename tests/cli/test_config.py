@@ -247,6 +247,42 @@ def test_an_authority_of_users_is_taken_beside_that_of_machines(tmp_path: Path) 
         load_supervisor(write(tmp_path, SUPERVISOR | {"user_ca": "users.pem"}))
 
 
+def test_the_http_door_is_guarded_as_the_other_one(tmp_path: Path) -> None:
+    (tmp_path / "token").touch(mode=0o600)
+    (tmp_path / "token").write_text("x" * 32)
+    own = {"http": {"listen": "127.0.0.1:8080", "token_file": "token"}}
+    config = load_supervisor(write(tmp_path, SUPERVISOR | own | {"tls": TLS}))
+    assert (config.http_token, config.http_tls_files(), config.token) == ("x" * 32, None, "")
+    agent = load_agent(
+        write(
+            tmp_path,
+            AGENT | {"http": {"listen": "h:1"}, "tls": TLS, "user_ca": "users.pem", "token_file": "token"},
+        )
+    )
+    files = agent.http_tls_files()
+    assert files is not None
+    assert (agent.http_token, files.user_ca) == ("", tmp_path / "users.pem")
+    own_files = agent.tls_files()
+    assert own_files is not None
+    assert own_files.user_ca is None, "on gRPC an agent knows no users"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"http": {"listen": "127.0.0.1:1"}}, r"http.listen: every user of this machine could connect"),
+        ({"http": {"listen": "h:1"}}, r"http.listen: h:1 can be reached from other machines"),
+        ({"http": {"listen": "h:1", "token_file": "t"}, "tls": TLS}, r"http.listen: h:1 can be reached"),
+        ({"http": {"listen": "unix:/run/x"}}, r"http.listen: browsers open no sockets"),
+        ({"http": {"listen": "0.0.0.0:1"}, "tls": TLS}, r"http.listen: .* add `http.advertise"),
+        ({"users": {"vera": {"role": "viewer"}}}, r"users: users call an agent by `http` alone"),
+    ],
+)
+def test_an_open_http_door_is_refused(tmp_path: Path, change: dict[str, object], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        load_agent(write(tmp_path, AGENT | change))
+
+
 FENCE = {"command": ["true"], "options": {"plug": "1"}, "nodes": ["n0"]}
 
 

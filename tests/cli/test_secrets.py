@@ -23,7 +23,7 @@ from chaos.dockerd import Dockerd
 from supervisor.adapters.files.jobfile import load_job_file
 from supervisor.api.client import ControlClient
 from supervisor.cli.local.cluster import LocalCluster
-from supervisor.cli.local.layout import Layout, LocalDocker, LocalMount
+from supervisor.cli.local.layout import Layout, LocalDocker, LocalMount, LocalSettings
 from supervisor.contract.errors import TfSupervisorError
 from supervisor.contract.views.jobs import ExecChunk, ExecRequest, SubmitRequest, TailChunk, TailRequest
 from tests.cli.printing import PrintingShell
@@ -138,8 +138,8 @@ async def _joined(chunks: AsyncIterator[TailChunk] | AsyncIterator[ExecChunk]) -
 def place(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
     own = Layout._own
 
-    def audited(layout: Layout, name: str) -> dict[str, object]:
-        return own(layout, name) | {"audit": {"file": str(layout.state / f"{name}-audit.jsonl")}}
+    def audited(layout: Layout, name: str, settings: LocalSettings) -> dict[str, object]:
+        return own(layout, name, settings) | {"audit": {"file": str(layout.state / f"{name}-audit.jsonl")}}
 
     monkeypatch.setattr(Layout, "_own", audited)
     job = tmp_path / "job"

@@ -30,6 +30,7 @@ class Certificates:
     problem: str = ""
     _known: TlsMaterial | None = None
     _signature: Signature = ()
+    _context: tuple[TlsMaterial, ssl.SSLContext] | None = None
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def current(self) -> TlsMaterial:
@@ -70,6 +71,14 @@ class Certificates:
         return grpc.dynamic_ssl_server_credentials(
             given.server_configuration(), cast(Fetch, fetch), require_client_authentication=True
         )
+
+    def server_context(self) -> ssl.SSLContext:
+        """The context of an HTTP server for one connection that begins now. Raises UserError."""
+        material = self.current()
+        with self._lock:
+            if self._context is None or self._context[0] is not material:
+                self._context = material, material.server_context()
+            return self._context[1]
 
     def _sign(self) -> Signature:
         found = []

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ipaddress
+import os
+import ssl
 import stat
 from dataclasses import dataclass
 from pathlib import Path
@@ -64,8 +66,33 @@ class TlsMaterial:
 
     def server_configuration(self) -> grpc.ServerCertificateConfiguration:
         """A server's own certificate, and the authorities of its callers."""
-        callers = b"\n".join(filter(None, (self.ca, self.user_ca)))
-        return grpc.ssl_server_certificate_configuration([(self.key, self.cert)], callers)
+        return grpc.ssl_server_certificate_configuration([(self.key, self.cert)], self._callers)
+
+    def server_context(self) -> ssl.SSLContext:
+        """The same for an HTTP server. No session is resumed: each connection shows its certificate.
+
+        Raises UserError.
+        """
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.minimum_version = ssl.TLSVersion.TLSv1_3
+        context.num_tickets = 0
+        context.verify_mode = ssl.CERT_REQUIRED
+        # As gRPC: an intermediate authority is trusted without the one above it.
+        context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+        try:
+            context.load_verify_locations(cadata=self._callers.decode("ascii", "ignore"))
+            # The module `ssl` takes certificates from files alone, and ours may have changed since.
+            with os.fdopen(os.memfd_create("certificate"), "wb", buffering=0) as memory:
+                memory.write(self.cert + b"\n" + self.key)
+                context.load_cert_chain(f"/proc/self/fd/{memory.fileno()}", password="")
+        except (ssl.SSLError, OSError, ValueError) as error:
+            raise UserError(f"these certificates cannot be used: {error}") from error
+        return context
+
+    @property
+    def _callers(self) -> bytes:
+        """The authorities of callers."""
+        return b"\n".join(filter(None, (self.ca, self.user_ca)))
 
 
 def check_open_door(address: str, tls: TlsFiles | None, *, insecure: bool) -> None:

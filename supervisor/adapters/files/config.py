@@ -162,6 +162,28 @@ class HadoopConfig(Strict):
         return HadoopSettings(self.conf_dir, self.user, kerberos, self.proxy_users)
 
 
+class HttpConfig(Strict):
+    """The door for browsers and for programs that speak HTTP (docs/page.md)."""
+
+    listen: Address = Field(description="add `listen: HOST:PORT`")
+    advertise: Address | None = None
+    token_file: Text | None = None
+
+
+class UserConfig(Strict):
+    """The rights of a user (docs/security.md)."""
+
+    role: Literal["viewer", "submitter", "operator", "admin"] = Field(
+        description="add `role: viewer`, or submitter, operator, admin"
+    )
+    group: Name | None = None
+
+    @property
+    def standing(self) -> Standing:
+        """The standing in the form of the table of rights."""
+        return Standing(Role(self.role), self.group or "")
+
+
 class DaemonConfig(Strict):
     """The fields of both daemons."""
 
@@ -180,6 +202,9 @@ class DaemonConfig(Strict):
     hadoop: HadoopConfig = HadoopConfig()
     stores: list[Text] = Field(default_factory=list)
     denied: list[Identity] = Field(default_factory=list)
+    http: HttpConfig | None = None
+    users: dict[UserName, UserConfig] = Field(default_factory=dict)
+    user_ca: Text | None = None
 
     @property
     def timing(self) -> Timing:
@@ -205,23 +230,21 @@ class DaemonConfig(Strict):
         """Certificates of the daemon's own address."""
         return self.tls.files() if self.tls else None
 
+    def http_tls_files(self) -> TlsFiles | None:
+        """Certificates of the HTTP door, and the authority of users; None where a token opens it."""
+        if self.tls is None or self.http is None or self.http.token_file is not None:
+            return None
+        return dataclasses.replace(self.tls.files(), user_ca=Path(self.user_ca) if self.user_ca else None)
+
+    @property
+    def http_token(self) -> str:
+        """The token of the HTTP door, if it has no certificates; empty when none is configured."""
+        own = self.http.token_file if self.http is not None else None
+        return read_token(own or self.token_file) if self.http_tls_files() is None else ""
+
     def etcd_tls_files(self) -> TlsFiles | None:
         """Certificates for etcd."""
         return self.etcd.tls.files() if self.etcd.tls else None
-
-
-class UserConfig(Strict):
-    """The rights of a user (docs/security.md)."""
-
-    role: Literal["viewer", "submitter", "operator", "admin"] = Field(
-        description="add `role: viewer`, or submitter, operator, admin"
-    )
-    group: Name | None = None
-
-    @property
-    def standing(self) -> Standing:
-        """The standing in the form of the table of rights."""
-        return Standing(Role(self.role), self.group or "")
 
 
 class SecretConfig(Strict):
@@ -257,9 +280,7 @@ class SupervisorConfig(DaemonConfig):
     advertise: Address | None = None
     promise_for: DurationMs = Field(default=0, ge=0)
     supervisors: list[Name] = Field(default_factory=list)
-    users: dict[UserName, UserConfig] = Field(default_factory=dict)
     secrets: dict[Name, SecretConfig] = Field(default_factory=dict)
-    user_ca: Text | None = None
     fence: FenceConfig = FenceConfig()
     brake: BrakeConfig = BrakeConfig()
 
@@ -392,10 +413,6 @@ def _load(model: type[C], path: Path) -> C:
         _check_secrets(document, config)
         _check_code_store(document, config)
         check_fence(document, config.fence)
-        if config.user_ca is not None and config.tls is None:
-            document.problem(
-                ("user_ca",), "needs `tls: {ca, cert, key}`: without it nobody shows a certificate"
-            )
     if isinstance(config, AgentConfig):
         _check_agent(document, config)
     if isinstance(config, ClientConfig):
@@ -411,6 +428,7 @@ _TLS = ("ca", "cert", "key")
 _PATHS: tuple[tuple[str, ...], ...] = (
     *((name,) for name in ("state_dir", "run_dir", "checkpoint_parent", "lock_dir", "token_file", "user_ca")),
     ("log", "file"),
+    ("http", "token_file"),
     ("audit", "file"),
     ("hadoop", "conf_dir"),
     ("gpus", "library"),
@@ -451,6 +469,9 @@ def _check_daemon(document: Document, config: DaemonConfig) -> None:
         )
     members = config.etcd.endpoints
     _check_doors(document, ("etcd", "endpoints"), members, config.etcd_tls_files(), insecure=config.insecure)
+    _check_http(document, config)
+    if config.user_ca is not None and config.tls is None:
+        document.problem(("user_ca",), "needs `tls: {ca, cert, key}`: without it nobody shows a certificate")
     try:
         _ = config.timing
     except UserError as error:
@@ -460,6 +481,27 @@ def _check_daemon(document: Document, config: DaemonConfig) -> None:
         document.problem(("audit", "journald"), "contradicts audit.file; keep one of the two")
     if config.audit.required and config.audit.file is None and not config.audit.journald:
         document.problem(("audit", "required"), "needs `audit.file: PATH` or `audit.journald: true`")
+
+
+def _check_http(document: Document, config: DaemonConfig) -> None:
+    http, where = config.http, ("http", "listen")
+    if http is None:
+        return
+    for name in ("listen", "advertise"):
+        if (getattr(http, name) or "").startswith("unix:"):
+            document.problem(("http", name), "browsers open no sockets; write HOST:PORT")
+            return
+    tls = config.http_tls_files()
+    _check_doors(document, where, [http.listen], tls, insecure=config.insecure)
+    guarded = tls is not None or http.token_file is not None or config.token_file is not None
+    if not guarded and not config.insecure and is_local(http.listen):
+        document.problem(
+            where,
+            "every user of this machine could connect; add `http.token_file: FILE` (openssl rand -hex 32 > "
+            "FILE), or configure TLS",
+        )
+    if is_unspecified(http.advertise or http.listen):
+        document.problem(where, "is no address that a browser could open; add `http.advertise: HOST:PORT`")
 
 
 def _check_hadoop(document: Document, hadoop: HadoopConfig) -> None:
@@ -505,6 +547,10 @@ def _check_code_store(document: Document, config: SupervisorConfig) -> None:
 
 def _check_agent(document: Document, config: AgentConfig) -> None:
     peers = config.supervisors
+    if config.http is None:
+        for name in ("users", "user_ca"):
+            if getattr(config, name):
+                document.problem((name,), "users call an agent by `http` alone: add it, or leave this out")
     _check_doors(document, ("supervisors",), peers, config.tls_files(), insecure=config.insecure)
     if config.port_high < config.port_low:
         document.problem(("port_high",), f"is below port_low ({config.port_low}); give a range of ports")

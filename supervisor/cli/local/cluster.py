@@ -15,7 +15,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
@@ -111,7 +111,7 @@ class LocalCluster:
             NotFound: there is no default image.
             Unreachable: it did not start in time; the message has the last lines of a member's log.
         """
-        settings = replace(self._settings, secrets=self.secrets).check()
+        settings = replace(self._settings, secrets=self.secrets, http=self._http_ports()).check()
         if settings.profile not in PROFILES:
             raise UserError(f"--profile {settings.profile!r}: use one of {', '.join(PROFILES)}")
         if shutil.which("etcd") is None:
@@ -212,6 +212,15 @@ class LocalCluster:
     def kill_member(self, name: str, number: int = signal.SIGKILL) -> MemberView:
         """Send a member a signal; the keeper restarts it if it dies of that."""
         return _member_view(self._request({"do": "kill-member", "name": name, "signal": int(number)}))
+
+    def _http_ports(self) -> dict[str, int]:
+        """A port for the HTTP door of each daemon: the one of the last time, if it is free."""
+        before: Mapping[str, int] = {}
+        with suppress(NotFound, UserError):
+            before = self.layout.read().http
+        names = (*self.layout.supervisors(self._settings), *self.layout.agents(self._settings))
+        with ExitStack() as held:
+            return {name: _free_port(held, before.get(name, 0)) for name in names}
 
     def _remove_containers(self) -> None:
         """Remove the containers that are left when no agent controls them."""
@@ -322,6 +331,16 @@ class LocalCluster:
         if "error" in reply:
             raise NotFound(str(reply["error"]))
         return reply
+
+
+def _free_port(held: ExitStack, wanted: int) -> int:
+    """A free port of loopback, `wanted` if it is free; no other call gets it while `held` is open."""
+    for port in (wanted, 0):
+        holder = held.enter_context(socket.socket())
+        with suppress(OSError):
+            holder.bind(("127.0.0.1", port))
+            return int(holder.getsockname()[1])
+    raise Unreachable("no port of 127.0.0.1 is free")
 
 
 def _member_view(entry: dict[str, object]) -> MemberView:

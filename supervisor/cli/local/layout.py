@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import secrets
 import tempfile
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -68,7 +69,7 @@ class LocalSettings:
 
     `promise_for_ms`: the time for which supervisors promise to leave nodes alone when etcd is gone; 0: no
     promises. `separate`: each node has a checkpoint directory of its own. `secrets`: name -> file of a
-    secret.
+    secret. `http`: member -> port of its HTTP door on loopback.
     """
 
     cluster: str
@@ -79,6 +80,7 @@ class LocalSettings:
     promise_for_ms: int = 0
     separate: bool = False
     secrets: Mapping[str, str] = field(default_factory=dict)
+    http: Mapping[str, int] = field(default_factory=dict)
 
     def check(self) -> LocalSettings:
         """Return self; raises UserError for numbers out of range."""
@@ -174,6 +176,11 @@ class Layout:
         return f"unix:{self.run / member}.sock"
 
     @property
+    def http_token(self) -> Path:
+        """The file with the token of all HTTP doors of the cluster."""
+        return self.state / "http.token"
+
+    @property
     def etcd_endpoint(self) -> str:
         """The address of etcd. It can make a socket with a name of this form only in its working
         directory.
@@ -212,6 +219,9 @@ class Layout:
         if settings.docker is not None:
             # What runs in containers, as another user, claims its ports itself.
             self.ports.chmod(0o1777)
+        if not self.http_token.exists():
+            self.http_token.touch(mode=0o600)
+            self.http_token.write_text(secrets.token_hex(32) + "\n")
         supervisors = [self.socket(name) for name in self.supervisors(settings)]
         common: dict[str, object] = {
             "cluster": settings.cluster,
@@ -223,12 +233,12 @@ class Layout:
         for name in self.supervisors(settings):
             own: dict[str, object] = {"id": name}
             if settings.secrets:
-                secrets = settings.secrets.items()
-                own["secrets"] = {each: {"file": file, "allow": ["*"]} for each, file in secrets}
+                files = settings.secrets.items()
+                own["secrets"] = {each: {"file": file, "allow": ["*"]} for each, file in files}
             if settings.promise_for_ms:
                 own["promise_for"] = f"{settings.promise_for_ms}ms"
                 own["supervisors"] = self.supervisors(settings)
-            _write(self.config(name), common | self._own(name) | own)
+            _write(self.config(name), common | self._own(name, settings) | own)
         for index, name in enumerate(self.agents(settings)):
             agent: dict[str, object] = {
                 "node": f"node-{index}",
@@ -239,7 +249,7 @@ class Layout:
                 "spare_launchers": 1,
                 **(settings.docker.agent() if settings.docker is not None else _own_user()),
             }
-            _write(self.config(name), common | self._own(name) | agent)
+            _write(self.config(name), common | self._own(name, settings) | agent)
         client: dict[str, object] = {
             "cluster": settings.cluster,
             "supervisors": supervisors,
@@ -248,11 +258,16 @@ class Layout:
         _write(self.client_config, client)
         _write(self.settings, asdict(settings))
 
-    def _own(self, name: str) -> dict[str, object]:
+    def _own(self, name: str, settings: LocalSettings) -> dict[str, object]:
         """The fields of a member's own in its configuration."""
         run_dir = self.run / name
         run_dir.mkdir(mode=0o700, exist_ok=True)
+        http: dict[str, object] = {}
+        if name in settings.http:
+            listen = f"127.0.0.1:{settings.http[name]}"
+            http["http"] = {"listen": listen, "token_file": str(self.http_token)}
         return {
+            **http,
             "listen": self.socket(name),
             "state_dir": str(self.state / name),
             "run_dir": str(run_dir),
@@ -308,6 +323,7 @@ def _settings(text: str) -> LocalSettings:
         body["promise_for_ms"],
         body.get("separate", False),
         body.get("secrets", {}),
+        body.get("http", {}),
     )
 
 
