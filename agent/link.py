@@ -61,7 +61,7 @@ class GrpcLinks:
                 task.result()
         if self._certificate:
             beat = replace(beat, certificate=self._certificate)
-        record = Record(json=codec.encode(beat))
+        record = Record(json=codec.encode(beat, brief=True))
         for stream in self._streams:
             stream.offer(record)
 

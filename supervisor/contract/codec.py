@@ -26,19 +26,21 @@ VERSION = 1
 NEEDED = MappingProxyType({"needed": True})
 """The metadata of a field that no reader may ignore."""
 
+_SCALARS = frozenset({int, str, float, bool})
 _JSON = json.JSONEncoder(separators=(",", ":"), sort_keys=True, allow_nan=False)
 
 T = TypeVar("T")
 Decoder = Callable[[object], object]
 
 
-def encode(value: object) -> bytes:
+def encode(value: object, *, brief: bool = False) -> bytes:
     """Serialise a dataclass instance; equal values give equal bytes.
 
-    Half characters, as in file names that are not UTF-8, become escapes. Raises ValueError for a number that
-    readers refuse.
+    Half characters, as in file names that are not UTF-8, become escapes. `brief` leaves out fields with the
+    value that a reader gives to a missing one: for what is not kept, as a later release may have other
+    defaults. Raises ValueError for a number that readers refuse.
     """
-    fields = _plain_fields(value)
+    fields = _brief_fields(value) if brief else _plain_fields(value)
     envelope = {"v": VERSION, "record": "+".join((type(value).__name__, *sorted(_needs(value))))}
     assert not envelope.keys() & fields.keys(), f"{envelope['record']} has a field of the envelope's name"
     body = envelope | fields
@@ -76,6 +78,8 @@ def to_plain(value: object) -> object:
     """Turn dataclasses, enums, tuples and scalars into values that `json.dumps` accepts."""
     if type(value) is str:  # as most are
         return value if value.isascii() else whole_text(value)
+    if type(value) is int and -MAX_INT <= value <= MAX_INT:
+        return value
     if isinstance(value, Enum):
         return value.value
     if isinstance(value, str):
@@ -105,6 +109,26 @@ def _plain_fields(value: object) -> dict[str, object]:
     assert dataclasses.is_dataclass(value), f"cannot encode {value!r}"
     assert not isinstance(value, type), f"cannot encode the class {value!r}"
     return {name: to_plain(getattr(value, name)) for name in _names(type(value))}
+
+
+def _brief(value: object) -> object:
+    if type(value) in _SCALARS:
+        return to_plain(value)
+    if isinstance(value, tuple):
+        return [_brief(item) for item in value]
+    return _brief_fields(value) if dataclasses.is_dataclass(value) else to_plain(value)
+
+
+def _brief_fields(value: object) -> dict[str, object]:
+    kind: Any = type(value)
+    found = ((name, getattr(value, name), default) for name, default in _defaults(kind))
+    return {name: _brief(given) for name, given, default in found if given != default}
+
+
+@cache
+def _defaults(kind: Any) -> tuple[tuple[str, object], ...]:
+    """The fields of a class, each with its default. No value equals that of a field without one."""
+    return tuple((field.name, field.default) for field in dataclasses.fields(kind))
 
 
 @cache
@@ -208,9 +232,6 @@ def _tuple_decoder(hint: Any) -> Decoder:
 
 def _scalar_decoder(hint: type) -> Decoder:
     def read(body: object) -> object:
-        # Most are whole numbers or plain texts, and are taken as they are.
-        if type(body) is hint and (body.isascii() if isinstance(body, str) else _is_small(body)):
-            return body
         if type(body) is not hint and not (hint is float and type(body) is int):
             raise IncompatibleRecord(f"expected {hint.__name__}, found {type(body).__name__}")
         if isinstance(body, str):
@@ -219,11 +240,12 @@ def _scalar_decoder(hint: type) -> Decoder:
             raise IncompatibleRecord(why)
         return float(body) if hint is float and isinstance(body, int) else body
 
+    # Most are whole numbers or plain texts, and are taken as they are.
+    if hint is int:
+        return lambda body: body if type(body) is int and -MAX_INT <= body <= MAX_INT else read(body)
+    if hint is str:
+        return lambda body: body if type(body) is str and body.isascii() else read(body)
     return read
-
-
-def _is_small(body: object) -> bool:
-    return isinstance(body, int) and -MAX_INT <= body <= MAX_INT
 
 
 def _whole(text: str) -> str:

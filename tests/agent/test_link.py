@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import grpc
@@ -31,11 +32,13 @@ class Supervisor:
 
     first: bytes
     streams: int = 0
+    heard: list[bytes] = field(default_factory=list)
 
     async def answer(self, requests: AsyncIterator[Record], context: object) -> AsyncIterator[Record]:
         self.streams += 1
         says = self.first if self.streams == 1 else ANSWER
-        async for _ in requests:
+        async for request in requests:
+            self.heard.append(request.json)
             yield Record(json=says)
 
 
@@ -63,6 +66,13 @@ async def beat_to(supervisor: Supervisor, socket: Path, post: Post, until: async
         await links.close()
         await server.close()
     return sink
+
+
+async def test_a_beat_leaves_out_what_a_supervisor_assumes(tmp_path: Path) -> None:
+    asked, supervisor = asyncio.Event(), Supervisor(ANSWER)
+    await beat_to(supervisor, tmp_path / "s", lambda _: asked.set(), asked)
+    body = json.loads(supervisor.heard[0])
+    assert body == {"v": 1, "record": "Beat", "protocol": 1, "node": "n1", "incarnation": "i1", "seq": 1}
 
 
 async def test_a_supervisor_whose_answer_cannot_be_read_is_asked_again(tmp_path: Path) -> None:

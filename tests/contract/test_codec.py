@@ -15,7 +15,7 @@ from supervisor.contract.codec import NEEDED, VERSION, decode, encode
 from supervisor.contract.desired import Closing, JobPhase, JobSwitch, Ledger, Placement, Plan
 from supervisor.contract.errors import IncompatibleRecord
 from supervisor.contract.job.spec import JobIntent, JobRecord, Wanted
-from supervisor.contract.observed import AttemptReport, Beat, BeatAck, Prepared, TaskBeat
+from supervisor.contract.observed import AttemptReport, Beat, BeatAck, Prepared, Saves, Sign, TaskBeat
 from supervisor.contract.views.jobs import SubmitRequest
 from supervisor.control.decide.jobs.prepare import bare_assignment
 from tests.support.builders import job_spec
@@ -39,6 +39,7 @@ JSON = st.recursive(
 def test_what_is_written_is_what_is_read(kind: type, data: st.DataObject) -> None:
     record = data.draw(records(kind))
     assert decode(kind, encode(record)) == record
+    assert decode(kind, encode(record, brief=True)) == record
 
 
 @any_kind
@@ -130,6 +131,23 @@ def test_the_path_of_a_wrong_inner_field_is_named() -> None:
     broken = raw.replace(b'"step":2', b'"step":"two"')
     with pytest.raises(IncompatibleRecord, match=r"JobSwitch\.closing: Closing\.base: CheckpointRef\.step"):
         decode(JobSwitch, broken)
+
+
+def test_a_brief_record_has_only_what_a_reader_would_not_assume() -> None:
+    task = TaskBeat("a", 3, saves=Saves(inside=2), signs=(Sign("cpu", 300),))
+    raw = encode(Beat(1, "n1", "i1", 7, (task, TaskBeat("b"))), brief=True)
+    assert json.loads(raw) == {
+        "v": VERSION,
+        "record": "Beat",
+        "protocol": 1,
+        "node": "n1",
+        "incarnation": "i1",
+        "seq": 7,
+        "tasks": [
+            {"attempt": "a", "step": 3, "saves": {"inside": 2}, "signs": [{"name": "cpu", "age_ms": 300}]},
+            {"attempt": "b"},
+        ],
+    }
 
 
 def test_infinite_numbers_are_not_written() -> None:
