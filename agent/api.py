@@ -8,6 +8,7 @@ import asyncio
 import base64
 import re
 from collections.abc import AsyncGenerator
+from itertools import chain
 from pathlib import Path
 
 from agent.logs import reading
@@ -82,7 +83,7 @@ class NodeApi:
         while True:
             # Asked before the read: what was written before the end is then found.
             more = self._files.is_followed(attempt)
-            piece = await asyncio.to_thread(_piece, directory, request)
+            piece, times = await asyncio.to_thread(_piece, directory, request)
             if piece.data or not more or loop.time() >= deadline:
                 break
             await asyncio.sleep(POLL_S)
@@ -90,7 +91,8 @@ class NodeApi:
             raise NotFound(f"{attempt} has not run on this node, or its output has been removed")
         at = piece.place
         place = OutputPlace(str(attempt), at.file, at.offset, at.mark)
-        return TailChunk(place, base64.b64encode(piece.data).decode(), cut=piece.cut)
+        data = base64.b64encode(piece.data).decode()
+        return TailChunk(place, data, cut=piece.cut, times=tuple(chain.from_iterable(times)))
 
     async def _signal(self, request: SignalRequest) -> Accepted:
         return self._operator.signal(request)
@@ -99,11 +101,15 @@ class NodeApi:
         return self._operator.run(request)
 
 
-def _piece(directory: Path, request: ReadRequest) -> reading.Piece:
-    after = request.after
+def _piece(directory: Path, request: ReadRequest) -> tuple[reading.Piece, tuple[tuple[int, int], ...]]:
+    after, last_bytes = request.after, request.last_bytes
     if after.file:
-        return reading.read_after(directory, reading.Place(after.file, after.offset, after.mark))
-    return reading.read_end(directory, request.last_bytes)
+        piece = reading.read_after(directory, reading.Place(after.file, after.offset, after.mark))
+    else:
+        if request.since_ms:
+            last_bytes = min(last_bytes, reading.bytes_since(directory, request.since_ms))
+        piece = reading.read_end(directory, last_bytes)
+    return reading.with_times(piece, directory) if request.timed and piece.data else (piece, ())
 
 
 def _checked(job_uuid: str) -> str:

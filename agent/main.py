@@ -41,6 +41,7 @@ from agent.host.task_users import TaskUsers, UserRange, users_of
 from agent.inside.processes import priority
 from agent.launchers import SocketLaunchers
 from agent.link import GrpcLinks
+from agent.logs.storing import LogSettings, NodeLogs
 from agent.logs.task_logs import AttemptFiles
 from agent.metrics import CountedGpus, add_node, measure
 from agent.operate import Operator
@@ -52,6 +53,7 @@ from agent.runtimes.local import SOCKET
 from agent.runtimes.marks import Marks, load_key, owner
 from agent.runtimes.process import ProcessRuntime
 from agent.runtimes.strays import Strays
+from agent.secret_masks import TaskSecrets
 from agent.settings import AgentSettings, GpuSettings
 from agent.state_file import LockedStateFile
 from recovery.io.daemon_threads import DaemonThreads
@@ -224,6 +226,12 @@ def _outside(
     checkpoints.work = outputs.work = NodeWork(
         config.node, parent, coordination, clock, sink, config.work_budget
     )
+    secrets = TaskSecrets()
+    if config.logs.store:
+        settings = LogSettings(config.logs.lag, config.logs.limit)
+        outputs.logs = NodeLogs(
+            *(config.node, files.directory, stores.open_logs, secrets.of, clock, sink), settings
+        )
     checkpoints.users = output_files.users = tasks
     checkpoints.shared = _shared(config)
     return Outside(
@@ -240,6 +248,7 @@ def _outside(
         code=NodeCode(state_dir / CODE, coordination, stores.open_code, sink),
         outputs=outputs,
         gpus=CountedGpus(NvmlGpus(GpuSettings(config.gpus.library or "", config.gpus.poll), sink), metrics),
+        secrets=secrets,
         firewall=_firewall(config, sink),
         disk=_disk(config),
         kill_times=RehearsedKills(

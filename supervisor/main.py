@@ -101,6 +101,7 @@ async def _serve(config: SupervisorConfig, load: Callable[[], SupervisorConfig],
         settings, coordination, stores.open, BootClock(), sink, lambda: uuid.uuid4().hex, files, devices
     )
     daemon.job_service.uploads.open_store = stores.open_code
+    daemon.sweeper.open_logs = daemon.job_service.open_logs = lambda uri: stores.open_logs(uri)[0]
     audit = open_audit(config.audit, sink)
     events = CertificateEvents(daemon.job_service, sink)
     watch = CertificateWatch(own_certificates(config, f"supervisor:{config.id}"), sink)

@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 import os
+import struct
 import zlib
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from agent.host.regular_files import open_regular
 
 OUTPUT = "output.log"
+TIMES = "output.times"
 MOST_FILES = 100
+MOST_TIMES = 1000
+"""Most times of one chunk: it ends before there are more."""
 CHUNK_BYTES = 512 * 1024
 _WINDOW_BYTES = 64
+_TIME = struct.Struct("<2Q")
+_MAX_MS = 1 << 53
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +54,7 @@ class _Part:
     path: Path
     inode: int
     size: int
+    modified_ms: int
 
 
 def read_end(directory: Path, last_bytes: int) -> Piece:
@@ -89,6 +99,84 @@ def read_after(directory: Path, place: Place) -> Piece:
         place = Place(parts[index + 1].inode)
 
 
+class _Times:
+    """The times of one file, as its launcher has noted them: (offset, milliseconds), rising in both.
+
+    A program can write anything to them: a time out of order hides those after it, and does no other harm.
+    """
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+        self._count = max(0, os.fstat(fd).st_size // _TIME.size - 1) if fd >= 0 else 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, index: int) -> tuple[int, int]:
+        raw = os.pread(self._fd, _TIME.size, _TIME.size * (index + 1))
+        offset, ms = _TIME.unpack(raw.ljust(_TIME.size, b"\xff"))
+        return int(offset), int(ms)
+
+
+def with_times(piece: Piece, directory: Path) -> tuple[Piece, tuple[tuple[int, int], ...]]:
+    """A piece, cut so that it has MOST_TIMES at most, and its times: (position in it, milliseconds).
+
+    Without the launcher's notes its file's time of change is the time of all.
+    """
+    file, start = piece.place.file, piece.place.offset - len(piece.data)
+    found: list[tuple[int, int]] = []
+    with _times_of(directory, file) as times:
+        first = max(0, bisect_right(times, start, key=lambda pair: pair[0]) - 1)
+        for index in range(first, len(times)):
+            offset, ms = times[index]
+            if offset >= piece.place.offset or not ms < _MAX_MS or (found and start + found[-1][0] > offset):
+                break
+            if len(found) == MOST_TIMES:
+                return Piece(piece.data[: offset - start], Place(file, offset), piece.cut), tuple(found)
+            found.append((max(0, offset - start), ms))
+    if not found:
+        found = [(0, part.modified_ms) for part in _parts(directory) if part.inode == file]
+    return piece, tuple(found)
+
+
+def bytes_since(directory: Path, since_ms: int) -> int:
+    """The bytes of output that came at a time or later."""
+    total = 0
+    for part in _parts(directory):
+        start = 0 if part.modified_ms >= since_ms else part.size
+        with _times_of(directory, part.inode) as times:
+            if len(times):
+                index = bisect_left(times, since_ms, key=lambda pair: pair[1])
+                start = times[index][0] if index < len(times) else part.size
+                if index == len(times) and part.modified_ms >= since_ms:
+                    start = times[index - 1][0]
+        total += max(0, part.size - start)
+    return total
+
+
+@contextmanager
+def _times_of(directory: Path, inode: int) -> Iterator[_Times]:
+    """The times of the file of an inode number; none if there are no notes of it."""
+    fd = -1
+    try:
+        for number in range(MOST_FILES):
+            path = directory / (f"{TIMES}.{number}" if number else TIMES)
+            try:
+                fd = open_regular(path)
+            except OSError:
+                if number:
+                    break
+                continue  # it is being rotated
+            if os.pread(fd, _TIME.size, 0) == _TIME.pack(inode, 0):
+                break
+            os.close(fd)
+            fd = -1
+        yield _Times(fd)
+    finally:
+        if fd >= 0:
+            os.close(fd)
+
+
 def _parts(directory: Path) -> list[_Part]:
     """All files, the oldest first. They are read upwards, so that a rotation to higher numbers hides none."""
     found: dict[int, _Part] = {}
@@ -103,7 +191,7 @@ def _parts(directory: Path) -> list[_Part]:
                 break
             continue  # a rotation under way leaves one gap
         missing = 0
-        found[status.st_ino] = _Part(path, status.st_ino, status.st_size)
+        found[status.st_ino] = _Part(path, status.st_ino, status.st_size, status.st_mtime_ns // 1_000_000)
     return list(reversed(found.values()))
 
 

@@ -20,6 +20,7 @@ from typing import TypeVar
 from agent.boundaries import StoreOpener
 from agent.core.instructions import OutputDirs, PrepareOutputs
 from agent.host.task_users import User
+from agent.logs.storing import NodeLogs
 from agent.outputs.directories import ASIDE, OutputFiles
 from agent.outputs.leftover_work import NodeWork
 from agent.outputs.mirrors import Mirrors
@@ -98,6 +99,7 @@ class NodeOutputs:
         files: the directories.
         mirrors: copies for tasks that read others' outputs.
         work: keeps files that are in no store; None: they are not kept.
+        logs: stores what tasks print; None: it stays on this node.
         send_s: interval of passes over tasks' directories.
     """
 
@@ -125,6 +127,7 @@ class NodeOutputs:
         self._over: set[AttemptId] = set()
         self.send_s = SEND_S
         self.work: NodeWork | None = None
+        self.logs: NodeLogs | None = None
 
     def directories(self, job_uuid: str, task: TaskId) -> OutputDirs:
         """The directories of a task: one to write to, and one to read others' outputs from."""
@@ -174,6 +177,8 @@ class NodeOutputs:
     def over(self, attempt: AttemptId) -> None:
         """Send the rest in full, unless another attempt has begun here."""
         self._over.add(attempt)
+        if self.logs is not None:
+            self.logs.over(attempt)
         for entry in self._tasks.values():
             self._apply_ends(entry)
 
@@ -203,6 +208,8 @@ class NodeOutputs:
         The outputs of such a task stay on this node.
         """
         self.mirrors.check(tell)
+        if self.logs is not None:
+            self.logs.check(tell)
         for entry in self._tasks.values():
             work = entry.work
             with contained(partial(tell, _attempt_of(entry.state))):
@@ -213,6 +220,7 @@ class NodeOutputs:
     def notices(self) -> tuple[Notice, ...]:
         """Notices about unsent outputs and kept work: at most `MOST_NOTICES`, some of each."""
         found = [notice for entry in self._tasks.values() for notice in self._notices(entry)]
+        found += self.logs.notices() if self.logs is not None else ()
         kept = self.work.notices() if self.work is not None else ()
         room = max(MOST_NOTICES // 2, MOST_NOTICES - len(kept))
         return (*found[:room], *kept)[:MOST_NOTICES]
@@ -252,6 +260,8 @@ class NodeOutputs:
         for each in list(self._tasks.values()):
             await each.stop()
         await self.mirrors.close()
+        if self.logs is not None:
+            await self.logs.close()
 
     async def _bring(self, state: OutputState) -> OutputState:
         """Fetch the outputs that other nodes have sent since.
@@ -350,6 +360,8 @@ class NodeOutputs:
     ) -> None:
         uuid, member = key
         name = f"{state.job}/{member}"
+        if self.logs is not None:
+            self.logs.begin(_attempt_of(state), uuid, state.uri, over=state.over)
         sender = OutputSender(
             store,
             self.files.own(uuid, member),

@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from recovery.formats.paths import STAGING, TRASH, stored_ref
+from recovery.logs.segments import LOGS
 from recovery.mount.layout import LIVE
 from recovery.outputs.index import OUTPUTS
 from recovery.retention.collect import Staged, StoreScan, finished_live
@@ -72,8 +73,9 @@ async def leftovers(
         why = "records_lost" if records_lost else "never_committed" if old else "in_force"
         found.append(Leftover(Thing.UNCOMMITTED, one.path, old, why, manifest.ref, manifest.size))
     found += [
-        Leftover(Thing.FOREIGN, f"{OUTPUTS}/{uuid}", goes, "former_life" if goes else "grace")
-        for uuid in (await store.list(OUTPUTS)).directories
+        Leftover(Thing.FOREIGN, f"{parent}/{uuid}", goes, "former_life" if goes else "grace")
+        for parent in (OUTPUTS, LOGS)
+        for uuid in (await store.list(parent)).directories
         if uuid in former
         for goes in [former[uuid] and not records_lost]
     ]

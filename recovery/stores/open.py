@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 _DEFAULTS = HadoopSettings()
 CODE_THREADS = 4
 """Threads for each store of code that is a directory."""
+LOG_NICE = 15
 NOT_MOUNTED = (
     "a cluster that reaches HDFS as a job's owner (`hadoop.proxy_users`) takes no job with mounted "
     "checkpoints; write `mode: staged` (docs/hdfs.md)"
@@ -56,6 +57,7 @@ class Stores:
         self._users = UserStores(hadoop)
         self._code_threads: dict[Path, Executor] = {}
         self.measured: Measured | None = None
+        self._log_threads: dict[str, Executor] = {}
 
     def preload(self) -> None:
         """Import the modules for HDFS, if there is a configuration of Hadoop. Blocking."""
@@ -104,6 +106,18 @@ class Stores:
         if root not in self._code_threads:
             self._code_threads[root] = DaemonThreads(CODE_THREADS, "code")
         return CodeDirectory(root, self._code_threads[root])
+
+    def open_logs(self, uri: str) -> tuple[CheckpointStore, Executor]:
+        """As `open`, for the logs of a job; and the thread of low priority that works for them.
+
+        Each store has a thread of its own: one that hangs keeps it, and holds up no checkpoint and no other
+        job.
+        """
+        place = self.place(uri)
+        threads = self._log_threads.setdefault(str(place), DaemonThreads(1, "logs", LOG_NICE))
+        if place.scheme is Scheme.FILE:
+            return LocalStore(Path(place.path), threads), threads
+        return self.open(uri), threads
 
     def place(self, uri: str, owner: str | None = None) -> StoreUri:
         """The place of a URI, if this daemon may use it for a job of `owner`. Raises UserError.

@@ -1,4 +1,7 @@
-"""`tail`: the output of all attempts of a task, in their order, from all nodes that have some."""
+"""`tail`: the output of all attempts of a task, in their order, from all nodes that have some.
+
+What no node that answers has comes from the job's store.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ from dataclasses import dataclass, field, replace
 
 from supervisor.api import views
 from supervisor.api.agents import Agents, address_of, check_task
+from supervisor.api.stored_output import LogOpener, StoredOutput, missing
 from supervisor.contract.errors import NotFound, TfSupervisorError, Unreachable
 from supervisor.contract.ids import AttemptId, TaskId
 from supervisor.contract.views.jobs import (
@@ -37,15 +41,20 @@ class OutputTail:
     request: TailRequest
     snapshot: Callable[[], Snapshot]
     agents: Agents
+    open_logs: LogOpener
+    _stored: StoredOutput = field(init=False)
     _place: OutputPlace = field(init=False)
     _job_uuid: str = ""
     _last_bytes: int = 0
+    _since_ms: int = 0
     _said: set[str] = field(default_factory=set)
     _shown: bool = False
 
     def __post_init__(self) -> None:
+        self._stored = StoredOutput(self.open_logs, TaskId.parse(self.request.task))
         self._place = self.request.after
         self._last_bytes = ALL_BYTES if self._place.attempt else self.request.last_bytes
+        self._since_ms = self.request.since_ms
 
     async def chunks(self) -> AsyncGenerator[TailChunk, None]:
         """New output, signs of life, and notes about missing output.
@@ -64,7 +73,7 @@ class OutputTail:
                     )
                 return
             # Whatever comes from now on is shown whole.
-            self._last_bytes = ALL_BYTES
+            self._last_bytes, self._since_ms = ALL_BYTES, 0
             async for chunk in self._until_next():
                 yield chunk
             if self._place == before:
@@ -75,15 +84,21 @@ class OutputTail:
     async def _all_known(self) -> AsyncGenerator[TailChunk, None]:
         """Every attempt from the present place on, each to its end."""
         nodes, silent = await self._find()
+        stored = self._stored.attempts
         for node in sorted(silent):
             note = f"{node} does not answer: what it holds of {self.request.task} is not shown"
-            if note not in self._said:
+            here = {attempt for attempt, place in nodes.items() if place == node}
+            if note not in self._said and not (here and here <= stored):
                 yield self._note(note)
-        for attempt in sorted(nodes):
+        for attempt in sorted(nodes.keys() | stored):
             if self._place.attempt and attempt < AttemptId.parse(self._place.attempt):
                 continue
-            if nodes[attempt] not in silent:
-                async for chunk in self._rest_of(attempt, nodes[attempt]):
+            node = nodes.get(attempt, "")
+            if node and node not in silent:
+                async for chunk in self._rest_of(attempt, node):
+                    yield chunk
+            elif attempt in stored:
+                async for chunk in self._stored_rest_of(attempt, node):
                     yield chunk
 
     async def _rest_of(self, attempt: AttemptId, node: str) -> AsyncGenerator[TailChunk, None]:
@@ -94,10 +109,13 @@ class OutputTail:
         while True:
             try:
                 chunk = await self._read(node, 0)
-            except NotFound:
-                return
-            except Unreachable as error:
-                yield self._note(f"the rest of {attempt} cannot be read now: {error}")
+            except (NotFound, Unreachable) as error:
+                if attempt in self._stored.attempts:
+                    async for chunk in self._stored_rest_of(attempt, node):
+                        yield chunk
+                elif isinstance(error, Unreachable):
+                    why = self._stored.trouble or "the job's store has nothing of it"
+                    yield self._note(f"the rest of {attempt} cannot be read now: {error}; {why}")
                 return
             self._shown = True
             if chunk.data or begins:
@@ -105,6 +123,23 @@ class OutputTail:
                 yield chunk
             if not chunk.data:
                 return
+
+    async def _stored_rest_of(self, attempt: AttemptId, node: str) -> AsyncGenerator[TailChunk, None]:
+        """The rest of an attempt's output, as far as the job's store has it; and a note on what it lacks."""
+        if self._place.attempt != str(attempt):
+            self._place = OutputPlace(str(attempt))
+        stored, job = self._stored, self._job()
+        begin = (job, self._place, self._last_bytes, self._since_ms)
+        async for chunk in stored.rest_of(*begin, timed=self.request.merged):
+            self._shown, self._place = True, chunk.place
+            node = chunk.node
+            yield chunk
+        if stored.trouble:
+            told = missing(self.snapshot(), node, stored.until_ms) if stored.until_ms else stored.trouble
+            note = f"{attempt}: {told}"
+            if note not in self._said:
+                self._shown = True
+                yield self._note(note)
 
     async def _until_next(self) -> AsyncGenerator[TailChunk, None]:
         """Follow the newest attempt; returns when there is a newer one to look for."""
@@ -159,14 +194,21 @@ class OutputTail:
         if not node:
             raise NotFound("it is not known where this attempt ran")
         address = address_of(self.snapshot(), node)
-        request = ReadRequest(self._job_uuid, self._place, self._last_bytes, wait_ms)
+        request = ReadRequest(
+            *(self._job_uuid, self._place, self._last_bytes, wait_ms, self.request.merged, self._since_ms)
+        )
         return replace(await self.agents.ask(address, "Read", request, TailChunk, READ_S), node=node)
 
     async def _find(self) -> tuple[dict[AttemptId, str], set[str]]:
         """Attempts with output on a disk -> node; and the nodes that did not answer."""
         snap = self.snapshot()
         nodes = [name for name, picture in snap.nodes.items() if picture.incarnation is not None]
-        answers = await asyncio.gather(*(self._ask(snap, node) for node in nodes))
+        if self.request.merged:
+            told = set(self._reported(self._job()).values())
+            nodes = [name for name in nodes if name in told]
+        *answers, _ = await asyncio.gather(
+            *(self._ask(snap, node) for node in nodes), self._stored.look(self._job())
+        )
         found = self._reported(self._job())
         silent = set()
         for node, answer in zip(nodes, answers, strict=True):

@@ -304,9 +304,9 @@ class ControlService:
                 yield EventBatch(events, last)
 
     async def tail(self, request: TailRequest) -> AsyncGenerator[TailChunk, None]:
-        """The output of a task's attempts, from the agents of the nodes where they ran."""
+        """The output of a task's attempts, from the nodes where they ran, or from the job's store."""
         async with Agents(self._guard) as agents:
-            async for chunk in OutputTail(request, self._snapshot, agents).chunks():
+            async for chunk in OutputTail(request, self._snapshot, agents, self._service.open_logs).chunks():
                 yield chunk
 
     def _agent_of(self, text: str) -> tuple[str, str]:

@@ -56,6 +56,7 @@ VERBS = {
     "uncordon": ("supervisor.cli.cluster.nodes", "Let tasks go to a node, or a GPU, again."),
     "drain": ("supervisor.cli.cluster.nodes", "Move all tasks away from a node."),
     "tail": ("supervisor.cli.jobs.tail", "Show the output of a task, across its restarts."),
+    "logs": ("supervisor.cli.jobs.logs", "Show the output of all tasks of a job, merged by time."),
     "signal": ("supervisor.cli.jobs.control", "Send a signal to a task."),
     "exec": ("supervisor.cli.jobs.execute", "Run a command beside a task, in its environment."),
     "etcd": ("supervisor.cli.cluster.etcd", "Give etcd a user for each daemon."),

@@ -383,6 +383,7 @@ class DeletedJob:
     """A deleted job. A later job of its name begins above `generation`, its last one.
 
     `owner`, `group`: its owner and group. While this record is kept, its name and checkpoints belong to them.
+    `store_uri`: its store, from which its logs go; empty: an earlier release has deleted it.
     """
 
     job: str
@@ -390,6 +391,7 @@ class DeletedJob:
     generation: int
     owner: str = ""
     group: str = ""
+    store_uri: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -480,7 +480,8 @@ class GpuBeat:
 
 
 WORK_KEPT, OUTPUTS_LEFT_OUT, OUTPUTS_LATE = "work_kept", "outputs_left_out", "outputs_late"
-NOTICES = frozenset({WORK_KEPT, OUTPUTS_LEFT_OUT, OUTPUTS_LATE})
+LOGS_LATE = "logs_late"
+NOTICES = frozenset({WORK_KEPT, OUTPUTS_LEFT_OUT, OUTPUTS_LATE, LOGS_LATE})
 MOST_NOTICES = 32
 
 

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from recovery.stores.memory import MemoryCheckpointStore
 from supervisor.adapters.files.config import SupervisorConfig, load_supervisor
 from supervisor.api.client import ControlClient
 from supervisor.api.server import serve_api
+from supervisor.contract.boundaries import CheckpointStore
 from supervisor.contract.checkpoint import CheckpointRef, CommitRecord
 from supervisor.contract.code import CodePart, CodeState
 from supervisor.contract.desired import LeaderRecord
@@ -137,6 +139,7 @@ class FakeJobService(JobService):
     checkpoints: CheckpointService = field(default_factory=FakeCheckpointService)
     nodes: NodeService = field(default_factory=FakeNodeService)
     pauses: PauseService = field(default_factory=FakePauseService)
+    open_logs: Callable[[str], CheckpointStore] = field(default=lambda _uri: MemoryCheckpointStore())
 
     def snapshot(self) -> Snapshot | None:
         return self.picture

@@ -5,7 +5,10 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
+import re
+import shutil
 import socket
+import struct
 import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, aclosing
@@ -17,13 +20,17 @@ import pytest
 from agent.api import NodeApi
 from agent.core.instructions import Follow
 from agent.core.state import AgentState
-from agent.logs.reading import Place, read_after, read_end
+from agent.logs.reading import Place, bytes_since, read_after, read_end, with_times
+from agent.logs.storing import LogSender
 from agent.logs.task_logs import AttemptFiles
 from agent.operate import Operator
 from agent.settings import AgentSettings
+from recovery.logs.segments import attempt_directory
+from recovery.stores.memory import MemoryCheckpointStore, MemoryDisk, Moment
 from supervisor.adapters.clock import BootClock
 from supervisor.adapters.files.config import load_supervisor
 from supervisor.api import output as api_output
+from supervisor.api import stored_output
 from supervisor.api.client import ControlClient
 from supervisor.api.server import serve_api
 from supervisor.contract import keys
@@ -99,6 +106,8 @@ class Cluster:
         self.agents = {node: AgentDouble(node, root) for node in ("n0", "n1", "n2")}
         self.job_service = FakeJobService(None, LeaderRecord("s0", f"unix:{root}/s0.sock", 1))
         self.stack = AsyncExitStack()
+        self.store = MemoryCheckpointStore(MemoryDisk(prepared=True))
+        self.job_service.open_logs = lambda _uri: self.store
         self.look()
 
     def look(self) -> None:
@@ -133,6 +142,13 @@ class Cluster:
         config.write_text(json.dumps(body))
         self.server = await serve_api(self.job_service, lambda _: None, load_supervisor(config))
         self.stack.push_async_callback(self.server.close, 0)
+
+    async def keep(self, node: str, generation: int = 1, number: int = 1, *, whole: bool = True) -> None:
+        """The node's agent stores what an attempt has written."""
+        base = attempt_directory("uuid", TASK.member, generation, number)
+        directory = self.agents[node].directory(generation, number)
+        sender = LogSender(self.store, base, directory, node, dict, None)
+        await sender.send(final=whole)
 
     async def client(self) -> ControlClient:
         client = ControlClient([f"unix:{self.root}/s0.sock"], Guard(), deadline_s=20)
@@ -407,3 +423,107 @@ async def test_a_place_in_the_api_is_checked(cluster: Cluster) -> None:
     client = await cluster.client()
     with pytest.raises(Exception, match="is not an attempt"):
         _ = [c async for c in client.tail(TailRequest(str(TASK), after=OutputPlace("x", 1, 1)))]
+
+
+async def test_output_of_a_lost_node_comes_from_the_store_with_a_word_on_what_is_missing(
+    cluster: Cluster,
+) -> None:
+    cluster.runs("n1", 1, 1)
+    cluster.agents["n1"].write("one\ntwo\n")
+    await cluster.keep("n1", whole=False)
+    await cluster.agents["n1"].close()
+    client = await cluster.client()
+    chunks = [chunk async for chunk in client.tail(TailRequest(str(TASK)))]
+    assert "".join(map(text, chunks)) == "one\ntwo\n"
+    assert [chunk.node for chunk in chunks if chunk.data] == ["n1"]
+    (note,) = filter(None, (chunk.note for chunk in chunks))
+    assert re.search(rf"{TASK}@1.1: .*its output is stored up to \d\d:\d\d:\d\d UTC", note)
+
+
+async def test_what_no_node_has_any_more_comes_from_the_store(cluster: Cluster) -> None:
+    cluster.agents["n1"].write("long ago\n", 1, 1)
+    await cluster.keep("n1", 1, 1)
+    shutil.rmtree(cluster.agents["n1"].directory(1, 1))
+    cluster.agents["n2"].write("now\n", 2, 1)
+    await cluster.keep("n2", 2, 1, whole=False)
+    client = await cluster.client()
+    assert await tailed(client) == [(f"{TASK}@1.1", "long ago\n"), (f"{TASK}@2.1", "now\n")]
+
+
+async def test_following_goes_over_to_the_store_and_to_the_next_node_without_a_gap(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(api_output, "WAIT_MS", 100)
+    n1, n2 = cluster.agents["n1"], cluster.agents["n2"]
+    cluster.runs("n1", 1, 1)
+    n1.begin()
+    n1.write("shown\n")
+    follower = Follower(await cluster.client())
+    await follower.until("shown\n")
+    n1.write("stored alone\n")
+    await cluster.keep("n1", whole=False)
+    await n1.close()
+    cluster.runs("n2", 2, 1)
+    n2.begin(2, 1)
+    n2.write("moved\n", 2, 1)
+    await follower.until("moved\n")
+    assert follower.output == "shown\nstored alone\nmoved\n"
+
+
+async def test_a_store_that_hangs_or_fails_hides_nothing_of_nodes_that_answer(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stored_output, "LIST_S", 0.2)
+
+    async def hang(_operation: str, _path: str, _moment: Moment) -> None:
+        await asyncio.Event().wait()
+
+    cluster.store.hook = hang
+    cluster.runs("n1", 1, 1)
+    cluster.agents["n1"].write("here\n")
+    client = await cluster.client()
+    assert await tailed(client) == [(f"{TASK}@1.1", "here\n")]
+    await cluster.agents["n1"].close()
+    with pytest.raises(NotFound, match="has not run, or its output is removed or cannot be reached"):
+        await tailed(client)
+
+
+async def test_merged_streams_have_times_and_begin_at_one(cluster: Cluster) -> None:
+    cluster.runs("n1", 1, 1)
+    agent = cluster.agents["n1"]
+    agent.write("old\nnew\n")
+    inode = (agent.directory(1, 1) / "output.log").stat().st_ino
+    times = [(inode, 0), (0, 1_000), (4, 5_000)]
+    (agent.directory(1, 1) / "output.times").write_bytes(
+        b"".join(struct.pack("<2Q", *each) for each in times)
+    )
+    client = await cluster.client()
+    request = TailRequest(str(TASK), merged=True)
+    chunks = [chunk async for chunk in client.tail(request) if chunk.data]
+    assert [(text(chunk), chunk.times) for chunk in chunks] == [("old\nnew\n", (0, 1_000, 4, 5_000))]
+    chunks = [chunk async for chunk in client.tail(replace(request, since_ms=4_000)) if chunk.data]
+    assert [(text(chunk), chunk.times, chunk.cut) for chunk in chunks] == [("new\n", (0, 5_000), True)]
+
+
+@pytest.mark.parametrize("rubbish", [b"", b"\xff" * 100, struct.pack("<6Q", 1, 0, 9, 9, 3, 2), bytes(1000)])
+def test_times_that_a_program_has_written_do_no_harm(tmp_path: Path, rubbish: bytes) -> None:
+    (tmp_path / "output.log").write_bytes(b"one\ntwo\n")
+    inode = (tmp_path / "output.log").stat().st_ino
+    for head in (b"", struct.pack("<2Q", inode, 0)):
+        (tmp_path / "output.times").write_bytes(head + rubbish)
+        piece, times = with_times(read_end(tmp_path, 100), tmp_path)
+        assert piece.data == b"one\ntwo\n"
+        assert all(0 <= at < 8 and 0 <= ms < 1 << 53 for at, ms in times)
+        assert bytes_since(tmp_path, 1) <= 8
+
+
+def test_a_chunk_with_very_many_times_is_cut(tmp_path: Path) -> None:
+    (tmp_path / "output.log").write_bytes(b"x\n" * 3000)
+    inode = (tmp_path / "output.log").stat().st_ino
+    notes = [(inode, 0), *((2 * each, 1_000 * (each + 1)) for each in range(3000))]
+    (tmp_path / "output.times").write_bytes(b"".join(struct.pack("<2Q", *each) for each in notes))
+    piece, times = with_times(read_end(tmp_path, 10_000), tmp_path)
+    assert (len(piece.data), len(times)) == (2000, 1000)
+    following, times = with_times(read_after(tmp_path, piece.place), tmp_path)
+    assert (len(following.data), times[0]) == (2000, (0, 1_001_000))
+    assert bytes_since(tmp_path, 2_999_500) == 2

@@ -40,13 +40,14 @@ def test_a_running_job_is_stopped_and_forgotten() -> None:
     world = World().start()
     world.write(put(keys.job_record("digits"), replace(world.job().record.value, owner="user:a", group="g")))
     world.commit(1, 100)
+    world_uri = world.job().record.value.store_uri
     asked(world)
     assert world.job().intent.value.wanted is Wanted.STOP
     world.until(lambda: is_gone(world))
     world.until(lambda: not left(world))
     assert "stopped" in world.done
     (record,) = world.snapshot().deleted.values()
-    assert record.value == DeletedJob("digits", "uuid", 1, "user:a", "g")
+    assert record.value == DeletedJob("digits", "uuid", 1, "user:a", "g", world_uri)
 
 
 @pytest.mark.parametrize("phase", [JobPhase.SUCCEEDED, JobPhase.FAILED, JobPhase.STOPPED])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -16,18 +17,20 @@ from recovery.formats.manifest import (
 )
 from recovery.formats.paths import staging_path, stored_path
 from recovery.formats.retention import GRACE_MS
+from recovery.logs.segments import LOGS
 from recovery.mount.layout import Place, links_path, live_path
 from recovery.outputs.index import OUTPUTS
 from recovery.retention.pins import mark
-from recovery.stores.memory import MemoryCheckpointStore
+from recovery.stores.memory import MemoryCheckpointStore, Moment
 from supervisor.adapters.etcd.memory import MemoryCoordination
 from supervisor.contract import keys
 from supervisor.contract.boundaries import Delete, StoredDirectory
 from supervisor.contract.checkpoint import CheckpointRef, CommitRecord
-from supervisor.contract.desired import Closing, JobPhase, JobSwitch
+from supervisor.contract.desired import Closing, DeletedJob, JobPhase, JobSwitch
 from supervisor.contract.errors import StoreUnreachable
 from supervisor.control.decide.facts.cluster_time import Ages
 from supervisor.control.decide.plan import put
+from supervisor.control.loop import sweep
 from supervisor.control.loop.sweep import STAGING_AGE_MS, SWEEP_ENDED_MS, SWEEP_EVERY_MS, Sweeper
 from tests.control.world import World
 from tests.support.sinks import ListSink
@@ -140,6 +143,44 @@ async def test_outputs_go_with_the_life_of_the_job_that_wrote_them(room: Room) -
     room.ages = Ages(room.ages.now_ms + 1)
     await room.sweep()
     assert (await room.store.list(OUTPUTS)).directories == tuple(sorted((uuid, "another")))
+
+
+async def test_logs_go_with_the_life_of_the_job_and_when_it_is_deleted(room: Room) -> None:
+    uuid = room.world.job().record.value.uuid
+    for life in (uuid, "before", "another"):
+        await room.store.write_bytes(f"{LOGS}/{life}/worker.0/g1.1/segment", b"")
+    held = room.world.job().record
+    room.world.write(put(held.key, replace(held.value, former=("before",))))
+    room.ages = Ages(held.value.submitted_ms + GRACE_MS + 1)
+    await room.sweep()
+    assert (await room.store.list(LOGS)).directories == tuple(sorted((uuid, "another")))
+    deleted = DeletedJob("digits", uuid, 2, store_uri="memory://")
+    assert room.sweeper.logs_due(deleted)
+    await room.sweeper.delete_logs(deleted)
+    assert (await room.store.list(LOGS)).directories == ("another",)
+    # A node has sent the rest late.
+    assert not room.sweeper.logs_due(deleted)
+    await room.store.write_bytes(f"{LOGS}/{uuid}/worker.0/g1.1/segment", b"")
+    room.clock.ms += SWEEP_EVERY_MS
+    assert room.sweeper.logs_due(deleted)
+    await room.sweeper.delete_logs(deleted)
+    assert (await room.store.list(LOGS)).directories == ("another",)
+
+
+async def test_a_store_of_a_deleted_job_that_hangs_is_given_up_for_a_while(
+    room: Room, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def hang(_operation: str, _path: str, _moment: Moment) -> None:
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(sweep, "LOGS_S", 0.05)
+    room.store.hook = hang
+    deleted = DeletedJob("digits", "gone", 2, store_uri="memory://")
+    async with asyncio.timeout(10):
+        await room.sweeper.delete_logs(deleted)
+    assert not room.sweeper.logs_due(deleted)
+    assert not room.sweeper.logs_due(replace(deleted, store_uri=""))
+    assert any("cannot be removed now" in line for _, line, _ in room.sink.lines)
 
 
 async def test_what_is_pinned_of_an_earlier_life_stays_until_it_is_not(room: Room) -> None:

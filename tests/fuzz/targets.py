@@ -11,6 +11,7 @@ import io
 import json
 import tarfile
 import zipfile
+import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
@@ -33,6 +34,7 @@ from recovery.formats.manifest import Manifest, ManifestFile, encode_manifest, p
 from recovery.formats.meta_graph import tf_version
 from recovery.formats.tf_files import parse_state
 from recovery.io.trees import remove_tree
+from recovery.logs.segments import Segment, Span, decode_segment, encode_segment
 from recovery.outputs.index import OutputFile, OutputIndex, Piece, encode_index, parse_index
 from supervisor.adapters.files.jobfile import load_job_file
 from supervisor.contract import codec, keys
@@ -306,6 +308,17 @@ def index(data: bytes, _: Path) -> None:
     assert parse_index(encode_index(found)) == found
 
 
+def log_segment(data: bytes, _: Path) -> None:
+    for raw in (data, zlib.compress(data)):
+        try:
+            found = decode_segment(raw)
+        except IncompatibleRecord:
+            continue
+        size = len(found.data)
+        assert all(0 <= at <= size for at, _ in found.times_of(0, size))
+        assert decode_segment(encode_segment(found)) == found
+
+
 def state_files(data: bytes, _: Path) -> None:
     parse_state(data.decode(errors="replace"))
     tf_version("a.meta", data)
@@ -396,6 +409,11 @@ def _manifest() -> tuple[bytes, ...]:
 def _index() -> tuple[bytes, ...]:
     file = OutputFile(10, 1, "v", (Piece("0000000001", 0, 10, 7),))
     return (encode_index(OutputIndex("uuid", "worker.0", 1, {"a/b": file})),)
+
+
+def _segment() -> tuple[bytes, ...]:
+    made = encode_segment(Segment("n0", b"step 1\nstep 2\n", (Span(0, 7, 0, 14),), ((0, 1), (7, 2))))
+    return made, zlib.decompress(made)
 
 
 @cache
@@ -545,6 +563,7 @@ TARGETS = (
     Target("values of a manifest", _manifest, manifest, (BadCheckpoint, IncompatibleRecord), 4, is_json=True),
     Target("outputs", _index, index, UNREAD, 4),
     Target("values of outputs", _index, index, UNREAD, 4, is_json=True),
+    Target("stored log", _segment, log_segment, (), 4),
     Target("state files", _state_files, state_files),
     Target("bundle", _bundle, raw_index, DAMAGED, 4),
     Target("rows of a bundle", _rows, rows, DAMAGED, 4),

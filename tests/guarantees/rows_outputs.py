@@ -8,6 +8,7 @@ WORK = "tests/outputs/test_work.py::"
 NODE = "tests/outputs/test_node.py::"
 SEND = "tests/outputs/test_send.py::"
 ADOPT = "tests/launcher/test_adopt.py::"
+LOGS = "tests/logs/test_storing.py::"
 
 ROWS = (
     Guarantee(
@@ -82,5 +83,21 @@ ROWS = (
         "if Path(os.readlink(last, dir_fd=fd)).parent == parent:",
         "if os.readlink(last, dir_fd=fd):",
         ADOPT + "test_nothing_but_a_link_into_the_job_goes_from_a_directory_of_the_machine",
+    ),
+    Guarantee(
+        10,
+        "A store that hangs holds up no logs of jobs with another store, and no task.",
+        "recovery/stores/open.py",
+        'self._log_threads.setdefault(str(place), DaemonThreads(1, "logs", LOG_NICE))',
+        'self._log_threads.setdefault("", DaemonThreads(1, "logs", LOG_NICE))',
+        LOGS + "test_a_store_that_hangs_holds_up_no_other_store_and_no_end",
+    ),
+    Guarantee(
+        10,
+        "No secret of a task is in its stored log.",
+        "agent/logs/storing.py",
+        "self._known, self._masker = dict(known), Masker(known.values())",
+        "self._known, self._masker = dict(known), Masker()",
+        LOGS + "test_no_secret_is_stored[memory]",
     ),
 )

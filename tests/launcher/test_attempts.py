@@ -305,7 +305,7 @@ def test_rotation_is_between_lines(tmp_path: Path) -> None:
     os.close(writer)
     assert output.read_some(1 << 20)
     output.close()
-    sizes = [path.stat().st_size for path in sorted(tmp_path.iterdir())]
+    sizes = [path.stat().st_size for path in sorted(tmp_path.glob("output.log*"))]
     assert sizes == [810, 4096, 4096, 4095, 4096, 1, 4096]
 
 

@@ -30,6 +30,11 @@ class Masker:
         """The number of masked texts."""
         return len(self._patterns)
 
+    @property
+    def held(self) -> int:
+        """The number of bytes that are held back."""
+        return len(self._held)
+
     def feed(self, data: bytes) -> bytes:
         """Take the next piece of output; return the part that can be shown now."""
         if not self._patterns:

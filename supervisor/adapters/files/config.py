@@ -314,6 +314,14 @@ class GpuConfig(Strict):
     library: Text | None = None
 
 
+class LogsConfig(Strict):
+    """The way of what tasks print to their jobs' stores."""
+
+    store: bool = True
+    lag: DurationMs = Field(default=5_000, ge=1_000, le=3_600_000)
+    limit: SizeBytes = Field(default=256 << 20, ge=1 << 20)
+
+
 class AgentConfig(DaemonConfig):
     """`tfsup-agent --config FILE`."""
 
@@ -329,6 +337,7 @@ class AgentConfig(DaemonConfig):
     )
     checkpoint_budget: SizeBytes | None = Field(default=None, ge=0)
     log_budget: SizeBytes = Field(default=2 << 30, ge=0)
+    logs: LogsConfig = LogsConfig()
     work_budget: SizeBytes = Field(default=20 << 30, ge=0)
     job_disk: SizeBytes | None = Field(default=None, gt=0)
     lock_dir: Text = Field(description="add `lock_dir: DIR`, one for all agents of this machine")

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 def delete(given: Globals, job: str, yes: bool, no_wait: bool, timeout: float | None) -> None:
     """Stop JOB, and have the cluster forget it; return when it has.
 
-    What JOB has in its store stays there: checkpoints, outputs and exports.
+    What JOB has in its store stays there: checkpoints, outputs and exports. Its stored logs are removed.
     """
     check_name("job", job)
     if not yes:
@@ -62,7 +62,9 @@ async def _delete(given: Globals, job: str, timeout_s: float | None, *, wait: bo
         look = partial(_left, client, job, uuid)
         if not await until_nothing_is_left(look, timeout_s, shown=not given.json):
             return TIMED_OUT
-    print_accepted(given, Accepted(job, "it is deleted; what it has in its store stays there"))
+    print_accepted(
+        given, Accepted(job, "it is deleted; what it has in its store stays there, except its logs")
+    )
     return 0
 
 

@@ -115,13 +115,18 @@ class TailRequest:
     """Read the output of all attempts of a task that are on disk, the oldest first, the last `last_bytes` of
     each; or the output after the place of an earlier chunk.
 
-    With `follow` the stream goes on with new output.
+    With `follow` the stream goes on with new output. `merged`: it is one of many that a client merges, so the
+    times of the output come with it, and only nodes that told of an attempt of the task are asked; others'
+    output comes from the store. `since_ms`: only output that came at this time or later, by the clocks of
+    nodes.
     """
 
     task: str
     follow: bool = False
     last_bytes: int = 8192
     after: OutputPlace = OutputPlace()
+    merged: bool = False
+    since_ms: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +134,7 @@ class TailChunk:
     """A piece of an attempt's output, base64, and the place after it; empty ones are signs of life.
 
     `cut`: earlier output of the attempt is left out. `note`: the reason for waiting, or for missing output.
+    `times`: position in the data and milliseconds, in turns: bytes from a position on came at its time.
     """
 
     place: OutputPlace
@@ -136,6 +142,7 @@ class TailChunk:
     node: str = ""
     cut: bool = False
     note: str = ""
+    times: tuple[int, ...] = ()
 
     @property
     def attempt(self) -> str:
@@ -165,13 +172,16 @@ class ReadRequest:
     """To an agent: read output of `after.attempt` from that place (file 0: its last `last_bytes`), at most a
     chunk.
 
-    At the end of the output it waits up to `wait_ms` for more, while the attempt lives.
+    At the end of the output it waits up to `wait_ms` for more, while the attempt lives. `timed`: with the
+    times of the output. `since_ms`: as in TailRequest.
     """
 
     job_uuid: str
     after: OutputPlace
     last_bytes: int = 0
     wait_ms: int = 0
+    timed: bool = False
+    since_ms: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -129,6 +129,7 @@ class ControlDaemon:
 
     Attributes:
         looked: told of each look while it leads.
+        sweeper: it deletes what nobody needs from jobs' stores.
     """
 
     def __init__(
@@ -166,7 +167,7 @@ class ControlDaemon:
             settings.supervisor, settings.terms, settings.timing.d_ms, files.word, clock, sink
         )
         self._power_offs = PowerOffs(devices, sink) if devices is not None else None
-        self._sweeper = Sweeper(coordination, open_store, clock, sink)
+        self.sweeper = Sweeper(coordination, open_store, clock, sink)
         record = LeaderRecord(settings.supervisor, settings.address, settings.pid)
         self._election = Election(
             coordination, keys.LEADER, codec.encode(record), settings.timing.leader_lease_s, clock, sink
@@ -478,12 +479,25 @@ class ControlDaemon:
             if isinstance(decision, DeleteFiles):
                 self._delete(applier, decision)
         for job in picture.jobs.values():
-            if job.switch.value.parked is None and self._sweeper.due(job):
+            if job.switch.value.parked is None and self.sweeper.due(job):
                 uri, uuid = job.record.value.store_uri, job.switch.value.job_uuid
                 known = ages(picture)
-                self._sweeper.keep({each.switch.value.job_uuid for each in picture.jobs.values()})
-                self._begin(self._sweeper.sweep(picture.token, job.name, uuid, uri, known))
+                self._keep_sweeping(picture)
+                self._begin(self.sweeper.sweep(picture.token, job.name, uuid, uri, known))
                 break
+        else:
+            self._sweep_logs(picture)
+
+    def _sweep_logs(self, picture: Snapshot) -> None:
+        for deleted in picture.deleted.values():
+            if self.sweeper.logs_due(deleted.value):
+                self._keep_sweeping(picture)
+                self._begin(self.sweeper.delete_logs(deleted.value))
+                break
+
+    def _keep_sweeping(self, picture: Snapshot) -> None:
+        known = {each.switch.value.job_uuid for each in picture.jobs.values()}
+        self.sweeper.keep(known | {each.value.job_uuid for each in picture.deleted.values()})
 
     def _tell_wrong_rests(self) -> None:
         """A sample has shown that a job or node was left out wrongly: a bug, of which nothing is lost."""

@@ -23,6 +23,8 @@ from dataclasses import dataclass
 from functools import partial
 
 from recovery.formats.retention import GRACE_MS
+from recovery.io.deadline import within
+from recovery.logs.segments import LOGS
 from recovery.retention.collect import (
     Staged,
     clean_store,
@@ -38,7 +40,7 @@ from supervisor.contract import codec, keys
 from supervisor.contract.boundaries import CheckpointStore, Clock, Coordination, Get, GetPrefix, Logger, Op
 from supervisor.contract.checkpoint import CommitRecord
 from supervisor.contract.containment import contained, told
-from supervisor.contract.desired import JobPhase, JobSwitch, LeaderToken
+from supervisor.contract.desired import DeletedJob, JobPhase, JobSwitch, LeaderToken
 from supervisor.contract.errors import Conflict, NotFound, StoreUnreachable, TfSupervisorError
 from supervisor.contract.job.spec import JobRecord
 from supervisor.contract.views.checkpoints import Thing
@@ -48,6 +50,9 @@ from supervisor.control.decide.snapshot import JobState
 SWEEP_EVERY_MS = 60_000
 SWEEP_ENDED_MS = 3_600_000
 """The interval for a job that has ended: its tasks may have left files in the store, and write no more."""
+
+LOGS_S = 60.0
+"""Seconds for deleting the logs of a job."""
 
 STAGING_AGE_MS = 24 * 3600 * 1000
 """How long a commit may take. It gives up when nothing has moved for a minute."""
@@ -124,7 +129,10 @@ async def look_over(
 
 class Sweeper:
     """Sweeps each running job's store once a minute, an ended one's at its end and then once an hour; one job
-    at a time, and again a minute after it could not.
+    at a time, and again a minute after it could not. It deletes the logs of deleted jobs, too.
+
+    Attributes:
+        open_logs: opens the store of a job's logs.
     """
 
     def __init__(
@@ -135,10 +143,11 @@ class Sweeper:
         sink: Logger,
     ) -> None:
         self._coordination = coordination
-        self._open_store = open_store
+        self.open_logs = self._open_store = open_store
         self._clock = clock
         self._sink = sink
         self._due_ms: dict[str, int] = {}
+        self._pauses_ms: dict[str, int] = {}
         self._not_ended: set[str] = set()
         self._seen: dict[str, dict[str, int]] = {}
         self._busy = False
@@ -198,10 +207,51 @@ class Sweeper:
                 "cannot look for leftover files in a store; trying again later", job=job, error=str(error)
             )
 
+    def logs_due(self, job: DeletedJob) -> bool:
+        """Whether it is the turn of a deleted job's logs: at once, and then less and less often, as a node
+        may send the last of them late.
+        """
+        if self._busy or not job.store_uri:
+            return False
+        now_ms = self._clock.now_ms()
+        pause_ms = self._pauses_ms.get(job.job_uuid, 0)
+        return now_ms >= self._due_ms.setdefault(job.job_uuid, now_ms) or not pause_ms
+
+    async def delete_logs(self, job: DeletedJob) -> None:
+        """Delete the stored logs of a deleted job. Errors put it off until the next time."""
+
+        def tell(error: Exception) -> None:
+            text = "an unexpected error while the logs of a deleted job were removed"
+            self._sink.error(text, job=job.job, error=told(error))
+
+        self._busy = True
+        pause_ms = min(SWEEP_ENDED_MS, 2 * self._pauses_ms.get(job.job_uuid, SWEEP_EVERY_MS // 2))
+        self._pauses_ms[job.job_uuid] = pause_ms
+        self._due_ms[job.job_uuid] = self._clock.now_ms() + pause_ms
+        try:
+            with contained(tell):
+                await self._delete_logs(job)
+        finally:
+            self._busy = False
+
+    async def _delete_logs(self, job: DeletedJob) -> None:
+        try:
+            async with within(LOGS_S, f"the store has not answered for {LOGS_S:g} s"):
+                store = self.open_logs(job.store_uri)
+                if job.job_uuid in (await store.list(LOGS)).directories:
+                    with effect("sweep.delete_logs", StoreUnreachable):
+                        await store.delete_tree(f"{LOGS}/{job.job_uuid}")
+                    self._sink.info("the logs of a deleted job are removed from its store", job=job.job)
+        except TfSupervisorError as error:
+            self._sink.info(
+                "the logs of a deleted job cannot be removed now; trying again", job=job.job, error=str(error)
+            )
+
     def keep(self, job_uuids: Container[str]) -> None:
         """Forget all other jobs: there are no records of them any more."""
         for gone in [each for each in self._due_ms if each not in job_uuids]:
             del self._due_ms[gone]
+            self._pauses_ms.pop(gone, None)
             self._not_ended.discard(gone)
             self._seen.pop(gone, None)
 

@@ -63,6 +63,7 @@ class JobService:
         secrets: those that jobs may name.
         uploads: the archives of code.
         etcd_lines: what operators must know of etcd.
+        open_logs: opens the store of a job's logs; raises UserError.
         stacks_wanted: tells the attempts on a node whose stacks are wanted; None while this supervisor does
             not lead.
     """
@@ -88,6 +89,7 @@ class JobService:
         self._allowed = allowed
         self.secrets = SecretSources()
         self.etcd_lines: Callable[[], tuple[str, ...]] = tuple
+        self.open_logs: Callable[[str], CheckpointStore] = open_store
         self.stacks_wanted: Callable[[str], tuple[str, ...] | None] = lambda _node: None
         self.uploads = CodeUploads(coordination, self._leading, open_store, new_id)
         self.nodes = NodeService(self._leading, self._run)
@@ -271,7 +273,7 @@ class JobService:
         picture = self._job(job)
         if not picture.intent.value.delete:
             await self._run(deletion.ask(picture))
-        return Accepted(job, "it is being deleted; what it has in its store stays there")
+        return Accepted(job, "it is being deleted; what it has in its store stays there, except its logs")
 
     async def restart(self, job: str, member: str = "", from_ref: CheckpointRef | None = None) -> Accepted:
         """Restart a job, or one task of it (`ROLE.INDEX`), or the whole job from an older checkpoint.

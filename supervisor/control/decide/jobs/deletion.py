@@ -3,7 +3,8 @@
 The operator's wish is in the job's intent, beside the wish to stop. The job ends as by a stop. Then the
 leader waits until each of its attempts is proven dead, and removes all of its records in one transaction.
 That leaves a small record of the deletion (`DeletedJob`): a later job of this name begins above its
-generations, and what agents write late is removed by it. The job's store is not touched.
+generations, and what agents write late is removed by it. The job's logs are deleted from its store by it, too
+(`loop.sweep`); the rest of the store is not touched.
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ def decide(snap: Snapshot, job: JobState) -> list[Action]:
         Action(
             "job_deleted",
             job.name,
-            "the job is deleted; what it has in its store stays there",
+            "the job is deleted; what it has in its store stays there, except its logs",
             (unchanged(job.record), unchanged(job.switch), unchanged(job.intent), *compares),
             (
                 *ops,
@@ -80,7 +81,9 @@ def decide(snap: Snapshot, job: JobState) -> list[Action]:
 
 def _deleted(job: JobState) -> DeletedJob:
     switch, record = job.switch.value, job.record.value
-    return DeletedJob(job.name, switch.job_uuid, switch.generation, record.owner, record.group)
+    return DeletedJob(
+        job.name, switch.job_uuid, switch.generation, record.owner, record.group, record.store_uri
+    )
 
 
 def waiting_for(snap: Snapshot, job: JobState) -> str:

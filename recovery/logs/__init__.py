@@ -1,0 +1,1 @@
+"""Stored logs: the output of attempts in the job's store, as segments (docs/decisions/0082)."""
