@@ -72,6 +72,7 @@ from supervisor.contract.observed import NodeResources
 from supervisor.wire.audit import Auditor
 from supervisor.wire.gate import Policy, policy_of
 from supervisor.wire.http import HttpDoor, guard_of
+from supervisor.wire.metrics import metrics_route
 from supervisor.wire.rpc import Guard
 
 LAUNCHERS = "launchers"
@@ -145,7 +146,7 @@ async def _serve(config: AgentConfig, load: Callable[[], AgentConfig], sink: Log
     policy = policy_of(config)
     auditor = Auditor(f"agent:{config.node}", audit)
     api = NodeApi(config.listen, guard, files, operator, auditor, policy)
-    beside = [watching, *_open_http(config, policy, auditor, sink)]
+    beside = [watching, *_open_http(config, policy, auditor, sink, metrics)]
     reload = service.reloading(config, load, partial(_take, policy), sink)
     try:
         await service.until_told(
@@ -162,13 +163,18 @@ async def _serve(config: AgentConfig, load: Callable[[], AgentConfig], sink: Log
 
 
 def _open_http(
-    config: AgentConfig, policy: Policy, auditor: Auditor, sink: Logger
+    config: AgentConfig, policy: Policy, auditor: Auditor, sink: Logger, metrics: Metrics
 ) -> list[asyncio.Task[NoReturn]]:
     """The task of the HTTP door, if there is one."""
     if config.http is None:
         return []
     door = HttpDoor(
-        settings=config.http, guard=guard_of(config), policy=policy, auditor=auditor, sink=sink, routes=list
+        settings=config.http,
+        guard=guard_of(config),
+        policy=policy,
+        auditor=auditor,
+        sink=sink,
+        routes=lambda: [metrics_route(metrics)],
     )
     return [asyncio.create_task(door.run())]
 

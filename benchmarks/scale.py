@@ -22,10 +22,13 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from benchmarks.support.figures import machine
 from benchmarks.support.revision import in_turns
+
+if TYPE_CHECKING:
+    from supervisor.control.decide.snapshot import Snapshot
 
 HERE = Path(__file__).resolve()
 TASKS = (("chief", 1), ("ps", 1), ("worker", 2))
@@ -170,18 +173,23 @@ class Cluster:
         ended = replace(report, state=self._observed.AttemptState.EXITED, exit=end)
         self._write({self._keys.attempt(report.attempt): ended})
 
+    def snapshot(self) -> Snapshot:
+        """What the leader decides about."""
+        snap: Snapshot = self._view.snapshot(self._now_ms, 0, self._since_ms, self._token, *self._timed)
+        return snap
+
     def look(self) -> int:
         """The number of decisions."""
         decide: Any = importlib.import_module("supervisor.control.decide.reconcile")
         assess: Any = importlib.import_module("supervisor.control.decide.assess.assess")
-        snap = self._view.snapshot(self._now_ms, 0, self._since_ms, self._token, *self._timed)
+        snap = self.snapshot()
         return len(decide.reconcile(snap, assess.Assessments(snap), *self._memory))
 
     def place(self) -> int:
         """The number of waiting jobs that find places, if each is asked alone."""
         prepare: Any = importlib.import_module("supervisor.control.decide.jobs.prepare")
         waiting = self._desired.JobPhase.WAITING
-        snap: Any = self._view.snapshot(self._now_ms, 0, self._since_ms, self._token, *self._timed)
+        snap = self.snapshot()
         jobs = [job for job in snap.jobs.values() if job.switch.value.phase is waiting]
         return sum(not prepare.find_places(snap, job).waiting_for for job in jobs)
 

@@ -42,6 +42,7 @@ from supervisor.metrics import own
 from supervisor.wire.audit import Auditor
 from supervisor.wire.gate import Policy, policy_of
 from supervisor.wire.http import HttpDoor, guard_of
+from supervisor.wire.metrics import metrics_route
 
 STORE_THREADS = 16
 """Threads for stores, apart from the loop's own threads, so that a hanging store holds up no other work."""
@@ -130,7 +131,7 @@ async def _serve(config: SupervisorConfig, load: Callable[[], SupervisorConfig],
             policy=policy,
             auditor=auditor,
             sink=sink,
-            routes=list,
+            routes=lambda: [metrics_route(metrics)],
         )
         others.append(door.run())
     beside = [asyncio.create_task(each) for each in others]

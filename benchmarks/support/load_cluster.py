@@ -6,6 +6,7 @@ All are children of this process. `shares` tells what each of them takes of a pr
 from __future__ import annotations
 
 import asyncio
+import http.client
 import json
 import os
 import subprocess
@@ -41,6 +42,7 @@ ETCD_GAUGES = {
 TICKS = os.sysconf("SC_CLK_TCK")
 MIB = 1 << 20
 ANSWER_S = 60.0
+TOKEN = "load" * 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +67,7 @@ class LoadCluster:
     memory_bytes: int
     _etcd: EtcdCluster = field(init=False)
     _metrics: list[int] = field(init=False)
+    _http: dict[str, int] = field(init=False)
     _supervisors: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
     _generators: list[asyncio.subprocess.Process] = field(default_factory=list)
     _asking: list[asyncio.Lock] = field(default_factory=list)
@@ -73,6 +76,7 @@ class LoadCluster:
     def __post_init__(self) -> None:
         self._etcd = EtcdCluster(3)
         self._metrics = [free_port() for _ in self._etcd.members]
+        self._http = {name: free_port() for name in SUPERVISORS}
         for member, port in zip(self._etcd.members, self._metrics, strict=True):
             member.syncs = True
             member.flags = ("--listen-metrics-urls", f"http://127.0.0.1:{port}")
@@ -91,6 +95,8 @@ class LoadCluster:
         async with AsyncExitStack() as stack:
             stack.enter_context(self._etcd)
             stack.push_async_callback(self._end)
+            self._token.touch(mode=0o600)
+            self._token.write_text(TOKEN)
             for name in SUPERVISORS:
                 self.start_supervisor(name)
             config = {"cluster": CLUSTER, "supervisors": [self._socket(name) for name in SUPERVISORS]}
@@ -119,6 +125,7 @@ class LoadCluster:
             "state_dir": str(self.root / name),
             "run_dir": str(self.root / name),
             "stores": ["file:"],
+            "http": {"listen": f"127.0.0.1:{self._http[name]}", "token_file": str(self._token)},
             "log": {"file": str(self.root / f"{name}.jsonl")},
         }
         (self.root / name).mkdir(exist_ok=True)
@@ -135,6 +142,19 @@ class LoadCluster:
                 stdout=log,
                 stderr=log,
             )
+
+    def metrics(self, name: str) -> bytes:
+        """A supervisor's metrics. It blocks."""
+        asked = http.client.HTTPConnection("127.0.0.1", self._http[name], timeout=ANSWER_S)
+        try:
+            asked.request("GET", "/metrics", headers={"Authorization": f"Bearer {TOKEN}"})
+            return asked.getresponse().read()
+        finally:
+            asked.close()
+
+    @property
+    def _token(self) -> Path:
+        return self.root / "http.token"
 
     def kill_supervisor(self, name: str) -> None:
         """SIGKILL it."""

@@ -1,0 +1,1 @@
+"""What Prometheus costs the leader."""
