@@ -157,7 +157,8 @@ def fill(state: AgentState, now_ms: int, rows: Rows) -> None:
     rows.put(SPARES, len(ready_spares(state)))
     rows.put(PREPARING, len(state.holds))
     rows.put(STAGING, sum(not each.done for each in state.staging.values()))
-    rows.put(KILL, state.kill_ms / 1000)
+    if state.kill_ms:
+        rows.put(KILL, state.kill_ms / 1000)
     if state.free_bytes >= 0:
         rows.put(MEMORY_FREE, state.free_bytes)
     if state.gpus.looked and (state.gpus.known or not state.gpus.problem):

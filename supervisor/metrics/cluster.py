@@ -10,12 +10,13 @@ from collections.abc import Iterator
 from supervisor.adapters.metrics import Rows, counter, gauge
 from supervisor.api.nodes import node_state, tasks_by_node
 from supervisor.contract.checkpoint import CheckpointRef
-from supervisor.contract.desired import JobPhase
+from supervisor.contract.desired import JobPhase, Placement
 from supervisor.contract.incident import Outcome
 from supervisor.contract.observed import AttemptState, GpuHealth, TaskBeat
 from supervisor.control.decide.checkpoints import saving
 from supervisor.control.decide.facts.gpus import quarantined, reported
 from supervisor.control.decide.facts.history import job_step, newest_commit
+from supervisor.control.decide.facts.hold import held, held_cluster
 from supervisor.control.decide.facts.standing import Standing, standing
 from supervisor.control.decide.snapshot import JobState, Snapshot
 
@@ -39,6 +40,10 @@ TASKS = gauge("tfsup_tasks", "Tasks of jobs that have not ended, in each state."
 NODES = gauge("tfsup_nodes", "Nodes in each state.", "state")
 GPUS = gauge("tfsup_gpus", "GPUs of registered nodes, by the health that their agents report.", "health")
 QUARANTINED = gauge("tfsup_gpus_quarantined", "GPUs of registered nodes that get no new task.")
+PAUSED = gauge(
+    "tfsup_paused",
+    "1 while nothing is restarted and moved: an operator has paused the cluster, or the brake holds.",
+)
 INCIDENTS_OPEN = gauge("tfsup_incidents_open", "Failures whose recovery goes on.")
 
 NODE_STATE = gauge("tfsup_node_state", "1 for the state that a node is in.", "node", "state")
@@ -51,6 +56,7 @@ GPU_QUARANTINED = gauge(
 
 JOB = gauge("tfsup_job_info", "1 for each job, with what does not change.", "job_name", "strategy", "owner")
 JOB_PHASE = gauge("tfsup_job_phase", "1 for the phase that a job is in.", "job_name", "phase")
+JOB_PAUSED = gauge("tfsup_job_paused", "1 while nothing of a job is restarted and moved.", "job_name")
 JOB_TASKS = gauge("tfsup_job_tasks", "Tasks of a job that has not ended, by state.", "job_name", "state")
 JOB_GENERATION = gauge("tfsup_job_generation", "The generation of a job that is in force.", "job_name")
 JOB_STEP = gauge("tfsup_job_step", "The newest global step of a job; it goes back at a restart.", "job_name")
@@ -118,6 +124,7 @@ def fill(snap: Snapshot, rows: Rows) -> None:
     for state in TASK_STATES:
         rows.put(TASKS, 0, state)
     rows.put(INCIDENTS_OPEN, 0)
+    rows.put(PAUSED, bool(held_cluster(snap)))
     for job in snap.jobs.values():
         _job(snap, job, rows)
     for name in snap.aside:
@@ -136,6 +143,7 @@ def _job(snap: Snapshot, job: JobState, rows: Rows) -> None:
     name, record, switch = job.name, job.record.value, job.switch.value
     _phase(name, switch.shown_phase, rows)
     rows.put(JOB, 1, name, record.spec.strategy.value, record.owner)
+    rows.put(JOB_PAUSED, bool(held(snap, job)), name)
     rows.put(JOB_GENERATION, switch.generation, name)
     rows.put(JOB_RESTARTS, switch.ledger.program, name, "program")
     rows.put(JOB_RESTARTS, switch.ledger.infrastructure, name, "infrastructure")
@@ -184,17 +192,25 @@ def _each_task(snap: Snapshot, job: JobState) -> Iterator[tuple[str, TaskBeat | 
         yield from ((WAITING, None, 0) for _ in job.record.value.spec.tasks())
         return
     for placement in plan.value.placements:
-        held = job.report(placement, plan.value)
-        state = held.value.state.value if held is not None else STARTING
+        report = job.report(placement, plan.value)
+        state = report.value.state.value if report is not None else STARTING
         if state == AttemptState.EXITED.value:
             yield state, None, 0
-        elif standing(snap, placement) is Standing.LOST:
+        elif _is_lost(snap, placement):
             yield LOST, None, 0
         else:
             node = snap.nodes.get(placement.node)
             seen = node.beat if node is not None else None
-            beat = seen.tasks.get(str(held.value.attempt)) if seen is not None and held is not None else None
+            beat = (
+                seen.tasks.get(str(report.value.attempt)) if seen is not None and report is not None else None
+            )
             yield state, beat, seen.received_ms if seen is not None else 0
+
+
+def _is_lost(snap: Snapshot, placement: Placement) -> bool:
+    """Whether a task's node is lost. Nearly always it has no mark, and nothing more is asked."""
+    marked = snap.mark_of(placement.node, placement.incarnation) is not None
+    return marked and standing(snap, placement) is Standing.LOST
 
 
 def _commits(snap: Snapshot, job: JobState, rows: Rows) -> None:
@@ -228,8 +244,8 @@ def _gpus(snap: Snapshot, rows: Rows) -> None:
         rows.put(GPUS, 0, health.value)
     rows.put(QUARANTINED, 0)
     for name, node in snap.nodes.items():
-        held = reported(node)
-        for gpu in held.value.gpus if held is not None else ():
+        report = reported(node)
+        for gpu in report.value.gpus if report is not None else ():
             barred = quarantined(snap, gpu.uuid) is not None
             rows.add(GPUS, 1, gpu.health.value)
             rows.add(QUARANTINED, barred)

@@ -10,6 +10,7 @@ from supervisor.adapters.metrics import Metric, Rows
 from supervisor.contract import keys
 from supervisor.contract.boundaries import Put
 from supervisor.contract.desired import Cordon, GpuQuarantine, JobPhase
+from supervisor.contract.job.pause import Pause
 from supervisor.contract.observed import Gpu, GpuAction, GpuHealth, SaverBeat
 from supervisor.control.decide.plan import put
 from supervisor.control.decide.snapshot import Snapshot
@@ -88,6 +89,17 @@ def test_a_lost_node_and_its_tasks_are_told_as_lost() -> None:
         rows.get(cluster.NODE_BEAT_AGE, node) > world.view.snapshot(0, 0, 0, world.token).timing.d_ms / 1000
     )
     assert rows.get(cluster.JOB_RATE, "digits") == 0
+
+
+def test_a_pause_is_told_of_the_cluster_or_of_a_job() -> None:
+    world = World().start()
+    assert value(rows_of(world.snapshot()), cluster.JOB_PAUSED) == {}
+    world.write(put(keys.intent("digits"), replace(world.job().intent.value, paused=Pause(by="user:a"))))
+    rows = rows_of(world.snapshot())
+    assert value(rows, cluster.JOB_PAUSED) == {("digits",): 1}
+    assert value(rows, cluster.PAUSED) == {}
+    world.write(put(keys.PAUSE, Pause(by="user:a", reason="the switch is replaced")))
+    assert value(rows_of(world.snapshot()), cluster.PAUSED) == {(): 1}
 
 
 def test_a_node_drains_as_long_as_it_has_tasks() -> None:

@@ -6,6 +6,8 @@ import asyncio
 import json
 import re
 import signal
+import subprocess
+import urllib.request
 from collections.abc import Iterator
 
 import pytest
@@ -18,6 +20,16 @@ from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.timeout(300)
 MIB = 1 << 20
+
+
+def metrics_at(port: int, token: str) -> bytes:
+    asked = urllib.request.Request(
+        f"http://127.0.0.1:{port}/metrics", headers={"Authorization": f"Bearer {token}"}
+    )
+    with urllib.request.urlopen(asked, timeout=10) as answer:
+        assert answer.headers["Content-Type"] == "text/plain; version=0.0.4; charset=utf-8"
+        found: bytes = answer.read()
+        return found
 
 
 @pytest.fixture(scope="module")
@@ -69,6 +81,12 @@ def test_the_cluster_is_told_by_its_leader_alone_and_every_daemon_tells_of_itsel
     running.prometheus.until_series("tfsup_nodes and on (instance) tfsup_leader == 1")
     running.prometheus.until_series('count(tfsup_build_info{daemon="agent"}) == 2')
     running.prometheus.until_series("sum(tfsup_collector_failures_total) == 0")
+    layout = running.cluster.local.layout
+    for port in layout.read().http.values():
+        text = metrics_at(port, layout.http_token.read_text().strip())
+        # It finds fault with names that are not as Prometheus has them.
+        done = subprocess.run(["promtool", "check", "metrics"], input=text, capture_output=True, check=False)
+        assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
 
 
 def test_a_job_that_fails_is_told_to_a_receiver(running: Site) -> None:

@@ -128,6 +128,7 @@ CLUSTER = Dashboard(
             {f"process_resident_memory_bytes {OF_DAEMON}": "{{daemon}} {{instance}}"},
             "bytes",
         ),
+        Panel("Paused", {"sum(tfsup_paused)": "cluster", "sum(tfsup_job_paused)": "jobs"}),
         Panel("Promises", {"sum(tfsup_promises)": "nodes that are left alone without etcd"}),
     ),
 )
