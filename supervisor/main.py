@@ -5,6 +5,7 @@ signals.
 from __future__ import annotations
 
 import asyncio
+import importlib
 import os
 import uuid
 from collections.abc import Callable
@@ -28,7 +29,7 @@ from supervisor.adapters.files.config import SupervisorConfig, load_supervisor
 from supervisor.adapters.metrics import Metrics
 from supervisor.adapters.secret_sources import SecretSources
 from supervisor.api.certificates import CertificateEvents
-from supervisor.api.server import serve_api, sources_of
+from supervisor.api.server import ControlService, serve_api, sources_of
 from supervisor.contract.boundaries import Logger
 from supervisor.contract.errors import Refused, UserError
 from supervisor.control.decide.etcd_space import SpaceSettings
@@ -41,8 +42,9 @@ from supervisor.control.loop.state_files import StateDirMarkFile, StateDirWordFi
 from supervisor.metrics import own
 from supervisor.wire.audit import Auditor
 from supervisor.wire.gate import Policy, policy_of
-from supervisor.wire.http import HttpDoor, guard_of
+from supervisor.wire.http import HttpDoor, Route, guard_of
 from supervisor.wire.metrics import metrics_route
+from supervisor.wire.rpc import Guard
 
 STORE_THREADS = 16
 """Threads for stores, apart from the loop's own threads, so that a hanging store holds up no other work."""
@@ -93,6 +95,7 @@ async def _serve(config: SupervisorConfig, load: Callable[[], SupervisorConfig],
         secrets,
         config.code_store or "",
         BrakeSettings(config.brake.lost_fraction, config.brake.window),
+        config.http_url,
     )
     devices = FenceDevices()
     _load_devices(devices, config)
@@ -125,13 +128,19 @@ async def _serve(config: SupervisorConfig, load: Callable[[], SupervisorConfig],
     others = [watch.run(events.tell), care.run(), sweep.run()]
     if config.http is not None:
         auditor = Auditor(f"supervisor:{config.id}", audit)
+        control = ControlService(
+            daemon.job_service,
+            config.cluster,
+            Guard(config.tls_files(), config.token, config.insecure),
+            daemon,
+        )
         door = HttpDoor(
             settings=config.http,
             guard=guard_of(config),
             policy=policy,
             auditor=auditor,
             sink=sink,
-            routes=lambda: [metrics_route(metrics)],
+            routes=lambda: [metrics_route(metrics), *_pages(control, config, daemon)],
         )
         others.append(door.run())
     beside = [asyncio.create_task(each) for each in others]
@@ -148,6 +157,13 @@ async def _serve(config: SupervisorConfig, load: Callable[[], SupervisorConfig],
             audit.close()
         await stores.close()
         await coordination.close()
+
+
+def _pages(control: ControlService, config: SupervisorConfig, daemon: ControlDaemon) -> list[Route]:
+    """The paths of the page. What makes pages is loaded here, when the first caller connects."""
+    web = importlib.import_module("supervisor.web.routes")
+    found: list[Route] = web.routes(web.Source(control, daemon.job_service, config.cluster))
+    return found
 
 
 def _take(policy: Policy, secrets: SecretSources, devices: FenceDevices, config: SupervisorConfig) -> None:

@@ -95,7 +95,7 @@ def main() -> int:
             screen.say("start a dockerd of our own; every task will be in a container")
             boxes.start()
         screen.say(f"start etcd, two supervisors and three agents; all their state is under {state}")
-        cluster.up()
+        screen.say(f"watch it in a browser: {cluster.up().page}")
         steps = flags.steps or (FAST_STEPS if flags.fast else STEPS)
         outcome = asyncio.run(_run(cluster, timing, screen, steps, hdfs, boxes))
         _finish(screen, outcome, state)

@@ -31,11 +31,14 @@ class LeaderToken:
 class LeaderRecord:
     """The value of the election key: the leader's name, and the addresses of its API and its heartbeat
     link.
+
+    `http`: the URL of its HTTP door; empty without one, and in records of earlier releases.
     """
 
     supervisor: str
     address: str
     pid: int
+    http: str = ""
 
 
 @dataclass(frozen=True, slots=True)

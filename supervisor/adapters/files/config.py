@@ -237,6 +237,14 @@ class DaemonConfig(Strict):
         return dataclasses.replace(self.tls.files(), user_ca=Path(self.user_ca) if self.user_ca else None)
 
     @property
+    def http_url(self) -> str:
+        """The URL at which browsers reach the HTTP door; empty without one."""
+        if self.http is None:
+            return ""
+        scheme = "https" if self.http_tls_files() is not None else "http"
+        return f"{scheme}://{self.http.advertise or self.http.listen}"
+
+    @property
     def http_token(self) -> str:
         """The token of the HTTP door, if it has no certificates; empty when none is configured."""
         own = self.http.token_file if self.http is not None else None

@@ -54,12 +54,16 @@ class MemberView:
 
 @dataclass(frozen=True, slots=True)
 class LocalStatus:
-    """An embedded cluster; without a keeper nothing of it runs."""
+    """An embedded cluster; without a keeper nothing of it runs.
+
+    `page`: the address of the page of a supervisor that runs, with the token that lets a browser in.
+    """
 
     state: str
     running: bool
     keeper_pid: int
     members: tuple[MemberView, ...]
+    page: str = ""
 
 
 class LocalCluster:
@@ -182,7 +186,7 @@ class LocalCluster:
 
     def status(self) -> LocalStatus:
         """The cluster's processes; raises NotFound if there never was a cluster here."""
-        self.layout.read()
+        settings = self.layout.read()
         if not self._locked():
             return LocalStatus(str(self.layout.state), False, 0, ())
         try:
@@ -192,7 +196,9 @@ class LocalCluster:
         entries = reply["members"]
         assert isinstance(entries, list)
         members = tuple(_member_view(entry) for entry in entries)
-        return LocalStatus(str(self.layout.state), True, int(str(reply["pid"])), members)
+        pages = (self.layout.page(settings, each.member) for each in members if each.pid)
+        page = next(filter(None, pages), "")
+        return LocalStatus(str(self.layout.state), True, int(str(reply["pid"])), members, page)
 
     def member(self, name: str) -> MemberView:
         """One member; raises NotFound."""

@@ -133,6 +133,7 @@ def up(
         render.emit_json(status)
         return
     click.echo(f"up after {time.monotonic() - started:.1f} s; state and logs: {status.state}")
+    click.echo(f"page: {status.page}")
 
 
 @local.command()
@@ -196,6 +197,8 @@ def _show(status: LocalStatus) -> None:
         click.echo(f"no cluster runs in {status.state}")
         return
     click.echo(f"cluster in {status.state}, keeper pid {status.keeper_pid}")
+    if status.page:
+        click.echo(f"page: {status.page}")
     rows = [
         (
             member.member,

@@ -180,6 +180,12 @@ class Layout:
         """The file with the token of all HTTP doors of the cluster."""
         return self.state / "http.token"
 
+    def page(self, settings: LocalSettings, member: str) -> str:
+        """The address of a supervisor's page, with the token; empty for other members."""
+        if member not in self.supervisors(settings) or member not in settings.http:
+            return ""
+        return f"http://127.0.0.1:{settings.http[member]}/?token={self.http_token.read_text().strip()}"
+
     @property
     def etcd_endpoint(self) -> str:
         """The address of etcd. It can make a socket with a name of this form only in its working

@@ -73,6 +73,7 @@ class ControlSettings:
         secrets: those that new jobs may name.
         code_store: the URI of the store of code; empty: etcd holds it.
         brake: the loss of nodes at which it holds restarts and moves.
+        http: the URL of its HTTP door; empty: it has none.
     """
 
     supervisor: str
@@ -85,6 +86,7 @@ class ControlSettings:
     secrets: SecretSources = field(default_factory=SecretSources)
     code_store: str = ""
     brake: BrakeSettings = BRAKE
+    http: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +170,7 @@ class ControlDaemon:
         )
         self._power_offs = PowerOffs(devices, sink) if devices is not None else None
         self.sweeper = Sweeper(coordination, open_store, clock, sink)
-        record = LeaderRecord(settings.supervisor, settings.address, settings.pid)
+        record = LeaderRecord(settings.supervisor, settings.address, settings.pid, settings.http)
         self._election = Election(
             coordination, keys.LEADER, codec.encode(record), settings.timing.leader_lease_s, clock, sink
         )

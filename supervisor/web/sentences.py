@@ -1,0 +1,126 @@
+"""Incidents and jobs in sentences, as `supervisorctl explain` tells them. Pure."""
+
+from __future__ import annotations
+
+from supervisor.contract.incident import PHASES, Outcome
+from supervisor.contract.views.jobs import IncidentView, JobView
+
+CAUSES = {
+    "submitted": "was submitted",
+    "operator": "was restarted by an operator",
+    "program_exit": "ended with an error",
+    "program_signal": "was ended by a signal of its own program",
+    "exited_early": "ended before its work was done",
+    "killed": "was killed from outside",
+    "launcher_lost": "lost its launcher",
+    "start_failed": "could not be started",
+    "deadline": "was stopped because its agent lost the cluster",
+    "node_lost": "lost its node",
+    "bad_checkpoint": "met a checkpoint that is damaged",
+    "oom": "ran out of memory",
+    "hang": "made no progress any more",
+    "nan_loss": "printed a loss that is not a number",
+    "user_error": "failed by an error in its program",
+    "missing_program": "could not find its program",
+    "port_clash": "could not get its port",
+    "peer_lost": "lost its connection to another task",
+    "data_loss": "read data that is damaged",
+    "out_of_range": "read beyond the end of its data",
+    "resource_exhausted": "ran out of a resource",
+    "never_ready": "never became ready",
+    "wall_time": "reached its time limit",
+    "gpu": "lost a GPU",
+    "drained": "had to leave a node that is drained",
+    "store_lost": "could not reach its checkpoint store",
+    "base_missed": "did not find the checkpoint that it had to begin from",
+    "resized": "was given another number of tasks",
+}
+DECIDED = {
+    "task": "The leader restarted this task alone.",
+    "all": "The leader restarted the whole job as a new generation.",
+}
+OUTCOMES = {
+    Outcome.OPEN: "The recovery is still going on.",
+    Outcome.RECOVERED: "Training went on.",
+    Outcome.FAILED: "The job failed.",
+    Outcome.ENDED: "The job ended meanwhile.",
+    Outcome.SUPERSEDED: "Another incident took its place.",
+}
+MS = {
+    "detected": "the failure was detected",
+    "decided": "the restart was decided",
+    "ready": "everything was prepared and fenced",
+    "switched": "the job was switched over",
+    "restored": "the checkpoint was restored",
+    "first_step": "the first new step was made",
+    "all_running": "all tasks ran",
+}
+
+
+def headline(incident: IncidentView) -> str:
+    """What happened, to whom and where, in one sentence."""
+    told = CAUSES.get(incident.cause, incident.cause.replace("_", " "))
+    where = f" on {incident.node}" if incident.node else ""
+    return f"{incident.task or incident.job}{where} {told}."
+
+
+def sentences(incident: IncidentView) -> list[str]:
+    """What was decided, what it cost, and how it ended."""
+    lines = []
+    if incident.cause != "submitted":
+        decided = DECIDED.get(incident.scope, f"The leader decided: restart {incident.scope}.")
+        lines.append(f"{decided} The rule for it is “{incident.rule}”.")
+    if incident.phases_ms:
+        known = [(name, incident.phases_ms[name]) for name in PHASES if name in incident.phases_ms]
+        told = ", ".join(f"{MS[name]} after {seconds(ms)}" for name, ms in known)
+        lines.append(f"{told[:1].upper()}{told[1:]}: {seconds(incident.total_ms)} in all.")
+    lines += went_back(incident)
+    lines.append(OUTCOMES[incident.outcome])
+    return lines
+
+
+def went_back(incident: IncidentView) -> list[str]:
+    """The step from which training went on, and the steps that were lost."""
+    base, lines = incident.base, []
+    if base is not None:
+        lines.append(f"It went back to checkpoint {base}, at step {base.step}.")
+    elif incident.from_scratch:
+        lines.append("It began from scratch: there was no checkpoint to go back to.")
+    if incident.lost_steps >= 0 and (lines or incident.lost_steps):
+        lines.append(f"{counted(incident.lost_steps, 'step')} had to be made again.")
+    if incident.to_step >= 0:
+        before = f"It was at step {incident.from_step}; the" if incident.from_step >= 0 else "The"
+        lines.append(f"{before} first step after the restart was {incident.to_step}.")
+    return lines
+
+
+def story(job: JobView) -> list[str]:
+    """The present state of a job."""
+    running = sum(task.state == "running" for task in job.tasks)
+    lines = [f"The job is {job.phase.value}" + (f": {job.reason}." if job.reason else ".")]
+    if job.waiting_for:
+        lines.append(f"It waits for: {job.waiting_for}.")
+    if job.tasks:
+        lines.append(f"{running} of {counted(len(job.tasks), 'task')} run.")
+    lines += [*job.notices, *(f"To do: {each}" for each in job.advice)]
+    if job.commit_trouble:
+        lines.append(f"Trouble with saves: {job.commit_trouble}.")
+    return lines
+
+
+def counted(number: int, what: str) -> str:
+    """`1 step`, `2 steps`."""
+    return f"{number:,} {what}{'' if number == 1 else 's'}"
+
+
+def seconds(ms: int) -> str:
+    """`12 ms`, `1.25 s`, `3 min 20 s`, `5 h 12 min`."""
+    if ms < 1_000:
+        return f"{ms} ms"
+    if ms < 60_000:
+        return f"{ms / 1000:.2f} s"
+    minutes, rest = divmod(ms // 1000, 60)
+    if minutes < 60:
+        return f"{minutes} min {rest} s"
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if hours < 48 else f"{hours // 24} d {hours % 24} h"
