@@ -35,6 +35,7 @@ _NAME = re.compile(
     rf"-(?P<last>{_NUMBER})-(?P<file>{_NUMBER})-(?P<offset>{_NUMBER})(?P<whole>-whole)?",
     re.ASCII,
 )
+_STACKS = re.compile(rf"{STACKS}-({_NUMBER})", re.ASCII)
 _ATTEMPT = re.compile(r"g([1-9][0-9]{0,8})\.([1-9][0-9]{0,8})", re.ASCII)
 
 
@@ -166,6 +167,12 @@ def segments_in(names: Iterable[str]) -> tuple[list[SegmentName], list[SegmentNa
             stale.append(min(before, name, key=_age))
         newest[name.serial] = max(before or name, name, key=_age)
     return [newest[serial] for serial in sorted(newest)], stale
+
+
+def newest_stacks(names: Iterable[str]) -> str:
+    """The name of the newest dump of stacks in a listing; empty without one."""
+    found = [(int(match[1]), match[0]) for match in map(_STACKS.fullmatch, names) if match is not None]
+    return max(found, default=(0, ""))[1]
 
 
 def segment_after(segments: Sequence[SegmentName], file: int, offset: int) -> int:

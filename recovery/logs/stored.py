@@ -14,6 +14,7 @@ from recovery.logs.segments import (
     attempts_in,
     decode_segment,
     directory_of,
+    newest_stacks,
     segment_after,
     segments_in,
 )
@@ -74,6 +75,18 @@ class StoredLog:
         """List the segments. Raises StoreUnreachable, Refused."""
         listing = await self._store.list(self._base)
         self._segments, _ = segments_in(file.path.rpartition("/")[2] for file in listing.files)
+
+    async def stacks(self) -> tuple[str, bytes]:
+        """The newest dump of the attempt's stacks: its node, and the text; both empty without one.
+
+        Raises StoreUnreachable, Refused, IncompatibleRecord.
+        """
+        listing = await self._store.list(self._base)
+        name = newest_stacks(file.path.rpartition("/")[2] for file in listing.files)
+        if not name:
+            return "", b""
+        found = decode_segment(await self._store.read_bytes(f"{self._base}/{name}", MAX_BYTES))
+        return found.node, found.data
 
     async def begin(self, file: int, offset: int, last_bytes: int = 0, since_ms: int = 0) -> None:
         """Go to a place on the node's disk; file 0: `last_bytes` before the end, not before `since_ms`.

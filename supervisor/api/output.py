@@ -62,6 +62,10 @@ class OutputTail:
         Raises NotFound: no such job or task, or, without `follow`, no output at all.
         """
         self._job_uuid = self._job().switch.value.job_uuid
+        if self.request.stacks:
+            async for chunk in self._stacks():
+                yield chunk
+            return
         while True:
             before = self._place
             async for chunk in self._all_known():
@@ -80,6 +84,15 @@ class OutputTail:
                 # The newest attempt is on a node that does not answer: they are asked again, not at once.
                 await asyncio.sleep(POLL_S)
                 yield TailChunk(self._place, "")
+
+    async def _stacks(self) -> AsyncGenerator[TailChunk, None]:
+        await self._stored.look(self._job())
+        async for chunk in self._stored.stacks(self._job()):
+            self._shown = True
+            yield chunk
+        if not self._shown:
+            why = self._stored.trouble or "a dump is made where a task may hang"
+            raise NotFound(f"no stacks of {self.request.task} are stored: {why}")
 
     async def _all_known(self) -> AsyncGenerator[TailChunk, None]:
         """Every attempt from the present place on, each to its end."""

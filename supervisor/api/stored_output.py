@@ -49,6 +49,16 @@ class StoredOutput:
         except TfSupervisorError as error:
             self.trouble = str(error)
 
+    async def stacks(self, job: JobState) -> AsyncGenerator[TailChunk, None]:
+        """The newest dump of each attempt's stacks, oldest attempt first. Raises errors of the store."""
+        store = self._opener(job.record.value.store_uri)
+        for attempt in sorted(self.attempts):
+            log = StoredLog(store, job.switch.value.job_uuid, attempt)
+            async with within(READ_S, f"the job's store has not answered for {READ_S:g} s"):
+                node, text = await log.stacks()
+            if text:
+                yield TailChunk(OutputPlace(str(attempt)), base64.b64encode(text).decode(), node)
+
     async def rest_of(
         self, job: JobState, place: OutputPlace, last_bytes: int, since_ms: int, *, timed: bool
     ) -> AsyncGenerator[TailChunk, None]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
+import os
 import re
 import shutil
 import socket
@@ -20,6 +21,7 @@ import pytest
 from agent.api import NodeApi
 from agent.core.instructions import Follow
 from agent.core.state import AgentState
+from agent.logs.dump import DUMP
 from agent.logs.reading import Place, bytes_since, read_after, read_end, with_times
 from agent.logs.storing import LogSender
 from agent.logs.task_logs import AttemptFiles
@@ -486,6 +488,20 @@ async def test_a_store_that_hangs_or_fails_hides_nothing_of_nodes_that_answer(
     await cluster.agents["n1"].close()
     with pytest.raises(NotFound, match="has not run, or its output is removed or cannot be reached"):
         await tailed(client)
+
+
+async def test_stored_stacks_are_shown(cluster: Cluster) -> None:
+    client, request = await cluster.client(), TailRequest(str(TASK), stacks=True)
+    with pytest.raises(NotFound, match="no stacks of digits/worker:1 are stored: a dump is made"):
+        _ = [chunk async for chunk in client.tail(request)]
+    cluster.agents["n1"].write("prints\n")
+    dump = cluster.agents["n1"].directory(1, 1) / DUMP
+    for number, words in enumerate(("older", "newer")):
+        dump.write_text(words)
+        os.utime(dump, (number + 1, number + 1))
+        await cluster.keep("n1", whole=False)
+    chunks = [chunk async for chunk in client.tail(request)]
+    assert [(text(chunk), chunk.node, chunk.attempt) for chunk in chunks] == [("newer", "n1", f"{TASK}@1.1")]
 
 
 async def test_merged_streams_have_times_and_begin_at_one(cluster: Cluster) -> None:

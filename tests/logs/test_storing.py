@@ -16,6 +16,7 @@ from agent.logs import storing
 from agent.logs.dump import DUMP
 from agent.logs.storing import LogSender, LogSettings, NodeLogs
 from agent.secret_masks import TaskSecrets
+from recovery.io import daemon_threads
 from recovery.io.daemon_threads import DaemonThreads
 from recovery.logs.segments import (
     MOST_ATTEMPTS,
@@ -325,6 +326,16 @@ async def test_a_store_that_hangs_holds_up_no_other_store_and_no_end(
             await node.logs.close()
     finally:
         hanging.free.set()
+
+
+async def test_a_thread_without_work_ends_and_another_takes_its_place(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(daemon_threads, "IDLE_S", 0.05)
+    threads = DaemonThreads(1, "idle", nice=5)
+    for number in range(3):
+        assert await asyncio.wrap_future(threads.submit(abs, number)) == number
+        await until(lambda: not any(each.name == "idle" for each in threading.enumerate()))
 
 
 async def test_of_a_task_the_newest_attempts_stay(tmp_path: Path) -> None:

@@ -34,12 +34,17 @@ from supervisor.contract.views.jobs import TailChunk, TailRequest
     help="The bytes to show from the end of each attempt's output.",
 )
 @click.option("--raw", is_flag=True, help="Write the bytes as they are; refused on a terminal.")
+@click.option(
+    "--stacks", is_flag=True, help="Show the stored stacks of attempts that may have hung, not output."
+)
 @global_options
-def tail(given: Globals, task: str, follow: bool, last_bytes: int, raw: bool) -> None:
+def tail(given: Globals, task: str, follow: bool, last_bytes: int, raw: bool, stacks: bool) -> None:
     """Show the output of a task's attempts, with what could steer the terminal shown as escapes."""
     if raw and on_terminal():
         raise click.UsageError("--raw could steer your terminal; redirect the output")
-    request = TailRequest(str(TaskId.parse(task)), follow, last_bytes)
+    if stacks and follow:
+        raise click.UsageError("--stacks shows what is stored; it cannot follow")
+    request = TailRequest(str(TaskId.parse(task)), follow, last_bytes, stacks=stacks)
     asyncio.run(_tail(find_target(given), request, _Printer(given, raw=raw)))
 
 

@@ -118,7 +118,7 @@ class TailRequest:
     With `follow` the stream goes on with new output. `merged`: it is one of many that a client merges, so the
     times of the output come with it, and only nodes that told of an attempt of the task are asked; others'
     output comes from the store. `since_ms`: only output that came at this time or later, by the clocks of
-    nodes.
+    nodes. `stacks`: instead of output, the newest stored dump of each attempt's stacks.
     """
 
     task: str
@@ -127,6 +127,7 @@ class TailRequest:
     after: OutputPlace = OutputPlace()
     merged: bool = False
     since_ms: int = 0
+    stacks: bool = False
 
 
 @dataclass(frozen=True, slots=True)
