@@ -268,13 +268,14 @@ class AgentDaemon:
 
     async def _save(self) -> bool:
         """Whether a successor would find the present state. Said once when the disk begins to refuse it."""
-        record = adopt.record_of(self.state)
         # What etcd has shown is not worth a write alone.
-        if replace(record, seen=None) == self._saved:
+        record = adopt.record_of(self.state.but(seen=None))
+        if record == self._saved:
             return True
         # A number is never used twice, whether or not what it was given to has come to the disk.
         self._counted = replace(self._counted, serial=self._counted.serial + 1)
-        counted = replace(record, serial=self._counted.serial, origin=self._counted.origin)
+        serial, origin = self._counted.serial, self._counted.origin
+        counted = replace(record, seen=self.state.seen, serial=serial, origin=origin)
         try:
             await self._out.state_file.save(counted)
         except Refused as error:
@@ -288,7 +289,7 @@ class AgentDaemon:
             return False
         if self._unsaved:
             self._out.sink.info("the state file is written again: tasks can start")
-        self._saved, self._unsaved = replace(record, seen=None), ""
+        self._saved, self._unsaved = record, ""
         return True
 
     # What the leader wants.

@@ -35,6 +35,8 @@ from supervisor.contract.desired import JobSwitch
 from supervisor.contract.errors import StoreUnreachable, TfSupervisorError
 
 LOOK_S = 0.3
+QUIET_S = 2.0
+"""Seconds between looks while nothing is mounted. Whoever mounts looks at it until it serves."""
 RETIRE_MS = 5_000
 WANTED_MS = 5_000
 READY_MS = 30_000
@@ -138,12 +140,13 @@ class NodeMounts:
 
     async def _run(self) -> NoReturn:
         while True:
-            for wish in await asyncio.to_thread(self._wished):
+            wishes = await asyncio.to_thread(self._wished)
+            for wish in wishes:
                 await self._look_after(wish)
             if self._clock.now_ms() - self._retired_ms > RETIRE_MS:
                 self._retired_ms = self._clock.now_ms()
                 await self._retire()
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(LOOK_S if wishes else QUIET_S)
 
     async def _look_after(self, wish: MountWish) -> None:
         files = MountFiles(self._parent / wish.job_uuid, wish.generation)

@@ -7,12 +7,13 @@ import re
 import sys
 from collections.abc import MutableMapping
 from pathlib import Path
-from typing import TextIO
+from typing import TYPE_CHECKING, TextIO
 
-import structlog
-from structlog.typing import FilteringBoundLogger
-
+from supervisor.adapters.plain_structlog import structlog
 from supervisor.contract.errors import UserError
+
+if TYPE_CHECKING:
+    from structlog.typing import FilteringBoundLogger
 
 ROTATE_BYTES = 16 * 1024 * 1024
 LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40}

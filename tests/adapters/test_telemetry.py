@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -115,3 +117,13 @@ def test_a_log_file_that_has_grown_large_is_put_aside(
     old, new = (tmp_path / "a.1").read_text().splitlines(), (tmp_path / "a").read_text().splitlines()
     assert json.loads(new[-1])["number"] == 39
     assert json.loads(old[-1])["number"] + 1 == json.loads(new[0])["number"]
+
+
+def test_logs_load_no_rich_and_leave_it_to_others() -> None:
+    """It takes 6 MiB of each daemon; the command line draws its tables with it."""
+    script = (
+        "import sys, supervisor.adapters.telemetry\n"
+        "assert not [name for name in sys.modules if name.partition('.')[0] == 'rich']\n"
+        "import rich.table, structlog.dev\n"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
