@@ -184,12 +184,14 @@ class _Standing:
         quiet: all its signs of training are older than their bounds for suspicion.
         late_ms: time since all of them passed their bounds for acting; negative before that.
         busy: it works.
+        step: the bound of its steps; None without one.
     """
 
     each: Running
     quiet: bool
     late_ms: int
     busy: bool
+    step: Patience | None
 
 
 def judge(tasks: tuple[Running, ...], bounds: Bounds, *, by_training: bool = False) -> Judgement:
@@ -210,15 +212,14 @@ def judge(tasks: tuple[Running, ...], bounds: Bounds, *, by_training: bool = Fal
 
     `by_training`: the job has set its own bound. Then only signs of training count, for each task by itself.
     """
-    judged = [found for each in tasks if (found := _stand(each, bounds, by_training=by_training))]
+    stands = [(each, _stand(each, bounds, by_training=by_training)) for each in tasks]
+    judged = [found for _, found in stands if found is not None]
     quiet = [found for found in judged if found.quiet]
     suspected = frozenset(found.each.task for found in quiet)
     busy = frozenset(found.each.task for found in quiet if found.busy)
     everyone = bool(quiet) and len(quiet) == len(judged)
-    idle = frozenset(each.task for each in tasks if not bounds_for(each, bounds) and _idles(each))
-    stepless = frozenset(
-        found.each.task for found in judged if not found.quiet and _is_stepless(found.each, bounds)
-    )
+    idle = frozenset(each.task for each, found in stands if found is None and _idles(each))
+    stepless = frozenset(found.each.task for found in judged if not found.quiet and _is_stepless(found))
     without = Judgement(suspected | idle | stepless, everyone, None, busy | stepless)
     late = [found for found in judged if found.late_ms >= 0 and not found.busy]
     stopped = [found for found in late if found.each.stopped]
@@ -287,6 +288,7 @@ def _stand(each: Running, bounds: Bounds, *, by_training: bool) -> _Standing | N
         quiet=all(sign.age_ms >= bound.suspect_ms for sign, bound in pairs),
         late_ms=min(sign.age_ms - bound.act_ms for sign, bound in pairs),
         busy=not by_training and not each.stopped and works(each.signs),
+        step=own.get(STEP),
     )
 
 
@@ -302,13 +304,12 @@ def lives(signs: Iterable[Sign]) -> bool:
     return works(signs) or any(each.name == OUTPUT and each.age_ms < LEAST_ACT_MS for each in signs)
 
 
-def _is_stepless(each: Running, bounds: Bounds) -> bool:
+def _is_stepless(found: _Standing) -> bool:
     """Whether a task that writes or saves has made no step for long.
 
     It may evaluate, or only a side thread is alive.
     """
-    bound = bounds_for(each, bounds).get(STEP)
-    return bound is not None and each.stepless_ms >= max(IDLE_MS, bound.act_ms)
+    return found.step is not None and found.each.stepless_ms >= max(IDLE_MS, found.step.act_ms)
 
 
 def _idles(each: Running) -> bool:

@@ -420,8 +420,8 @@ ROWS = (
         8,
         "That an evaluator reads a checkpoint is no step: what no trainer can restore is set aside.",
         "supervisor/control/decide/facts/history.py",
-        "    roles = training_roles(spec) or {role.name for role in spec.roles}\n",
-        "    roles = training_roles(spec) | {role.name for role in spec.roles}\n",
+        "    return training_roles(spec) or frozenset(role.name for role in spec.roles)\n",
+        "    return training_roles(spec) | frozenset(role.name for role in spec.roles)\n",
         "tests/control/test_failures.py::test_so_it_is_though_an_evaluator_has_read_it_well",
     ),
     Guarantee(

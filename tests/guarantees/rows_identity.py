@@ -367,8 +367,8 @@ ROWS = (
         12,
         "The steps of a task are told by the agent of the node on which it is placed, and by no other.",
         "supervisor/control/decide/facts/history.py",
-        'placed.get(name.partition("@")[0]) == node and',
-        'name.partition("@")[0] in placed and',
+        'name.partition("@")[0] in tasks:',
+        'any(name.partition("@")[0] in each for each in job.once(_placed_to_train).values()):',
         CALLERS + "test_an_agent_tells_the_steps_of_tasks_on_its_own_node_alone",
     ),
     Guarantee(

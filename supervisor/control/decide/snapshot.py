@@ -203,8 +203,10 @@ class JobState:
 
     def report(self, placement: Placement, plan: Plan) -> Versioned[AttemptReport] | None:
         """The report of the attempt that is wanted now of this placement, by its node."""
-        held = self.assigned(plan.plan_id, placement.member)
-        found = None if held is None else self.attempts.get(held.value.attempt_id)
+        if plan.plan_id == self.switch.value.plan_id:
+            found = self.once(_reports_in_force).get(placement.member)
+        else:
+            found = _report_of(self, self.assigned(plan.plan_id, placement.member))
         return found if found is not None and found.value.node == placement.node else None
 
     def task(self, member: str) -> TaskId:
@@ -333,7 +335,9 @@ class Snapshot:
         It is 0 too while etcd has not answered this process either: then the node is not at fault. An appeal
         counts as an answer of etcd.
         """
-        if picture.beat is None or self.now_ms - self.etcd_since_ms < self.timing.d_ms:
+        if picture.beat is None or picture.beat.unread_ms < self.timing.unread_ms:
+            return 0
+        if self.now_ms - self.etcd_since_ms < self.timing.d_ms:
             return 0
         unread_ms = min([picture.beat.unread_ms, *(self.now_ms - each for each in picture.appealed_ms())])
         return unread_ms if unread_ms >= self.timing.unread_ms else 0
@@ -355,6 +359,16 @@ class Snapshot:
             and not self.unread_ms(picture)
             and not self.blocked(picture.node)
         )
+
+
+def _reports_in_force(job: JobState) -> dict[str, Versioned[AttemptReport] | None]:
+    """By member, the report of the attempt that is wanted now. Many rules ask for each."""
+    in_force, plan_id = job.assignments.items(), job.switch.value.plan_id
+    return {member: _report_of(job, held) for (of, member), held in in_force if of == plan_id}
+
+
+def _report_of(job: JobState, held: Versioned[Assignment] | None) -> Versioned[AttemptReport] | None:
+    return None if held is None else job.attempts.get(held.value.attempt_id)
 
 
 def _once(derived: dict[Callable[[S], object], object], find: Callable[[S], T], subject: S) -> T:

@@ -132,7 +132,8 @@ def _story(snap: Snapshot, job: JobState, root: Member | None, hang: Hang) -> st
         what = "made a step" if STEP in hang.flat else "shown a sign of training"
         flat = f" ({', '.join(hang.flat)} flat)" if hang.flat != (STEP,) else ""
         return f"no task of {job.name} has {what} for {stalled}{flat}" + (f": {stopped}" if stopped else "")
-    running = _running(snap, job, root, beat) if root is not None and beat is not None else None
+    back_ms = servers.back_for_ms(snap, job)
+    running = _running(snap, job, root, beat, back_ms) if root is not None and beat is not None else None
     lacks = describe(running) if running is not None and running.signs else f"has made no step for {stalled}"
     return f"{where} {lacks}" + (": it is stopped by a signal" if stopped else "")
 
@@ -164,7 +165,7 @@ def _tasks(snap: Snapshot, job: JobState, there: tuple[Member, ...]) -> tuple[Ru
     does not run yet, or has run for too short to have been told of in a beat. None of them is judged then.
     One that beats have left out for longer than that is taken for one that shows no signs.
     """
-    spec = job.record.value.spec
+    spec, back_ms = job.record.value.spec, servers.back_for_ms(snap, job)
     running = []
     for member in there:
         if member.state is MemberState.DONE:
@@ -176,7 +177,7 @@ def _tasks(snap: Snapshot, job: JobState, there: tuple[Member, ...]) -> tuple[Ru
         if beat is not None and beat.ended:
             return ()
         if beat is not None:
-            running.append(_running(snap, job, member, beat))
+            running.append(_running(snap, job, member, beat, back_ms))
         elif spec.role(member.task.role).outside:
             continue
         elif member.report is None or _told_of_ms(snap, picture, member.report) < snap.timing.d_ms:
@@ -194,18 +195,20 @@ def _told_of_ms(snap: Snapshot, picture: NodeState, report: Versioned[AttemptRep
     return snap.now_ms - max(report.created_ms, joined_ms)
 
 
-def _running(snap: Snapshot, job: JobState, member: Member, beat: TaskBeat) -> Running:
-    """A task as the detector of hangs sees it. One that does not train shows no signs of training."""
+def _running(snap: Snapshot, job: JobState, member: Member, beat: TaskBeat, back_ms: int | None) -> Running:
+    """A task as the detector of hangs sees it. One that does not train shows no signs of training.
+
+    `back_ms`: since when the job trains again after its parameter servers came back: without them nobody
+    could show any.
+    """
     picture = snap.nodes.get(member.placement.node)
     if picture is None or picture.beat is None:
         return Running(member.task)
     if kind_of(job.record.value.spec, member.task.role) is not RoleKind.TRAINING:
         return Running(member.task, stopped=beat.stopped)
     since_ms, fresh_ms = snap.now_ms - picture.beat.received_ms, -1
-    # Without parameter servers nobody could show any.
-    back_ms = servers.back_for_ms(snap, job)
     most_ms = MAX_DURATION_MS if back_ms is None else back_ms
-    signs = [replace(each, age_ms=min(each.age_ms + since_ms, most_ms)) for each in beat.signs]
+    signs = [Sign(each.name, min(each.age_ms + since_ms, most_ms), each.pause_ms) for each in beat.signs]
     if not signs and beat.step_age_ms >= 0:
         # Of an agent that tells of nothing else.
         signs = [Sign(STEP, min(beat.step_age_ms + since_ms, most_ms), beat.slowest_ms)]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from recovery.formats.lineage import on_lineage
 from recovery.formats.selection import candidates
 from recovery.policy.history import Past, failed_after_a_step, goes_on, present_life, trained
@@ -58,8 +60,7 @@ def steps_are_read(snap: Snapshot, job: JobState) -> bool:
 
 def has_stepped(snap: Snapshot, job: JobState) -> bool:
     """Whether a training task of the generation in force has made a step, of whatever number."""
-    beats, reports = _training(snap, job)
-    return any(each.has_stepped for each in beats) or any(each.has_stepped for each in reports)
+    return job.once(_tells_of_a_step) or any(each.has_stepped for each in _beats_of_training(snap, job))
 
 
 def role_has_stepped(snap: Snapshot, job: JobState, role: str) -> bool:
@@ -76,7 +77,7 @@ def job_step(snap: Snapshot, job: JobState) -> int:
 
     Of any task, where none trains. An evaluator tells at once which step it reads, before any is made.
     """
-    beats, reports = _training(snap, job)
+    beats, reports = list(_beats_of_training(snap, job)), job.once(_reports_of_training)
     base = job.switch.value.base
     reached = global_step((_reached(each) for each in beats), base.step if base is not None else -1)
     if reached < 0 and any(each.step >= 0 for each in beats):
@@ -89,30 +90,45 @@ def _reached(beat: TaskBeat) -> Reached:
     return Reached(int(number) if number.isdigit() else 1, beat.first_step, beat.step, beat.is_local)
 
 
-def _training(snap: Snapshot, job: JobState) -> tuple[list[TaskBeat], list[AttemptReport]]:
-    """The beats and the reports of the training tasks of the generation in force."""
-    spec, generation = job.record.value.spec, job.switch.value.generation
-    roles = training_roles(spec) or {role.name for role in spec.roles}
-    plan = job.plan_in_force
-    placed = {
-        str(job.task(each.member)): each.node
-        for each in (plan.value.placements if plan is not None else ())
-        if each.role in roles
-    }
-    beats = [
-        beat
-        for node in dict.fromkeys(placed.values())
-        if (state := snap.nodes.get(node)) is not None and state.beat is not None
-        for name, beat in state.beat.tasks.items()
+def _training_roles(job: JobState) -> frozenset[str]:
+    """The roles that train; all of them where none does."""
+    spec = job.record.value.spec
+    return training_roles(spec) or frozenset(role.name for role in spec.roles)
+
+
+def _placed_to_train(job: JobState) -> dict[str, set[str]]:
+    """The training tasks of the generation in force, by their nodes."""
+    plan, roles = job.plan_in_force, _training_roles(job)
+    found: dict[str, set[str]] = {}
+    for each in plan.value.placements if plan is not None else ():
+        if each.role in roles:
+            found.setdefault(each.node, set()).add(str(job.task(each.member)))
+    return found
+
+
+def _beats_of_training(snap: Snapshot, job: JobState) -> Iterator[TaskBeat]:
+    """The beats of the training tasks of the generation in force."""
+    of_generation = f"@{job.switch.value.generation}."
+    for node, tasks in job.once(_placed_to_train).items():
+        state = snap.nodes.get(node)
         # An agent speaks for what is placed on its own node.
-        if placed.get(name.partition("@")[0]) == node and f"@{generation}." in name
-    ]
-    reported = [
+        for name, beat in state.beat.tasks.items() if state is not None and state.beat is not None else ():
+            if of_generation in name and name.partition("@")[0] in tasks:
+                yield beat
+
+
+def _reports_of_training(job: JobState) -> list[AttemptReport]:
+    """The reports of the training tasks of the generation in force."""
+    roles, generation = _training_roles(job), job.switch.value.generation
+    return [
         held.value
         for attempt, held in job.attempts.items()
         if attempt.generation == generation and attempt.task.role in roles
     ]
-    return beats, reported
+
+
+def _tells_of_a_step(job: JobState) -> bool:
+    return any(each.has_stepped for each in job.once(_reports_of_training))
 
 
 def newest_commit(job: JobState) -> CheckpointRef | None:

@@ -17,7 +17,7 @@ from dataclasses import replace
 
 from supervisor.contract import keys
 from supervisor.contract.boundaries import Absent, Compare, Op
-from supervisor.contract.desired import JobPhase, LostMark, Placement
+from supervisor.contract.desired import Assignment, JobPhase, LostMark, Placement
 from supervisor.contract.observed import AttemptReport, Incarnation
 from supervisor.contract.promise import Taking
 from supervisor.control.decide.facts import promises
@@ -247,10 +247,10 @@ def disobedient(snap: Snapshot, job: JobState) -> dict[str, Action]:
         return actions
     for held in job.attempts.values():
         report = held.value
+        if not _should_have_ended(snap, job, report) and not _stays_too_long(snap, job, report):
+            continue
         picture = snap.nodes.get(report.node)
         if picture is None or picture.incarnation is None or report.node in snap.nodes_aside:
-            continue
-        if not _should_have_ended(snap, job, report) and not _stays_too_long(snap, job, report):
             continue
         if _has_just_appealed(snap, picture, report.incarnation):
             continue
@@ -275,7 +275,7 @@ def _should_have_ended(snap: Snapshot, job: JobState, report: AttemptReport) -> 
     One whose launcher is gone and whose processes SIGKILL does not end keeps its successor from starting.
     """
     switch = job.switch.value
-    if report.plan_id == switch.plan_id and report.attempt.task.member in switch.held:
+    if switch.held and report.plan_id == switch.plan_id and report.attempt.task.member in switch.held:
         held_ms = job.record.value.spec.limits.hold_on_failure_ms + DISOBEDIENT_AFTER * snap.timing.d_ms
         return snap.now_ms - job.switch.seen_ms > held_ms
     wanted = switch.phase is JobPhase.RUNNING and report.generation >= switch.generation
@@ -284,11 +284,16 @@ def _should_have_ended(snap: Snapshot, job: JobState, report: AttemptReport) -> 
 
 def _stays_too_long(snap: Snapshot, job: JobState, report: AttemptReport) -> bool:
     """Whether an attempt of a task that is to move or to leave has not ended in time, or one before it."""
-    held = job.assigned(report.plan_id, report.attempt.task.member)
-    if held is None or not held.value.ends or report.number > held.value.attempt:
+    held = job.once(_ending).get((report.plan_id, report.attempt.task.member))
+    if held is None or report.number > held.value.attempt:
         return False
     ordered_ms = max(held.seen_ms, snap.etcd_since_ms)
     return not report.confirmed_dead and snap.now_ms - ordered_ms > DISOBEDIENT_AFTER * snap.timing.d_ms
+
+
+def _ending(job: JobState) -> dict[tuple[str, str], Versioned[Assignment]]:
+    """The tasks whose attempts are to end, so that they can move or leave."""
+    return {name: held for name, held in job.assignments.items() if held.value.ends}
 
 
 def _give_up(picture: NodeState, holder: Versioned[Incarnation], ignored: Versioned[AttemptReport]) -> Action:

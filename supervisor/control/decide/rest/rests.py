@@ -20,7 +20,7 @@ from typing import Generic, TypeVar, cast
 from supervisor.contract.desired import JobPhase
 from supervisor.contract.incident import Outcome
 from supervisor.control.decide.plan import Action, Decision
-from supervisor.control.decide.rest.watched import NEVER, WHOLE, Fact, Reads, part_of, watch
+from supervisor.control.decide.rest.watched import NEVER, Fact, Reads, part_of, watch, whole_parts
 from supervisor.control.decide.snapshot import JobState, NodeState, Snapshot
 
 S = TypeVar("S")
@@ -129,7 +129,7 @@ class Rests:
     def begin(self, snap: Snapshot) -> None:
         """A look begins."""
         at, before = _At(snap, is_next=True), self._at
-        whole = {name: part_of(snap, name) for name in WHOLE}
+        whole = whole_parts(snap)
         changed = {name for name, part in whole.items() if _differs(part, self._whole.get(name))}
         if changed:
             self._epoch, self._changed, self._newer = self._epoch + 1, changed, set()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, ItemsView, Iterator, Mapping, ValuesView
 from dataclasses import dataclass, field, fields
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, overload
 
 from supervisor.control.decide.rest.moment import Moment
 from supervisor.control.decide.snapshot import NodeState, Snapshot
@@ -74,6 +74,16 @@ class _Nodes(Mapping[str, NodeState]):
         self._reads.nodes[name] = found.news if found is not None else NEVER
         return self.plain[name]
 
+    @overload
+    def get(self, name: str, default: None = None, /) -> NodeState | None: ...
+    @overload
+    def get(self, name: str, default: NodeState | T, /) -> NodeState | T: ...
+    def get(self, name: str, default: NodeState | T | None = None, /) -> NodeState | T | None:
+        """As of any mapping, but in one turn: rules ask this for each task of each job."""
+        found = self.plain.get(name)
+        self._reads.nodes[name] = found.news if found is not None else NEVER
+        return default if found is None else found
+
     def __contains__(self, name: object) -> bool:
         return isinstance(name, str) and self.get(name) is not None
 
@@ -101,14 +111,6 @@ class Watched(Snapshot):
     reads: Reads = field(kw_only=True)
     known: Facts = field(kw_only=True)
 
-    def __getattribute__(self, name: str) -> object:
-        value: object = object.__getattribute__(self, name)
-        if name in _NOTED:
-            self.reads.whole[name] = value
-        elif name == "wall_ms":
-            self.reads.hold(0)
-        return value
-
     def once(self, fact: Callable[[Snapshot], T]) -> T:
         """A fact that may be known from an earlier snapshot."""
         found = self.known.of(fact, self)
@@ -126,20 +128,52 @@ class Watched(Snapshot):
 _PARTS = tuple(each.name for each in fields(Snapshot) if each.init)
 WHOLE = tuple(name for name in _PARTS if name not in ("now_ms", "wall_ms", "nodes"))
 """The parts that are compared by themselves: of time and nodes it is noted what is read of them."""
-_NOTED = frozenset(WHOLE)
+_SLOTS: dict[str, Any] = {name: vars(Snapshot)[name] for name in _PARTS}
+"""The parts themselves, without a note of who reads them."""
+_READS = [(name, _SLOTS[name].__get__) for name in WHOLE]
+
+
+def _noted(name: str) -> property:
+    """A part of a watched snapshot. The clock for people holds for no time; the others are compared."""
+    slot = _SLOTS[name]
+
+    def read(snap: Watched) -> object:
+        value: object = slot.__get__(snap)
+        if name == "wall_ms":
+            snap.reads.hold(0)
+        else:
+            snap.reads.whole[name] = value
+        return value
+
+    return property(read, slot.__set__)
+
+
+for _name in (*WHOLE, "wall_ms"):
+    setattr(Watched, _name, _noted(_name))
 
 
 def watch(snap: Snapshot, reads: Reads, known: Facts) -> Watched:
     """The snapshot for one reader, whose reads are noted in `reads`."""
-    parts: dict[str, Any] = {name: part_of(snap, name) for name in _PARTS}
-    parts["now_ms"] = Moment(reads.now_ms, reads.hold)
-    parts["nodes"] = _Nodes(parts["nodes"], parts["news"], reads)
-    return Watched(**parts, reads=reads, known=known)
+    parts: dict[str, Any] = whole_parts(snap)
+    nodes: Any = part_of(snap, "nodes")
+    return Watched(
+        **parts,
+        now_ms=Moment(reads.now_ms, reads.hold),
+        wall_ms=_SLOTS["wall_ms"].__get__(snap),
+        nodes=_Nodes(nodes, parts["news"], reads),
+        reads=reads,
+        known=known,
+    )
+
+
+def whole_parts(snap: Snapshot) -> dict[str, object]:
+    """The parts that are compared by themselves, without a note of them."""
+    return {name: read(snap) for name, read in _READS}
 
 
 def part_of(snap: Snapshot, name: str) -> object:
     """A part of a snapshot, without a note of it."""
-    part = object.__getattribute__(snap, name)
+    part = _SLOTS[name].__get__(snap)
     if isinstance(part, _Nodes):
         return part.plain
     return snap.reads.now_ms if isinstance(part, Moment) and isinstance(snap, Watched) else part
