@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from supervisor.api.views import cluster_status
 from supervisor.contract import keys
 from supervisor.contract.boundaries import Delete
 from supervisor.contract.desired import Cordon, LostMark
@@ -45,6 +46,17 @@ def in_force(world: World) -> bool:
     return held is not None and held.value.in_force
 
 
+def paused(world: World) -> str:
+    """What `status` says of it."""
+    return cluster_status(world.snapshot(), "c", None, ()).paused
+
+
+def wait(world: World, ms: int) -> None:
+    """Let time pass in few looks."""
+    for _ in range(ms // 250):
+        world.tick(250)
+
+
 def told(world: World, kind: str) -> list[str]:
     return [held.value.text for held in world.snapshot().events if held.value.kind == kind]
 
@@ -54,7 +66,7 @@ def test_more_than_half_of_the_nodes_are_waited_for_and_go_on_when_they_return()
     before = world.running()
     world.done.clear()
     lose(world, "n0", "n1", "n2", "n3")
-    world.let_pass(20 * FAST.d_ms)
+    wait(world, 20 * FAST.d_ms)
     assert in_force(world)
     assert world.has_started_nothing()
     assert not world.to_switch_off
@@ -63,7 +75,7 @@ def test_more_than_half_of_the_nodes_are_waited_for_and_go_on_when_they_return()
     come_back(world, "n0", "n1", "n2", "n3")
     world.until(lambda: not in_force(world))
     assert told(world, "brake_released") == ["the brake is released: the lost nodes are back"]
-    world.let_pass(3 * FAST.d_ms)
+    wait(world, 3 * FAST.d_ms)
     assert world.running() == before, "nobody was restarted"
 
 
@@ -90,7 +102,7 @@ def test_a_new_leader_holds_too_also_one_that_knows_no_mark_as_old() -> None:
     world.done.clear()
     for _ in range(3):
         world.new_leader()
-        world.let_pass(3 * FAST.d_ms)
+        wait(world, 3 * FAST.d_ms)
     assert in_force(world)
     assert world.has_started_nothing()
 
@@ -125,10 +137,10 @@ def test_losses_that_are_further_apart_than_the_window_do_not_begin_it() -> None
     world = running()
     set_brake(world, BrakeSettings(window_ms=10_000))
     lose(world, "n4", "n5")
-    world.let_pass(15_000)
+    wait(world, 15_000)
     assert len(losses(world.snapshot()).nodes) == 0
     lose(world, "n3")
-    world.let_pass(2_000)
+    wait(world, 2_000)
     assert not told(world, "brake")
     assert len(losses(world.snapshot()).nodes) == 1
 
@@ -138,7 +150,7 @@ def test_nodes_that_have_a_cordon_do_not_count() -> None:
     for node in ("n2", "n3", "n4", "n5"):
         world.write(put(keys.cordon(node), Cordon(node, "new fans")))
         lose(world, node)
-    world.let_pass(3 * FAST.d_ms)
+    wait(world, 3 * FAST.d_ms)
     assert not told(world, "brake")
 
 
@@ -148,7 +160,7 @@ def test_cordoning_what_is_lost_releases_the_brake() -> None:
     world.until(lambda: in_force(world))
     for node in ("n2", "n3", "n4"):
         world.write(put(keys.cordon(node), Cordon(node, "it burns")))
-    world.until(lambda: not in_force(world))
+    world.until(lambda: not in_force(world), step_ms=250)
 
 
 @pytest.mark.parametrize("fraction", [0.5, 0.9, 1.0])
@@ -166,3 +178,41 @@ def test_marks_of_former_agents_of_nodes_that_are_back_do_not_count() -> None:
         world.write(put(keys.lost(node, "former"), LostMark(node, "former", "no beat", final=True)))
     world.let_pass(200)
     assert not in_force(world)
+
+
+def test_nodes_that_come_back_one_after_another_are_all_waited_for() -> None:
+    world = running()
+    world.commit(1, 100)
+    before = world.running()
+    lose(world, "n0", "n1", "n2", "n3")
+    wait(world, 2 * FAST.d_ms)
+    world.done.clear()
+    for node in ("n3", "n2", "n1"):
+        come_back(world, node)
+        wait(world, 1_000)
+        assert in_force(world)
+    assert "1 of 6 nodes are lost: n0; they are waited for" in paused(world)
+    come_back(world, "n0")
+    world.until(lambda: not in_force(world))
+    wait(world, 2 * FAST.d_ms)
+    assert world.has_started_nothing()
+    assert world.running() == before, "nobody was moved away from a node that came back last"
+
+
+def test_those_that_stay_away_are_replaced_once_no_other_comes_back() -> None:
+    world = running()
+    world.commit(1, 100)
+    lose(world, "n0", "n1", "n2", "n3")
+    world.until(lambda: in_force(world))
+    come_back(world, "n3")
+    world.until(lambda: world.switch().generation == 2, step_ms=250)
+    assert told(world, "brake_released") == ["the brake is released: 3 of 6 nodes are still lost"]
+
+
+def test_the_reason_names_the_nodes_that_are_lost_now() -> None:
+    world = running(nodes=9)
+    lose(world, "n0", "n1", "n2", "n3", "n4")
+    world.until(lambda: in_force(world))
+    lose(world, "n5")
+    world.let_pass(2 * FAST.suspect_ms)
+    assert "6 of 9 nodes are lost: n0, n1, n2, n3, n4, n5" in paused(world)

@@ -390,4 +390,12 @@ ROWS = (
         "    if False:\n",
         BRAKE + "test_the_brake_holds_although_the_window_is_over_and_marks_stay",
     ),
+    Guarantee(
+        6,
+        "While nodes come back one after another, the brake holds.",
+        "supervisor/control/decide/nodes/brake.py",
+        "        if found.too_many or (found.nodes and snap.now_ms - held.seen_ms < REST_MS):\n",
+        "        if found.too_many:\n",
+        BRAKE + "test_nodes_that_come_back_one_after_another_are_all_waited_for",
+    ),
 )

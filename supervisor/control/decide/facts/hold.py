@@ -41,7 +41,9 @@ class Losses:
     def reason(self) -> str:
         """What is lost, for people."""
         more = f" and {len(self.nodes) - MOST_NAMED} more" if len(self.nodes) > MOST_NAMED else ""
-        return f"{len(self.nodes)} of {self.of} nodes are lost: {', '.join(self.nodes[:MOST_NAMED])}{more}"
+        rest = "" if self.too_many else "; they are waited for, as others have come back"
+        lost = f"{', '.join(self.nodes[:MOST_NAMED])}{more}{rest}"
+        return f"{len(self.nodes)} of {self.of} nodes are lost: {lost}"
 
 
 NONE_LOST = Losses()
@@ -93,7 +95,7 @@ def losses(snap: Snapshot) -> Losses:
     """
     pause = snap.pause.value if snap.pause is not None else Pause(in_force=False)
     marked = [state for state in snap.nodes.values() if state.marks]
-    if len(marked) < LEAST_LOST:
+    if len(marked) < LEAST_LOST and not pause.brake:
         return NONE_LOST
     found = dict(_lost(marked))
     if pause.in_force and pause.brake:

@@ -2,6 +2,9 @@
 
 The leader writes that it holds into the record of the cluster's pause, so that the next leader goes on
 with it. It ends when the nodes are back, or an operator says `resume`.
+
+A switch that comes back lets its nodes through one after another. So when enough of them are back, the leader
+waits for the rest for a while, from the last change on: what it holds would move away from them at once.
 """
 
 from __future__ import annotations
@@ -16,13 +19,21 @@ from supervisor.control.decide.snapshot import Snapshot
 
 HELD, RELEASED = "brake", "brake_released"
 """Kinds of the events."""
+REST_MS = 30_000
+"""The wait for the rest of the nodes, since the last of them came back or was lost."""
 
 
 def decide(snap: Snapshot) -> list[Action]:
-    """Begin the brake, or end it. A pause by an operator is left as it is."""
+    """Begin the brake, bring its reason up to date, or end it. A pause by an operator is left as it is."""
     found, held = snap.once(losses), snap.pause
     if held is not None and held.value.in_force:
-        if not held.value.brake or found.too_many:
+        if not held.value.brake:
+            return []
+        reason = short(found.reason)
+        if found.nodes and held.value.reason != reason:
+            changed = put(keys.PAUSE, replace(held.value, reason=reason))
+            return [Action("brake_changed", "", "", (unchanged(held),), (changed,))]
+        if found.too_many or (found.nodes and snap.now_ms - held.seen_ms < REST_MS):
             return []
         text = f"the brake is released: {len(found.nodes)} of {found.of} nodes are still lost"
         if not found.nodes:
