@@ -26,6 +26,7 @@ from supervisor.adapters.clock import BootClock
 from supervisor.adapters.etcd.maintenance import EtcdCalls
 from supervisor.adapters.fence_devices import FenceDevices, executable
 from supervisor.adapters.files.config import SupervisorConfig, load_supervisor
+from supervisor.adapters.messengers import messenger_of
 from supervisor.adapters.metrics import Metrics
 from supervisor.adapters.secret_sources import SecretSources
 from supervisor.api.certificates import CertificateEvents
@@ -37,6 +38,7 @@ from supervisor.control.decide.snapshot import BrakeSettings
 from supervisor.control.loop.code_sweep import CodeSweep
 from supervisor.control.loop.daemon import ControlDaemon, ControlSettings, StateFiles
 from supervisor.control.loop.etcd_care import EtcdCare
+from supervisor.control.loop.notifier import Notifier, Target
 from supervisor.control.loop.promise_log import Terms
 from supervisor.control.loop.state_files import StateDirMarkFile, StateDirWordFile
 from supervisor.metrics import own
@@ -70,6 +72,11 @@ def load(path: Path) -> SupervisorConfig:
             executable(each.command[0])
         except Refused as error:
             raise UserError(f"{path}: fence.devices[{index}].command: {error}") from error
+    for name, target in config.notify.targets.items():
+        try:
+            messenger_of(target, insecure=config.insecure)
+        except (Refused, UserError) as error:
+            raise UserError(f"{path}: notify.targets.{name}: {error}") from error
     return config
 
 
@@ -124,8 +131,11 @@ async def _serve(config: SupervisorConfig, load: Callable[[], SupervisorConfig],
     daemon.job_service.etcd_lines = lambda: care.lines
     own.add_all(metrics, daemon, care, watch, config.etcd_quota)
     sweep = CodeSweep(coordination, stores.open_code, daemon.job_service.snapshot, settings.code_store, sink)
+    daemon.job_service.targets = frozenset(config.notify.targets)
+    told, tell = daemon.job_service.snapshot, daemon.job_service.tell
+    notifiers = [Notifier(target, coordination, told, tell, sink) for target in _targets(config)]
     reload = service.reloading(config, load, partial(_take, policy, secrets, devices), sink)
-    others = [watch.run(events.tell), care.run(), sweep.run()]
+    others = [watch.run(events.tell), care.run(), sweep.run(), *(each.run() for each in notifiers)]
     if config.http is not None:
         auditor = Auditor(f"supervisor:{config.id}", audit)
         control = ControlService(
@@ -164,6 +174,14 @@ def _pages(control: ControlService, config: SupervisorConfig, daemon: ControlDae
     web = importlib.import_module("supervisor.web.routes")
     found: list[Route] = web.routes(web.Source(control, daemon.job_service, config.cluster))
     return found
+
+
+def _targets(config: SupervisorConfig) -> list[Target]:
+    """The targets of notifications."""
+    return [
+        Target(name, frozenset(each.on), messenger_of(each, insecure=config.insecure), each.jobs == "named")
+        for name, each in config.notify.targets.items()
+    ]
 
 
 def _take(policy: Policy, secrets: SecretSources, devices: FenceDevices, config: SupervisorConfig) -> None:

@@ -164,3 +164,23 @@ class Event:
     job: str
     text: str
     fields: dict[str, str] = field(default_factory=dict)
+
+
+class Topic(Enum):
+    """What operators may want to be told of."""
+
+    FAILED = "failed"
+    SUCCEEDED = "succeeded"
+    INCIDENT = "incident"
+    BUDGET = "budget"
+    NODE_LOST = "node_lost"
+    GPU_QUARANTINED = "gpu_quarantined"
+    AUTOMATION = "automation"
+
+
+@dataclass(frozen=True, slots=True)
+class Notified:
+    """How far a target has been told: all events up to this revision of etcd that it wants to know."""
+
+    target: str
+    revision: int

@@ -106,6 +106,7 @@ FAMILIES = (
     Family("heads/", checkpoint.CommitHead, Writer.BOTH, 1024, Removed.FRESH, "job"),
     Family("incidents/", incident.Incident, Writer.LEADER, 128 * 1024, Removed.OLD, "job/incident"),
     Family("events/", incident.Event, Writer.LEADER, 64 * 1024, Removed.OLD, "serial"),
+    Family("notified/", incident.Notified, Writer.LEADER, 1024, Removed.NEVER, "target"),
     Family(CODE, code.ShippedCode, Writer.LEADER, 1024, Removed.UNUSED, "digest"),
     Family(f"{BULK}code/", code.CodeChunk, Writer.LEADER, 600 * 1024, Removed.UNUSED, "digest/chunk"),
 )
@@ -250,6 +251,11 @@ def incident_record(name: str, incident_id: str) -> str:
 def event(serial: int) -> str:
     """One event; keys sort by age."""
     return f"events/{serial:016d}"
+
+
+def notified(target: str) -> str:
+    """How far a target of notifications has been told."""
+    return f"notified/{target}"
 
 
 def shipped(digest: str) -> str:

@@ -11,6 +11,7 @@ import pytest
 from supervisor.adapters.files.config import load_agent, load_client, load_supervisor
 from supervisor.contract.access import Role, Standing
 from supervisor.contract.errors import UserError
+from supervisor.contract.incident import Topic
 from supervisor.contract.secret import Source
 from supervisor.main import load
 
@@ -338,3 +339,37 @@ def test_a_host_is_a_name_or_an_address(tmp_path: Path, written: str, read: str)
 def test_a_host_with_a_port_is_told(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="host: 'gpu-1:80' is no host; write a name or an address"):
         load_agent(write(tmp_path, AGENT | {"host": "gpu-1:80"}))
+
+
+def test_targets_of_notifications_are_read_with_paths_relative_to_the_file(tmp_path: Path) -> None:
+    secret = tmp_path / "pager.secret"
+    secret.write_text("s")
+    secret.chmod(0o600)
+    targets = {
+        "pager": {"webhook": "https://hooks.example/x", "secret_file": "pager.secret", "on": ["failed"]},
+        "team": {"command": ["true"], "jobs": "named"},
+    }
+    body = SUPERVISOR | {"notify": {"targets": targets}, "brake": {"lost_fraction": 0.7, "window": "2m"}}
+    config = load_supervisor(write(tmp_path, body))
+    assert config.notify.targets["pager"].secret_file == str(secret)
+    assert config.notify.targets["pager"].on == [Topic.FAILED]
+    assert config.notify.targets["team"].on == list(Topic)
+    assert (config.brake.lost_fraction, config.brake.window) == (0.7, 120_000)
+
+
+@pytest.mark.parametrize(
+    ("target", "wrong"),
+    [
+        ({"command": ["true"], "on": ["fialed"]}, r"notify.targets.pager.on\[0\]: 'fialed' is nothing"),
+        ({"command": ["true"], "on": []}, "notify.targets.pager.on"),
+        ({}, "notify.targets.pager: needs `webhook: URL`"),
+        ({"webhook": "https://a/b", "command": ["true"]}, "one of them"),
+        ({"command": ["true"], "secret_file": "gone"}, "notify.targets.pager.secret_file"),
+        ({"webhook": "http://hooks.example/x"}, "notify.targets.pager.webhook: is read by everybody"),
+    ],
+)
+def test_a_target_that_cannot_be_told_is_an_error_that_names_its_field(
+    tmp_path: Path, target: dict[str, object], wrong: str
+) -> None:
+    with pytest.raises(UserError, match=wrong):
+        load_supervisor(write(tmp_path, SUPERVISOR | {"notify": {"targets": {"pager": target}}}))

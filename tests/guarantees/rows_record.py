@@ -333,4 +333,28 @@ ROWS = (
         INCIDENTS
         + "test_a_checkpoint_before_the_first_step_does_not_end_the_incident_of_a_program_that_prints_steps",
     ),
+    Guarantee(
+        13,
+        "A new leader tells targets of what the one before has not told, and no target misses an event.",
+        "supervisor/control/loop/notifier.py",
+        "at = codec.decode(Notified, found.value).revision if found is not None else snap.revision",
+        "at = snap.revision",
+        "tests/control/test_notifier.py::test_the_next_leader_goes_on_where_the_last_one_came_to",
+    ),
+    Guarantee(
+        13,
+        "The address and the secret of a target are in no error, event or log.",
+        "supervisor/adapters/webhook.py",
+        'raise Unreachable(f"there is no answer ({type(error).__name__})") from None',
+        "raise Unreachable(str(error)) from error",
+        "tests/adapters/test_messengers.py::test_nobody_at_the_address_is_an_error_that_does_not_name_it",
+    ),
+    Guarantee(
+        13,
+        "A job file names targets that operators have configured, and no addresses.",
+        "supervisor/control/services/jobs.py",
+        "            if name not in self.targets:\n",
+        "            if False:\n",
+        "tests/control/test_notifier.py::test_a_job_names_only_targets_that_are_configured",
+    ),
 )

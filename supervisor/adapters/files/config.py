@@ -23,6 +23,7 @@ from supervisor.adapters.certificates.tls import (
 )
 from supervisor.adapters.files.config_docker import DockerConfig, User, holder_of, range_of, subordinate_of
 from supervisor.adapters.files.config_fence import FenceConfig, check_fence
+from supervisor.adapters.files.config_notify import NotifyConfig, check_notify
 from supervisor.adapters.files.hadoop import HadoopSettings, Kerberos, read_conf
 from supervisor.adapters.files.private import check_private
 from supervisor.adapters.files.quantities import DurationMs, Name, SizeBytes, Text
@@ -291,6 +292,7 @@ class SupervisorConfig(DaemonConfig):
     secrets: dict[Name, SecretConfig] = Field(default_factory=dict)
     fence: FenceConfig = FenceConfig()
     brake: BrakeConfig = BrakeConfig()
+    notify: NotifyConfig = NotifyConfig()
 
     @property
     def fence_after_ms(self) -> int:
@@ -430,6 +432,7 @@ def _load(model: type[C], path: Path) -> C:
         _check_secrets(document, config)
         _check_code_store(document, config)
         check_fence(document, config.fence)
+        check_notify(document, config.notify, insecure=config.insecure)
     if isinstance(config, AgentConfig):
         _check_agent(document, config)
     if isinstance(config, ClientConfig):
@@ -467,6 +470,12 @@ def _absolute_paths(document: Document, base: Path) -> None:
     for each in secrets.values() if isinstance(secrets, dict) else ():
         if isinstance(each, dict) and isinstance(each.get("file"), str):
             each["file"] = str(base / Path(each["file"]).expanduser())
+    notify = document.value.get("notify") if isinstance(document.value, dict) else None
+    targets = notify.get("targets") if isinstance(notify, dict) else None
+    for each in targets.values() if isinstance(targets, dict) else ():
+        for name in ("webhook_file", "secret_file", "ca") if isinstance(each, dict) else ():
+            if isinstance(each.get(name), str):
+                each[name] = str(base / Path(each[name]).expanduser())
     fence = document.value.get("fence") if isinstance(document.value, dict) else None
     devices = fence.get("devices") if isinstance(fence, dict) else None
     for each in devices if isinstance(devices, list) else ():

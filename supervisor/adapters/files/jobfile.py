@@ -169,6 +169,7 @@ def _spec(model: JobModel, workdir: str, checkpoint_base: str) -> JobSpec:
         env=_texts(model.env),
         secrets=_secrets(model.env),
         preload=preload,
+        notify=tuple(model.notify),
         restart=RestartPolicy(
             max_restarts=model.restart.max,
             backoff_ms=model.restart.backoff,

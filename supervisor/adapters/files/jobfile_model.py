@@ -355,4 +355,5 @@ class JobModel(JobPart):
     limits: LimitsModel = LimitsModel()
     protocol: Annotated[Text, AfterValidator(_protocol)] = "grpc"
     container: ContainerModel | None = None
+    notify: list[Name] = Field(default_factory=list)
     packing: Annotated[Packing, BeforeValidator(_one_of(Packing))] = Packing.SPREAD

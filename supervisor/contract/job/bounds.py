@@ -37,6 +37,8 @@ _SHARDED = (Strategy.ASYNC, Strategy.SYNC, Strategy.COORDINATOR)
 _FILLED = "once its placeholders are filled in; at most"
 _ADVICE = "are possible: let the program read TF_CONFIG instead"
 _MODULE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*", re.ASCII)
+MOST_TARGETS = 16
+"""Targets that a job may name."""
 _PROTOCOL = re.compile(r"grpc(\+[a-z0-9_]{1,32}){0,8}", re.ASCII)
 
 
@@ -127,6 +129,7 @@ def _plain(spec: JobSpec) -> Iterator[Objection]:
         if len(name) > bounds.MAX_NAME_LENGTH or not _MODULE.fullmatch(name):
             text = f"{name[:40]!r} is not a Python module name; write for example tensorflow"
             yield Objection(("preload",), text)
+    yield from _count(("notify",), len(spec.notify), MOST_TARGETS, "targets")
     if not _PROTOCOL.fullmatch(spec.protocol):
         shown = repr(spec.protocol[:40])
         text = f"{shown} is not a TensorFlow server protocol; write grpc, or grpc+verbs and the like"

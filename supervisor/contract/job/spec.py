@@ -287,7 +287,7 @@ class JobSpec:
     only on nodes of the docker runtime. Without one it runs on any node; a node of the docker runtime then
     takes its default image. `templated`: commands and environments have placeholders and doubled braces
     (`job.placeholders`); False in records of earlier releases, whose environments were taken as they were.
-    `secrets` is as in a role.
+    `secrets` is as in a role. `notify`: targets of the supervisors' configuration that are told of it.
     """
 
     name: str
@@ -306,6 +306,7 @@ class JobSpec:
     packing: Packing = Packing.SPREAD
     templated: bool = False
     secrets: dict[str, str] = field(default_factory=dict, metadata=NEEDED)
+    notify: tuple[str, ...] = ()
 
     def role(self, name: str) -> RoleSpec:
         """The role of this name; raises KeyError."""

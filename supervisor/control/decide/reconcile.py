@@ -239,6 +239,7 @@ def _housekeeping(snap: Snapshot, job: JobState, found: Assessment) -> list[Deci
         *job.once(generation.settle),
         *lifecycle.tidy(snap, job),
         *job.once(failing.release),
+        *job.once(failing.warn),
         *spares.keep(snap, job, found.members),
         *progress.suspicions(snap, job, found),
         *seen_saver.follow(snap, job),

@@ -61,6 +61,7 @@ class JobService:
 
     Attributes:
         secrets: those that jobs may name.
+        targets: of notifications, those that jobs may name.
         uploads: the archives of code.
         etcd_lines: what operators must know of etcd.
         open_logs: opens the store of a job's logs; raises UserError.
@@ -88,6 +89,7 @@ class JobService:
         self._event = event
         self._allowed = allowed
         self.secrets = SecretSources()
+        self.targets: frozenset[str] = frozenset()
         self.etcd_lines: Callable[[], tuple[str, ...]] = tuple
         self.open_logs: Callable[[str], CheckpointStore] = open_store
         self.stacks_wanted: Callable[[str], tuple[str, ...] | None] = lambda _node: None
@@ -113,6 +115,7 @@ class JobService:
         owner, group = _owner(snap.jobs.get(request.spec.name))
         self._store_user(request.spec, owner)
         self._check_secrets(request.spec, owner, group)
+        self._check_targets(request.spec)
         check_sizes(snap, request.spec)
         waits = admission.check_fits(snap, request.spec)
         told = waits or f"{len(request.spec.tasks())} tasks fit this cluster"
@@ -133,6 +136,7 @@ class JobService:
         whose = admission.Owner(owner, group, self._store_user(spec, owner))
         uri = as_hdfs_user(spec.checkpoint.uri, whose.hdfs_user)
         self._check_secrets(spec, owner, group)
+        self._check_targets(spec)
         check_sizes(snap, spec)
         waits = admission.check_fits(snap, spec)
         _check_not_aside(snap, spec.name)
@@ -211,6 +215,16 @@ class JobService:
             for each in ((owner, group), _caller()):
                 if why := self.secrets.objection(name, *each):
                     raise UserError(why).about(*field)
+
+    def _check_targets(self, spec: JobSpec) -> None:
+        """A job names targets that operators have configured: it chooses no address itself."""
+        for name in spec.notify:
+            if name not in self.targets:
+                known = ", ".join(sorted(self.targets)) or "none"
+                text = (
+                    f"there is no target {name[:64]!r} in `notify.targets` of the supervisors; known: {known}"
+                )
+                raise UserError(text).about("notify")
 
     async def find_code(self, ref: CodeRef) -> CodeState:
         """Whether this archive need not be uploaded."""

@@ -18,6 +18,8 @@ from supervisor.control.decide.plan import Action, short, unchanged
 from supervisor.control.decide.snapshot import JobState, Snapshot
 from supervisor.control.decide.switch import Transition, turn
 
+LAST_RESTART = "budget_low"
+"""Kind of the event that tells that the next fault ends the job."""
 HELD = frozenset({Cause.HANG, Cause.NAN_LOSS, Cause.NEVER_READY, Cause.WALL_TIME})
 """Causes of a job's end whose processes still run."""
 
@@ -48,6 +50,24 @@ def fail(snap: Snapshot, job: JobState, need: Need, reason: str) -> Action:
         ),
         fields={"cause": need.cause.value, "rule": need.rule, "incident": need.incident},
     )
+
+
+def warn(job: JobState) -> list[Action]:
+    """An event when the next fault of the program ends the job; once for each restart that comes so far."""
+    switch, allowed = job.switch.value, job.record.value.spec.restart.max_restarts
+    if switch.phase is not JobPhase.RUNNING or not 0 < allowed <= switch.ledger.streak:
+        return []
+    about = f"{switch.restart_serial}-{switch.ledger.program}"
+    if any(
+        held.value.kind == LAST_RESTART and held.value.fields.get("about") == about for held in job.events
+    ):
+        return []
+    text = (
+        f"its restart budget is nearly used: {switch.ledger.streak} faults of the program in a row without "
+    )
+    text += "progress; the next one ends the job"
+    fields = {"about": about, "allowed": str(allowed)}
+    return [Action(LAST_RESTART, job.name, text, (unchanged(job.switch),), (), fields)]
 
 
 def release(job: JobState) -> list[Action]:

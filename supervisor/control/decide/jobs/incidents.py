@@ -344,7 +344,12 @@ def _close(job: JobState, held: Versioned[Incident], record: Incident, text: str
         text=text,
         compares=(unchanged(held),),
         ops=(put(held.key, record),),
-        fields={"incident": record.id, "task": record.task, "total_ms": str(record.total_ms)},
+        fields={
+            "incident": record.id,
+            "task": record.task,
+            "cause": record.cause.value,
+            "total_ms": str(record.total_ms),
+        },
     )
 
 

@@ -21,7 +21,7 @@ from supervisor.contract.desired import Assignment, JobPhase, LostMark, Placemen
 from supervisor.contract.observed import AttemptReport, Incarnation
 from supervisor.contract.promise import Taking
 from supervisor.control.decide.facts import promises
-from supervisor.control.decide.facts.standing import appeal_of
+from supervisor.control.decide.facts.standing import appeal_of, lost_from_ms
 from supervisor.control.decide.nodes import cordons, power
 from supervisor.control.decide.plan import Action, delete_all, put, unchanged, unchanged_or_absent
 from supervisor.control.decide.snapshot import JobState, NodeState, Snapshot, Versioned
@@ -29,6 +29,8 @@ from supervisor.control.decide.snapshot import JobState, NodeState, Snapshot, Ve
 MARKS_KEPT_MS = 3_600_000
 DISOBEDIENT_AFTER = 2
 FENCED = "its agent is gone, and its node has ended all that ran there"
+LOST = "node_lost"
+"""Kind of the event that tells that the wait for a node is over."""
 _RETURNS = frozenset({"node_back", power.DISPROVED})
 
 
@@ -71,6 +73,7 @@ def decide(snap: Snapshot, picture: NodeState) -> list[Action]:
     return [
         *_mark_suspected(snap, picture),
         *_withdraw(picture),
+        *_tell_lost(snap, picture),
         *_tell_return(snap, picture),
         *_forget_marks(snap, picture),
         *cordons.lift_what_is_over(snap, picture),
@@ -186,6 +189,29 @@ def _disproved(picture: NodeState, action: Action) -> Action:
         compares=(*action.compares, *compares),
         ops=(*action.ops, *ops),
     )
+
+
+def _tell_lost(snap: Snapshot, picture: NodeState) -> list[Action]:
+    """An event for each life that is lost for good; once."""
+    lost = [mark for life, mark in picture.marks.items() if _is_lost(snap, picture, life, mark)]
+    if not lost:
+        return []
+    told = {held.value.fields.get("incarnation") for held in snap.events if held.value.kind == LOST}
+    actions = []
+    for mark in lost:
+        node, incarnation, reason = mark.value.node, mark.value.incarnation, mark.value.reason
+        if incarnation not in told:
+            fields = {"node": node, "incarnation": incarnation, "reason": reason}
+            actions.append(Action(LOST, "", f"node {node} is lost: {reason}", (unchanged(mark),), (), fields))
+    return actions
+
+
+def _is_lost(snap: Snapshot, picture: NodeState, life: str, mark: Versioned[LostMark]) -> bool:
+    """Whether nothing of a life can be alive any more, and no other holds the node's key."""
+    held = picture.incarnation
+    if appeal_of(picture, mark) is not None or (held is not None and not held.value.acts_for(life)):
+        return False
+    return snap.now_ms >= lost_from_ms(snap, picture, mark) and not promises.held_ms(snap, picture.node)
 
 
 def _tell_return(snap: Snapshot, picture: NodeState) -> list[Action]:
