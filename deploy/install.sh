@@ -43,6 +43,12 @@ sed "s|/opt/tf-supervisor|$root|g" "$root/deploy/systemd/$unit.service" |
 if [[ -d /run/systemd/system ]]; then
     systemctl daemon-reload
 fi
+share=/usr/local/share
+for file in man:man/man1/supervisorctl.1 "completion bash:bash-completion/completions/supervisorctl" \
+    "completion zsh:zsh/site-functions/_supervisorctl" "completion fish:fish/vendor_completions.d/supervisorctl.fish"; do
+    read -ra verb <<<"${file%%:*}"
+    "$root/.venv/bin/supervisorctl" "${verb[@]}" | install -D -m 0644 /dev/stdin "$share/${file#*:}"
+done
 authorities=ca.pem
 if [[ "$kind" == supervisor ]]; then
     authorities="ca.pem, user-ca.pem"

@@ -35,6 +35,7 @@ VERBS = {
     "restart": ("supervisor.cli.jobs.control", "Restart a job, or one task of it."),
     "scale": ("supervisor.cli.jobs.control", "Change how many tasks a role of a job has."),
     "status": ("supervisor.cli.jobs.look", "Show jobs and their tasks."),
+    "top": ("supervisor.cli.cluster.top", "Show jobs, nodes and events on one screen, as they change."),
     "explain": (
         "supervisor.cli.jobs.look",
         "Tell what failed in a job, what was decided and how long it took.",
@@ -63,6 +64,8 @@ VERBS = {
     "certs": ("supervisor.cli.cluster.certs", "Make certificates for a cluster's machines and people."),
     "doctor": ("supervisor.cli.cluster.doctor", "Check this machine, and say what to do."),
     "image": ("supervisor.cli.cluster.image", "Say whether a container image can run jobs."),
+    "completion": ("supervisor.cli.shell", "Print a script by which a shell completes words."),
+    "man": ("supervisor.cli.shell", "Print the manual page."),
     "version": ("supervisor.cli.jobs.look", "Show the version."),
 }
 

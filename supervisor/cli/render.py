@@ -16,8 +16,10 @@ from supervisor.cli.terminal import colours, on_terminal, one_line
 from supervisor.contract import codec
 from supervisor.contract.incident import PHASES
 
+TIME_LINE_WIDTH = 50
+BAR = "#"
 GOOD, WARN, BAD, DIM = "green", "yellow", "red", "bright_black"
-_COLOURS = {
+COLOURS = {
     "running": GOOD,
     "succeeded": GOOD,
     "ready": GOOD,
@@ -62,7 +64,7 @@ def table(heads: Sequence[str], rows: Sequence[Sequence[object]], empty: str = "
         return
     if on_terminal():
         # Only a terminal pays for importing rich.
-        importlib.import_module("supervisor.cli.rich_table").show(heads, cells, _COLOURS)
+        importlib.import_module("supervisor.cli.rich_table").show(heads, cells, COLOURS)
         return
     widths = [max(len(row[column]) for row in (list(heads), *cells)) for column in range(len(heads))]
     for row in (list(heads), *cells):
@@ -72,7 +74,7 @@ def table(heads: Sequence[str], rows: Sequence[Sequence[object]], empty: str = "
 def paint(word: str) -> str:
     """A state's name, in its colour where colours are used."""
     safe = one_line(word)
-    return click.style(safe, fg=_COLOURS.get(word)) if colours() and word in _COLOURS else safe
+    return click.style(safe, fg=COLOURS.get(word)) if colours() and word in COLOURS else safe
 
 
 def seconds(milliseconds: int) -> str:
@@ -120,6 +122,25 @@ def phases(durations: Mapping[str, int]) -> str:
     """`detected 12 ms, decided 3 ms, ...`, in the order in which they come."""
     known = [name for name in PHASES if name in durations]
     return ", ".join(f"{name.replace('_', ' ')} {durations[name]} ms" for name in known)
+
+
+def time_line(durations: Mapping[str, int]) -> list[str]:
+    """A recovery drawn as one bar for each phase, each where it lies between loss and first step.
+
+    Empty for fewer than two phases, and where they took no time.
+    """
+    known = [name for name in PHASES if name in durations]
+    total_ms = sum(durations[name] for name in known)
+    if len(known) < 2 or total_ms <= 0:
+        return []
+    lines, before_ms = [], 0
+    for name in known:
+        first = before_ms * TIME_LINE_WIDTH // total_ms
+        before_ms += durations[name]
+        past = max(first + 1, before_ms * TIME_LINE_WIDTH // total_ms)
+        bar = (" " * first + BAR * (past - first)).ljust(TIME_LINE_WIDTH + 1)
+        lines.append(f"{name.replace('_', ' '):<12}{bar} {durations[name]:>7} ms")
+    return lines
 
 
 def json_line(document: object) -> str:

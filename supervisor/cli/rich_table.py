@@ -13,10 +13,24 @@ from supervisor.cli.terminal import colours
 
 
 def show(heads: Sequence[str], cells: Sequence[Sequence[str]], styles: Mapping[str, str]) -> None:
-    """Print a table; a cell that is a key of `styles` gets that colour. Cells are text, never markup."""
-    grid = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
+    """Print a table."""
+    Console(no_color=not colours(), highlight=False).print(grid(heads, cells, styles))
+
+
+def grid(
+    heads: Sequence[str],
+    cells: Sequence[Sequence[str]],
+    styles: Mapping[str, str],
+    *,
+    wrap: bool = True,
+) -> Table:
+    """A table; a cell that is a key of `styles` gets that colour. Cells are text, never markup.
+
+    Without `wrap` each row is one line: the last column is cut where there is no room.
+    """
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
     for head in heads:
-        grid.add_column(head, overflow="fold")
+        table.add_column(head, overflow="fold" if wrap else "ellipsis", no_wrap=not wrap)
     for row in cells:
-        grid.add_row(*(Text(cell, style=styles.get(cell, "")) for cell in row))
-    Console(no_color=not colours(), highlight=False).print(grid)
+        table.add_row(*(Text(cell, style=styles.get(cell, "")) for cell in row))
+    return table

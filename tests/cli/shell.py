@@ -32,6 +32,26 @@ def ctl(directory: Path, *arguments: str, **env: str) -> subprocess.CompletedPro
     )
 
 
+def completed(directory: Path, words: str) -> list[str]:
+    """The completions of the last of these words, which begin with the name of the program."""
+    asking = {
+        "_SUPERVISORCTL_COMPLETE": "bash_complete",
+        "COMP_WORDS": words,
+        "COMP_CWORD": str(words.count(" ")),
+    }
+    done = subprocess.run(
+        [Path(sys.executable).with_name("supervisorctl")],
+        cwd=directory,
+        env=environment() | asking,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert done.stderr == ""
+    return [line.removeprefix("plain,") for line in done.stdout.splitlines() if line]
+
+
 class Shell:
     """`supervisorctl` on one cluster."""
 

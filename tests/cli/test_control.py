@@ -17,6 +17,7 @@ import pytest
 
 from supervisor.cli.local.cluster import LocalCluster
 from tests.cli.printing import JOB, PROGRAM, TASK, PrintingShell
+from tests.cli.shell import completed
 from tests.support.waiting import wait_until
 
 
@@ -222,3 +223,11 @@ def test_a_deleted_job_is_gone_and_its_name_is_free(shell: PrintingShell) -> Non
     shell("submit", str(shell.cluster.layout.state.parent / "job.yaml"))
     shell("wait", "count", "--for", "running", "--timeout", "60")
     assert int(str(shell.job()["generation"])) > int(str(before["generation"]))
+
+
+def test_a_shell_completes_the_names_of_the_cluster(shell: PrintingShell, tmp_path: Path) -> None:
+    program = f"supervisorctl --state {shell.cluster.layout.state}"
+    assert completed(tmp_path, f"{program} status c") == ["count"]
+    assert completed(tmp_path, f"{program} tail count/") == [TASK]
+    assert completed(tmp_path, f"{program} restart count/w") == [TASK]
+    assert completed(tmp_path, f"{program} cordon node-") == ["node-0", "node-1"]

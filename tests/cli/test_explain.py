@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from supervisor.cli.jobs.look import show_incident
+from supervisor.cli.render import BAR, time_line
 from supervisor.contract.checkpoint import CheckpointRef
 from supervisor.contract.incident import Outcome
 from supervisor.contract.views.jobs import IncidentView
@@ -77,3 +78,12 @@ def test_of_a_task_that_was_restarted_alone_no_base_is_told(capsys: pytest.Captu
     printed = capsys.readouterr().out
     assert "made again" not in printed
     assert "was at step 187, first step after the restart: 190" in printed
+
+
+def test_phases_are_drawn_where_they_lie() -> None:
+    drawn = time_line({"detected": 0, "decided": 100, "ready": 300, "first_step": 600})
+    assert [line.split()[0] for line in drawn] == ["detected", "decided", "ready", "first"]
+    bars = [(line.index(BAR), line.count(BAR)) for line in drawn]
+    assert bars == [(12, 1), (12, 5), (17, 15), (32, 30)]
+    assert drawn[-1].endswith(" 600 ms")
+    assert time_line({"detected": 5}) == time_line({}) == time_line({"detected": 0, "decided": 0}) == []

@@ -9,7 +9,7 @@ from typing import ClassVar
 
 import click
 
-from supervisor.cli import render
+from supervisor.cli import names, render
 from supervisor.cli.lazy import LazyGroup
 from supervisor.cli.options import Globals, global_options
 from supervisor.cli.target import find_target
@@ -46,7 +46,7 @@ class JobGroup(LazyGroup):
 
 
 @click.group(cls=JobGroup, invoke_without_command=True)
-@click.argument("job")
+@click.argument("job", shell_complete=names.jobs)
 @global_options
 @click.pass_context
 def checkpoints(context: click.Context, given: Globals, job: str) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import click
 
-from supervisor.cli import render
+from supervisor.cli import names, render
 from supervisor.cli.jobs.follow import TIMED_OUT
 from supervisor.cli.options import Globals, global_options
 from supervisor.cli.outage import FOLLOW_DEADLINE_S, until_nothing_is_left
@@ -53,7 +53,7 @@ def nodes(given: Globals) -> None:
 
 
 @click.command()
-@click.argument("node", required=False, default="")
+@click.argument("node", shell_complete=names.nodes, required=False, default="")
 @global_options
 def gpus(given: Globals, node: str) -> None:
     """Show all GPUs, or those of NODE: their health, and the tasks that have them."""
@@ -83,7 +83,7 @@ def gpus(given: Globals, node: str) -> None:
 
 
 @click.command()
-@click.argument("node")
+@click.argument("node", shell_complete=names.nodes)
 @click.option("--reason", default="", help="The reason, which `nodes` shows.")
 @global_options
 def cordon(given: Globals, node: str, reason: str) -> None:
@@ -93,7 +93,7 @@ def cordon(given: Globals, node: str, reason: str) -> None:
 
 
 @click.command()
-@click.argument("node")
+@click.argument("node", shell_complete=names.nodes)
 @click.option("--gpu", default="", metavar="UUID|INDEX", help="Lift only the quarantine of this GPU.")
 @global_options
 def uncordon(given: Globals, node: str, gpu: str) -> None:
@@ -103,7 +103,7 @@ def uncordon(given: Globals, node: str, gpu: str) -> None:
 
 
 @click.command()
-@click.argument("node")
+@click.argument("node", shell_complete=names.nodes)
 @click.option("--reason", default="", help="The reason, which `nodes` shows.")
 @click.option("--no-wait", is_flag=True, help="Return at once, before the node is empty.")
 @click.option(

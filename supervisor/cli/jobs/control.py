@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from supervisor.cli import names
 from supervisor.cli.options import Globals, global_options
 from supervisor.cli.render import emit_json
 from supervisor.cli.target import find_target
@@ -26,7 +27,7 @@ _CHECKPOINT = re.compile(r"(?:g([0-9]{1,8})-s)?([0-9]{1,12})")
 
 
 @click.command()
-@click.argument("job")
+@click.argument("job", shell_complete=names.jobs)
 @click.option("--save", is_flag=True, help="Send SIGTERM first, and give the program time to save.")
 @global_options
 def stop(given: Globals, job: str, save: bool) -> None:
@@ -35,7 +36,7 @@ def stop(given: Globals, job: str, save: bool) -> None:
 
 
 @click.command()
-@click.argument("job")
+@click.argument("job", shell_complete=names.jobs)
 @global_options
 def start(given: Globals, job: str) -> None:
     """Start JOB, which has ended, again from its newest checkpoint."""
@@ -43,7 +44,7 @@ def start(given: Globals, job: str) -> None:
 
 
 @click.command()
-@click.argument("job")
+@click.argument("job", shell_complete=names.jobs)
 @global_options
 def release(given: Globals, job: str) -> None:
     """Let JOB, which is parked, go on: from its newest checkpoint, if its tasks ran."""
@@ -51,7 +52,7 @@ def release(given: Globals, job: str) -> None:
 
 
 @click.command()
-@click.argument("job", metavar="JOB[/ROLE:INDEX]")
+@click.argument("job", shell_complete=names.jobs_and_tasks, metavar="JOB[/ROLE:INDEX]")
 @click.option(
     "--from", "checkpoint", metavar="STEP", help="Restart from this checkpoint: its step, or gG-sS."
 )
@@ -68,7 +69,7 @@ def restart(given: Globals, job: str, checkpoint: str | None) -> None:
 
 
 @click.command()
-@click.argument("job")
+@click.argument("job", shell_complete=names.jobs)
 @click.argument("sizes", metavar="ROLE=COUNT...", nargs=-1, required=True)
 @global_options
 def scale(given: Globals, job: str, sizes: tuple[str, ...]) -> None:
@@ -84,7 +85,7 @@ def scale(given: Globals, job: str, sizes: tuple[str, ...]) -> None:
 
 
 @click.command()
-@click.argument("job")
+@click.argument("job", shell_complete=names.jobs)
 @click.argument("checkpoint", metavar="STEP")
 @global_options
 def pin(given: Globals, job: str, checkpoint: str) -> None:
@@ -93,7 +94,7 @@ def pin(given: Globals, job: str, checkpoint: str) -> None:
 
 
 @click.command()
-@click.argument("job")
+@click.argument("job", shell_complete=names.jobs)
 @click.argument("checkpoint", metavar="STEP")
 @global_options
 def unpin(given: Globals, job: str, checkpoint: str) -> None:
@@ -102,7 +103,7 @@ def unpin(given: Globals, job: str, checkpoint: str) -> None:
 
 
 @click.command()
-@click.argument("task", metavar="JOB/ROLE:INDEX")
+@click.argument("task", shell_complete=names.tasks, metavar="JOB/ROLE:INDEX")
 @click.argument("name", metavar="SIGNAL")
 @global_options
 def signal(given: Globals, task: str, name: str) -> None:

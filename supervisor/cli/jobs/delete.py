@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from supervisor.cli import names
 from supervisor.cli.jobs.control import print_accepted
 from supervisor.cli.jobs.follow import TIMED_OUT
 from supervisor.cli.options import Globals, global_options
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.argument("job")
+@click.argument("job", shell_complete=names.jobs)
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 @click.option("--no-wait", is_flag=True, help="Return at once, before the job is gone.")
 @click.option(

@@ -9,6 +9,7 @@ from contextlib import aclosing
 
 import click
 
+from supervisor.cli import names
 from supervisor.cli.options import Globals, global_options
 from supervisor.cli.render import emit_json
 from supervisor.cli.target import Target, find_target
@@ -22,7 +23,7 @@ MOST_JSON_BYTES = 16 << 20
 
 
 @click.command("exec")
-@click.argument("task", metavar="JOB/ROLE:INDEX")
+@click.argument("task", shell_complete=names.tasks, metavar="JOB/ROLE:INDEX")
 @click.option(
     "--timeout", default=60.0, show_default=True, help="Seconds until the command is killed (code 124)."
 )

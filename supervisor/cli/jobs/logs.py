@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import click
 
 from supervisor.adapters.files.quantities import duration_ms
+from supervisor.cli import names
 from supervisor.cli.jobs.merged_lines import Line, LineCutter, merged
 from supervisor.cli.options import Globals, global_options
 from supervisor.cli.outage import AGAIN_S, ASK_S, FOLLOW_DEADLINE_S, Asking, Outage
@@ -45,7 +46,7 @@ class _LineView:
 
 
 @click.command()
-@click.argument("job")
+@click.argument("job", shell_complete=names.jobs)
 @click.option("-f", "--follow", is_flag=True, help="Then show new output as it comes.")
 @click.option("--since", default="", metavar="DURATION", help="Only of the last time, such as 10m or 2h.")
 @click.option("--role", "roles", multiple=True, metavar="ROLE", help="Only tasks of this role; repeatable.")

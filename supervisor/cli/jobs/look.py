@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, TypeVar
 
 import click
 
-from supervisor.cli import render
+from supervisor.cli import names, render
 from supervisor.cli.options import Globals, global_options
 from supervisor.cli.outage import AGAIN_S, ASK_S, FOLLOW_DEADLINE_S, Asking, Outage
 from supervisor.cli.target import Target, find_target
-from supervisor.cli.terminal import neutralise
+from supervisor.cli.terminal import neutralise, on_terminal
 from supervisor.contract import codec
 from supervisor.contract.errors import Unreachable
 from supervisor.contract.ids import check_name
@@ -36,7 +36,7 @@ TAIL_LINES = 12
 
 
 @click.command()
-@click.argument("job", required=False, default="")
+@click.argument("job", shell_complete=names.jobs, required=False, default="")
 @global_options
 def status(given: Globals, job: str) -> None:
     """Show all jobs, or JOB with its tasks."""
@@ -48,7 +48,7 @@ def status(given: Globals, job: str) -> None:
 
 
 @click.command()
-@click.argument("job")
+@click.argument("job", shell_complete=names.jobs)
 @global_options
 def explain(given: Globals, job: str) -> None:
     """Tell what failed in JOB, what was decided and why, and how long each phase took."""
@@ -62,7 +62,7 @@ def explain(given: Globals, job: str) -> None:
 
 
 @click.command()
-@click.argument("job", required=False, default="")
+@click.argument("job", shell_complete=names.jobs, required=False, default="")
 @click.option("-f", "--follow", is_flag=True, help="Then show new events as they come.")
 @click.option(
     "-n",
@@ -299,7 +299,9 @@ def show_incident(incident: IncidentView) -> None:
     if incident.detail:
         lines.append(incident.detail)
     if incident.phases_ms:
-        lines.append(f"took {render.seconds(incident.total_ms)}: {render.phases(incident.phases_ms)}")
+        drawn = render.time_line(incident.phases_ms) if on_terminal() else []
+        words = "" if drawn else f": {render.phases(incident.phases_ms)}"
+        lines += [f"took {render.seconds(incident.total_ms)}{words}", *(f"  {each}" for each in drawn)]
     lines += _went_back(incident)
     if incident.stack:
         lines += ["where it hung:", *(f"  | {line}" for line in incident.stack.splitlines())]

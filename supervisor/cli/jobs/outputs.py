@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import click
 
-from supervisor.cli import render
+from supervisor.cli import names, render
 from supervisor.cli.checkpoints.list import JOB, JobGroup
 from supervisor.cli.options import Globals, global_options
 from supervisor.cli.progress import ProgressLine
@@ -44,7 +44,7 @@ class OutputsGroup(JobGroup):
 
 
 @click.group(cls=OutputsGroup, invoke_without_command=True)
-@click.argument("job")
+@click.argument("job", shell_complete=names.jobs)
 @global_options
 @click.pass_context
 def outputs(context: click.Context, given: Globals, job: str) -> None:

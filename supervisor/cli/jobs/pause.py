@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import click
 
+from supervisor.cli import names
 from supervisor.cli.jobs.control import ask, print_accepted
 from supervisor.cli.options import Globals, global_options
 from supervisor.contract.ids import check_name
 
 
 @click.command()
-@click.argument("job", required=False, default="")
+@click.argument("job", shell_complete=names.jobs, required=False, default="")
 @click.option("--reason", default="", help="Why, for all who ask.")
 @global_options
 def pause(given: Globals, job: str, reason: str) -> None:
@@ -20,7 +21,7 @@ def pause(given: Globals, job: str, reason: str) -> None:
 
 
 @click.command()
-@click.argument("job", required=False, default="")
+@click.argument("job", shell_complete=names.jobs, required=False, default="")
 @global_options
 def resume(given: Globals, job: str) -> None:
     """End the pause of JOB, or that of all jobs, or the brake."""

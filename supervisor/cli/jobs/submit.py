@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import click
 
+from supervisor.cli import names
 from supervisor.cli.jobs.control import print_accepted, warn
 from supervisor.cli.jobs.follow import Goal, StatusLine, end_code, wait_for
 from supervisor.cli.jobs.look import print_event, show_incident
@@ -104,7 +105,7 @@ def validate(given: Globals, file: Path, name: str | None, offline: bool) -> Non
 
 
 @click.command()
-@click.argument("job")
+@click.argument("job", shell_complete=names.jobs)
 @click.option(
     "--for", "goal", required=True, metavar="GOAL", help="running|succeeded|failed|stopped|ended|step=N"
 )

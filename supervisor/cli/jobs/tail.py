@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import click
 
+from supervisor.cli import names
 from supervisor.cli.options import Globals, global_options
 from supervisor.cli.outage import AGAIN_S, ASK_S, FOLLOW_DEADLINE_S, Asking, Outage
 from supervisor.cli.render import json_line
@@ -20,7 +21,7 @@ from supervisor.contract.views.jobs import TailChunk, TailRequest
 
 
 @click.command()
-@click.argument("task", metavar="JOB/ROLE:INDEX")
+@click.argument("task", shell_complete=names.tasks, metavar="JOB/ROLE:INDEX")
 @click.option(
     "-f", "--follow", is_flag=True, help="Then show new output as it comes, also of later attempts."
 )
