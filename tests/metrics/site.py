@@ -37,6 +37,7 @@ for step in range(begin + 1, 1_000_000):
 FASTER = {
     "for: 30s": "for: 0s",
     "for: 1m": "for: 0s",
+    "for: 3m": "for: 0s",
     "_age_seconds > 900": "_age_seconds > 3",
     "_trouble_seconds > 60": "_trouble_seconds > 1",
 }
