@@ -168,7 +168,7 @@ def _bands(incidents: Sequence[IncidentView], begin: int, end: int, now_ms: int)
 
 
 def _ticks(begin: int, end: int) -> tuple[Tick, ...]:
-    step = next((each for each in STEPS_MS if (end - begin) / each <= TICKS), STEPS_MS[-1])
+    step = next((each for each in STEPS_MS if (end - begin) / each <= TICKS), (end - begin) // TICKS)
     first = -(-begin // step) * step
     return tuple(Tick(100 * (moment - begin) / (end - begin), moment) for moment in range(first, end, step))[
         : 4 * TICKS

@@ -300,13 +300,14 @@ def states_of(snap: Snapshot) -> dict[str, str]:
 
 
 def state_of(job: JobState) -> str:
-    """The phase of a job, or `recovering`."""
+    """The phase of a job, or `recovering`: a restart is prepared, or is not over."""
     phase = job.switch.value.shown_phase
     open_ = any(
         held.value.outcome is Outcome.OPEN and held.value.cause is not Cause.SUBMITTED
         for held in job.incidents.values()
     )
-    return RECOVERING if open_ and phase is JobPhase.RUNNING else phase.value
+    ahead = open_ or job.next_plan is not None or job.switch.value.closing is not None
+    return RECOVERING if ahead and phase is JobPhase.RUNNING else phase.value
 
 
 def counts(states: Mapping[str, str]) -> dict[str, int]:

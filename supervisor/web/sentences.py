@@ -71,9 +71,10 @@ def sentences(incident: IncidentView) -> list[str]:
         decided = DECIDED.get(incident.scope, f"The leader decided: restart {incident.scope}.")
         lines.append(f"{decided} The rule for it is “{incident.rule}”.")
     if incident.phases_ms:
-        known = [(name, incident.phases_ms[name]) for name in PHASES if name in incident.phases_ms]
-        told = ", ".join(f"{MS[name]} after {seconds(ms)}" for name, ms in known)
-        lines.append(f"{told[:1].upper()}{told[1:]}: {seconds(incident.total_ms)} in all.")
+        known = [(name, incident.phases_ms[name]) for name in PHASES if incident.phases_ms.get(name)]
+        told = ", then ".join(f"{MS[name]} after {seconds(ms)}" for name, ms in known)
+        if known:
+            lines.append(f"{told[:1].upper()}{told[1:]}: {seconds(incident.total_ms)} in all.")
     lines += went_back(incident)
     lines.append(OUTCOMES[incident.outcome])
     return lines
@@ -118,7 +119,7 @@ def seconds(ms: int) -> str:
     if ms < 1_000:
         return f"{ms} ms"
     if ms < 60_000:
-        return f"{ms / 1000:.2f} s"
+        return f"{ms / 1000:.{2 if ms < 10_000 else 1}f} s"
     minutes, rest = divmod(ms // 1000, 60)
     if minutes < 60:
         return f"{minutes} min {rest} s"

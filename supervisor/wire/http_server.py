@@ -131,6 +131,7 @@ class HttpServer:
             sweeping.cancel()
             for task in self._connecting:
                 task.cancel()
+            await asyncio.gather(*self._connecting, return_exceptions=True)
             for transport in self._open:
                 transport.abort()
             await self._server.shutdown(0.0)
@@ -166,15 +167,19 @@ class HttpServer:
 
     async def _connect(self, connection: socket.socket) -> None:
         loop, certificates = asyncio.get_running_loop(), self._door.guard.certificates
+        ready = False
         try:
             connection.setblocking(False)
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER)
             # Files may hang; each connection has what they hold when it begins.
             context = await asyncio.to_thread(certificates.server_context) if certificates else None
+            ready = True
         except (OSError, TfSupervisorError) as error:
-            connection.close()
             self._door.sink.warning("cannot serve an HTTP connection", reason=str(error))
             return
+        finally:
+            if not ready:
+                connection.close()
         with suppress(OSError):  # also what TLS refuses
             transport, _ = await loop.connect_accepted_socket(
                 lambda: _Protocol(

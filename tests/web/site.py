@@ -41,7 +41,6 @@ class Site:
     _running: asyncio.Task[object] | None = None
 
     def __post_init__(self) -> None:
-        self.world.wall_ms = self.world.wall_ms or START_MS
         self.service = FakeJobService(
             self.world.snapshot(), LeaderRecord("s0", "unix:/s0", 1, f"http://{HOST}:{self.port}")
         )

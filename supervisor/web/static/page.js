@@ -59,7 +59,7 @@
     const ink = style.getPropertyValue("--dim"), grid = { stroke: style.getPropertyValue("--line"), width: 1 };
     for (const each of plots) each.destroy();
     plots.length = 0;
-    if (!known.members.length) return;
+    if (!known.members.length || known.seconds.length < 2) return;
     for (const [id, what, values] of [["plot-steps", "step", known.steps], ["plot-rates", "steps a second", known.rates]]) {
       const box = document.getElementById(id);
       const series = known.members.map((name, at) => ({ label: name, stroke: colour(at, known.members.length), width: 1.5, spanGaps: false }));
