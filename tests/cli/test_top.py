@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from supervisor.cli.cluster.top import FRAME, Screen
+from supervisor.cli.cluster.screen import FRAME, Screen
 from supervisor.contract.desired import JobPhase
 from supervisor.contract.views.jobs import ClusterStatus, EventView, JobView, SupervisorView
 from supervisor.contract.views.nodes import NodeList, NodeView
