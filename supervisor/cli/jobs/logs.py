@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 
 import click
 
-from supervisor.adapters.files.quantities import duration_ms
 from supervisor.cli import names
 from supervisor.cli.jobs.merged_lines import Line, LineCutter, merged
 from supervisor.cli.options import Globals, global_options
@@ -86,6 +85,8 @@ def logs(
 def _since(text: str) -> int:
     if not text:
         return 0
+    from supervisor.adapters.files.quantities import duration_ms
+
     try:
         return int(time.time() * 1000) - duration_ms(text)
     except ValueError as error:
