@@ -152,7 +152,7 @@ def job_view(snap: Snapshot, job: JobState) -> JobView:
         owner=job.record.value.owner,
         group=job.record.value.group,
         cadence=cadence.line(snap, job),
-        paused=found.held,
+        paused=found.held or hold.own(job),
         paused_wall_ms=hold.since_wall_ms(snap, job),
     )
 

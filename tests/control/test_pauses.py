@@ -10,13 +10,15 @@ import pytest
 
 from supervisor.api.views import cluster_status, job_view
 from supervisor.contract import keys
+from supervisor.contract.boundaries import Delete
 from supervisor.contract.checkpoint import CheckpointRef
-from supervisor.contract.desired import JobPhase
+from supervisor.contract.desired import Cordon, JobPhase
 from supervisor.contract.errors import UserError
+from supervisor.contract.incident import Outcome
 from supervisor.contract.job.pause import Pause
 from supervisor.contract.job.spec import JobIntent, Wanted
 from supervisor.contract.timing import FAST
-from supervisor.contract.views.jobs import SubmitRequest
+from supervisor.contract.views.jobs import SubmitMode, SubmitRequest
 from supervisor.control.decide.plan import put
 from supervisor.control.services.jobs import JobService
 from tests.control.leader import Leader, other_job
@@ -204,3 +206,43 @@ async def test_a_submit_says_that_it_waits() -> None:
     await leader.job_service.pauses.pause("")
     answer = await leader.job_service.submit(SubmitRequest(other_job()))
     assert "it waits: paused by" in answer.detail
+
+
+async def test_the_pause_of_a_job_stays_when_it_ends_and_is_submitted_again() -> None:
+    leader = Leader()
+    world, service = leader.world.start(), leader.job_service
+    await service.pauses.pause_job("digits", "mine")
+    assert "; it waits: paused by an operator: mine" in (await service.scale("digits", {"worker": 3})).detail
+    await service.stop("digits")
+    world.until(lambda: is_in(world, JobPhase.STOPPED))
+    assert job_view(world.snapshot(), world.job()).paused == "paused by an operator: mine"
+    answer = await service.submit(SubmitRequest(world.spec, SubmitMode.RESUME))
+    assert "; it waits: paused by an operator: mine" in answer.detail
+    world.let_pass(2_000)
+    assert is_in(world, JobPhase.WAITING)
+
+
+def test_during_a_pause_a_lost_node_is_told_once_for_all_its_tasks() -> None:
+    spec = job_spec()
+    roles = tuple(replace(role, count=6) if role.name == "worker" else role for role in spec.roles)
+    world = Telling(replace(spec, roles=roles))
+    world.stays = ""
+    world.start()
+    pause(world, "cluster")
+    node = world.lose("worker.0")
+    world.let_pass(3 * FAST.d_ms)
+    told = [held.value.fields["node"] for held in world.job().events if held.value.kind == "held"]
+    assert told == [node]
+
+
+def test_what_was_begun_before_a_pause_and_is_needed_no_more_is_closed_during_it() -> None:
+    world = World(nodes=6).start()
+    world.commit(1, 100)
+    for agent in world.agents.values():
+        agent.stages = False
+    node = world.node_of("chief.0")
+    world.write(put(keys.cordon(node), Cordon(node, "new fans", drain=True)))
+    world.until(lambda: len(world.incidents()) == 2)
+    pause(world, "cluster")
+    world.write(Delete(keys.cordon(node)))
+    world.until(lambda: Outcome.OPEN not in {each.outcome for each in world.incidents().values()})

@@ -162,7 +162,7 @@ def _show_status(document: ClusterStatus, *, detailed: bool) -> None:
             str(job.newest_commit.step) if job.newest_commit else "-",
             f"{sum(task.state == 'running' for task in job.tasks)}/{len(job.tasks)}",
             job.restarts_program + job.restarts_infrastructure,
-            job.waiting_for or job.paused or job.reason,
+            "; ".join(dict.fromkeys(filter(None, (job.waiting_for or job.reason, job.paused)))),
         )
         for job in document.jobs
     ]

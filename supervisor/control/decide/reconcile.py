@@ -157,7 +157,7 @@ def _hold(snap: Snapshot, job: JobState, found: Assessment, need: Need | None) -
     if job.next_plan is not None:
         return [generation.abandon(job, job.next_plan, found.held)]
     wanted = (*([need] if need is not None else []), *_lost(snap, job, found))
-    return incidents.tell_held(job, wanted, found.held)
+    return incidents.tell_held(job, wanted, found.held) if wanted else incidents.lapse(snap, job)
 
 
 def _need(snap: Snapshot, job: JobState, found: Assessment) -> Need | None:

@@ -178,7 +178,7 @@ class JobService:
                 if claim is not None:
                     await withdraw_claim(store, claim)
             raise
-        held = hold.held_cluster(snap)
+        held = hold.held(snap, before) if before is not None else hold.held_cluster(snap)
         told = [f"submitted; its first generation is {begins.floor + 1}", begins.held, waits]
         told.append(f"it waits: {held}" if held else "")
         if request.hold and not begins.held:
@@ -358,14 +358,15 @@ class JobService:
         if picture.switch.value.phase not in (JobPhase.WAITING, JobPhase.RUNNING):
             return Accepted(job, f"it has {what} when it is started again")
         sized = replace(picture, intent=replace(picture.intent, value=intent))
+        held = self._waits(picture)
         if not sizing.why_all_restart(sized):
             how = f"workers join or leave until it has {what}; all others train on"
-            return Accepted(job, "; ".join(filter(None, (how, waits))))
+            return Accepted(job, "; ".join(filter(None, (how, waits))) + held)
         grace_ms = spec.limits.save_grace_ms
         when = f"right after a checkpoint, or without one {grace_ms} ms after all is prepared"
         if any(spec.role(role).most for role in sizes):
             when = "right after a checkpoint, as far as there is room"
-        return Accepted(job, "; ".join(filter(None, (f"it restarts with {what} {when}", waits))))
+        return Accepted(job, "; ".join(filter(None, (f"it restarts with {what} {when}", waits))) + held)
 
     async def pin(self, job: str, ref: CheckpointRef, *, pinned: bool) -> Accepted:
         """Keep a checkpoint from being collected, or let it go again. `ref`: as in `restart`.

@@ -51,8 +51,13 @@ NONE_LOST = Losses()
 
 def held(snap: Snapshot, job: JobState) -> str:
     """Why nothing of a job is restarted or moved now; empty where it may be."""
-    of_cluster, paused = held_cluster(snap), job.intent.value.paused
-    return of_cluster or (told(paused) if paused is not None else "")
+    return held_cluster(snap) or own(job)
+
+
+def own(job: JobState) -> str:
+    """The pause of a job itself, which stays when the job ends; empty for none."""
+    paused = job.intent.value.paused
+    return told(paused) if paused is not None else ""
 
 
 def held_cluster(snap: Snapshot) -> str:

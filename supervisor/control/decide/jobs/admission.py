@@ -319,12 +319,13 @@ def record(
     on_hold = begins.held
     if request.hold and not on_hold:
         on_hold = f"it is on hold; `supervisorctl start {name}` starts it"
-    serial = 0
+    serial, paused = 0, None
     ops: list[Op] = []
     compares: list[Compare] = [Absent(keys.job_record(name))]
     if before is not None:
         compares = [unchanged(before.record), unchanged(before.switch), unchanged(before.intent)]
         serial = max(before.intent.value.restart_serial, before.switch.value.restart_serial)
+        paused = before.intent.value.paused
         ops.append(DeletePrefix(keys.incidents_of(name)))
         if begins.uuid is None:
             ops += [DeletePrefix(keys.commits_of(name)), Delete(keys.head(name))]
@@ -350,7 +351,7 @@ def record(
             restart_serial=serial,
             on_hold=on_hold,
         ),
-        put(keys.intent(name), JobIntent(restart_serial=serial)),
+        put(keys.intent(name), JobIntent(restart_serial=serial, paused=paused)),
     ]
     return compares, ops
 

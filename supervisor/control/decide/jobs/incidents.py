@@ -226,11 +226,17 @@ def follow_up(snap: Snapshot, job: JobState) -> list[Action]:
 
 
 def tell_held(job: JobState, needs: Iterable[Need], why: str) -> list[Action]:
-    """An event for the first failure that is not answered, as restarts are held; once for each."""
+    """An event for the first failure that is not answered, as restarts are held; once for each.
+
+    That of a node is one for all the tasks that were lost with it.
+    """
     told = {held.value.fields.get("incident") for held in job.events if held.value.kind == HELD}
     for need in needs:
-        if need.firm and need.incident not in told:
-            fields = {"incident": need.incident, "cause": need.cause.value, "node": need.node}
+        failure = (
+            need.incident.partition(f"-{need.member}")[0] if need.cause is Cause.NODE_LOST else need.incident
+        )
+        if need.firm and failure not in told:
+            fields = {"incident": failure, "cause": need.cause.value, "node": need.node}
             text = f"{need.detail}; nothing is restarted or moved: {why}"
             return [Action(HELD, job.name, text, (unchanged(job.switch),), (), fields)]
     return []
