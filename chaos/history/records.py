@@ -281,7 +281,8 @@ BY_LEADER = (
         "switches/",
         "plans/",
     ),
-    *("specs/", "assignments/", "spares/", "incidents/", "events/", "notified/", "code/", "bulk/code/"),
+    *("specs/", "assignments/", "spares/", "incidents/", "goodput/", "events/", "notified/", "code/"),
+    "bulk/code/",
 )
 BY_AGENT = ("nodes/", "gpus/", "prepared/", "staged/", "attempts/")
 BY_BOTH = ("commits/", "heads/")

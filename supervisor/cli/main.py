@@ -40,6 +40,7 @@ VERBS = {
         "supervisor.cli.jobs.look",
         "Tell what failed in a job, what was decided and how long it took.",
     ),
+    "goodput": ("supervisor.cli.jobs.spent", "Show what the time of jobs was spent on."),
     "events": ("supervisor.cli.jobs.look", "Show what happened, oldest first."),
     "checkpoints": (
         "supervisor.cli.checkpoints.list",

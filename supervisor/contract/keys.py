@@ -16,7 +16,7 @@ from supervisor.contract import checkpoint, code, desired, incident, observed
 from supervisor.contract.boundaries import BULK
 from supervisor.contract.checkpoint import CheckpointRef
 from supervisor.contract.ids import AttemptId, TaskId
-from supervisor.contract.job import pause, spec
+from supervisor.contract.job import goodput, pause, spec
 
 
 class Writer(Enum):
@@ -105,6 +105,7 @@ FAMILIES = (
     Family("commits/", checkpoint.CommitRecord, Writer.BOTH, 16 * 1024, Removed.FILES, "job/checkpoint"),
     Family("heads/", checkpoint.CommitHead, Writer.BOTH, 1024, Removed.FRESH, "job"),
     Family("incidents/", incident.Incident, Writer.LEADER, 128 * 1024, Removed.OLD, "job/incident"),
+    Family("goodput/", goodput.Goodput, Writer.LEADER, 8192, Removed.JOB, "job"),
     Family("events/", incident.Event, Writer.LEADER, 64 * 1024, Removed.OLD, "serial"),
     Family("notified/", incident.Notified, Writer.LEADER, 1024, Removed.NEVER, "target"),
     Family(CODE, code.ShippedCode, Writer.LEADER, 1024, Removed.UNUSED, "digest"),
@@ -169,7 +170,7 @@ def deleted(name: str) -> str:
 
 def records_of(name: str) -> tuple[str, ...]:
     """The records of which a job has one each."""
-    return (job_record(name), intent(name), switch(name), head(name))
+    return (job_record(name), intent(name), switch(name), head(name), goodput_of(name))
 
 
 def lists_of(name: str) -> tuple[str, ...]:
@@ -246,6 +247,11 @@ def incidents_of(name: str) -> str:
 def incident_record(name: str, incident_id: str) -> str:
     """One incident."""
     return f"incidents/{name}/{incident_id}"
+
+
+def goodput_of(name: str) -> str:
+    """What a job's time was spent on."""
+    return f"goodput/{name}"
 
 
 def event(serial: int) -> str:

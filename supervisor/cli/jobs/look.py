@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, TypeVar
 import click
 
 from supervisor.cli import names, render
+from supervisor.cli.jobs import goodput
 from supervisor.cli.options import Globals, global_options
 from supervisor.cli.outage import AGAIN_S, ASK_S, FOLLOW_DEADLINE_S, Asking, Outage
 from supervisor.cli.target import Target, find_target
@@ -40,7 +41,7 @@ TAIL_LINES = 12
 @global_options
 def status(given: Globals, job: str) -> None:
     """Show all jobs, or JOB with its tasks."""
-    document = _ask(given, lambda client: client.status(check_name("job", job) if job else ""))
+    document = ask(given, lambda client: client.status(check_name("job", job) if job else ""))
     if given.json:
         render.emit_json(document)
     else:
@@ -52,7 +53,7 @@ def status(given: Globals, job: str) -> None:
 @global_options
 def explain(given: Globals, job: str) -> None:
     """Tell what failed in JOB, what was decided and why, and how long each phase took."""
-    document = _ask(given, lambda client: client.explain(check_name("job", job)))
+    document = ask(given, lambda client: client.explain(check_name("job", job)))
     if given.json:
         render.emit_json(
             {"job": codec.to_plain(document.job), "incidents": codec.to_plain(document.incidents)}
@@ -101,8 +102,10 @@ def print_event(event: EventView) -> None:
     click.echo(neutralise(f"{render.when(event.wall_ms)}  {about}{event.text or event.kind}"))
 
 
-def _ask(given: Globals, question: Callable[[ControlClient], Awaitable[R]]) -> R:
-    async def ask() -> R:
+def ask(given: Globals, question: Callable[[ControlClient], Awaitable[R]]) -> R:
+    """The cluster's answer; a change of leader is borne for a while."""
+
+    async def answer() -> R:
         async with find_target(given).client(ASK_S) as client:
             asking = Asking()
             try:
@@ -110,7 +113,7 @@ def _ask(given: Globals, question: Callable[[ControlClient], Awaitable[R]]) -> R
             finally:
                 asking.over()
 
-    return asyncio.run(ask())
+    return asyncio.run(answer())
 
 
 async def _events(target: Target, given: Globals, request: EventsRequest) -> None:
@@ -200,6 +203,8 @@ def _show_rest(job: JobView) -> None:
         lines.append(f"owner: {job.owner}" + (f", group {job.group}" if job.group else ""))
     if job.waiting_for:
         lines.append(f"waiting for: {job.waiting_for}")
+    if job.goodput is not None:
+        lines.append(goodput.line(job.goodput))
     lines += _commits(job)
     if job.tensorboard:
         lines.append(f"TensorBoard: {job.tensorboard}")

@@ -287,6 +287,24 @@ class BudgetView:
 
 
 @dataclass(frozen=True, slots=True)
+class GoodputView:
+    """What a job's time was spent on, since its submission or since a release that counts (docs/goodput.md).
+
+    Attributes:
+        elapsed_ms: the time that is counted: the sum of `spent_ms`.
+        spent_ms: by category; without those on which nothing was spent.
+        now: the category that runs; empty for a job that has ended.
+        share: the productive part of the time, without that in which the job was stopped; 0 to 1.
+    """
+
+    since_wall_ms: int
+    elapsed_ms: int
+    spent_ms: dict[str, int]
+    now: str
+    share: float
+
+
+@dataclass(frozen=True, slots=True)
 class JobView:
     """One job. `step` is the newest global step of any task, -1 before the first.
 
@@ -305,6 +323,7 @@ class JobView:
         owner: its submitter; empty if unknown. `group`: the group that the owner shares it with.
         paused: why nothing of it is restarted or moved by itself now; empty where it may be.
         paused_wall_ms: since when; 0 if it is not paused, or the pause is only beginning.
+        goodput: what its time was spent on; None if nothing is counted yet.
     """
 
     name: str
@@ -337,6 +356,7 @@ class JobView:
     cadence: str = ""
     paused: str = ""
     paused_wall_ms: int = 0
+    goodput: GoodputView | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,6 +23,7 @@ from supervisor.control.decide.jobs import (
     deletion,
     failing,
     generation,
+    goodput,
     incidents,
     joining,
     lifecycle,
@@ -84,6 +85,7 @@ def _look(snap: Snapshot, assessments: Assessments, rests: Rests) -> list[Decisi
             snap = claims.with_plan(snap, plan)
             jobs = rests.disturbed(jobs, snap, job)
         rests.suspect(visit, suspected=assessments.suspects(job))
+        visit.reads.hold(goodput.redone_in_ms(snap, job))
     rests.keep(cluster, nodes, visited)
     return decisions
 
@@ -127,10 +129,14 @@ def _about_job(snap: Snapshot, job: JobState, assessments: Assessments) -> list[
         # In this order: a job whose rules raise can still be deleted.
         return list[Decision](deletion.decide(snap, job) or incidents.follow_up(snap, job))
     if job.switch.value.parked is not None:
-        return []
+        counted: list[Decision] = []
+        with contained(lambda _error: None):  # of a job that is parked no other error is told
+            counted += goodput.keep(snap, job, None)
+        return counted
     invariants.check_job(snap, job)
-    step = _step(snap, job, assessments)
-    return list[Decision](step) if step else _housekeeping(snap, job, assessments.of(job, snap))
+    if step := _step(snap, job, assessments):
+        return [*step, *goodput.keep(snap, job, None)]
+    return _housekeeping(snap, job, assessments.of(job, snap))
 
 
 def _step(snap: Snapshot, job: JobState, assessments: Assessments) -> list[Action]:
@@ -232,7 +238,7 @@ def _lost(snap: Snapshot, job: JobState, found: Assessment) -> Iterator[Need]:
 def _housekeeping(snap: Snapshot, job: JobState, found: Assessment) -> list[Decision]:
     stacks = progress.stacks(job)
     if stacks:
-        return list[Decision](stacks)
+        return [*stacks, *goodput.keep(snap, job, found.need)]
     return [
         *incidents.follow_up(snap, job),
         *job.once(moves.publish),
@@ -248,6 +254,7 @@ def _housekeeping(snap: Snapshot, job: JobState, found: Assessment) -> list[Deci
         *job.once(delays.tell),
         *notices.tell(snap, job),
         *progress.clock(snap, job),
+        *goodput.keep(snap, job, found.need),
     ]
 
 

@@ -32,6 +32,7 @@ from supervisor.contract.desired import (
 )
 from supervisor.contract.ids import AttemptId, TaskId
 from supervisor.contract.incident import Event, Incident
+from supervisor.contract.job.goodput import Goodput
 from supervisor.contract.job.pause import Pause
 from supervisor.contract.job.spec import JobIntent, JobRecord, JobSpec, resized
 from supervisor.contract.observed import (
@@ -168,6 +169,7 @@ class JobState:
     incidents: Mapping[str, Versioned[Incident]]
     spares: Mapping[str, Versioned[Spare]] = field(default_factory=dict)
     events: tuple[Versioned[Event], ...] = ()
+    goodput: Versioned[Goodput] | None = None
     derived: dict[Callable[[JobState], object], object] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
@@ -252,7 +254,8 @@ class Snapshot:
     among them. `word`: this supervisor's promises (rule 11). `deleted`: jobs that were deleted, by name;
     `strays`: records about those, which came late. `aside`: jobs that are not among `jobs`, because they are
     set aside; `nodes_aside`: nodes that are set aside, with the reasons. `news`: the number of the newest
-    news of any node. `pause`: the record of the cluster's pause, also of one that is over.
+    news of any node. `pause`: the record of the cluster's pause, also of one that is over. `read_ms`: when
+    this process first read etcd: what is newer it has seen being written.
     """
 
     now_ms: int
@@ -278,6 +281,7 @@ class Snapshot:
     aside: Mapping[str, Aside] = field(default_factory=dict)
     nodes_aside: Mapping[str, Left] = field(default_factory=dict)
     news: int = field(default=0, compare=False)
+    read_ms: int = 0
     derived: dict[Callable[[Snapshot], object], object] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )

@@ -35,6 +35,7 @@ from supervisor.contract.desired import (
 )
 from supervisor.contract.errors import IncompatibleRecord, NewerRelease
 from supervisor.contract.incident import Event, Incident
+from supervisor.contract.job.goodput import Goodput
 from supervisor.contract.job.pause import Pause
 from supervisor.contract.job.spec import JobIntent, JobRecord
 from supervisor.contract.observed import (
@@ -104,6 +105,7 @@ class View:
         """Key -> the reason why its record cannot be read. No rule decides on the job or node of such a
         record."""
         self.revision = 0
+        self._read_ms: int | None = None
 
     def apply(self, changes: Iterable[KeyValue | KeyDeleted], revision: int, now_ms: int) -> None:
         """Fold in what the mirror delivered.
@@ -134,6 +136,8 @@ class View:
             )
             self._keep(family, held)
         self.revision = max(self.revision, revision)
+        if self._read_ms is None:
+            self._read_ms = now_ms
 
     def _read(self, family: keys.Family, change: KeyValue) -> object | None:
         """The record; None for one that cannot be read, of which nothing is held any more."""
@@ -258,6 +262,7 @@ class View:
             brake=self._brake,
             word=word or _NO_WORD,
             news=self._news,
+            read_ms=self._read_ms or 0,
         )
 
     def _once(self, name: str, make: Callable[[], T]) -> T:
@@ -432,6 +437,7 @@ class View:
             incidents={held.value.id: held for held in self._of_job("incidents/", Incident, name)},
             spares={held.value.node: held for held in self._of_job("spares/", Spare, name)},
             events=tuple(sorted(self._of_job("events/", Event, name), key=lambda held: held.key)),
+            goodput=self.get(Goodput, keys.goodput_of(name)),
         )
 
 

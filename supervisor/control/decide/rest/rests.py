@@ -27,8 +27,8 @@ S = TypeVar("S")
 T = TypeVar("T")
 
 SAMPLE_MS = 2_000
-UNHURRIED = frozenset({"straggler"})
-"""The kinds of what is only told, and follows from the pace of tasks: at the next visit is soon enough."""
+UNHURRIED = frozenset({"straggler", "goodput"})
+"""The kinds of what is only told or counted: at the next visit is soon enough."""
 
 
 @dataclass(slots=True)
