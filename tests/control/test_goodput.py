@@ -14,11 +14,13 @@ from supervisor.contract.boundaries import Delete
 from supervisor.contract.desired import JobPhase
 from supervisor.contract.incident import Outcome
 from supervisor.contract.job.goodput import Category, Goodput
+from supervisor.contract.job.pause import Pause
 from supervisor.contract.job.spec import RestartPolicy, Strategy, Wanted
 from supervisor.contract.observed import Pace, Saves, StageFailure
 from supervisor.contract.timing import FAST
 from supervisor.contract.views.jobs import GoodputView
 from supervisor.control.decide.plan import put
+from tests.control import world as told_world
 from tests.control.world import STEP_MS, World, says_of_saves
 from tests.support.builders import job_spec
 
@@ -78,6 +80,10 @@ class Clocked(World):
     def recover(self, incident: str) -> None:
         self.until(lambda: self.incidents()[incident].outcome is Outcome.RECOVERED)
         self.lasts(500)
+
+
+class Telling(Clocked, told_world.Telling):
+    """Its events are in etcd, too."""
 
 
 def test_a_job_starts_and_is_productive_from_its_first_step() -> None:
@@ -268,6 +274,24 @@ def test_a_job_without_room_waits_for_it() -> None:
     world.start()
     world.check()
     assert abs(world.spent(Category.WAITING_ROOM) - 5_000) <= 3 * NEAR_MS
+
+
+def test_a_failure_under_a_pause_is_stopped_time_until_its_end() -> None:
+    world = Telling(nodes=4).start()
+    world.commit(1, 5)
+    world.write(put(keys.PAUSE, Pause(by="user:olga")))
+    world.lasts(2_000)
+    assert world.told().now == "productive"
+    world.end_task("ps.0", signal=9)
+    world.lasts(7_000)
+    world.check()
+    assert world.told().now == "stopped"
+    world.write(put(keys.PAUSE, Pause(by="user:olga", in_force=False)))
+    world.until(lambda: world.switch().generation == 2)
+    world.recover("g1-ps.0-a1")
+    world.check()
+    assert abs(world.spent(Category.STOPPED) - 7_000) <= NEAR_MS
+    assert world.spent(Category.DECIDE) <= NEAR_MS
 
 
 def test_a_base_that_cannot_be_read_is_waited_for() -> None:

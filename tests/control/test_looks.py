@@ -13,12 +13,13 @@ import pytest
 from supervisor.contract import keys
 from supervisor.contract.desired import JobPhase, JobSwitch
 from supervisor.contract.incident import Event, Outcome
+from supervisor.contract.job.goodput import Category, Goodput
 from supervisor.contract.job.spec import JobIntent, JobRecord
 from supervisor.control.decide.assess.assess import assess
 from supervisor.control.decide.jobs.incidents import KEPT_EVENTS
 from supervisor.control.decide.nodes.offers import grouped
 from supervisor.control.decide.nodes.placement import Before, place
-from supervisor.control.decide.plan import put
+from supervisor.control.decide.plan import Action, put
 from supervisor.control.decide.reconcile import reconcile
 from supervisor.control.decide.rest import rests as resting
 from supervisor.control.decide.rest.rests import Rests
@@ -171,15 +172,22 @@ def crowd(nodes: int, jobs: int, cpus: float) -> World:
             put(keys.job_record(name), JobRecord(spec, name, 0)),
             put(keys.switch(name), JobSwitch(name, name, JobPhase.WAITING, 0)),
             put(keys.intent(name), JobIntent()),
+            put(keys.goodput_of(name), waiting(name)),
         )
     return world
+
+
+def waiting(name: str) -> Goodput:
+    """The ledger of a job that is known to have no room."""
+    return Goodput(job=name, job_uuid=name, since_wall_ms=0, wall_ms=0, category=Category.WAITING_ROOM)
 
 
 def look_at_waiting(nodes: int, jobs: int, cpus: float) -> int:
     """The bytecodes of a look at so many jobs that wait."""
     snap = crowd(nodes, jobs, cpus).snapshot()
     made = bytecodes(lambda: reconcile(snap))
-    assert len(reconcile(snap)) == (0 if cpus > NODE_CPUS else jobs)
+    kinds = [each.kind for each in reconcile(snap) if isinstance(each, Action)]
+    assert kinds.count("prepare") == (0 if cpus > NODE_CPUS else jobs)
     return made
 
 

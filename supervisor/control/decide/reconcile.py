@@ -135,7 +135,7 @@ def _about_job(snap: Snapshot, job: JobState, assessments: Assessments) -> list[
         return counted
     invariants.check_job(snap, job)
     if step := _step(snap, job, assessments):
-        return [*step, *goodput.keep(snap, job, None)]
+        return [*step, *goodput.keep(snap, job, None, acts=True)]
     return _housekeeping(snap, job, assessments.of(job, snap))
 
 

@@ -24,6 +24,7 @@ from supervisor.contract.views.jobs import GoodputView
 from supervisor.control.decide.assess import servers
 from supervisor.control.decide.assess.need import Need
 from supervisor.control.decide.checkpoints.advice import saves_of
+from supervisor.control.decide.facts import hold
 from supervisor.control.decide.facts.cluster_time import ages
 from supervisor.control.decide.facts.history import has_stepped, job_step
 from supervisor.control.decide.plan import Action, put, still, unchanged_or_absent
@@ -43,11 +44,12 @@ _OF_ALL_ALONE = ("ready", "switched")
 _TURN: Mapping[Category, int] = {
     **{category: turn for turn, category in enumerate(_PHASES.values())},
     Category.WAITING_ROOM: 2,
+    Category.STOPPED: 2,
     Category.FENCE: 2,
     Category.WAITING_STORE: 3,
 }
 """The number of the phase in which a category may run."""
-_WAITING = (Category.WAITING_ROOM, Category.WAITING_STORE)
+_WAITING = (Category.WAITING_ROOM, Category.WAITING_STORE, Category.STOPPED)
 _UNHURT = frozenset({Cause.OPERATOR, Cause.RESIZED, Cause.DRAINED, Cause.GPU})
 """Causes for which tasks may train on until the next generation is ready."""
 
@@ -69,9 +71,14 @@ class _Course:
     reached: int = -1
 
 
-def keep(snap: Snapshot, job: JobState, need: Need | None) -> list[Action]:
-    """Write the ledger when another category runs than it says. A job without one begins to count now."""
+def keep(snap: Snapshot, job: JobState, need: Need | None, *, acts: bool = False) -> list[Action]:
+    """Write the ledger when another category runs than it says. A job without one begins to count now.
+
+    `acts`: something is decided about the job in this look. What follows from that has its record then.
+    """
     held, key = job.goodput, keys.goodput_of(job.name)
+    if acts and held is not None and _holding(job) is None:
+        return []
     if held is None or held.value.job_uuid != job.record.value.uuid:
         after = _begun(snap, job)
     else:
@@ -158,7 +165,7 @@ def _folded(snap: Snapshot, job: JobState, held: Versioned[Goodput], course: _Co
     """The ledger up to the beginning of what runs now."""
     kept, now_ms = held.value, snap.now_ms
     at_ms = now_ms - _elapsed_ms(snap, held)
-    spent, runs = {name: ms for name, ms in kept.spent_ms.items() if ms}, kept.category
+    spent, runs = dict(kept.spent_ms), kept.category
     trained: dict[Category, int] = {}
     for span in course.spans:
         began_ms = min(max(span.began_ms, at_ms), now_ms)
@@ -176,7 +183,7 @@ def _folded(snap: Snapshot, job: JobState, held: Versioned[Goodput], course: _Co
         kept,
         wall_ms=snap.wall_ms - (now_ms - at_ms),
         category=runs,
-        spent_ms=spent,
+        spent_ms={name: ms for name, ms in spent.items() if ms},
         incident=course.incident or kept.incident,
         reached=max(kept.reached, course.reached),
         saver=saver,
@@ -212,15 +219,16 @@ def _course(snap: Snapshot, job: JobState, kept: Goodput, need: Need | None) -> 
     if held is not None and not _trains_on(job, held.value) and not _trains_again(kept, held.value):
         return _of_incident(snap, job, kept, held)
     if phase is JobPhase.WAITING:
-        runs = Category.WAITING_ROOM if need is not None and job.next_plan is None else Category.STARTING
+        waits = need is not None and job.next_plan is None
+        runs = _without_plan(snap, job) if waits else Category.STARTING
         return _Course((Span(runs, switch.seen_ms if kept.category is Category.STOPPED else now_ms),))
-    if need is not None and held is None and (spans := _of_need(job, kept, need)):
+    if need is not None and held is None and (spans := _of_need(snap, job, kept, need)):
         return _Course(spans, need.incident)
     if kept.category is Category.PRODUCTIVE:
         return _Course()
     if kept.category is Category.REDOING:
         return _Course(tuple(_training(snap, job, kept, now_ms)))
-    for name in (kept.incident, switch.value.incident):
+    for name in (kept.incident, *([switch.value.incident] if kept.category not in _TURN else [])):
         last = job.incidents.get(name)
         if last is not None and last.value.plan_id == switch.value.plan_id:
             return _of_incident(snap, job, kept, last)
@@ -267,7 +275,7 @@ def _trains_again(kept: Goodput, incident: Incident) -> bool:
     return kept.category.trains and kept.incident == incident.id and "switched" in incident.phases_ms
 
 
-def _of_need(job: JobState, kept: Goodput, need: Need) -> tuple[Span, ...]:
+def _of_need(snap: Snapshot, job: JobState, kept: Goodput, need: Need) -> tuple[Span, ...]:
     """A failure of the whole job that has no record yet; empty where training goes on meanwhile."""
     if need.scope is not Scope.ALL or need.patience_ms or need.cause in _UNHURT:
         return ()
@@ -276,7 +284,9 @@ def _of_need(job: JobState, kept: Goodput, need: Need) -> tuple[Span, ...]:
     if plan is not None:
         spans += _preparing(job, plan.value.plan_id, max(plan.created_ms, known_ms))
     elif need.firm:
-        spans.append(Span(Category.WAITING_ROOM, known_ms))
+        spans.append(Span(_without_plan(snap, job), known_ms))
+    if kept.category in _WAITING and kept.incident == need.incident:
+        return (replace(spans[-1], began_ms=snap.now_ms),)
     return tuple(_after(spans, kept, need.incident))
 
 
@@ -370,7 +380,12 @@ def _waits(snap: Snapshot, job: JobState, incident: Incident) -> Span | None:
             and held.value.failure is StageFailure.UNKNOWN
         ]
         return Span(Category.WAITING_STORE, min(unread)) if unread else None
-    return Span(Category.WAITING_ROOM, snap.now_ms) if job.next_plan is None else None
+    return Span(_without_plan(snap, job), snap.now_ms) if job.next_plan is None else None
+
+
+def _without_plan(snap: Snapshot, job: JobState) -> Category:
+    """What a job is in whose next generation has no plan: no node has room, or a pause holds it."""
+    return Category.STOPPED if hold.held(snap, job) else Category.WAITING_ROOM
 
 
 # Training.
