@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from supervisor.cli import render
+from supervisor.cli import names, render
 from supervisor.cli.jobs.goodput import COLUMNS, duration, line, lines, percent, sum_of
 from supervisor.cli.jobs.look import ask
 from supervisor.cli.options import Globals, global_options
@@ -15,7 +15,7 @@ from supervisor.contract.views.jobs import JobView
 
 
 @click.command()
-@click.argument("job", required=False, default="")
+@click.argument("job", shell_complete=names.jobs, required=False, default="")
 @global_options
 def goodput(given: Globals, job: str) -> None:
     """Show what the time of all jobs was spent on, or of JOB with each category (docs/goodput.md)."""
