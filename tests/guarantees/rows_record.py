@@ -81,7 +81,7 @@ ROWS = (
         13,
         "No rule looks at a parked job before an operator releases it.",
         "supervisor/control/decide/reconcile.py",
-        "    if job.switch.value.parked is not None:\n        return []\n",
+        "    if job.switch.value.parked is not None:\n        return _count_parked(snap, job)\n",
         "",
         PARKING + "test_no_rule_looks_at_a_parked_job",
     ),

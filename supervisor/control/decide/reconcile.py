@@ -129,14 +129,19 @@ def _about_job(snap: Snapshot, job: JobState, assessments: Assessments) -> list[
         # In this order: a job whose rules raise can still be deleted.
         return list[Decision](deletion.decide(snap, job) or incidents.follow_up(snap, job))
     if job.switch.value.parked is not None:
-        counted: list[Decision] = []
-        with contained(lambda _error: None):  # of a job that is parked no other error is told
-            counted += goodput.keep(snap, job, None)
-        return counted
+        return _count_parked(snap, job)
     invariants.check_job(snap, job)
     if step := _step(snap, job, assessments):
         return [*step, *goodput.keep(snap, job, None, acts=True)]
     return _housekeeping(snap, job, assessments.of(job, snap))
+
+
+def _count_parked(snap: Snapshot, job: JobState) -> list[Decision]:
+    """The time of a parked job is stopped time. It is parked for one error, and no other one is told."""
+    counted: list[Decision] = []
+    with contained(lambda _error: None):
+        counted += goodput.keep(snap, job, None)
+    return counted
 
 
 def _step(snap: Snapshot, job: JobState, assessments: Assessments) -> list[Action]:
