@@ -9,7 +9,7 @@ from functools import partial
 import pytest
 
 from supervisor.api.views import cluster_status, job_view
-from supervisor.contract import keys
+from supervisor.contract import codec, keys
 from supervisor.contract.boundaries import Delete
 from supervisor.contract.checkpoint import CheckpointRef
 from supervisor.contract.desired import Cordon, JobPhase
@@ -246,3 +246,8 @@ def test_what_was_begun_before_a_pause_and_is_needed_no_more_is_closed_during_it
     pause(world, "cluster")
     world.write(Delete(keys.cordon(node)))
     world.until(lambda: Outcome.OPEN not in {each.outcome for each in world.incidents().values()})
+
+
+def test_a_release_that_knows_no_pauses_cannot_read_the_wish_and_so_restarts_nothing() -> None:
+    assert b'"record":"JobIntent+paused"' in codec.encode(JobIntent(paused=PAUSE))
+    assert b'"record":"JobIntent"' in codec.encode(JobIntent())

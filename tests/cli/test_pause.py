@@ -1,0 +1,44 @@
+"""Pauses in a real embedded cluster, through the real command line."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from supervisor.cli.local.cluster import LocalCluster
+from tests.cli.printing import JOB, PROGRAM, PrintingShell
+from tests.support.waiting import wait_until
+
+
+@pytest.fixture
+def shell(tmp_path: Path) -> Iterator[PrintingShell]:
+    with LocalCluster(tmp_path / "state", nodes=1, supervisors=1) as cluster:
+        found = PrintingShell(cluster)
+        (tmp_path / "count.py").write_text(PROGRAM)
+        (tmp_path / "job.yaml").write_text(JOB.format(python=sys.executable))
+        found("submit", str(tmp_path / "job.yaml"))
+        wait_until(lambda: found.attempt_pid() > 0, "the task runs")
+        yield found
+
+
+def test_what_ends_during_a_pause_is_told_of_and_restarts_after_it(shell: PrintingShell) -> None:
+    assert "nothing is restarted or moved by itself" in shell("pause", "--reason", "new switches").stdout
+    assert "nothing of it is restarted" in shell("pause", "count", "--reason", "a look").stdout
+    first = shell("status").stdout.splitlines()[0]
+    assert first.startswith("PAUSED since ")
+    assert first.endswith(": new switches")
+    os.kill(shell.attempt_pid(), signal.SIGKILL)
+    wait_until(lambda: "nothing is restarted or moved: paused by" in shell("events", "count").stdout)
+    assert shell("explain", "count").stdout.count("new switches") == 2
+    assert "but" not in shell("resume").stdout
+    lines = shell("status", "count").stdout.splitlines()
+    assert lines[0].endswith(": a look"), "the job has a pause of its own"
+    assert shell.json("status")["paused"] == ""
+    assert "count: it goes on" in shell("resume", "count").stdout
+    wait_until(lambda: shell.attempt_pid() > 0, "it runs again")
+    assert "PAUSED" not in shell("status").stdout
