@@ -17,6 +17,7 @@ from supervisor.adapters.files.config import DaemonConfig, HttpConfig
 from supervisor.contract.access import Caller
 from supervisor.contract.addresses import bare, split_host_port
 from supervisor.contract.boundaries import Logger
+from supervisor.contract.containment import contained, told
 from supervisor.wire.audit import Auditor
 from supervisor.wire.gate import Policy
 from supervisor.wire.rpc import Guard
@@ -80,7 +81,7 @@ def guard_of(config: DaemonConfig) -> Guard:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HttpDoor:
-    """The door of one daemon. `routes` is called once, in a thread, when the first caller connects."""
+    """The door of one daemon. `routes` is called in a thread, when the first caller connects."""
 
     settings: HttpConfig
     guard: Guard
@@ -98,16 +99,26 @@ class HttpDoor:
     async def run(self) -> NoReturn:
         """Listen and serve until cancelled.
 
-        A port that is in use is tried again: a page never keeps a daemon from its work.
+        A port that is in use is tried again, and so is all else that fails: a page never keeps a daemon from
+        its work.
         """
-        listener = await self._listen()
-        try:
+        said = ""
+        while True:
+            errors: list[Exception] = []
+            with contained(errors.append):
+                await self._serve()
+            if told(errors[0]) != said:
+                said = told(errors[0])
+                self.sink.error("the HTTP door has failed", reason=said, next="it is opened again")
+            await asyncio.sleep(AGAIN_S)
+
+    async def _serve(self) -> NoReturn:
+        with await self._listen() as listener:
             first, _ = await asyncio.get_running_loop().sock_accept(listener)
-            server = await asyncio.to_thread(importlib.import_module, "supervisor.wire.http_server")
-            routes = await asyncio.to_thread(self.routes)
-            await server.HttpServer(self, routes).serve(listener, first)
-        finally:
-            listener.close()
+            with first:
+                server = await asyncio.to_thread(importlib.import_module, "supervisor.wire.http_server")
+                routes = await asyncio.to_thread(self.routes)
+                await server.HttpServer(self, routes).serve(listener, first)
         raise AssertionError("a door serves until it is cancelled")
 
     async def _listen(self) -> socket.socket:

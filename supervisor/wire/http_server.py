@@ -21,7 +21,7 @@ from collections import Counter
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing, suppress
 from types import SimpleNamespace
-from typing import NoReturn
+from typing import NoReturn, cast
 from urllib.parse import unquote
 
 from aiohttp import web
@@ -42,7 +42,13 @@ MOST_CONNECTIONS = 128
 """Most open connections. One more takes the place of the one that has been idle for longest, if any is."""
 MOST_STREAMS = 32
 """Most streams to one caller at a time."""
+MOST_HANDSHAKES = 64
+"""Most connections that have not shown a certificate yet. One more takes the place of the oldest."""
 HANDSHAKE_S = 5.0
+PACE_S = 0.01
+"""Seconds from one connection to the next. A handshake costs the daemon's loop milliseconds, and any
+caller can ask for one.
+"""
 IDLE_S = 15.0
 """Seconds for which a connection may be open without a whole request."""
 ANSWER_S = 10.0
@@ -86,7 +92,35 @@ class _Unknown(Refused):
 
 
 class _Protocol(web.RequestHandler):
-    """One connection. An answer to what is no HTTP has our headers, too, and no line in the log."""
+    """One connection, in `opened` as long as its socket is open.
+
+    An answer to what is no HTTP has our headers, too, and no line in the log.
+    """
+
+    def __init__(self, server: web.Server, opened: dict[asyncio.Transport, float | None]) -> None:
+        super().__init__(
+            server,
+            loop=asyncio.get_running_loop(),
+            logger=_QUIET,
+            access_log=_QUIET,
+            keepalive_timeout=IDLE_S,
+            max_line_size=MOST_LINE,
+            max_field_size=MOST_LINE,
+            max_headers=MOST_HEADERS,
+            lingering_time=0.0,
+        )
+        self._opened = opened
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Count the connection. With TLS its handshake is over."""
+        self._opened[cast("asyncio.Transport", transport)] = asyncio.get_running_loop().time()
+        super().connection_made(transport)
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        """The socket is closed. A caller that does not read can keep it open after we have ended it."""
+        if self.transport is not None:
+            self._opened.pop(self.transport, None)
+        super().connection_lost(exc)
 
     def handle_error(
         self,
@@ -114,9 +148,12 @@ class HttpServer:
         self._cookie = _cookie_of(guard.token)
         self._open: dict[asyncio.Transport, float | None] = {}
         """Connection -> since when it is idle; None while a request is answered."""
-        self._connecting: set[asyncio.Task[None]] = set()
+        self._connecting: dict[asyncio.Task[None], None] = {}
+        """Connections before the end of their handshake, oldest first."""
+        self._reading: asyncio.Task[ssl.SSLContext] | None = None
         self._streams: Counter[str] = Counter()
-        self._server = web.Server(self._handle)
+        # A stream may have nothing to send for long: it ends when its caller is gone.
+        self._server = web.Server(self._handle, handler_cancellation=True)
 
     async def serve(self, listener: socket.socket, first: socket.socket) -> NoReturn:
         """Serve until cancelled. `first`: a connection that was accepted before."""
@@ -126,13 +163,14 @@ class HttpServer:
         try:
             while True:
                 self._take(connection)
+                await asyncio.sleep(PACE_S)
                 connection = await self._accept(loop, listener)
         finally:
             sweeping.cancel()
             for task in self._connecting:
                 task.cancel()
             await asyncio.gather(*self._connecting, return_exceptions=True)
-            for transport in self._open:
+            for transport in list(self._open):
                 transport.abort()
             await self._server.shutdown(0.0)
 
@@ -146,14 +184,16 @@ class HttpServer:
                 await asyncio.sleep(1.0)
 
     def _take(self, connection: socket.socket) -> None:
-        for transport in [each for each in self._open if each.is_closing()]:
-            del self._open[transport]
+        if len(self._connecting) >= MOST_HANDSHAKES:
+            oldest = next(iter(self._connecting))
+            del self._connecting[oldest]
+            oldest.cancel()
         if len(self._open) + len(self._connecting) >= MOST_CONNECTIONS and not self._drop_idle():
             connection.close()
             return
         task = asyncio.create_task(self._connect(connection))
-        self._connecting.add(task)
-        task.add_done_callback(self._connecting.discard)
+        self._connecting[task] = None
+        task.add_done_callback(lambda done: self._connecting.pop(done, None))
 
     def _drop_idle(self) -> bool:
         """Close the connection that has been idle for longest; False if there is none."""
@@ -166,13 +206,11 @@ class HttpServer:
         return True
 
     async def _connect(self, connection: socket.socket) -> None:
-        loop, certificates = asyncio.get_running_loop(), self._door.guard.certificates
         ready = False
         try:
             connection.setblocking(False)
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER)
-            # Files may hang; each connection has what they hold when it begins.
-            context = await asyncio.to_thread(certificates.server_context) if certificates else None
+            context = await self._context()
             ready = True
         except (OSError, TfSupervisorError) as error:
             self._door.sink.warning("cannot serve an HTTP connection", reason=str(error))
@@ -181,23 +219,24 @@ class HttpServer:
             if not ready:
                 connection.close()
         with suppress(OSError):  # also what TLS refuses
-            transport, _ = await loop.connect_accepted_socket(
-                lambda: _Protocol(
-                    self._server,
-                    loop=loop,
-                    logger=_QUIET,
-                    access_log=_QUIET,
-                    keepalive_timeout=IDLE_S,
-                    max_line_size=MOST_LINE,
-                    max_field_size=MOST_LINE,
-                    max_headers=MOST_HEADERS,
-                    lingering_time=0.0,
-                ),
+            await asyncio.get_running_loop().connect_accepted_socket(
+                lambda: _Protocol(self._server, self._open),
                 connection,
                 ssl=context,
                 ssl_handshake_timeout=HANDSHAKE_S if context else None,
             )
-            self._open.setdefault(transport, loop.time())
+
+    async def _context(self) -> ssl.SSLContext | None:
+        """The TLS context of a connection that begins now; None: there is no TLS.
+
+        Others need the threads, too: files that hang hold up one of them.
+        """
+        certificates = self._door.guard.certificates
+        if certificates is None:
+            return None
+        if self._reading is None or self._reading.done():
+            self._reading = asyncio.create_task(asyncio.to_thread(certificates.server_context))
+        return await asyncio.shield(self._reading)
 
     async def _sweep(self) -> NoReturn:
         """Close connections that send no whole request."""
@@ -205,9 +244,7 @@ class HttpServer:
         while True:
             await asyncio.sleep(1.0)
             for transport, since in list(self._open.items()):
-                if transport.is_closing():
-                    del self._open[transport]
-                elif since is not None and loop.time() - since > IDLE_S:
+                if since is not None and loop.time() - since > IDLE_S:
                     transport.abort()
                     del self._open[transport]
 
@@ -219,7 +256,8 @@ class HttpServer:
         try:
             return await self._respond(request, transport)
         finally:
-            self._open[transport] = asyncio.get_running_loop().time()
+            if transport in self._open:
+                self._open[transport] = asyncio.get_running_loop().time()
 
     async def _respond(self, request: web.BaseRequest, transport: asyncio.Transport) -> web.StreamResponse:
         """Answer, and send the answer here, so that a caller that does not read is dropped in time."""

@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 import ssl
 import subprocess
 import sys
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+import threading
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import psutil
 import pytest
 from aiohttp import ClientConnectionError, ClientSession, TCPConnector
 
 from chaos.cluster.certificates import Authority
 from supervisor.adapters.audit import open_audit
+from supervisor.adapters.certificates.reload import Certificates
 from supervisor.adapters.certificates.tls import TlsFiles
 from supervisor.adapters.files.config import AuditConfig, HttpConfig
 from supervisor.contract.access import Role, Standing
@@ -48,18 +53,25 @@ class Site:
     asked: list[Asked] = field(default_factory=list)
     sent: int = 0
     ended: asyncio.Event = field(default_factory=asyncio.Event)
+    load: Callable[[], None] = lambda: None
 
     async def open(self) -> Site:
         paths = {"/seen/{job}": self.see, "/hang": self.hang, "/gone": self.gone, "/bug": self.bug}
         routes = [Route(path, "Control.Status", handler) for path, handler in paths.items()]
         routes += [Route("/stream", "Control.Events", self.stream), Route("/secret", "Node.Exec", self.see)]
+        routes += [Route("/quiet", "Control.Events", self.quiet)]
+
+        def load() -> list[Route]:
+            self.load()
+            return routes
+
         door = HttpDoor(
             settings=HttpConfig(listen=f"{HOST}:{self.port}", advertise=f"boss:{self.port}"),
             guard=self.guard,
             policy=self.policy,
             auditor=self.auditor,
             sink=self.sink,
-            routes=lambda: routes,
+            routes=load,
         )
         running = asyncio.create_task(door.run())
         self.stack.push_async_callback(asyncio.gather, running, return_exceptions=True)
@@ -105,6 +117,16 @@ class Site:
 
     async def stream(self, asked: Asked) -> Answer:
         return Answer(self.chunks(), "text/event-stream")
+
+    async def quiet(self, asked: Asked) -> Answer:
+        return Answer(self.silence(), "text/event-stream")
+
+    async def silence(self) -> AsyncGenerator[bytes, None]:
+        try:
+            yield b":"
+            await asyncio.Event().wait()
+        finally:
+            self.ended.set()
 
     async def chunks(self) -> AsyncGenerator[bytes, None]:
         try:
@@ -280,6 +302,16 @@ async def test_a_caller_that_does_not_read_a_stream_is_dropped(
     assert (await get(site, headers=BEARER))[0] == 200
 
 
+async def test_a_stream_with_nothing_to_send_ends_when_its_caller_is_gone(site: Site) -> None:
+    reader, writer = await asyncio.open_connection(HOST, site.port)
+    ask = f"GET /quiet HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {TOKEN}\r\n\r\n"
+    writer.write(ask.encode())
+    await reader.readuntil(b"\r\n:\r\n")
+    writer.close()
+    async with asyncio.timeout(10):
+        await site.ended.wait()
+
+
 def files_of(root: Path, name: str, identity: str, authority: Authority, trusted: Path) -> TlsFiles:
     return TlsFiles(trusted, *authority.issue(name, [HOST], identity))
 
@@ -357,8 +389,70 @@ async def test_a_caller_that_does_not_shake_hands_holds_up_nobody(
         stack, Guard(files_of(tmp_path, "s0", "supervisor:s0", authority, authority.certificate))
     ).open()
     assert await site.raw(b"") == b"", "it is closed"
-    vera = files_of(tmp_path, "vera", "user:vera", authority, authority.certificate)
-    assert (await get(site, context=shown(vera, authority.certificate)))[0] == 200
+    vera = shown(
+        files_of(tmp_path, "vera", "user:vera", authority, authority.certificate), authority.certificate
+    )
+    assert (await get(site, context=vera))[0] == 200
+    monkeypatch.setattr(http_server, "HANDSHAKE_S", 60.0)
+    monkeypatch.setattr(http_server, "MOST_HANDSHAKES", 4)
+    monkeypatch.setattr(http_server, "MOST_CONNECTIONS", 8)
+    waiting = [await asyncio.open_connection(HOST, site.port) for _ in range(12)]
+    assert (await get(site, context=vera))[0] == 200, "it takes the place of the oldest"
+    for _, writer in waiting:
+        writer.close()
+
+
+async def test_an_ended_connection_counts_until_its_caller_lets_go(
+    tmp_path: Path, stack: AsyncExitStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http_server, "MOST_CONNECTIONS", 8)
+    authority = Authority(tmp_path)
+    ca = authority.certificate
+    site = await Site(stack, Guard(files_of(tmp_path, "s0", "supervisor:s0", authority, ca))).open()
+    context = shown(files_of(tmp_path, "nobody", "user:nobody", authority, ca), ca)
+
+    def refused() -> ssl.SSLSocket:
+        made = context.wrap_socket(socket.create_connection((HOST, site.port)), server_hostname=HOST)
+        made.sendall(b"GET /seen/x HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        assert b" 403 " in made.recv(100)
+        return made
+
+    kept = [await asyncio.to_thread(refused) for _ in range(20)]
+    ours = [each for each in psutil.Process().net_connections("tcp") if each.laddr[1] == site.port]
+    for each in kept:
+        each.close()
+    assert len(ours) <= 1 + http_server.MOST_CONNECTIONS, "the listening one, and those that are open"
+
+
+async def test_certificates_in_files_that_hang_leave_threads_to_others(
+    tmp_path: Path, stack: AsyncExitStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    authority, goes_on = Authority(tmp_path), threading.Event()
+    ca = authority.certificate
+    read = Certificates.server_context
+
+    def hang(self: Certificates) -> ssl.SSLContext:
+        goes_on.wait(30)
+        return read(self)
+
+    monkeypatch.setattr(Certificates, "server_context", hang)
+    site = await Site(stack, Guard(files_of(tmp_path, "s0", "supervisor:s0", authority, ca))).open()
+    waiting = [await asyncio.open_connection(HOST, site.port) for _ in range(40)]
+    try:
+        async with asyncio.timeout(10):
+            await asyncio.to_thread(until_taken, site.port, 40)
+    finally:
+        goes_on.set()
+    for _, writer in waiting:
+        writer.close()
+    vera = files_of(tmp_path, "vera", "user:vera", authority, ca)
+    assert (await get(site, context=shown(vera, ca)))[0] == 200
+
+
+def until_taken(port: int, count: int) -> None:
+    """Wait, in a thread of those that all share, until the door has taken so many connections."""
+    while sum(each.laddr[1] == port for each in psutil.Process().net_connections("tcp")) <= count:
+        time.sleep(0.05)
 
 
 async def test_reads_are_in_the_audit_log(tmp_path: Path, stack: AsyncExitStack) -> None:
@@ -386,6 +480,24 @@ async def test_a_port_in_use_is_tried_again(stack: AsyncExitStack, monkeypatch: 
     assert "in use" in str((await site.line("cannot listen for HTTP"))["reason"])
     first.close()
     await opening
+    assert (await get(site, headers=BEARER))[0] == 200
+
+
+async def test_a_door_that_has_failed_is_opened_again(
+    stack: AsyncExitStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("supervisor.wire.http.AGAIN_S", 0.05)
+    tries = iter([KeyError("no such template"), None])
+
+    def load() -> None:
+        if (error := next(tries)) is not None:
+            raise error
+
+    site = await Site(stack, Guard(token=TOKEN), load=load).open()
+    with pytest.raises(ClientConnectionError):
+        await get(site, headers=BEARER)
+    assert "no such template" in str((await site.line("the HTTP door has failed"))["reason"])
+    await until(lambda: [said for _, said, _ in site.sink.lines].count("HTTP door is open") == 2)
     assert (await get(site, headers=BEARER))[0] == 200
 
 
