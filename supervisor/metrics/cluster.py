@@ -12,6 +12,7 @@ from supervisor.api.nodes import node_state, tasks_by_node
 from supervisor.contract.checkpoint import CheckpointRef
 from supervisor.contract.desired import JobPhase, Placement
 from supervisor.contract.incident import Outcome
+from supervisor.contract.job.goodput import Category
 from supervisor.contract.observed import AttemptState, GpuHealth, TaskBeat
 from supervisor.control.decide.checkpoints import saving
 from supervisor.control.decide.facts.gpus import quarantined, reported
@@ -59,6 +60,18 @@ JOB_PHASE = gauge("tfsup_job_phase", "1 for the phase that a job is in.", "job_n
 JOB_PAUSED = gauge("tfsup_job_paused", "1 while nothing of a job is restarted and moved.", "job_name")
 JOB_TASKS = gauge("tfsup_job_tasks", "Tasks of a job that has not ended, by state.", "job_name", "state")
 JOB_GENERATION = gauge("tfsup_job_generation", "The generation of a job that is in force.", "job_name")
+JOB_SPENT = gauge(
+    "tfsup_job_spent_seconds",
+    "What a job's time since its submission was spent on, by the categories of docs/goodput.md. A recovery "
+    "moves time from one to another, so that this is no counter.",
+    "job_name",
+    "category",
+)
+JOB_GOODPUT = gauge(
+    "tfsup_job_goodput_ratio",
+    "The productive part of a job's time in which nobody had stopped it.",
+    "job_name",
+)
 JOB_STEP = gauge("tfsup_job_step", "The newest global step of a job; it goes back at a restart.", "job_name")
 JOB_RATE = gauge(
     "tfsup_job_steps_per_second", "Steps per second of a job's fastest task, over a few seconds.", "job_name"
@@ -150,12 +163,29 @@ def _job(snap: Snapshot, job: JobState, rows: Rows) -> None:
     rows.put(JOB_STREAK, switch.ledger.streak, name)
     rows.put(JOB_STREAK_ALLOWED, record.spec.restart.max_restarts, name)
     rows.add(INCIDENTS_OPEN, sum(each.value.outcome is Outcome.OPEN for each in job.incidents.values()))
+    _goodput(snap, job, rows)
     _steps(snap, job, rows)
     if switch.shown_phase is JobPhase.WAITING:
         rows.put(JOB_WAITING, (snap.now_ms - job.switch.seen_ms) / 1000, name)
     if not switch.shown_phase.ended:
         _tasks(snap, job, rows)
         _commits(snap, job, rows)
+
+
+def _goodput(snap: Snapshot, job: JobState, rows: Rows) -> None:
+    """What the ledger has, and the time since by what it says that runs."""
+    if job.goodput is None or job.goodput.value.job_uuid != job.record.value.uuid:
+        return
+    ledger, phase = job.goodput.value, job.switch.value.phase
+    spent_ms = dict(ledger.spent_ms)
+    if not phase.ended or phase is JobPhase.STOPPED:
+        now = ledger.category.value
+        spent_ms[now] = spent_ms.get(now, 0) + max(0, snap.wall_ms - ledger.wall_ms)
+    for category, ms in spent_ms.items():
+        rows.put(JOB_SPENT, ms / 1000, job.name, category)
+    counted_ms = sum(spent_ms.values()) - spent_ms.get(Category.STOPPED.value, 0)
+    if counted_ms > 0:
+        rows.put(JOB_GOODPUT, spent_ms.get(Category.PRODUCTIVE.value, 0) / counted_ms, job.name)
 
 
 def _steps(snap: Snapshot, job: JobState, rows: Rows) -> None:

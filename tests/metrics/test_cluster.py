@@ -10,6 +10,7 @@ from supervisor.adapters.metrics import Metric, Rows
 from supervisor.contract import keys
 from supervisor.contract.boundaries import Put
 from supervisor.contract.desired import Cordon, GpuQuarantine, JobPhase
+from supervisor.contract.job.goodput import Category, Goodput
 from supervisor.contract.job.pause import Pause
 from supervisor.contract.observed import Gpu, GpuAction, GpuHealth, SaverBeat
 from supervisor.control.decide.plan import put
@@ -89,6 +90,29 @@ def test_a_lost_node_and_its_tasks_are_told_as_lost() -> None:
         rows.get(cluster.NODE_BEAT_AGE, node) > world.view.snapshot(0, 0, 0, world.token).timing.d_ms / 1000
     )
     assert rows.get(cluster.JOB_RATE, "digits") == 0
+
+
+def test_what_a_jobs_time_was_spent_on() -> None:
+    world = World().start()
+    world.wall_ms = 100_000
+    ledger = Goodput(
+        job="digits",
+        job_uuid="uuid",
+        since_wall_ms=50_000,
+        wall_ms=94_000,
+        category=Category.PRODUCTIVE,
+        spent_ms={"starting": 4_000, "productive": 30_000, "stopped": 10_000},
+    )
+    world.write(put(keys.goodput_of("digits"), ledger))
+    rows = rows_of(world.snapshot())
+    assert value(rows, cluster.JOB_SPENT) == {
+        ("digits", "starting"): 4,
+        ("digits", "productive"): 36,
+        ("digits", "stopped"): 10,
+    }
+    assert rows.get(cluster.JOB_GOODPUT, "digits") == 0.9
+    world.write(put(keys.goodput_of("digits"), replace(ledger, job_uuid="of a job before")))
+    assert cluster.JOB_SPENT not in rows_of(world.snapshot()).values
 
 
 def test_a_pause_is_told_of_the_cluster_or_of_a_job() -> None:

@@ -14,6 +14,7 @@ from tests.support import metrics_page
 ROOT = Path(__file__).resolve().parents[2]
 UNITS = ("_seconds", "_bytes", "_ratio", "_celsius", "_watts")
 BOUNDED = {
+    "category",
     "cause",
     "daemon",
     "directory",

@@ -160,6 +160,8 @@ JOBS = Dashboard(
         Panel("Steps per second", {f"tfsup_job_steps_per_second{{{JOB}}}": "{{job_name}}"}, "none"),
         Panel("Time since the last step", {f"tfsup_job_last_step_age_seconds{{{JOB}}}": "{{job_name}}"}, "s"),
         Panel("Tasks", {f"sum by (state) (tfsup_job_tasks{{{JOB}}})": "{{state}}"}),
+        Panel("Goodput", {f"tfsup_job_goodput_ratio{{{JOB}}}": "{{job_name}}"}, "percentunit"),
+        Panel("What its time was spent on", {f"tfsup_job_spent_seconds{{{JOB}}}": "{{category}}"}, "s"),
         Panel("Restarts", {f"tfsup_job_restarts_total{{{JOB}}}": "{{cause}}"}),
         Panel("Lost steps", {f"tfsup_job_steps_lost_total{{{JOB}}}": "{{job_name}}"}),
         Panel("Since the newest commit", {f"tfsup_job_commit_lag_seconds{{{JOB}}}": "{{job_name}}"}, "s"),
