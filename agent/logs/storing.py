@@ -249,7 +249,7 @@ class LogSender:
         if seen == self._stacks:
             return
         raw = await self._run(partial(encode_segment, Segment(self._node, text.encode())))
-        with suppress(Conflict):
+        with suppress(Conflict), effect("logs.put_stacks", StoreUnreachable):
             await self._call(self._store.write_bytes(f"{self._base}/{STACKS}-{seen[0]}", raw))
         self._stacks = seen
 

@@ -15,7 +15,7 @@ from chaos.history.store_recorder import CHECKPOINT
 
 MAX_FILE = 64 << 20
 _LISTENS = "0A"
-_KEPT_IN_STORE = frozenset({".jobs", ".tfsup-store"})
+_KEPT_IN_STORE = frozenset({".jobs", ".logs", ".tfsup-store"})
 _PIECE = 1 << 16
 
 
@@ -38,7 +38,10 @@ class Site:
 
 
 def leftovers(sites: Iterable[Site], store: Path | None, job_uuid: str) -> Iterator[Left]:
-    """The remains of a job's tasks on any node, and of unfinished uploads in its store; checkpoints stay."""
+    """The remains of a job's tasks on any node, and of unfinished uploads in its store.
+
+    Checkpoints and logs stay.
+    """
     for site in sites:
         at_ms = now_ms()
         for pid in site.pids():

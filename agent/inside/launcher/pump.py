@@ -155,7 +155,8 @@ class Pump:
         found = os.fstat(log)
         self._size = found.st_size
         try:
-            self._times = os.open(self._times_path, flags | os.O_TRUNC, 0o640)
+            with effect("launcher.open_times"):
+                self._times = os.open(self._times_path, flags | os.O_TRUNC, 0o640)
         except OSError:
             return log  # such as a link that the program has put there
         self._add_time(found.st_ino, 0)
