@@ -48,6 +48,8 @@ def test_help_and_version(tmp_path: Path) -> None:
             "error: 'worker' is not a role and its count",
         ),
         (("scale", "a", "w=1", "w=2"), 2, "error: a role is named twice; give each one count"),
+        (("pause", ""), 2, "error: job '' is not a valid name"),
+        (("resume", ""), 2, "error: job '' is not a valid name"),
         (("status", "--state", "s", "--config", "c"), 2, "--state and --config name two clusters"),
         (("status", "--config", "c"), 3, "error: c: no such file"),
         (("status", "--config", "bad.yaml"), 2, "bad.yaml:1: nam: unknown key"),
