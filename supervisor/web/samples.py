@@ -61,8 +61,7 @@ class Samples:
                 attempt = AttemptId.parse(name)
                 job = snap.jobs.get(attempt.task.job)
                 if job is not None and attempt.generation == job.switch.value.generation and not beat.ended:
-                    step = -1 if beat.is_local else beat.step
-                    found.setdefault(job.name, {})[attempt.task.member] = (step, round(beat.rate, 3))
+                    found.setdefault(job.name, {})[attempt.task.member] = (beat.step, round(beat.rate, 3))
         for name, tasks in found.items():
             self.of_jobs.setdefault(name, deque(maxlen=MOST)).append(Sample(snap.wall_ms, tasks))
         for name in self.of_jobs.keys() - snap.jobs.keys():

@@ -103,7 +103,8 @@ def story(job: JobView) -> list[str]:
         lines.append(f"It waits for: {job.waiting_for}.")
     if job.tasks:
         lines.append(f"{running} of {counted(len(job.tasks), 'task')} run.")
-    lines += [*job.notices, *(f"To do: {each}" for each in job.advice)]
+    lines += [f"{each[:1].upper()}{each[1:]}." for each in job.notices]
+    lines += [f"To do: {each}." for each in job.advice]
     if job.commit_trouble:
         lines.append(f"Trouble with saves: {job.commit_trouble}.")
     return lines

@@ -62,12 +62,12 @@
     if (!known.members.length || known.seconds.length < 2) return;
     for (const [id, what, values] of [["plot-steps", "step", known.steps], ["plot-rates", "steps a second", known.rates]]) {
       const box = document.getElementById(id);
-      const series = known.members.map((name, at) => ({ label: name, stroke: colour(at, known.members.length), width: 1.5, spanGaps: false }));
+      const series = known.members.map((name, at) => ({ label: name, stroke: colour(at, known.members.length), width: 1.5, spanGaps: false, points: { show: false } }));
       plots.push(new uPlot({
-        width: box.clientWidth - 14, height: 220, title: "", cursor: { drag: { x: true, y: false } }, legend: { show: known.members.length <= 12 },
+        width: box.clientWidth - 14, height: 220, title: "", cursor: { drag: { x: true, y: false } }, legend: { show: known.members.length <= 12, live: false },
         scales: { y: { range: (_, low, high) => [what === "step" ? low : 0, high > low ? high : low + 1] } },
         series: [{ label: "time" }, ...series],
-        axes: [{ stroke: ink, grid, ticks: grid }, { stroke: ink, grid, ticks: grid, size: 62, label: what, labelSize: 18 }],
+        axes: [{ stroke: ink, grid, ticks: grid, space: 90, values: (_, ticks) => ticks.map((each) => clock.format(new Date(1000 * each))) }, { stroke: ink, grid, ticks: grid, size: 62, label: what, labelSize: 18 }],
       }, [known.seconds, ...values], box));
     }
   };
