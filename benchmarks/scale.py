@@ -19,7 +19,7 @@ import resource
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -157,6 +157,13 @@ class Cluster:
             )
         self._view.apply(changes, self._revision, self._now_ms)
 
+    def begin(self) -> None:
+        """What the leader writes about jobs that it sees for the first time is written."""
+        for op in [op for decision in self._decide() for op in decision.ops]:
+            self._revision += 1
+            change = self._boundaries.KeyValue(op.key, op.value, self._revision, self._revision)
+            self._view.apply([change], self._revision, self._now_ms)
+
     def beat(self) -> None:
         """Each node beats once; its task has made steps."""
         self._now_ms += TICK_MS
@@ -180,10 +187,14 @@ class Cluster:
 
     def look(self) -> int:
         """The number of decisions."""
+        return len(self._decide())
+
+    def _decide(self) -> Sequence[Any]:
         decide: Any = importlib.import_module("supervisor.control.decide.reconcile")
         assess: Any = importlib.import_module("supervisor.control.decide.assess.assess")
         snap = self.snapshot()
-        return len(decide.reconcile(snap, assess.Assessments(snap), *self._memory))
+        made: Sequence[Any] = decide.reconcile(snap, assess.Assessments(snap), *self._memory)
+        return made
 
     def place(self) -> int:
         """The number of waiting jobs that find places, if each is asked alone."""
@@ -218,6 +229,8 @@ def _measure(size: str) -> dict[str, float]:
     jobs, _, tasks = size.partition("+")
     cluster = Cluster(int(jobs), int(tasks or 0))
     took: dict[str, list[float]] = {}
+    cluster.beat()
+    cluster.begin()
     _settle(cluster, WARM_UP)
     for _ in range(LOOKS):
         _timed(took, "beats", cluster.beat)
