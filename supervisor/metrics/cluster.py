@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from supervisor.adapters.metrics import Rows, counter, gauge
 from supervisor.api.nodes import node_state, tasks_by_node
 from supervisor.contract.checkpoint import CheckpointRef
+from supervisor.contract.containment import contained
 from supervisor.contract.desired import JobPhase, Placement
 from supervisor.contract.incident import Outcome
 from supervisor.contract.job.goodput import Category
@@ -131,7 +132,8 @@ COMMIT_TROUBLE = gauge(
 
 
 def fill(snap: Snapshot, rows: Rows) -> None:
-    """All samples of a snapshot."""
+    """All samples of a snapshot. An error about a job is raised when all else is there."""
+    errors: list[Exception] = []
     for phase in JobPhase:
         rows.put(JOBS, 0, phase.value)
     for state in TASK_STATES:
@@ -139,12 +141,15 @@ def fill(snap: Snapshot, rows: Rows) -> None:
     rows.put(INCIDENTS_OPEN, 0)
     rows.put(PAUSED, bool(held_cluster(snap)))
     for job in snap.jobs.values():
-        _job(snap, job, rows)
+        with contained(errors.append):
+            _job(snap, job, rows)
     for name in snap.aside:
         _phase(name, JobPhase.PARKED, rows)
         rows.put(JOB, 1, name, UNKNOWN_STRATEGY, "")
     _nodes(snap, rows)
     _gpus(snap, rows)
+    if errors:
+        raise errors[0]
 
 
 def _phase(name: str, phase: JobPhase, rows: Rows) -> None:

@@ -80,17 +80,17 @@ def add_all(
     metrics.add(own)
     metrics.add(lambda: partial(_members, care.members, quota_bytes))
     metrics.add_certificates(watch.ends)
-    metrics.add(lambda: _cluster(daemon.job_service.snapshot, recoveries))
+    for part in (cluster.fill, recoveries.fill):
+        metrics.add(partial(_cluster, daemon.job_service.snapshot, part))
 
 
-def _cluster(snapshot: Callable[[], Snapshot | None], recoveries: Recoveries) -> Fill:
-    """All about the cluster, while this supervisor leads."""
+def _cluster(snapshot: Callable[[], Snapshot | None], part: Callable[[Snapshot, Rows], None]) -> Fill:
+    """A part of what is told of the cluster, while this supervisor leads."""
     snap = snapshot()
 
     def fill(rows: Rows) -> None:
         if snap is not None:
-            cluster.fill(snap, rows)
-            recoveries.fill(snap, rows)
+            part(snap, rows)
 
     return fill
 

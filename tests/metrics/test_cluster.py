@@ -115,6 +115,18 @@ def test_what_a_jobs_time_was_spent_on() -> None:
     assert cluster.JOB_SPENT not in rows_of(world.snapshot()).values
 
 
+def test_an_error_about_a_job_leaves_the_nodes_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> None:
+        raise KeyError("a bug")
+
+    snap, rows = World().start().snapshot(), Rows()
+    monkeypatch.setattr(cluster, "_steps", broken)
+    with pytest.raises(KeyError, match="a bug"):
+        cluster.fill(snap, rows)
+    assert value(rows, cluster.NODES) == {("ready",): 3}
+    assert value(rows, cluster.JOB_PHASE) == {("digits", "running"): 1}
+
+
 def test_a_pause_is_told_of_the_cluster_or_of_a_job() -> None:
     world = World().start()
     assert value(rows_of(world.snapshot()), cluster.JOB_PAUSED) == {}
