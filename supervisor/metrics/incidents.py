@@ -64,8 +64,9 @@ class Recoveries:
                     kept.add(key)
                     if key not in self._seen:
                         self._observe(held.value)
-        self._seen = kept
-        self._lost = {job: self._lost.get(job, 0.0) for job in snap.jobs}
+        # A job that is set aside comes back with its incidents.
+        self._seen = kept | {key for key in self._seen if key[0] in snap.aside}
+        self._lost = {job: self._lost.get(job, 0.0) for job in (*snap.jobs, *snap.aside)}
         rows.take(self._rows)
         for name, steps in self._lost.items():
             rows.put(STEPS_LOST, steps, name)

@@ -9,6 +9,7 @@ from supervisor.contract import keys
 from supervisor.contract.boundaries import Delete
 from supervisor.contract.incident import Outcome
 from supervisor.control.decide.plan import put
+from supervisor.control.decide.set_aside import Aside
 from supervisor.metrics.incidents import INCIDENTS, PHASE, RECOVERY, STEPS_LOST, Recoveries
 from tests.control.world import World
 
@@ -86,6 +87,18 @@ def test_what_is_forgotten_stays_counted_and_is_not_counted_again() -> None:
     # The same id again is another incident.
     world.write(put(held.key, held.value))
     assert count(told(recoveries, world)) == 2
+
+
+def test_a_job_that_was_set_aside_is_not_counted_again() -> None:
+    world, recoveries = World().start(), Recoveries()
+    recovered(world)
+    before = told(recoveries, world)
+    snap = world.snapshot()
+    left = replace(snap, jobs={}, aside={"digits": Aside("digits", "its record cannot be read")})
+    recoveries.fill(left, Rows())
+    after = told(recoveries, world)
+    assert count(after) == count(before) == 1
+    assert after.get(STEPS_LOST, "digits") == before.get(STEPS_LOST, "digits")
 
 
 def test_lost_steps_are_summed_and_go_with_their_job() -> None:
