@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
+import re
 import time
 from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
@@ -318,7 +319,8 @@ def counts(states: Mapping[str, str]) -> dict[str, int]:
 
 def is_about(event: EventView, node: NodeView) -> bool:
     """Whether an event names a node."""
-    return node.node in event.fields.values() or node.node in event.text.split()
+    named = rf"(?<![\w.-]){re.escape(node.node)}(?![\w-])"
+    return node.node in event.fields.values() or re.search(named, event.text) is not None
 
 
 def link(path: str, **query: object) -> str:

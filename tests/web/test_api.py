@@ -221,6 +221,14 @@ async def test_hostile_names_and_output_stay_text(site: Site) -> None:
     assert [line for line in site.sink.lines if line[0] == "error"] == []
 
 
+async def test_a_node_has_the_events_that_name_it(site: Site) -> None:
+    for number, text in enumerate(("prepared on n1, n0", "n0 is lost: silent", "n0-b and x-n0 are others")):
+        site.world.write(put(keys.event(910 + number), Event(5, "test", "digits", text)))
+    site.show()
+    _, text, _ = await get(site, "/nodes/n0")
+    assert ("prepared on n1, n0" in text, "n0 is lost" in text, "are others" in text) == (True, True, False)
+
+
 async def test_a_thousand_jobs_are_shown_a_page_at_a_time(site: Site) -> None:
     site.add_jobs(1_000)
     _, text, _ = await get(site, "/jobs")
