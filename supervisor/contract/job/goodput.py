@@ -45,7 +45,7 @@ class Goodput:
         incident: the incident whose phases are counted, or were counted last.
         reached: the furthest step that was seen before the last restart; -1: none.
         saver: the attempt whose saves are counted, and `saves`: how many of them are.
-        leader: the revision of the token under which it was written; 0: with the job's submission.
+        leader: the revision of the token under which it was written.
         at_ms: the record's time, on that leader's clock.
         wall_ms: the same on its wall clock.
     """

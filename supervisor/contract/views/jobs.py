@@ -295,6 +295,7 @@ class GoodputView:
         spent_ms: by category; without those on which nothing was spent.
         now: the category that runs; empty for a job that has ended.
         share: the productive part of the time, without that in which the job was stopped; 0 to 1.
+        wall_ms: the moment that this tells of, up to a look of the leader ago.
     """
 
     since_wall_ms: int
@@ -302,6 +303,7 @@ class GoodputView:
     spent_ms: dict[str, int]
     now: str
     share: float
+    wall_ms: int = 0
 
 
 @dataclass(frozen=True, slots=True)

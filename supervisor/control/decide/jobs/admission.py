@@ -15,7 +15,6 @@ from supervisor.contract.errors import Conflict, NotFound, UserError
 from supervisor.contract.ids import check_name
 from supervisor.contract.job.adopted_path import check_adopted
 from supervisor.contract.job.bounds import objections
-from supervisor.contract.job.goodput import Goodput
 from supervisor.contract.job.spec import JobIntent, JobRecord, JobSpec, resized
 from supervisor.contract.views.jobs import SubmitMode, SubmitRequest
 from supervisor.control.decide.facts.gpus import all_slots, reported
@@ -353,7 +352,6 @@ def record(
             on_hold=on_hold,
         ),
         put(keys.intent(name), JobIntent(restart_serial=serial, paused=paused)),
-        put(keys.goodput_of(name), Goodput(job=name, job_uuid=uuid, since_wall_ms=wall_ms, wall_ms=wall_ms)),
     ]
     return compares, ops
 

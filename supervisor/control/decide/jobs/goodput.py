@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from recovery.policy.history import ASKED
 from recovery.policy.roles import RoleKind, kind_of, training_roles
 from supervisor.contract import keys
+from supervisor.contract.boundaries import Op
 from supervisor.contract.desired import JobPhase
 from supervisor.contract.ids import AttemptId
 from supervisor.contract.incident import Cause, Incident, Outcome
@@ -54,6 +55,10 @@ _UNHURT = frozenset({Cause.OPERATOR, Cause.RESIZED, Cause.DRAINED, Cause.GPU})
 """Causes for which tasks may train on until the next generation is ready."""
 
 
+LATE_MS = 1_000
+"""A follower sees a record at most so long after it was written, as a rule."""
+
+
 @dataclass(frozen=True, slots=True)
 class Span:
     """A category that began at a time, on this leader's clock, and ran until the next one."""
@@ -91,6 +96,19 @@ def keep(snap: Snapshot, job: JobState, need: Need | None, *, acts: bool = False
     return [Action("goodput", job.name, "", compares, (put(key, after),))]
 
 
+def opened(snap: Snapshot, job: str, job_uuid: str, wall_ms: int, now_ms: int) -> Op:
+    """The ledger of a job that is submitted at this time, by the leader's two clocks."""
+    first = Goodput(
+        job=job,
+        job_uuid=job_uuid,
+        since_wall_ms=wall_ms,
+        wall_ms=wall_ms,
+        leader=snap.token.create_revision,
+        at_ms=now_ms,
+    )
+    return put(keys.goodput_of(job), first)
+
+
 def view(snap: Snapshot, job: JobState, need: Need | None) -> GoodputView | None:
     """What a job's time was spent on up to now; None before anything is counted."""
     held = job.goodput
@@ -112,6 +130,7 @@ def view(snap: Snapshot, job: JobState, need: Need | None) -> GoodputView | None
         spent_ms=spent_ms,
         now="" if stands else runs.value,
         share=round(productive_ms / counted_ms, 4) if counted_ms else 0.0,
+        wall_ms=snap.wall_ms,
     )
 
 
@@ -149,16 +168,17 @@ def _begun(snap: Snapshot, job: JobState) -> Goodput:
 def _elapsed_ms(snap: Snapshot, held: Versioned[Goodput]) -> int:
     """How long ago the ledger's time was.
 
-    A leader knows it of its own records, and of those that it saw being written as a follower. Of others it
-    takes the wall clocks' word, where that is no less than what is certain.
+    A leader knows it of its own records. Those that it saw being written as a follower it may have seen a
+    moment late: the wall clocks tell that moment, where they agree. Of others it takes the wall clocks' word,
+    where that is no less than what is certain.
     """
     kept = held.value
     if kept.leader == snap.token.create_revision:
         return max(0, snap.now_ms - kept.at_ms)
-    seen_ms = snap.now_ms - held.seen_ms
+    seen_ms, told_ms = snap.now_ms - held.seen_ms, snap.wall_ms - kept.wall_ms
     if held.seen_ms > snap.read_ms:
-        return seen_ms
-    return max(seen_ms, ages(snap).of(held.mod_revision), snap.wall_ms - kept.wall_ms)
+        return told_ms if 0 <= told_ms - seen_ms <= LATE_MS else seen_ms
+    return max(seen_ms, ages(snap).of(held.mod_revision), told_ms)
 
 
 def _folded(snap: Snapshot, job: JobState, held: Versioned[Goodput], course: _Course) -> Goodput:
