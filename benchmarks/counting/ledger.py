@@ -6,7 +6,8 @@ with the times of its steps and of the kill. JSON on standard output, progress o
 
 `sum_error` is the largest difference between the sum of the categories and the time from the submission to
 the moment that they tell of, as a share of it. `moment`: how long ago that was when the answer came.
-`starting`, `recovering` and `redoing` are differences from the stopwatch. `phases` are differences between a category and
+`starting`, `recovering` and `redoing` are differences from the stopwatch. `phases` are differences between a
+category and
 the phases of the incident. All of them are in milliseconds. `unclear` are runs in which the worker restarted
 more than once. Exit code 1: a goal is missed in rounds without a kill of the leader.
 """

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import TypeGuard
 
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -18,7 +19,7 @@ from supervisor.contract.errors import Unreachable
 from supervisor.contract.job.spec import JobIntent, JobRecord, JobSpec, Resources, Wanted
 from supervisor.contract.observed import Exit, ExitReason, Incarnation
 from supervisor.control.decide.jobs.prepare import MOST_PLANS
-from supervisor.control.decide.plan import Action, put
+from supervisor.control.decide.plan import Action, Decision, put
 from supervisor.control.decide.reconcile import reconcile
 from supervisor.control.decide.snapshot import Snapshot
 from supervisor.control.loop.apply import Applied, Applier
@@ -243,6 +244,10 @@ def test_a_plan_that_takes_effect_late_is_not_made_beside_another() -> None:
     assert not world.run(late), "it was decided on without knowledge of the other"
 
 
+def is_plan(decision: Decision) -> TypeGuard[Action]:
+    return isinstance(decision, Action) and decision.kind == "prepare"
+
+
 class Losing(MemoryCoordination):
     """The next answer is lost, if told so."""
 
@@ -283,7 +288,7 @@ async def test_what_one_look_places_is_made_in_turn() -> None:
 async def test_one_that_is_stale_does_not_keep_those_behind_it_from_being_placed() -> None:
     world = world_of(*(one_task(name, resources(cpus=2)) for name in "abc"), nodes=2)
     deciding, picture = Deciding(world), world.snapshot()
-    found = [each for each in reconcile(picture) if isinstance(each, Action)]
+    found = [each for each in reconcile(picture) if is_plan(each)]
     world.intend(Wanted.STOP)
     assert await deciding.applier.run_all(found) == [Applied.STALE, Applied.DONE, Applied.DONE]
     assert set(plans(world.snapshot())) == {"b", "c"}
@@ -291,7 +296,7 @@ async def test_one_that_is_stale_does_not_keep_those_behind_it_from_being_placed
 
 async def test_a_stale_move_keeps_those_behind_it_from_the_room_that_it_did_not_leave() -> None:
     world = world_of(*(one_task(name, resources(cpus=2)) for name in "abc"), nodes=2)
-    first, *others = [each for each in reconcile(world.snapshot()) if isinstance(each, Action)]
+    first, *others = [each for each in reconcile(world.snapshot()) if is_plan(each)]
     world.intend(Wanted.STOP)
     assert await Deciding(world).applier.run_all([replace(first, kind="moved"), *others]) == [Applied.STALE]
     assert not plans(world.snapshot())
@@ -299,7 +304,7 @@ async def test_a_stale_move_keeps_those_behind_it_from_the_room_that_it_did_not_
 
 async def test_after_claims_that_another_has_made_nothing_of_the_look_is_placed() -> None:
     world = world_of(*(one_task(name) for name in "abc"), nodes=2)
-    found = [each for each in reconcile(world.snapshot()) if isinstance(each, Action)]
+    found = [each for each in reconcile(world.snapshot()) if is_plan(each)]
     world.write(put(keys.CLAIMS, Claims("another plan")))
     assert await Deciding(world).applier.run_all(found) == [Applied.STALE] * 2
     assert not plans(world.snapshot())
