@@ -16,7 +16,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, 
 from contextlib import aclosing, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NoReturn, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, NoReturn, TypeAlias, TypeVar
 
 import grpc
 
@@ -25,7 +25,6 @@ from supervisor.adapters.certificates.tls import TlsFiles, check_open_door
 from supervisor.contract import codec
 from supervisor.contract.errors import Conflict, Refused, TfSupervisorError, UserError
 from supervisor.contract.views.jobs import API_PROTOCOL
-from supervisor.wire.audit import Auditor, Entry
 from supervisor.wire.failures import (
     FAILURE_KEY,
     GUARD_KEY,
@@ -34,8 +33,11 @@ from supervisor.wire.failures import (
     status_of,
     to_failure,
 )
-from supervisor.wire.gate import Context, Gate, Policy
 from supervisor.wire.tfsup_pb2 import Record
+
+if TYPE_CHECKING:
+    from supervisor.wire.audit import Auditor, Entry
+    from supervisor.wire.gate import Context, Gate, Policy
 
 Q = TypeVar("Q")
 A = TypeVar("A")
@@ -191,6 +193,10 @@ class Server:
         policy: Policy | None = None,
         auditor: Auditor | None = None,
     ) -> None:
+        # A command, which serves nothing, need not load them.
+        from supervisor.wire.audit import Auditor
+        from supervisor.wire.gate import Gate, Policy
+
         check_open_door(listen, guard.tls, insecure=guard.insecure)
         self._listen = listen
         self._guard = guard

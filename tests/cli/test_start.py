@@ -68,7 +68,8 @@ def test_an_embedded_cluster_is_found_without_what_checks_configuration_files(la
         "import sys\nfrom pathlib import Path\nfrom supervisor.cli.options import Globals\n"
         "from supervisor.cli.target import find_target\n"
         f"find_target(Globals(Path({str(layout.state)!r}))).client()\n"
-        "print(*{name.partition('.')[0] for name in sys.modules})"
+        "print(*{name.partition('.')[0] for name in sys.modules})\n"
+        "assert not {'supervisor.wire.gate', 'supervisor.wire.audit'} & sys.modules.keys()"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert "grpc" in done.stdout.split()
