@@ -18,8 +18,8 @@ import logging
 import socket
 import ssl
 from collections import Counter
-from collections.abc import AsyncGenerator, Mapping, Sequence
-from contextlib import aclosing, suppress
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from contextlib import aclosing, asynccontextmanager, suppress
 from types import SimpleNamespace
 from typing import NoReturn, cast
 from urllib.parse import unquote
@@ -55,6 +55,10 @@ ANSWER_S = 10.0
 """Seconds to make an answer, and again to send it."""
 SLOW_S = 5.0
 """Seconds for which a stream waits for a caller that does not read."""
+MOST_AT_ONCE = 4
+"""Most answers that are made for one caller at a time."""
+LONGEST_REST_S = 1.0
+"""After an answer its place rests for as long as it took, and for so many seconds at most."""
 SEND_BUFFER = 1 << 17
 MOST_LINE, MOST_HEADERS = 4096, 64
 """Most bytes of the first line and of a header, and most headers."""
@@ -152,6 +156,7 @@ class HttpServer:
         """Connections before the end of their handshake, oldest first."""
         self._reading: asyncio.Task[ssl.SSLContext] | None = None
         self._streams: Counter[str] = Counter()
+        self._places: dict[str, asyncio.Semaphore] = {}
         # A stream may have nothing to send for long: it ends when its caller is gone.
         self._server = web.Server(self._handle, handler_cancellation=True)
 
@@ -346,7 +351,7 @@ class HttpServer:
         """The answer of a route's handler; what it raises is an answer, too."""
         errors: list[Exception] = []
         try:
-            async with asyncio.timeout(ANSWER_S):
+            async with asyncio.timeout(ANSWER_S), self._place(asked.caller):
                 with contained(errors.append), entry:
                     return await route.handler(asked)
         except TimeoutError:
@@ -356,6 +361,21 @@ class HttpServer:
             return _failed(_STATUS.get(to_failure(error).error, 500), error)
         self._door.sink.error("an HTTP request failed", path=route.path, reason=told(error))
         return _failed(500, TfSupervisorError("this is a bug; the daemon's log has the error"))
+
+    @asynccontextmanager
+    async def _place(self, caller: Caller) -> AsyncIterator[None]:
+        """A place among the answers that are made for a caller.
+
+        One who asks without pause leaves half of the loop's time to the daemon's own work.
+        """
+        places = self._places.setdefault(str(caller), asyncio.Semaphore(MOST_AT_ONCE))
+        await places.acquire()
+        loop = asyncio.get_running_loop()
+        began_s = loop.time()
+        try:
+            yield
+        finally:
+            loop.call_later(min(loop.time() - began_s, LONGEST_REST_S), places.release)
 
     def _route(self, parts: list[str]) -> tuple[Route | None, dict[str, str]]:
         for pattern, route in self._routes:

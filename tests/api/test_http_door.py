@@ -29,7 +29,7 @@ from supervisor.contract.errors import NotFound
 from supervisor.wire import http_server
 from supervisor.wire.audit import Auditor
 from supervisor.wire.gate import Policy
-from supervisor.wire.http import Answer, Asked, HttpDoor, Route
+from supervisor.wire.http import Answer, Asked, Handler, HttpDoor, Route
 from supervisor.wire.rpc import Guard
 from tests.support.etcd_server import free_port
 from tests.support.sinks import ListSink
@@ -54,12 +54,14 @@ class Site:
     sent: int = 0
     ended: asyncio.Event = field(default_factory=asyncio.Event)
     load: Callable[[], None] = lambda: None
+    busy: Handler | None = None
 
     async def open(self) -> Site:
         paths = {"/seen/{job}": self.see, "/hang": self.hang, "/gone": self.gone, "/bug": self.bug}
         routes = [Route(path, "Control.Status", handler) for path, handler in paths.items()]
         routes += [Route("/stream", "Control.Events", self.stream), Route("/secret", "Node.Exec", self.see)]
         routes += [Route("/quiet", "Control.Events", self.quiet)]
+        routes += [Route("/busy", "Control.Status", self.be_busy)]
 
         def load() -> list[Route]:
             self.load()
@@ -117,6 +119,10 @@ class Site:
 
     async def stream(self, asked: Asked) -> Answer:
         return Answer(self.chunks(), "text/event-stream")
+
+    async def be_busy(self, asked: Asked) -> Answer:
+        assert self.busy is not None
+        return await self.busy(asked)
 
     async def quiet(self, asked: Asked) -> Answer:
         return Answer(self.silence(), "text/event-stream")
@@ -271,6 +277,30 @@ async def test_callers_that_hang_hold_up_nobody(site: Site, monkeypatch: pytest.
     finally:
         for _, writer in hanging:
             writer.close()
+
+
+async def test_a_caller_that_asks_without_pause_leaves_time_to_the_loop(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http_server, "PACE_S", 0.0)
+    at_once, most = 0, 0
+
+    async def busy(asked: Asked) -> Answer:
+        nonlocal at_once, most
+        at_once += 1
+        most = max(most, at_once)
+        await asyncio.sleep(0.1)
+        at_once -= 1
+        return Answer(b"")
+
+    site.busy = busy
+    begun = asyncio.get_running_loop().time()
+    answers = await asyncio.gather(*(get(site, "/busy", BEARER) for _ in range(12)))
+    assert {status for status, _, _ in answers} == {200}
+    assert most == http_server.MOST_AT_ONCE
+    assert asyncio.get_running_loop().time() - begun > 0.49, (
+        "three rounds, with a rest after each but the last"
+    )
 
 
 async def test_a_connection_without_a_whole_request_is_closed(
