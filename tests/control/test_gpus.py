@@ -209,7 +209,9 @@ def test_agents_of_one_machine_report_the_same_gpu_and_it_is_given_once() -> Non
 
 def test_two_plans_that_give_the_same_gpu_cannot_both_be_made() -> None:
     world = world_of(spec())
-    (first,) = [each for each in reconcile(world.snapshot()) if isinstance(each, Action)]
+    (first,) = [
+        each for each in reconcile(world.snapshot()) if isinstance(each, Action) and each.kind == "prepare"
+    ]
     world.write(put(keys.CLAIMS, Claims("another plan")))
     assert not world.run(first), "it was made without knowledge of the other"
     world.start()
