@@ -29,6 +29,7 @@ _LEADER = _words(
     " commits_missing saves_unusable"
     " joined left stays servers_end etcd_defragmented"
     " saver_changed saves_at_changing_places saves_elsewhere"
+    " goodput brake_changed"
     " checkpoint_parked job_parked node_parked job_deleted records_removed deletion_forgotten"
 )
 _SERVICE = _words(

@@ -5,7 +5,7 @@ import pytest
 from chaos.sim.run import Result, run_seed
 from chaos.sim.trouble.schedule import Fault
 
-EVALUATED = (12, 20)
+EVALUATED = (13, 15)
 """Seeds with an evaluator, which reads a checkpoint well that no trainer can restore."""
 
 
@@ -15,7 +15,7 @@ def played(seed: int, kind: str, pick: int, for_s: float) -> Result:
     return result
 
 
-@pytest.mark.parametrize("seed", [8, *EVALUATED])
+@pytest.mark.parametrize("seed", [5, *EVALUATED])
 @pytest.mark.parametrize("pick", [0, 1])
 def test_a_checkpoint_that_no_program_restores_is_set_aside_and_training_goes_on(
     seed: int, pick: int
@@ -33,4 +33,4 @@ def test_where_programs_fail_on_one_node_their_job_goes_elsewhere(seed: int) -> 
 
 
 def test_a_node_on_which_several_tasks_fail_alike_is_avoided_by_all_jobs() -> None:
-    assert "cordon for a while" in played(48, "node_bad", 48, 9.0).covered
+    assert "cordon for a while" in played(12, "node_bad", 12, 9.0).covered
