@@ -20,6 +20,7 @@ from chaos.cluster import Cluster, Node, Shape
 from chaos.cluster.cluster import temporary
 from chaos.cluster.docker import socket_of
 from chaos.cluster.shape import AGENT_PORT
+from recovery.logs.segments import LOGS
 from supervisor.contract.desired import JobPhase
 from supervisor.contract.views.jobs import JobView
 from tests.attacks.attack import Where
@@ -378,8 +379,12 @@ class Site:
                 whole = name == "marks.key" or shown.startswith(("canary/", "tasks/"))
                 found[shown] = look(path, content=whole)
         own = [self.cluster.store / ALICE / VICTIM, self.cluster.root / "conf", self.cluster.root / "tls"]
+        # The victim's own agent goes on storing what the victim prints.
+        logs = self.cluster.store / ALICE / VICTIM / LOGS
         for top in own:
             for path in (top, *top.rglob("*")):
+                if path.is_relative_to(logs):
+                    continue
                 found[str(path.relative_to(self.cluster.root))] = look(path, content=True)
         for name in ("passwd", "shadow", "hostname", "ld.so.preload"):
             found[f"/etc/{name}"] = look(Path("/etc", name), content=True)
