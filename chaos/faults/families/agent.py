@@ -305,7 +305,7 @@ FAULTS: tuple[Fault, ...] = (
         "SIGKILL of an agent, a successor after D, busy loops beside: what its launchers kill is not starved",
         holders,
         starved,
-        expects(Incidents.ONE, "node_lost", "deadline", "launcher_lost", "peer_lost", scopes=["all"]),
+        expects(Incidents.ONE, "node_lost", "deadline", "launcher_lost", "peer_lost", scopes=["all", "task"]),
         hold_s=(D_S + 2.0, D_S + 5.0),
         alone=True,
     ),
