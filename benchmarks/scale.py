@@ -158,7 +158,7 @@ class Cluster:
         self._view.apply(changes, self._revision, self._now_ms)
 
     def begin(self) -> None:
-        """What the leader writes about jobs that it sees for the first time is written."""
+        """Apply the records that the leader writes about jobs that it sees for the first time."""
         for op in [op for decision in self._decide() for op in decision.ops]:
             self._revision += 1
             change = self._boundaries.KeyValue(op.key, op.value, self._revision, self._revision)
@@ -181,7 +181,7 @@ class Cluster:
         self._write({self._keys.attempt(report.attempt): ended})
 
     def snapshot(self) -> Snapshot:
-        """What the leader decides about."""
+        """The snapshot that the leader decides about."""
         snap: Snapshot = self._view.snapshot(self._now_ms, 0, self._since_ms, self._token, *self._timed)
         return snap
 

@@ -20,12 +20,12 @@ from recovery.io.daemon_threads import DaemonThreads
 from recovery.stores.allowed import AllowedStores, entries_or_default
 from recovery.stores.open import Stores
 from supervisor.adapters import service
-from supervisor.adapters.audit import open_audit
+from supervisor.adapters.audit import AuditLog, open_audit
 from supervisor.adapters.certificates.watch import CertificateWatch, own_certificates
 from supervisor.adapters.clock import BootClock
 from supervisor.adapters.etcd.maintenance import EtcdCalls
 from supervisor.adapters.fence_devices import FenceDevices, executable
-from supervisor.adapters.files.config import SupervisorConfig, load_supervisor
+from supervisor.adapters.files.config import HttpConfig, SupervisorConfig, load_supervisor
 from supervisor.adapters.messengers import messenger_of
 from supervisor.adapters.metrics import Metrics
 from supervisor.adapters.secret_sources import SecretSources
@@ -137,22 +137,7 @@ async def _serve(config: SupervisorConfig, load: Callable[[], SupervisorConfig],
     reload = service.reloading(config, load, partial(_take, policy, secrets, devices), sink)
     others = [watch.run(events.tell), care.run(), sweep.run(), *(each.run() for each in notifiers)]
     if config.http is not None:
-        auditor = Auditor(f"supervisor:{config.id}", audit)
-        control = ControlService(
-            daemon.job_service,
-            config.cluster,
-            Guard(config.tls_files(), config.token, config.insecure),
-            daemon,
-        )
-        door = HttpDoor(
-            settings=config.http,
-            guard=guard_of(config),
-            policy=policy,
-            auditor=auditor,
-            sink=sink,
-            routes=lambda: [metrics_route(metrics), *_pages(control, config, daemon)],
-        )
-        others.append(door.run())
+        others.append(_door(config, config.http, daemon, policy, audit, metrics, sink).run())
     beside = [asyncio.create_task(each) for each in others]
     sink.info("supervisor is up", listen=config.listen, profile=timing.profile, d_ms=timing.d_ms)
     try:
@@ -167,6 +152,28 @@ async def _serve(config: SupervisorConfig, load: Callable[[], SupervisorConfig],
             audit.close()
         await stores.close()
         await coordination.close()
+
+
+def _door(
+    config: SupervisorConfig,
+    settings: HttpConfig,
+    daemon: ControlDaemon,
+    policy: Policy,
+    audit: AuditLog | None,
+    metrics: Metrics,
+    sink: Logger,
+) -> HttpDoor:
+    """The door of the page, its API and metrics."""
+    guard = Guard(config.tls_files(), config.token, config.insecure)
+    control = ControlService(daemon.job_service, config.cluster, guard, daemon)
+    return HttpDoor(
+        settings=settings,
+        guard=guard_of(config),
+        policy=policy,
+        auditor=Auditor(f"supervisor:{config.id}", audit),
+        sink=sink,
+        routes=lambda: [metrics_route(metrics), *_pages(control, config, daemon)],
+    )
 
 
 def _pages(control: ControlService, config: SupervisorConfig, daemon: ControlDaemon) -> list[Route]:

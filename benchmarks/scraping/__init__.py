@@ -1,1 +1,1 @@
-"""What Prometheus costs the leader."""
+"""The cost of Prometheus to the leader."""

@@ -1,4 +1,4 @@
-"""What a shell and `man` want to know of `supervisorctl`: completion of its words, and its manual."""
+"""Completion of the words of `supervisorctl` in a shell, and its manual page."""
 
 from __future__ import annotations
 

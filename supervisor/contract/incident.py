@@ -167,7 +167,7 @@ class Event:
 
 
 class Topic(Enum):
-    """What operators may want to be told of."""
+    """Occasions that operators may want to be told of."""
 
     FAILED = "failed"
     SUCCEEDED = "succeeded"

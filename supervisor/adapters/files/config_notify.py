@@ -37,7 +37,7 @@ class TargetConfig(Strict):
 
 
 class NotifyConfig(Strict):
-    """Who is told of what."""
+    """The targets of notifications, and the occasions that each is told of."""
 
     targets: dict[Name, TargetConfig] = Field(default_factory=dict)
 
@@ -61,7 +61,7 @@ def check_notify(document: Document, notify: NotifyConfig, *, insecure: bool) ->
 
 
 def objection(url: str, *, insecure: bool) -> str:
-    """What is wrong with the address of a webhook; empty for nothing. It does not quote the address."""
+    """The fault in the address of a webhook; empty for nothing. It does not quote the address."""
     try:
         parts = urlsplit(url)
         host, _ = parts.hostname, parts.port

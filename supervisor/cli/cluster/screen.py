@@ -31,7 +31,7 @@ _URGENT = ("suspected", "lost", "gone", "draining", "cordoned")
 
 @dataclass(slots=True)
 class Screen:
-    """What the screen shows: the newest answers of the leader, and the last events.
+    """The content of the screen: the newest answers of the leader, and the last events.
 
     Attributes:
         trouble: why the answers are old; empty while the cluster answers.

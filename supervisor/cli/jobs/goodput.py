@@ -1,4 +1,4 @@
-"""What the time of a job was spent on, as lines for people (docs/goodput.md)."""
+"""The goodput ledger of a job as lines for people (docs/goodput.md)."""
 
 from __future__ import annotations
 

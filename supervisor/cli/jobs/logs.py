@@ -147,7 +147,7 @@ class _Source:
             except Unreachable as error:
                 self.outage.failed(error)
             except NotFound:
-                # Nothing yet, or nothing any more: others have some.
+                # This stream has no line now; others have some.
                 self.outage.over()
                 return
             else:

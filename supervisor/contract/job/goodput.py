@@ -11,7 +11,7 @@ from enum import Enum
 
 
 class Category(Enum):
-    """What a moment of a job is spent on. The names are those of the API and of metrics."""
+    """The use of a moment of a job. The names are those of the API and of metrics."""
 
     PRODUCTIVE = "productive"
     REDOING = "redoing"
