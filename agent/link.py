@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
 
 import grpc
@@ -187,10 +186,10 @@ class _Stream:
                     await call.write(latest)
             await answers
         finally:
-            answers.cancel()
-            with suppress(asyncio.CancelledError, grpc.aio.AioRpcError):
-                await answers
             call.cancel()
+            answers.cancel()
+            # Unlike `await answers`, it tells a cancellation of this task from that of `answers`.
+            await asyncio.gather(answers, return_exceptions=True)
 
     async def _read(
         self, call: grpc.aio.StreamStreamCall[Record, Record], backoff: Backoff, post: Post

@@ -149,3 +149,37 @@ async def test_a_bug_in_a_stream_is_raised_where_beats_are_sent(tmp_path: Path) 
 
     with pytest.raises(ZeroDivisionError):
         await beat_to(Supervisor(ANSWER), tmp_path / "s", post, asyncio.Event())
+
+
+class BrokenCall:
+    """A stream that takes no beat, and whose reader ends a moment after it was told to."""
+
+    def __init__(self) -> None:
+        self.ending = asyncio.Event()
+
+    async def write(self, _record: Record) -> None:
+        raise grpc.aio.AioRpcError(grpc.StatusCode.UNAVAILABLE, grpc.aio.Metadata(), grpc.aio.Metadata())
+
+    async def __aiter__(self) -> AsyncIterator[Record]:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            self.ending.set()
+            for _ in range(3):
+                await asyncio.sleep(0)
+        yield Record()
+
+    def cancel(self) -> None:
+        pass
+
+
+async def test_links_close_while_a_broken_stream_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    call = BrokenCall()
+    monkeypatch.setattr("agent.link.open_beats", lambda *_: call)
+    links = GrpcLinks([f"unix:{tmp_path}/s"], Guard(), ListSink())
+    await links.open(ignore)
+    async with asyncio.timeout(20):
+        while not call.ending.is_set():
+            links.send(BEAT)
+            await asyncio.sleep(0)
+        await links.close()

@@ -96,6 +96,12 @@ def busy(served: Served) -> None:
     site.tick(5_000)
 
 
+def plotted(browser: Chrome, served: Served) -> bool:
+    """Time goes by, and there is a plot. Samples of one moment make none."""
+    served.do(lambda: served.site.tick(100))
+    return bool(browser.find_elements(By.CSS_SELECTOR, "#plot-steps canvas"))
+
+
 def test_every_view_is_sound(browser: Chrome, served: Served) -> None:
     """Small, readable by everybody, from here alone, and whatever a program writes stays text."""
     served.do(lambda: busy(served))
@@ -119,7 +125,7 @@ def test_every_view_is_sound(browser: Chrome, served: Served) -> None:
         assert [each for each in refused if "404" not in each] == [], path
     browser.get(served.url("/jobs/digits"))
     assert "onerror" in text_of(browser, "#part-events")
-    until(lambda: browser.find_elements(By.CSS_SELECTOR, "#plot-steps canvas"), "a plot")
+    until(lambda: plotted(browser, served), "a plot")
 
 
 def test_a_page_follows_a_job_through_its_states(browser: Chrome, served: Served) -> None:
