@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Mapping
-from statistics import median
 
 from supervisor.contract.ids import TaskId
 
@@ -17,9 +17,21 @@ def stragglers(paces: Mapping[TaskId, float]) -> dict[TaskId, float]:
     ones. A straggler is at least FACTOR times slower; one that makes no step at all is left to the detector
     of hangs. A role of one task has no peers.
     """
+    of_roles: dict[str, list[float]] = {}
+    for task, pace in paces.items():
+        of_roles.setdefault(task.role, []).append(pace)
+    for each in of_roles.values():
+        each.sort()
     found = {}
     for task, pace in paces.items():
-        peers = [other for peer, other in paces.items() if peer.role == task.role and peer != task]
-        if pace > 0 and peers and median(peers) >= FACTOR * pace:
-            found[task] = round(median(peers) / pace, 1)
+        peers = of_roles[task.role]
+        if pace > 0 and len(peers) > 1 and (usual := _median_without(peers, pace)) >= FACTOR * pace:
+            found[task] = round(usual / pace, 1)
     return found
+
+
+def _median_without(ordered: list[float], one: float) -> float:
+    """The median of an ordered list without one of its values."""
+    at, left = bisect_left(ordered, one), len(ordered) - 1
+    middle = [ordered[each + (each >= at)] for each in ((left - 1) // 2, left // 2)]
+    return sum(middle) / 2

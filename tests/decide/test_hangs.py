@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from statistics import median
 
 import pytest
 from hypothesis import given
@@ -290,6 +291,19 @@ def test_the_longest_pause_is_of_the_role() -> None:
     assert bounds_of(tasks, ProgressSpec(), None, hung_before=0) == {
         ("worker", "step"): Patience(27_000, 90_000)
     }
+
+
+@given(
+    paces=st.dictionaries(
+        st.tuples(st.sampled_from(("chief", "worker")), st.integers(0, 6)), st.integers(0, 9)
+    )
+)
+def test_a_straggler_is_told_by_the_median_of_its_peers(paces: dict[tuple[str, int], int]) -> None:
+    found = stragglers({task(f"{role}.{index}"): float(pace) for (role, index), pace in paces.items()})
+    for (role, index), pace in paces.items():
+        peers = [other for peer, other in paces.items() if peer[0] == role and peer != (role, index)]
+        slow = pace > 0 and bool(peers) and median(peers) >= 2 * pace
+        assert found.get(task(f"{role}.{index}")) == (round(median(peers) / pace, 1) if slow else None)
 
 
 def test_a_straggler_is_twice_as_slow_as_its_peers() -> None:

@@ -59,7 +59,7 @@ T = TypeVar("T")
 class Versioned(Generic[T]):
     """A decoded record, the revisions that a transaction compares, and when it was first seen.
 
-    `seen_ms` is of this version, `created_ms` of the key since it was last created.
+    `seen_ms` is of this version, `created_ms` of the key since it was last created. `size`: bytes in etcd.
     """
 
     key: str
@@ -68,6 +68,7 @@ class Versioned(Generic[T]):
     mod_revision: int
     seen_ms: int
     created_ms: int
+    size: int = 0
 
 
 @dataclass(frozen=True, slots=True)

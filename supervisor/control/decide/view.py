@@ -10,15 +10,14 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
-from typing import TypeVar, cast
+from typing import Any, TypeVar, cast
 
 from supervisor.contract import codec, keys
 from supervisor.contract.boundaries import KeyDeleted, KeyValue
-from supervisor.contract.checkpoint import CommitHead, CommitRecord
+from supervisor.contract.checkpoint import CommitHead
 from supervisor.contract.code import ShippedCode
 from supervisor.contract.containment import contained, place_of, told
 from supervisor.contract.desired import (
-    Assignment,
     Claims,
     ClusterRecord,
     ClusterSpec,
@@ -31,10 +30,9 @@ from supervisor.contract.desired import (
     LostMark,
     Pardon,
     Plan,
-    Spare,
 )
 from supervisor.contract.errors import IncompatibleRecord, NewerRelease
-from supervisor.contract.incident import Event, Incident
+from supervisor.contract.incident import Event
 from supervisor.contract.job.goodput import Goodput
 from supervisor.contract.job.pause import Pause
 from supervisor.contract.job.spec import JobIntent, JobRecord
@@ -43,8 +41,6 @@ from supervisor.contract.observed import (
     AttemptReport,
     GpuReport,
     Incarnation,
-    Prepared,
-    Staged,
 )
 from supervisor.contract.promise import Word
 from supervisor.contract.timing import Timing
@@ -74,6 +70,19 @@ MAX_KEY = 300
 OWN = frozenset({keys.LEADER, keys.CLUSTER, keys.CLAIMS, keys.TIME})
 """Records that the daemon cannot go on without."""
 
+_PARTS: Mapping[str, tuple[str, Callable[[Any], object]]] = {
+    "plans": ("plans/", lambda record: record.plan_id),
+    "specs": ("specs/", lambda record: record.plan_id),
+    "assignments": ("assignments/", lambda record: (record.plan_id, f"{record.role}.{record.index}")),
+    "prepared": ("prepared/", lambda record: (record.plan_id, f"{record.role}.{record.index}")),
+    "staged": ("staged/", lambda record: (record.plan_id, record.node)),
+    "attempts": ("attempts/", lambda record: record.attempt),
+    "commits": ("commits/", lambda record: record.ref),
+    "incidents": ("incidents/", lambda record: record.id),
+    "spares": ("spares/", lambda record: record.node),
+}
+"""The mappings of a job's state: the family of the records, and the name of each."""
+
 _STRAYS = "strays"
 _NO_WORD = Word("")
 _Records = dict[str, Versioned[object]]
@@ -96,7 +105,8 @@ class View:
         self._nodes_aside: dict[str, Left] = {}
         self._whole: dict[str, object] = {}
         """Prefix of a family -> all of its records as a snapshot has them; without those that changed."""
-        self._changed_jobs: set[str] = set()
+        self._changed_jobs: defaultdict[str, set[str]] = defaultdict(set)
+        """Job -> prefixes of the families of which a record about it has changed."""
         self._changed_nodes: set[str] = set()
         self._beaten: dict[str, NodeState] = {}
         """Nodes of whose records none has changed since the last snapshot, and that have beaten."""
@@ -131,9 +141,8 @@ class View:
             before = self._held[family.prefix].get(change.key)
             same = before is not None and before.create_revision == change.create_revision
             created_ms = before.created_ms if before is not None and same else now_ms
-            held = Versioned(
-                change.key, value, change.create_revision, change.mod_revision, now_ms, created_ms
-            )
+            size, revisions = len(change.value), (change.create_revision, change.mod_revision)
+            held = Versioned(change.key, value, *revisions, now_ms, created_ms, size)
             self._keep(family, held)
         self.revision = max(self.revision, revision)
         if self._read_ms is None:
@@ -187,7 +196,7 @@ class View:
         if family.prefix in ("jobs/", "deleted/") or keys.deleted(job) in self._held["deleted/"]:
             self._whole.pop(_STRAYS, None)
         if job:
-            self._changed_jobs.add(job)
+            self._changed_jobs[job].add(family.prefix)
             return self._about_jobs[job]
         if node:
             self._changed_nodes.add(node)
@@ -339,7 +348,7 @@ class View:
             _put(left, name, self._set_aside(name, why) if why is not None else None)
             _forget_empty(self._about_jobs, name)
         self._jobs, self._aside = jobs, left if left != self._aside else self._aside
-        self._changed_jobs = set()
+        self._changed_jobs.clear()
 
     def _unreadable_of(self, kind: str) -> dict[str, Left]:
         """The jobs or nodes of which a record cannot be read, and why."""
@@ -413,29 +422,20 @@ class View:
         switch = self.get(JobSwitch, keys.switch(name))
         if record is None or intent is None or switch is None:
             return None
+        before, changed, about = self._jobs.get(name), self._changed_jobs[name], self._about_jobs[name]
+        parts: dict[str, Any] = {
+            part: getattr(before, part)
+            if before is not None and prefix not in changed
+            else {name_of(held.value): held for held in about.get(prefix, {}).values()}
+            for part, (prefix, name_of) in _PARTS.items()
+        }
         return JobState(
             name=name,
             record=record,
             intent=intent,
             switch=switch,
             head=self.get(CommitHead, keys.head(name)),
-            plans={held.value.plan_id: held for held in self._of_job("plans/", Plan, name)},
-            specs={held.value.plan_id: held for held in self._of_job("specs/", ClusterSpec, name)},
-            assignments={
-                (held.value.plan_id, held.value.task.member): held
-                for held in self._of_job("assignments/", Assignment, name)
-            },
-            prepared={
-                (held.value.plan_id, f"{held.value.role}.{held.value.index}"): held
-                for held in self._of_job("prepared/", Prepared, name)
-            },
-            staged={
-                (held.value.plan_id, held.value.node): held for held in self._of_job("staged/", Staged, name)
-            },
-            attempts={held.value.attempt: held for held in self._of_job("attempts/", AttemptReport, name)},
-            commits={held.value.ref: held for held in self._of_job("commits/", CommitRecord, name)},
-            incidents={held.value.id: held for held in self._of_job("incidents/", Incident, name)},
-            spares={held.value.node: held for held in self._of_job("spares/", Spare, name)},
+            **parts,
             events=tuple(sorted(self._of_job("events/", Event, name), key=lambda held: held.key)),
             goodput=self.get(Goodput, keys.goodput_of(name)),
         )

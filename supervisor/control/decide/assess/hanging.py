@@ -165,8 +165,8 @@ def _tasks(snap: Snapshot, job: JobState, there: tuple[Member, ...]) -> tuple[Ru
     does not run yet, or has run for too short to have been told of in a beat. None of them is judged then.
     One that beats have left out for longer than that is taken for one that shows no signs.
     """
-    spec, back_ms = job.record.value.spec, servers.back_for_ms(snap, job)
-    running = []
+    spec = job.record.value.spec
+    heard: list[tuple[Member, TaskBeat | None]] = []
     for member in there:
         if member.state is MemberState.DONE:
             continue
@@ -176,15 +176,18 @@ def _tasks(snap: Snapshot, job: JobState, there: tuple[Member, ...]) -> tuple[Ru
         beat = beat_of(snap, member)
         if beat is not None and beat.ended:
             return ()
-        if beat is not None:
-            running.append(_running(snap, job, member, beat, back_ms))
-        elif spec.role(member.task.role).outside:
-            continue
-        elif member.report is None or _told_of_ms(snap, picture, member.report) < snap.timing.d_ms:
-            return ()
-        else:
-            running.append(Running(member.task))
-    return tuple(running)
+        if beat is None:
+            if spec.role(member.task.role).outside:
+                continue
+            if member.report is None or _told_of_ms(snap, picture, member.report) < snap.timing.d_ms:
+                return ()
+        heard.append((member, beat))
+    # Only now, as this costs most: in a large job there is often one that is not heard.
+    back_ms = servers.back_for_ms(snap, job)
+    return tuple(
+        _running(snap, job, member, beat, back_ms) if beat is not None else Running(member.task)
+        for member, beat in heard
+    )
 
 
 def _told_of_ms(snap: Snapshot, picture: NodeState, report: Versioned[AttemptReport]) -> int:

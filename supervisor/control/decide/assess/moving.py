@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from recovery.policy.scope import may_move
-from supervisor.contract import codec, keys
+from supervisor.contract import keys
 from supervisor.contract.ids import TaskId
 from supervisor.contract.incident import Cause
 from supervisor.contract.job.spec import CHIEF_ROLES, Scope, Strategy
@@ -43,9 +43,9 @@ def _why_workers_stay(job: JobState) -> str:
     known = job.specs.get(plan.value.plan_id) if plan is not None else None
     if plan is None or known is None:
         return "no ClusterSpec is in force"
-    if keys.family(plan.key).max_bytes - len(codec.encode(plan.value)) < ROOM_BYTES:
+    if keys.family(plan.key).max_bytes - plan.size < ROOM_BYTES:
         return "the record of its plan is full"
-    room = keys.family(known.key).max_bytes - len(codec.encode(known.value))
+    room = keys.family(known.key).max_bytes - known.size
     if len(known.value.former) >= MOST_FORMER or room < ROOM_BYTES:
         return f"the record of its ClusterSpec is full after {len(known.value.former)} moves"
     if job.record.value.spec.strategy is Strategy.ASYNC:
