@@ -15,7 +15,6 @@ from supervisor.contract.desired import JobPhase, JobSwitch
 from supervisor.contract.incident import Event, Outcome
 from supervisor.contract.job.goodput import Category, Goodput
 from supervisor.contract.job.spec import JobIntent, JobRecord
-from supervisor.control.decide.assess.assess import assess
 from supervisor.control.decide.jobs.incidents import KEPT_EVENTS
 from supervisor.control.decide.nodes.offers import grouped
 from supervisor.control.decide.nodes.placement import Before, place
@@ -134,16 +133,19 @@ def test_the_work_of_a_look_grows_with_the_cluster_and_no_faster() -> None:
 
 
 def judging(workers: int) -> int:
-    """The bytecodes that it takes to assess a job of so many workers whose first incident is still open."""
+    """The bytecodes of a look at so many workers whose first incident is open, and of one at their paces."""
     world = World(job_spec({"chief": 1, "ps": 1, "worker": workers}), nodes=4)
     world.until(lambda: len(world.running()) == len(world.spec.tasks()))
+    hurt = world.snapshot()
+    assert is_hurt(hurt.jobs["digits"])
+    for report in world.running().values():
+        world.agents[report.node].tells[str(report.attempt)] = lambda beat: replace(beat, pace=10.0)
+    world.tick()
     snap = world.snapshot()
-    job = snap.jobs["digits"]
-    assert is_hurt(job)
-    return bytecodes(lambda: assess(snap, job))
+    return bytecodes(lambda: reconcile(hurt)) + bytecodes(lambda: reconcile(snap))
 
 
-def test_the_work_of_an_assessment_grows_with_the_tasks_and_no_faster() -> None:
+def test_the_work_of_a_look_grows_with_the_tasks_of_a_job_and_no_faster() -> None:
     few, more, many = judging(8), judging(28), judging(48)
     assert many - more < 1.05 * (more - few)
 
