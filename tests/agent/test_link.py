@@ -173,7 +173,9 @@ class BrokenCall:
         pass
 
 
-async def test_links_close_while_a_broken_stream_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_links_close_while_a_broken_stream_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     call = BrokenCall()
     monkeypatch.setattr("agent.link.open_beats", lambda *_: call)
     links = GrpcLinks([f"unix:{tmp_path}/s"], Guard(), ListSink())
