@@ -188,8 +188,8 @@ ROWS = (
         1,
         "A new leader reads everything back: it shows the same failures and decisions.",
         "supervisor/control/decide/view.py",
-        "incidents={held.value.id: held for held in self._of_job(",
-        "incidents={} and {held.value.id: held for held in self._of_job(",
+        '"incidents": ("incidents/", lambda record: record.id)',
+        '"incidents": ("spares/", lambda record: record.node)',
         LEADER + "test_a_new_leader_keeps_the_story",
     ),
     Guarantee(
