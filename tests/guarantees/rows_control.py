@@ -189,7 +189,7 @@ ROWS = (
         "A new leader reads everything back: it shows the same failures and decisions.",
         "supervisor/control/decide/view.py",
         '"incidents": ("incidents/", lambda record: record.id)',
-        '"incidents": ("spares/", lambda record: record.node)',
+        '"incidents": ("", lambda record: record.id)',
         LEADER + "test_a_new_leader_keeps_the_story",
     ),
     Guarantee(
