@@ -36,7 +36,7 @@ from supervisor.control.decide.checkpoints.notices import notices_of
 from supervisor.control.decide.facts import hold
 from supervisor.control.decide.facts.history import job_step, newest_commit
 from supervisor.control.decide.facts.standing import Standing, standing
-from supervisor.control.decide.jobs import goodput
+from supervisor.control.decide.goodput import ledger
 from supervisor.control.decide.jobs.failing import is_held
 from supervisor.control.decide.reconcile import waiting_for
 from supervisor.control.decide.snapshot import JobState, Snapshot, Versioned
@@ -155,7 +155,7 @@ def job_view(snap: Snapshot, job: JobState) -> JobView:
         cadence=cadence.line(snap, job),
         paused=found.held or hold.own(job),
         paused_wall_ms=hold.since_wall_ms(snap, job),
-        goodput=goodput.view(snap, job, found.need),
+        goodput=ledger.view(snap, job, found.need),
     )
 
 

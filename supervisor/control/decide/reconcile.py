@@ -17,13 +17,13 @@ from supervisor.control.decide.assess.failures import find_need, lost_alone
 from supervisor.control.decide.assess.need import Need
 from supervisor.control.decide.checkpoints import advice, notices, quarantine, saving, seen_saver
 from supervisor.control.decide.facts import claims, cluster_time, delays, hold
+from supervisor.control.decide.goodput import ledger
 from supervisor.control.decide.jobs import (
     base_checkpoint,
     code_gc,
     deletion,
     failing,
     generation,
-    goodput,
     incidents,
     joining,
     lifecycle,
@@ -85,7 +85,7 @@ def _look(snap: Snapshot, assessments: Assessments, rests: Rests) -> list[Decisi
             snap = claims.with_plan(snap, plan)
             jobs = rests.disturbed(jobs, snap, job)
         rests.suspect(visit, suspected=assessments.suspects(job))
-        visit.reads.hold(goodput.redone_in_ms(snap, job))
+        visit.reads.hold(ledger.redone_in_ms(snap, job))
     rests.keep(cluster, nodes, visited)
     return decisions
 
@@ -132,7 +132,7 @@ def _about_job(snap: Snapshot, job: JobState, assessments: Assessments) -> list[
         return _count_parked(snap, job)
     invariants.check_job(snap, job)
     if step := _step(snap, job, assessments):
-        return [*step, *goodput.keep(snap, job, None, acts=True)]
+        return [*step, *ledger.keep(snap, job, None, acts=True)]
     return _housekeeping(snap, job, assessments.of(job, snap))
 
 
@@ -140,7 +140,7 @@ def _count_parked(snap: Snapshot, job: JobState) -> list[Decision]:
     """The time of a parked job is stopped time. It is parked for one error, and no other one is told."""
     counted: list[Decision] = []
     with contained(lambda _error: None):
-        counted += goodput.keep(snap, job, None)
+        counted += ledger.keep(snap, job, None)
     return counted
 
 
@@ -243,7 +243,7 @@ def _lost(snap: Snapshot, job: JobState, found: Assessment) -> Iterator[Need]:
 def _housekeeping(snap: Snapshot, job: JobState, found: Assessment) -> list[Decision]:
     stacks = progress.stacks(job)
     if stacks:
-        return [*stacks, *goodput.keep(snap, job, found.need)]
+        return [*stacks, *ledger.keep(snap, job, found.need)]
     return [
         *incidents.follow_up(snap, job),
         *job.once(moves.publish),
@@ -259,7 +259,7 @@ def _housekeeping(snap: Snapshot, job: JobState, found: Assessment) -> list[Deci
         *job.once(delays.tell),
         *notices.tell(snap, job),
         *progress.clock(snap, job),
-        *goodput.keep(snap, job, found.need),
+        *ledger.keep(snap, job, found.need),
     ]
 
 

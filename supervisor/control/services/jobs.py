@@ -41,7 +41,8 @@ from supervisor.control.decide.checkpoints import commit_list
 from supervisor.control.decide.facts import hold
 from supervisor.control.decide.facts.cluster_time import ages
 from supervisor.control.decide.facts.history import find_checkpoint
-from supervisor.control.decide.jobs import admission, deletion, goodput, resizing
+from supervisor.control.decide.goodput import ledger
+from supervisor.control.decide.jobs import admission, deletion, resizing
 from supervisor.control.decide.jobs.sizes import check_sizes
 from supervisor.control.decide.plan import Action, put, unchanged
 from supervisor.control.decide.snapshot import JobState, Snapshot
@@ -165,7 +166,7 @@ class JobService:
         needs = (await self.uploads.require(spec.code),) if spec.code is not None else ()
         uuid, wall_ms = begins.uuid or self._new_id(), self._clock.wall_ms()
         compares, ops = admission.record(request, before, begins, uuid, wall_ms, ages(snap).now_ms, whose)
-        ops = [*ops, goodput.opened(snap, spec.name, uuid, wall_ms, self._clock.now_ms())]
+        ops = [*ops, ledger.opened(snap, spec.name, uuid, wall_ms, self._clock.now_ms())]
         if deleted is not None:
             compares, ops = [*compares, unchanged(deleted)], [*ops, Delete(deleted.key)]
         forgotten = before is None and begins.uuid is not None
