@@ -20,12 +20,12 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from benchmarks.support.figures import figures, machine
+from benchmarks.support.figures import machine, row
 from benchmarks.support.load_cluster import CLUSTER, LoadCluster, between
 from benchmarks.support.load_records import LoadRecords
 from supervisor.adapters.etcd.client import EtcdCoordination
@@ -135,9 +135,9 @@ class Run:
         )
         self.found["submits"] = {
             "all_run_s": round(time.monotonic() - began_s, 2),
-            "submit_ms": _row(took_ms),
-            "submit_to_prepared_ms": _row([(each.prepared_s - each.at_s) * 1000 for each in starts]),
-            "submit_to_running_ms": _row([(each.running_s - each.at_s) * 1000 for each in starts]),
+            "submit_ms": row(took_ms),
+            "submit_to_prepared_ms": row([(each.prepared_s - each.at_s) * 1000 for each in starts]),
+            "submit_to_running_ms": row([(each.running_s - each.at_s) * 1000 for each in starts]),
             **between(before, self._cluster.look()),
         }
 
@@ -183,15 +183,15 @@ class Run:
         finally:
             polling.cancel()
         after, told = self._cluster.look(), await self._cluster.ask_all(do="look")
-        row: dict[str, object] = {"leader": leader, **between(before, after)}
-        row["beat_age_ms"] = _row(beats.ages_ms)
-        row["suspected"] = sorted(beats.suspected - self._gone)
-        row["list_of_nodes_ms"] = _row(beats.answers_ms)
-        row["generators"] = told
+        phase: dict[str, object] = {"leader": leader, **between(before, after)}
+        phase["beat_age_ms"] = row(beats.ages_ms)
+        phase["suspected"] = sorted(beats.suspected - self._gone)
+        phase["list_of_nodes_ms"] = row(beats.answers_ms)
+        phase["generators"] = told
         if result is not None:
-            row["result"] = result
-        self.found[name] = row
-        shares = row["processes"]
+            phase["result"] = result
+        self.found[name] = phase
+        shares = phase["processes"]
         print(f"{name}: {json.dumps(shares)}", file=sys.stderr, flush=True)
 
     async def _poll(self, beats: Beats) -> None:
@@ -219,9 +219,9 @@ class Run:
         await self._until(lambda: all(each.running_s >= 0 for each in kills), RESTART_S, "all restarts")
         return {
             "kills": len(kills),
-            "kill_to_report_ms": _row([(each.reported_s - each.at_s) * 1000 for each in kills]),
-            "report_to_restart_ms": _row([(each.ordered_s - each.reported_s) * 1000 for each in kills]),
-            "kill_to_running_ms": _row([(each.running_s - each.at_s) * 1000 for each in kills]),
+            "kill_to_report_ms": row([(each.reported_s - each.at_s) * 1000 for each in kills]),
+            "report_to_restart_ms": row([(each.ordered_s - each.reported_s) * 1000 for each in kills]),
+            "kill_to_running_ms": row([(each.running_s - each.at_s) * 1000 for each in kills]),
         }
 
     async def _kill_one(self, job: str) -> None:
@@ -249,7 +249,7 @@ class Run:
         return {
             "nodes": len(lost),
             "tasks": len(orphans),
-            "off_to_lost_mark_ms": _row(marked),
+            "off_to_lost_mark_ms": row(marked),
             "off_to_all_running_ms": round((time.monotonic() - began_s) * 1000),
         }
 
@@ -313,18 +313,14 @@ class Run:
             await asyncio.sleep(0.02)
 
 
-def _row(samples: Sequence[float]) -> dict[str, float] | None:
-    found = figures(samples)
-    return {name: round(value, 1) for name, value in asdict(found).items()} if found is not None else None
-
-
-async def _measure(flags: argparse.Namespace, root: Path) -> dict[str, object]:
+async def measure(kind: type[Run], flags: argparse.Namespace, root: Path) -> dict[str, object]:
+    """Run one kind of run on a cluster of its own. The document says so if it fails."""
     each = flags.jobs * flags.tasks / flags.agents
     cpus = math.ceil(each * 1.5) + 1
     generators = flags.generators or max(1, min(4, flags.agents // 50))
     cluster = LoadCluster(root, flags.profile, flags.agents, generators, cpus, 4 * cpus * GIB)
     async with cluster, cluster.client() as client:
-        run = Run(flags, cluster, client)
+        run = kind(flags, cluster, client)
         try:
             await run.all()
         except (TimeoutError, TfSupervisorError) as error:
@@ -355,7 +351,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="load-") as scratch:
         root = flags.keep or Path(scratch)
         root.mkdir(parents=True, exist_ok=True)
-        found = asyncio.run(_measure(flags, root))
+        found = asyncio.run(measure(Run, flags, root))
     settings = {name: value for name, value in vars(flags).items() if name != "keep"}
     document = {"benchmark": "load", "machine": about, "settings": settings, **found}
     print(json.dumps(document, indent=2))

@@ -11,25 +11,22 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import math
 import signal
 import statistics
 import sys
 import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 
-from benchmarks.load import GIB, Run
+from benchmarks.load import Run, measure
 from benchmarks.scale import Cluster
-from benchmarks.support.figures import Goal, figures, machine
-from benchmarks.support.load_cluster import CLUSTER, SUPERVISORS, LoadCluster
+from benchmarks.support.figures import Goal, machine, row
+from benchmarks.support.load_cluster import CLUSTER, SUPERVISORS
 from supervisor.adapters.etcd.client import EtcdCoordination
 from supervisor.adapters.metrics import Metrics
 from supervisor.adapters.telemetry import get_logger
-from supervisor.contract.errors import TfSupervisorError
 from supervisor.metrics import cluster as cluster_metrics
 
 EVERY_S = 5.0
@@ -118,9 +115,9 @@ async def _answers(jobs: int) -> dict[str, object]:
     return {
         "jobs": jobs,
         "answer": {"bytes": len(answer), "series": _series(answer)},
-        "answer_ms": _row(wall_ms),
-        "answer_processor_ms": _row(cpu_ms),
-        "loop_late_ms": {arm: _row(found) for arm, found in late.items()},
+        "answer_ms": row(wall_ms),
+        "answer_processor_ms": row(cpu_ms),
+        "loop_late_ms": {arm: row(found) for arm, found in late.items()},
     }
 
 
@@ -130,24 +127,6 @@ async def _tick(late: list[float]) -> None:
         began_s = time.perf_counter()
         await asyncio.sleep(TICK_S)
         late.append((time.perf_counter() - began_s - TICK_S) * 1000)
-
-
-def _row(samples: list[float]) -> dict[str, float] | None:
-    found = figures(samples)
-    return {name: round(value, 2) for name, value in asdict(found).items()} if found is not None else None
-
-
-async def _measure(flags: argparse.Namespace, root: Path) -> dict[str, object]:
-    cpus = math.ceil(flags.jobs * flags.tasks / flags.agents * 1.5) + 1
-    generators = max(1, min(4, flags.agents // 50))
-    cluster = LoadCluster(root, flags.profile, flags.agents, generators, cpus, 4 * cpus * GIB)
-    async with cluster, cluster.client() as client:
-        run = Scraped(flags, cluster, client)
-        try:
-            await run.all()
-        except (TimeoutError, TfSupervisorError) as error:
-            run.found["failed"] = str(error)
-    return run.found
 
 
 def main() -> int:
@@ -160,12 +139,12 @@ def main() -> int:
     parser.add_argument("--turns", type=int, default=5, help="of each kind (%(default)s)")
     parser.add_argument("--seconds", type=float, default=30.0, help="of each turn (%(default)s)")
     flags = parser.parse_args()
-    flags.tasks, flags.profile = 4, "default"
+    flags.tasks, flags.profile, flags.generators = 4, "default", None
     where = machine()
     # An exception ends what was started; the signal alone would not.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     with tempfile.TemporaryDirectory(prefix="scraping-") as scratch:
-        work = _answers(flags.answers) if flags.answers else _measure(flags, Path(scratch))
+        work = _answers(flags.answers) if flags.answers else measure(Scraped, flags, Path(scratch))
         found = asyncio.run(work)
     print(json.dumps({"benchmark": "scraping", "machine": where, "settings": vars(flags), **found}, indent=2))
     return 0 if "failed" not in found else 1

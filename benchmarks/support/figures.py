@@ -7,7 +7,7 @@ import math
 import os
 import platform
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +26,12 @@ def figures(samples: Sequence[float]) -> Figures | None:
         return None
     ordered = sorted(samples)
     return Figures(len(ordered), _rank(ordered, 0.50), _rank(ordered, 0.99), ordered[-1])
+
+
+def row(samples: Sequence[float]) -> dict[str, float] | None:
+    """The figures for JSON, two digits after the point; None without a sample."""
+    found = figures(samples)
+    return {name: round(value, 2) for name, value in asdict(found).items()} if found is not None else None
 
 
 def medians(phases: Sequence[Mapping[str, int]]) -> dict[str, float]:
