@@ -48,7 +48,7 @@ def start_message(
     env = {
         _QUEUES: str(_queues(launch.spec)),
         **asked,
-        "TF_CONFIG": tf_config(spec, task),
+        "TF_CONFIG": tf_config(spec, task, assignment.protocol),
         "CHECKPOINT_DIR": checkpoint_dir,
         "TFSUP_OUTPUT_DIR": outputs.own,
         "TFSUP_GENERATION": str(assignment.generation),

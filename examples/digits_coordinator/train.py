@@ -80,7 +80,10 @@ def main():
     cluster = tf.distribute.cluster_resolver.TFConfigClusterResolver()
     if cluster.task_type in ("ps", "worker"):
         server = tf.distribute.Server(
-            cluster.cluster_spec(), job_name=cluster.task_type, task_index=cluster.task_id, protocol="grpc"
+            cluster.cluster_spec(),
+            job_name=cluster.task_type,
+            task_index=cluster.task_id,
+            protocol=cluster.rpc_layer or "grpc",
         )
         server.join()
     else:

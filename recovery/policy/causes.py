@@ -5,11 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 from signal import Signals
 
-from recovery.policy.logs import SHARDS_APART, Finding, has_shards_apart, last_words
+from recovery.policy.logs import (
+    NO_PROTOCOL,
+    SHARDS_APART,
+    Finding,
+    has_shards_apart,
+    lacks_protocol,
+    last_words,
+)
 from recovery.policy.roles import RoleKind, kind_of, trains
 from supervisor.contract.desired import JobPhase
 from supervisor.contract.incident import Cause
-from supervisor.contract.job.spec import JobSpec
+from supervisor.contract.job.spec import PLAIN_PROTOCOL, JobSpec
 from supervisor.contract.observed import CANNOT_GO_ON, AttemptReport, Exit, ExitReason
 
 OUTSIDE_SIGNALS = frozenset(
@@ -67,7 +74,15 @@ def classify(
     if staged and judged.cause is Cause.PROGRAM_EXIT and has_shards_apart(report.exit.tail):
         # Also once it has trained: no save of this job was ever whole, and none will be.
         return Judged(Cause.USER_ERROR, SHARDS_APART)
+    if judged.cause is Cause.PROGRAM_EXIT and _lacks_protocol(report.exit, spec):
+        # Once it has trained, another node's build has the protocol: a start elsewhere may help.
+        line = NO_PROTOCOL.format(protocol=spec.protocol)
+        return Judged(Cause.PROGRAM_EXIT if trained else Cause.USER_ERROR, line)
     return Judged(_ONCE_TRAINED.get(judged.cause, judged.cause), judged.line) if trained else judged
+
+
+def _lacks_protocol(end: Exit, spec: JobSpec) -> bool:
+    return spec.protocol != PLAIN_PROTOCOL and lacks_protocol(end.tail)
 
 
 _OF_THE_STORE = frozenset({Cause.PROGRAM_EXIT, Cause.DATA_LOSS, Cause.OUT_OF_RANGE})

@@ -130,6 +130,21 @@ SHARDS_APART = (
 )
 
 
+_NO_PROTOCOL = re.compile(
+    r"No (?:server factory registered for the given ServerDef"
+    r"|session factory registered for the given session options)"
+)
+NO_PROTOCOL = (
+    "this node's TensorFlow is built without the job's protocol {protocol}: it knows no such server; remove "
+    "`protocol` from the job file, or use a build that has it"
+)
+
+
+def lacks_protocol(tail: str) -> bool:
+    """Whether TensorFlow reports that it has no server or session of the kind that the program asked for."""
+    return _NO_PROTOCOL.search(tail) is not None
+
+
 def has_shards_apart(tail: str) -> bool:
     """Whether TensorFlow reports that shards of a save were missing in its directory."""
     return _SHARDS_APART.search(tail) is not None

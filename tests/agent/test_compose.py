@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 import pytest
@@ -40,6 +41,13 @@ def test_a_chief_is_told_to_keep_what_was_not_lost() -> None:
     told = replace(WANTED, partial_ps=True)
     message = start_message(replace(launch(), assignment=told), "i1", "/a", "/c")
     assert message.env[partial.VARIABLE] == partial.PARTIAL
+
+
+def test_a_program_gets_its_protocol_however_it_reads_it() -> None:
+    order = replace(WANTED, protocol="grpc+verbs", argv=("x", "{protocol}"), templated=True)
+    message = start_message(replace(launch(), assignment=order), "i1", "/a", "/c")
+    assert (message.argv[1], message.env["TFSUP_PROTOCOL"]) == ("grpc+verbs", "grpc+verbs")
+    assert json.loads(message.env["TF_CONFIG"])["rpc_layer"] == "grpc+verbs"
 
 
 def test_a_task_waits_for_every_task_of_the_roles_that_come_first() -> None:

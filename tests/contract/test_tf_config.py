@@ -39,6 +39,11 @@ def test_an_evaluator_sees_the_cluster_without_being_in_it() -> None:
     assert config == {"cluster": CLUSTER, "task": {"type": "evaluator", "index": 0}}
 
 
+@pytest.mark.parametrize(("protocol", "told"), [("grpc", {}), ("grpc+verbs", {"rpc_layer": "grpc+verbs"})])
+def test_a_resolver_is_told_of_another_protocol_than_grpc(protocol: str, told: dict[str, str]) -> None:
+    assert json.loads(tf_config(SPEC, PS_1, protocol)) == json.loads(tf_config(SPEC, PS_1)) | told
+
+
 @pytest.mark.parametrize(("role", "index", "error"), [("ps", 2, IndexError), ("worker", 0, KeyError)])
 def test_a_stranger_gets_no_config(role: str, index: int, error: type[Exception]) -> None:
     with pytest.raises(error):

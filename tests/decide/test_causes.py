@@ -232,3 +232,41 @@ def test_a_save_in_shards_that_are_on_several_nodes_is_an_error_of_the_user(
     assert judged is not None
     assert judged.cause is cause
     assert ("mode: mounted" in judged.line) is (cause is Cause.USER_ERROR)
+
+
+NOT_FOUND = "tensorflow.python.framework.errors_impl.NotFoundError"
+NO_SERVER = f"""Traceback (most recent call last):
+  File "train.py", line 4, in <module>
+    tf.distribute.Server(spec, protocol=resolver.rpc_layer)
+{NOT_FOUND}: No server factory registered for the given ServerDef: cluster {{
+}}
+protocol: "grpc+verbs"
+
+The available server factories are: [ GRPC_SERVER ]
+"""
+NO_SESSION = (
+    "Traceback (most recent call last):\n"
+    f"{NOT_FOUND}: No session factory registered for the given session options: "
+    '{target: "grpc+verbs://h:1" config: } Registered factories are {DIRECT_SESSION, GRPC_SESSION}.\n'
+)
+
+
+@pytest.mark.parametrize(
+    ("protocol", "tail", "trained", "cause", "told"),
+    [
+        ("grpc+verbs", NO_SERVER, False, Cause.USER_ERROR, True),
+        ("grpc+verbs", NO_SESSION, False, Cause.USER_ERROR, True),
+        ("grpc+verbs", NO_SERVER, True, Cause.PROGRAM_EXIT, True),
+        ("grpc", NO_SERVER, False, Cause.PROGRAM_EXIT, False),
+        ("grpc+verbs", "NotFoundError: no such file\n", False, Cause.PROGRAM_EXIT, False),
+    ],
+)
+def test_a_build_without_the_protocol_is_named(
+    protocol: str, tail: str, cause: Cause, *, trained: bool, told: bool
+) -> None:
+    end = replace(ended(code=1), tail=tail)
+    spec = replace(SPEC, protocol=protocol)
+    judged = classify(report("chief.0", end), spec, JobPhase.RUNNING, trained=trained)
+    assert judged is not None
+    assert judged.cause is cause
+    assert ("built without the job's protocol grpc+verbs" in judged.line) is told

@@ -68,6 +68,23 @@ def test_a_users_error_fails_the_job_at_once(
     assert last_words in incident.tail
 
 
+def test_a_build_without_the_jobs_protocol_is_told(cluster: Cluster, tmp_path: Path) -> None:
+    program = """\
+import tensorflow as tf
+resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
+print("protocol", resolver.rpc_layer, flush=True)
+tf.distribute.Server(resolver.cluster_spec(), "worker", resolver.task_id, protocol=resolver.rpc_layer)
+"""
+    command = ["python", "train.py"]
+    one = {"worker": {"count": 1}}
+    job = submit(cluster, tmp_path, program, command, strategy="plain", roles=one, protocol="grpc+verbs")
+    assert job.ended().phase is JobPhase.FAILED, job.story()
+    assert "protocol grpc+verbs" in job.output("worker").splitlines()
+    (incident,) = job.incidents()
+    assert (incident.cause, incident.outcome) == ("user_error", Outcome.FAILED), job.story()
+    assert "built without the job's protocol grpc+verbs" in cluster.ctl("explain", job.name)
+
+
 @pytest.mark.parametrize(
     ("fields", "named"),
     [

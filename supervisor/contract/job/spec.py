@@ -13,6 +13,9 @@ from supervisor.contract.job.pause import Pause
 
 HOST_NETWORK = "host"
 
+PLAIN_PROTOCOL = "grpc"
+"""The server protocol that every build of TensorFlow has."""
+
 CHIEF_ROLES = ("chief", "master")
 """Names of the role whose one task leads the training. TF1's Estimator calls it master in `TF_CONFIG`."""
 
@@ -301,7 +304,7 @@ class JobSpec:
     progress: ProgressSpec = ProgressSpec()
     limits: Limits = Limits()
     code: CodeRef | None = None
-    protocol: str = "grpc"
+    protocol: str = PLAIN_PROTOCOL
     container: ContainerSpec | None = None
     packing: Packing = Packing.SPREAD
     templated: bool = False

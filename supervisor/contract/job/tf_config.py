@@ -10,17 +10,21 @@ from supervisor.contract.addresses import bare
 from supervisor.contract.desired import ClusterSpec
 from supervisor.contract.ids import TaskId
 from supervisor.contract.job.placeholders import CLASSIC_ROLES
+from supervisor.contract.job.spec import PLAIN_PROTOCOL
 
 
-def tf_config(spec: ClusterSpec, task: TaskId) -> str:
+def tf_config(spec: ClusterSpec, task: TaskId, protocol: str = PLAIN_PROTOCOL) -> str:
     """The value of `TF_CONFIG` for one task, as JSON.
 
     A task outside the ClusterSpec (an evaluator) gets the cluster's description without being a member, as
-    TensorFlow expects. Raises KeyError or IndexError for a task that the spec does not have.
+    TensorFlow expects. Resolvers read the job's `protocol` from `rpc_layer`; without the key it is grpc.
+    Raises KeyError or IndexError for a task that the spec does not have.
     """
     spec.address(task.role, task.index)
     cluster = {entry.role: list(entry.addresses) for entry in spec.roles}
-    document = {"cluster": cluster, "task": {"type": task.role, "index": task.index}}
+    document: dict[str, object] = {"cluster": cluster, "task": {"type": task.role, "index": task.index}}
+    if protocol != PLAIN_PROTOCOL:
+        document["rpc_layer"] = protocol
     return json.dumps(document, separators=(",", ":"), sort_keys=True)
 
 
@@ -28,7 +32,7 @@ def placeholder_values(
     spec: ClusterSpec,
     task: TaskId,
     checkpoint_dir: str,
-    protocol: str = "grpc",
+    protocol: str = PLAIN_PROTOCOL,
     address: str = "",
     output_dir: str = "",
     all_outputs: str = "",
