@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, TextIO
 
 from supervisor.adapters.plain_structlog import structlog
 from supervisor.contract.errors import UserError
+from supervisor.contract.secret import sounds_secret
 
 if TYPE_CHECKING:
     from structlog.typing import FilteringBoundLogger
@@ -18,10 +19,6 @@ if TYPE_CHECKING:
 ROTATE_BYTES = 16 * 1024 * 1024
 LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40}
 
-_SECRET = re.compile(
-    r"passw|secret|authorization|credential|cookie|api_?key|private|key_(pem|material|data)|(^|_)token$",
-    re.IGNORECASE,
-)
 _NOT_SECRET = frozenset({"leader_token"})
 # C0, DEL, C1, and what reorders or breaks lines on a terminal.
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
@@ -177,7 +174,7 @@ def _hand_over(_logger: object, _method: str, line: Line) -> tuple[tuple[Line], 
 
 
 def _redacted(key: str, value: object) -> object:
-    if key not in _NOT_SECRET and _SECRET.search(key):
+    if key not in _NOT_SECRET and sounds_secret(key):
         return _REDACTED
     if isinstance(value, dict):
         return {name: _redacted(str(name), inner) for name, inner in value.items()}

@@ -15,7 +15,7 @@ import grpc
 from supervisor.contract import codec
 from supervisor.contract.checkpoint import CheckpointRef
 from supervisor.contract.code import CodePart, CodeState, answer_s
-from supervisor.contract.errors import Unreachable
+from supervisor.contract.errors import IncompatibleRecord, Unreachable
 from supervisor.contract.job.spec import CodeRef
 from supervisor.contract.views.checkpoints import (
     AdoptRequest,
@@ -28,6 +28,7 @@ from supervisor.contract.views.checkpoints import (
     ImportRequest,
     VerifyRequest,
 )
+from supervisor.contract.views.description import Description
 from supervisor.contract.views.jobs import (
     Accepted,
     CheckpointList,
@@ -129,6 +130,14 @@ class ControlClient:
     async def explain(self, job: str) -> Explanation:
         """A job's incidents."""
         return await self._call("Explain", JobRequest(job), Explanation)
+
+    async def describe(self, job: str) -> Description:
+        """A job's stored file. A status call finds the leader first: others may be of an earlier release.
+
+        Raises IncompatibleRecord if the leader is.
+        """
+        await self.status(job)
+        return await self._call("Describe", JobRequest(job), Description)
 
     async def checkpoints(self, job: str) -> CheckpointList:
         """A job's checkpoints."""
@@ -316,6 +325,10 @@ class ControlClient:
             if failure.leader and failure.leader != address:
                 self._first = failure.leader
             return failure.message
+        if error.code() is grpc.StatusCode.UNIMPLEMENTED:
+            raise IncompatibleRecord(
+                f"the supervisor at {address} is of an earlier release, which cannot answer this; upgrade it"
+            ) from error
         if error.code() not in _CONNECTION:
             raise Unreachable(f"{address}: {error.code().name}: {error.details()}") from error
         await self._drop(address, channel)

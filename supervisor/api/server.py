@@ -17,6 +17,7 @@ from supervisor.api import views
 from supervisor.api.agents import Agents, address_of, node_of
 from supervisor.api.certificates import CertificateEvents
 from supervisor.api.checkpoints import CheckpointMethods
+from supervisor.api.description import describe
 from supervisor.api.nodes import NodeMethods
 from supervisor.api.output import OutputTail
 from supervisor.api.pauses import PauseMethods
@@ -29,6 +30,7 @@ from supervisor.contract.job.spec import CodeRef
 from supervisor.contract.observed import LINK_PROTOCOL, Beat, BeatAck
 from supervisor.contract.promise import PromiseAnswer, PromiseRequest
 from supervisor.contract.secret import SecretsAnswer, SecretsRequest, Source
+from supervisor.contract.views.description import Description
 from supervisor.contract.views.jobs import (
     Accepted,
     CheckpointList,
@@ -169,6 +171,7 @@ class ControlService:
             "PutCode": rpc.unary(CodePart, self.put_code),
             "Status": rpc.unary(JobRequest, self.status),
             "Explain": rpc.unary(JobRequest, self.explain),
+            "Describe": rpc.unary(JobRequest, self.describe),
             "Checkpoints": rpc.unary(JobRequest, self.checkpoints),
             "Stop": rpc.unary(StopRequest, self.stop),
             "Start": rpc.unary(JobRequest, self.start),
@@ -280,6 +283,10 @@ class ControlService:
     async def explain(self, request: JobRequest) -> Explanation:
         """A job's incidents."""
         return views.explanation(self._snapshot(), request.job)
+
+    async def describe(self, request: JobRequest) -> Description:
+        """A job's stored file."""
+        return describe(self._snapshot(), request.job)
 
     async def checkpoints(self, request: JobRequest) -> CheckpointList:
         """A job's checkpoints."""

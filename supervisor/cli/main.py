@@ -40,6 +40,10 @@ VERBS = {
         "supervisor.cli.jobs.look",
         "Tell what failed in a job, what was decided and how long it took.",
     ),
+    "describe": (
+        "supervisor.cli.jobs.describe",
+        "Show the stored file of a job, and where each value is from.",
+    ),
     "goodput": ("supervisor.cli.jobs.spent", "Show what the time of jobs was spent on."),
     "events": ("supervisor.cli.jobs.look", "Show what happened, oldest first."),
     "checkpoints": (

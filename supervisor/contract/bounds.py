@@ -29,6 +29,9 @@ MAX_START_BYTES = 768 * 1024
 MAX_SPEC_BYTES = 120 * 1024
 """Most bytes of a job in etcd."""
 
+MAX_GIVEN_BYTES = 8 * 1024
+"""Most bytes of the names of fields that a job file gives. Of a file with more of them none is recorded."""
+
 MAX_VARIABLES = 1000
 MAX_ROLES = 100
 MAX_PRELOAD = 64

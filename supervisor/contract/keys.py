@@ -87,7 +87,7 @@ FAMILIES = (
     Family(CLAIMS, desired.Claims, Writer.LEADER, 1024, Removed.NEVER),
     Family(TIME, desired.ClusterTime, Writer.LEADER, 32 * 1024, Removed.NEVER),
     Family(PAUSE, pause.Pause, Writer.LEADER, 8192, Removed.NEVER),
-    Family("jobs/", spec.JobRecord, Writer.LEADER, 128 * 1024, Removed.JOB, "job"),
+    Family("jobs/", spec.JobRecord, Writer.LEADER, 137 * 1024, Removed.JOB, "job"),
     Family("intents/", spec.JobIntent, Writer.LEADER, 8192, Removed.JOB, "job"),
     Family("deleted/", desired.DeletedJob, Writer.LEADER, 1024, Removed.NAME, "job"),
     Family("switches/", desired.JobSwitch, Writer.LEADER, 64 * 1024, Removed.JOB, "job"),

@@ -5,6 +5,7 @@ No record of etcd holds a value. An agent asks for it when an attempt starts. In
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 
@@ -23,7 +24,16 @@ MOST_LINES = 128
 """Most lines of one value. Each line is masked by itself."""
 
 EVERY_JOB = "*"
+_SOUNDS_SECRET = re.compile(
+    r"passw|secret|authorization|credential|cookie|api_?key|private|key_(pem|material|data)|(^|_)token$",
+    re.IGNORECASE,
+)
 GROUP = "group:"
+
+
+def sounds_secret(name: str) -> bool:
+    """Whether the value of a variable, a flag or a field of this name is hidden from people and logs."""
+    return _SOUNDS_SECRET.search(name.replace("-", "_")) is not None
 
 
 @dataclass(frozen=True, slots=True)

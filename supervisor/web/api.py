@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 
 from supervisor.contract import codec
 from supervisor.contract.errors import TfSupervisorError, UserError
+from supervisor.contract.views.description import Description
 from supervisor.contract.views.jobs import (
     CheckpointList,
     ClusterStatus,
@@ -83,6 +84,9 @@ class Api:
         async def explain(asked: Asked) -> Explanation:
             return await source.explain(asked.names["job"])
 
+        async def describe(asked: Asked) -> Description:
+            return await source.describe(asked.names["job"])
+
         async def checkpoints(asked: Asked) -> CheckpointList:
             return await source.checkpoints(asked.names["job"])
 
@@ -102,6 +106,10 @@ class Api:
             Document(
                 *("/jobs/{job}/incidents", "Control.Explain", "a job and its incidents (`explain JOB`)"),
                 *(Explanation, explain, none),
+            ),
+            Document(
+                *("/jobs/{job}/description", "Control.Describe", "a job's stored file (`describe JOB`)"),
+                *(Description, describe, none),
             ),
             Document(
                 *(

@@ -11,6 +11,7 @@ from supervisor.api.server import ControlService
 from supervisor.contract import codec
 from supervisor.contract.errors import NotFound
 from supervisor.contract.ids import TaskId, check_name
+from supervisor.contract.views.description import Description
 from supervisor.contract.views.jobs import (
     CheckpointList,
     ClusterStatus,
@@ -45,6 +46,10 @@ class Source:
     async def explain(self, job: str) -> Explanation:
         """A job and its incidents; raises NotFound."""
         return await self.control.explain(JobRequest(check_name("job", job)))
+
+    async def describe(self, job: str) -> Description:
+        """A job's stored file; raises NotFound, Conflict."""
+        return await self.control.describe(JobRequest(check_name("job", job)))
 
     async def checkpoints(self, job: str) -> CheckpointList:
         """A job's checkpoints; raises NotFound, Conflict."""

@@ -87,6 +87,7 @@ REQUESTS: dict[str, object] = {
     "Control.PutCode": CodePart("a" * 64, 1, 0, "eA=="),
     "Control.Status": JobRequest(),
     "Control.Explain": JobRequest(JOB),
+    "Control.Describe": JobRequest(JOB),
     "Control.Checkpoints": JobRequest(JOB),
     "Control.Nodes": JobRequest(),
     "Control.Gpus": GpusRequest(),

@@ -83,6 +83,7 @@ async def test_every_question_has_its_answer(place: Place) -> None:
     client = await place.client(await place.serve("s0", service))
     assert (await client.status()).jobs[0].name == "digits"
     assert (await client.explain("digits")).job.name == "digits"
+    assert (await client.describe("digits")).job == "digits"
     assert (await client.checkpoints("digits")).job == "digits"
     assert len((await client.nodes()).nodes) == 3
     assert await client.stop("digits") == Accepted("digits", "done")
@@ -247,6 +248,28 @@ async def test_a_call_outlives_the_connection_that_another_call_gave_up(place: P
     await asyncio.wait([bystander], timeout=1.5)
     service.slow.set()
     assert (await bystander, await impatient) == (Accepted("digits", "done"), Accepted("digits", "done"))
+
+
+async def test_a_question_that_a_release_has_no_answer_to_is_told_so_by_the_leader_alone(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    methods = ControlService.methods
+    older = FakeJobService(None, LeaderRecord("s1", place.address("s1"), 1))
+    with monkeypatch.context() as patched:
+        patched.setattr(
+            ControlService,
+            "methods",
+            lambda service: {name: each for name, each in methods(service).items() if name != "Describe"},
+        )
+        follower = await place.serve("s0", older)
+    leader = await place.serve("s1", leading())
+    client = await place.client(follower, leader)
+    assert (await client.describe("digits")).recorded is False
+    with pytest.raises(NotFound, match="no job 'x'; jobs here: digits"):
+        await client.describe("x")
+    older.picture, older.record = World().start().snapshot(), LeaderRecord("s0", follower, 1)
+    with pytest.raises(IncompatibleRecord, match=r"s0 is of an earlier release, .* upgrade it"):
+        await (await place.client(follower)).describe("digits")
 
 
 async def test_another_protocol_is_told_so(place: Place) -> None:

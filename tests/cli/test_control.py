@@ -183,6 +183,22 @@ def test_tail_shows_every_attempt_with_its_name_and_no_secret(shell: PrintingShe
     assert "no-one-may-see" not in done.stdout + done.stderr + shell("events").stdout
 
 
+def test_a_job_is_described_in_the_words_of_its_file(shell: PrintingShell, tmp_path: Path) -> None:
+    text = shell("describe", "count").stdout
+    assert "restart:\n  max: 50 " in text
+    assert "no-one-may-see-this" not in text
+    described = shell.json("describe", "count")["fields"]
+    assert isinstance(described, list)
+    found = {".".join(each["path"]): (each["value"], each["source"]) for each in described}
+    assert found["env.SECRET"] == ('"{redacted}"', "job file")
+    assert found["checkpoint.keep"] == ("5", "default")
+    assert found["checkpoint.uri"][1] == "checkpoint_base"
+    (tmp_path / "again.yaml").write_text(text)
+    refused = shell("validate", "--offline", str(tmp_path / "again.yaml"), code=2).stderr
+    assert "env.SECRET: unknown placeholder {redacted}" in refused
+    assert "no job 'none'; jobs here: count" in shell("describe", "none", code=3).stderr
+
+
 def test_what_no_node_can_give_is_refused_with_its_line(shell: PrintingShell, tmp_path: Path) -> None:
     (tmp_path / "big.yaml").write_text(
         "name: big\nstrategy: plain\ncommand: [./x]\nroles:\n  small: {count: 1}\n"

@@ -440,3 +440,16 @@ async def test_what_is_kept_of_a_failed_job_is_ended_by_a_stop_and_before_it_is_
     assert "kept of it for inspection is ended" in answer.detail
     assert leader.world.switch() == replace(kept, held=())
     await leader.job_service.submit(SubmitRequest(leader.world.spec, SubmitMode.RESUME))
+
+
+@pytest.mark.parametrize(
+    ("given", "kept"), [(("name", "roles.worker.count"), 2), (("roles.worker.env",) * 1000, 0)]
+)
+async def test_the_fields_that_a_job_file_gives_are_recorded_unless_they_are_too_many(
+    given: tuple[str, ...], kept: int
+) -> None:
+    leader = Leader()
+    await leader.job_service.submit(SubmitRequest(other_job(), given=given))
+    record = leader.record("other")
+    assert record is not None
+    assert record.given == given[:kept]

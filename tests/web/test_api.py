@@ -106,7 +106,7 @@ async def test_answers_are_the_documents_of_supervisorctl_and_match_openapi(site
         wrong = objection(schemas, content["application/json"]["schema"], json.loads(text))
         assert wrong == "", path
         checked += 1
-    assert checked == 10
+    assert checked == 11
     snap = site.service.picture
     assert snap is not None
     shown = json.loads((await get(site, "/api/v1/jobs/digits"))[1])

@@ -8,7 +8,7 @@ the raw values so that both are reported in one go.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path, PurePosixPath
@@ -21,7 +21,7 @@ from supervisor.adapters.files.jobfile_model import (
     SecretModel,
     Value,
 )
-from supervisor.adapters.files.yaml_file import Document, Where, build, read, suggest
+from supervisor.adapters.files.yaml_file import Document, Strict, Where, build, read, suggest
 from supervisor.contract.bounds import MAX_TASKS
 from supervisor.contract.checkpoint import Verify
 from supervisor.contract.errors import UserError
@@ -71,12 +71,14 @@ class CodeSource:
 class JobFile:
     """A job file. `spec.code` is None: the directory of `code` is packed on demand (`code_archive`).
 
-    `document` has the lines of its fields, for errors that a cluster finds in them.
+    `document` has the lines of its fields, for errors that a cluster finds in them. `given`: the fields that
+    the file gives, as `roles.worker.count`.
     """
 
     spec: JobSpec
     code: CodeSource | None
     document: Document
+    given: tuple[str, ...]
 
 
 def load_job_file(path: Path, *, checkpoint_base: str | None, name: str | None = None) -> JobFile:
@@ -111,10 +113,24 @@ def load_job_file(path: Path, *, checkpoint_base: str | None, name: str | None =
         document.problem(wrong.where, wrong.text)
     document.raise_problems()
     _check_mounted(document, spec)
+    given = tuple(sorted({*_given(model)} - ({"name"} if name is not None else set())))
     if model.code is None:
-        return JobFile(spec, None, document)
+        return JobFile(spec, None, document, given)
     where = f"{path}:{document.line(('code', 'dir'))}: code"
-    return JobFile(spec, CodeSource(workdir, tuple(model.code.exclude), where), document)
+    return JobFile(spec, CodeSource(workdir, tuple(model.code.exclude), where), document, given)
+
+
+def _given(model: Strict, at: str = "") -> Iterator[str]:
+    """The fields that a file gives. A mapping of free keys is one field, but for the roles."""
+    for name in model.model_fields_set:
+        value = getattr(model, name)
+        if isinstance(value, Strict):
+            yield from _given(value, f"{at}{name}.")
+        elif name == "roles":
+            for role, each in value.items():
+                yield from _given(each, f"roles.{role}.")
+        else:
+            yield f"{at}{name}"
 
 
 def _check_mounted(document: Document, spec: JobSpec) -> None:

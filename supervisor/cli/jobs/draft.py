@@ -5,7 +5,6 @@ Pure: facts in, text out.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,6 +12,7 @@ from pathlib import PurePosixPath
 
 from supervisor.cli.jobs.program_facts import Facts, Flag, Place, PlaceKind, Use
 from supervisor.contract.job.placeholders import known_words, problems
+from supervisor.contract.job.written import scalar
 
 CLUSTER_FLAGS: Mapping[str, tuple[str, ...]] = {
     "{ps_hosts}": ("ps_hosts", "ps", "ps_host", "ps_list", "pshosts", "parameter_servers", "ps_addresses"),
@@ -31,7 +31,6 @@ _DIRECTORIES = frozenset(
 """Savers whose argument is a directory. For the others the last part of the path is a file."""
 
 _OURS = frozenset({"CHECKPOINT_DIR", "TFSUP_OUTPUT_DIR"})
-_PLAIN = re.compile(r"[A-Za-z_./-][A-Za-z0-9_./=+-]*")
 _FILE = re.compile(r"\.(?:ckpt|h5|hdf5|keras|npz|tf|weights)\b")
 
 
@@ -316,14 +315,14 @@ def text_of(made: Draft, source: str, file: str, code: str = "") -> str:
     lines = [
         f"# Written by `supervisorctl init` from {source}. Read it through, then run",
         f"#   supervisorctl validate {file} && supervisorctl run {file}",
-        f"name: {_scalar(made.name)}",
+        f"name: {scalar(made.name)}",
         "",
         f"# {_sentence(made.why)} The strategy says how much a failure restarts.",
         f"strategy: {made.strategy}",
         "",
         "# Words in braces, such as {task_index}, are filled in when a task starts; {{ is a brace.",
         "command:",
-        *(f"- {_scalar(word)}" for word in made.command),
+        *(f"- {scalar(word)}" for word in made.command),
         "",
         "# What one task needs: resources: {cpus: 2, memory: 4GiB, gpus: 1}",
         "roles:",
@@ -331,7 +330,7 @@ def text_of(made: Draft, source: str, file: str, code: str = "") -> str:
         "",
     ]
     if made.env:
-        lines += ["env:", *(f"  {name}: {_scalar(value)}" for name, value in made.env.items()), ""]
+        lines += ["env:", *(f"  {name}: {scalar(value)}" for name, value in made.env.items()), ""]
     if not made.imports_tensorflow:
         lines += [
             "# The program does not import TensorFlow, so nothing is imported before it starts.",
@@ -343,13 +342,13 @@ def text_of(made: Draft, source: str, file: str, code: str = "") -> str:
         "checkpoint:",
         "  # uri: hdfs://NAMESERVICE/jobs/NAME  # where commits go; else below the cluster's own directory",
         "  keep: 5",
-        *([f"  adopt: {_scalar(made.adopt)}"] if made.adopt else []),
+        *([f"  adopt: {scalar(made.adopt)}"] if made.adopt else []),
         "",
     ]
     if code:
         lines += [
             "# The directory that the program runs in is shipped to the nodes.",
-            f"code: {{dir: {_scalar(code)}}}",
+            f"code: {{dir: {scalar(code)}}}",
         ]
     else:
         lines += [
@@ -370,17 +369,3 @@ def _sentence(text: str) -> str:
 def _printable(line: str) -> str:
     """A comment in a safe form: text from the program in it can neither end the line nor steer a terminal."""
     return "".join(char if char.isprintable() else "?" for char in line)
-
-
-def _scalar(text: str) -> str:
-    reserved = text.lower() in ("true", "false", "null", "yes", "no", "on", "off", "~", "-", ".", "")
-    return (
-        text
-        if _PLAIN.fullmatch(text) and not reserved and not text.startswith("-")
-        else "".join(map(_escaped, json.dumps(text, ensure_ascii=False)))
-    )
-
-
-def _escaped(char: str) -> str:
-    """A character as an escape between double quotes of YAML."""
-    return char if char.isprintable() else f"\\U{ord(char):08x}"

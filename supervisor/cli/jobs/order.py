@@ -58,7 +58,7 @@ def read_order(
     mode = SubmitMode.RESUME if resume else SubmitMode.FRESH if fresh else SubmitMode.NEW
     job = load_job_file(file, checkpoint_base=target.checkpoint_base or None, name=name)
     spec, archive = _packed(job)
-    return Order(SubmitRequest(spec, mode, hold), archive, job.document)
+    return Order(SubmitRequest(spec, mode, hold, job.given), archive, job.document)
 
 
 def _packed(job: JobFile) -> tuple[JobSpec, CodeArchive | None]:

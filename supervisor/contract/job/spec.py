@@ -352,7 +352,8 @@ class JobRecord:
     runs, so the time since then is added. `former`: its UUIDs in lives that `submit --fresh` has ended, the
     newest last. `submitted_ms`: the time of its submission, on the time that leaders count. `owner`: its
     submitter (`access.Caller`), empty in records of earlier releases. `group`: the group that the owner
-    shares it with. `hdfs_user`: as whom the daemons reach its store in HDFS; empty: as themselves.
+    shares it with. `hdfs_user`: as whom the daemons reach its store in HDFS; empty: as themselves. `given`:
+    the fields that its job file gives, as `roles.worker.count`; empty: it is not known which.
     """
 
     spec: JobSpec
@@ -366,6 +367,7 @@ class JobRecord:
     owner: str = ""
     group: str = ""
     hdfs_user: str = field(default="", metadata=NEEDED)
+    given: tuple[str, ...] = ()
 
     @property
     def store_uri(self) -> str:

@@ -23,11 +23,12 @@ class SubmitMode(Enum):
 
 @dataclass(frozen=True, slots=True)
 class SubmitRequest:
-    """Submit a job; with `hold` it is recorded, and waits for `start`."""
+    """Submit a job; with `hold` it is recorded, and waits for `start`. `given`: as in `JobRecord`."""
 
     spec: JobSpec
     mode: SubmitMode = SubmitMode.NEW
     hold: bool = False
+    given: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

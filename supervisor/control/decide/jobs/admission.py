@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -10,6 +11,7 @@ from recovery.formats.selection import candidates
 from recovery.policy.rules import objection
 from supervisor.contract import keys
 from supervisor.contract.boundaries import Absent, Compare, Delete, DeletePrefix, Op
+from supervisor.contract.bounds import MAX_GIVEN_BYTES
 from supervisor.contract.checkpoint import CheckpointRef
 from supervisor.contract.errors import Conflict, NotFound, UserError
 from supervisor.contract.ids import check_name
@@ -339,6 +341,7 @@ def record(
         owner=whose.owner,
         group=whose.group,
         hdfs_user=whose.hdfs_user,
+        given=_recorded(request.given),
     )
     ops += [
         put(keys.job_record(name), known),
@@ -354,6 +357,11 @@ def record(
         put(keys.intent(name), JobIntent(restart_serial=serial, paused=paused)),
     ]
     return compares, ops
+
+
+def _recorded(given: tuple[str, ...]) -> tuple[str, ...]:
+    """The fields that a job file gives, unless their names are too long for a record."""
+    return given if len(json.dumps(given)) <= MAX_GIVEN_BYTES else ()
 
 
 def _former(before: JobState | None, uuid: str) -> tuple[str, ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from supervisor.contract import codec, keys
+from supervisor.contract.bounds import MAX_GIVEN_BYTES
 from supervisor.contract.desired import ClusterSpec, Placement, Plan, RoleAddresses
 from supervisor.contract.errors import UserError
 from supervisor.contract.job.spec import JobRecord, JobSpec, as_hdfs_user
@@ -40,6 +41,7 @@ def check_sizes(snap: Snapshot, spec: JobSpec) -> None:
                 owner="o" * 80,
                 group="g" * 80,
                 hdfs_user=LONGEST_USER,
+                given=("f" * MAX_GIVEN_BYTES,),
             ),
         ),
         ("its plan", keys.plan(spec.name, plan.plan_id), plan),
