@@ -38,7 +38,7 @@ from supervisor.control.decide.snapshot import BrakeSettings
 from supervisor.control.loop.code_sweep import CodeSweep
 from supervisor.control.loop.daemon import ControlDaemon, ControlSettings, StateFiles
 from supervisor.control.loop.etcd_care import EtcdCare
-from supervisor.control.loop.notifier import Notifier, Target
+from supervisor.control.loop.notifier import Notifier, Notifiers, Target
 from supervisor.control.loop.promise_log import Terms
 from supervisor.control.loop.state_files import StateDirMarkFile, StateDirWordFile
 from supervisor.metrics import own
@@ -101,7 +101,7 @@ async def _serve(config: SupervisorConfig, load: Callable[[], SupervisorConfig],
         allowed,
         secrets,
         config.code_store or "",
-        BrakeSettings(config.brake.lost_fraction, config.brake.window),
+        _brake(config),
         config.http_url,
     )
     devices = FenceDevices()
@@ -131,11 +131,12 @@ async def _serve(config: SupervisorConfig, load: Callable[[], SupervisorConfig],
     daemon.job_service.etcd_lines = lambda: care.lines
     own.add_all(metrics, daemon, care, watch, config.etcd_quota)
     sweep = CodeSweep(coordination, stores.open_code, daemon.job_service.snapshot, settings.code_store, sink)
-    daemon.job_service.targets = frozenset(config.notify.targets)
     told, tell = daemon.job_service.snapshot, daemon.job_service.tell
-    notifiers = [Notifier(target, coordination, told, tell, sink) for target in _targets(config)]
-    reload = service.reloading(config, load, partial(_take, policy, secrets, devices), sink)
-    others = [watch.run(events.tell), care.run(), sweep.run(), *(each.run() for each in notifiers)]
+    notifiers = Notifiers(lambda target: Notifier(target, coordination, told, tell, sink))
+    _load_targets(notifiers, daemon, config)
+    take = partial(_take, policy, secrets, devices, daemon, notifiers)
+    reload = service.reloading(config, load, take, sink)
+    others = [watch.run(events.tell), care.run(), sweep.run(), notifiers.run()]
     if config.http is not None:
         others.append(_door(config, config.http, daemon, policy, audit, metrics, sink).run())
     beside = [asyncio.create_task(each) for each in others]
@@ -191,11 +192,30 @@ def _targets(config: SupervisorConfig) -> list[Target]:
     ]
 
 
-def _take(policy: Policy, secrets: SecretSources, devices: FenceDevices, config: SupervisorConfig) -> None:
+def _take(
+    policy: Policy,
+    secrets: SecretSources,
+    devices: FenceDevices,
+    daemon: ControlDaemon,
+    notifiers: Notifiers,
+    config: SupervisorConfig,
+) -> None:
+    """Apply a configuration that was read again."""
     newest = policy_of(config)
     policy.users, policy.denied = newest.users, newest.denied
     secrets.sources = sources_of(config)
     _load_devices(devices, config)
+    _load_targets(notifiers, daemon, config)
+    daemon.set_brake(_brake(config))
+
+
+def _load_targets(notifiers: Notifiers, daemon: ControlDaemon, config: SupervisorConfig) -> None:
+    notifiers.load(_targets(config))
+    daemon.job_service.targets = frozenset(config.notify.targets)
+
+
+def _brake(config: SupervisorConfig) -> BrakeSettings:
+    return BrakeSettings(config.brake.lost_fraction, config.brake.window)
 
 
 def _load_devices(devices: FenceDevices, config: SupervisorConfig) -> None:

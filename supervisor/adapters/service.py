@@ -76,7 +76,7 @@ def connect(config: DaemonConfig, name: str = "", metrics: Metrics | None = None
     )
 
 
-RELOADED = frozenset({"users", "denied", "secrets", "fence"})
+RELOADED = frozenset({"users", "denied", "secrets", "fence", "notify", "brake"})
 """Fields of the configurations that SIGHUP applies."""
 
 

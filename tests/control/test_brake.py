@@ -172,6 +172,17 @@ def test_the_fraction_is_the_one_that_is_configured(fraction: float) -> None:
     assert in_force(world) is (fraction == 0.5)
 
 
+def test_a_fraction_that_is_read_again_counts_from_the_next_look_on() -> None:
+    world = running()
+    set_brake(world, BrakeSettings(lost_fraction=1.0))
+    lose(world, "n0", "n1", "n2", "n3")
+    world.let_pass(2 * FAST.d_ms)
+    assert not in_force(world)
+    world.view.brake = BrakeSettings(lost_fraction=0.5)
+    world.tick(250)
+    assert in_force(world)
+
+
 def test_marks_of_former_agents_of_nodes_that_are_back_do_not_count() -> None:
     world = running()
     for node in ("n2", "n3", "n4", "n5"):

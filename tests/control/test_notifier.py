@@ -21,7 +21,7 @@ from supervisor.contract.timing import FAST
 from supervisor.contract.views.jobs import SubmitRequest
 from supervisor.control.decide.plan import Action
 from supervisor.control.loop.daemon import ControlDaemon, ControlSettings
-from supervisor.control.loop.notifier import Notifier, Target
+from supervisor.control.loop.notifier import Notifier, Notifiers, Target
 from tests.control.leader import Leader, other_job
 from tests.control.world import World
 from tests.support.etcd_server import EtcdServer
@@ -170,6 +170,33 @@ async def test_a_target_that_hangs_holds_up_no_other_and_no_leader(cluster: Clus
         await happen(daemon, *map(str, range(5)))
         await until(lambda: len(well.got) == 5)
         assert hangs.tries == 1
+
+
+async def test_targets_that_are_read_again_go_on_where_the_former_ones_came_to(cluster: Cluster) -> None:
+    former, newer, other = Inbox(), Inbox(), Inbox()
+    async with cluster.led() as daemon:
+        service = daemon.job_service
+        notifiers = Notifiers(
+            lambda each: Notifier(
+                each, daemon._coordination, service.snapshot, service.tell, cluster.sink, (30.0,), 0.01
+            )
+        )
+        notifiers.load([Target("pager", ALL, former)])
+        running = asyncio.create_task(notifiers.run())
+        await until(lambda: begun(daemon, Target("pager", ALL, former)))
+        await happen(daemon, "one")
+        await until(lambda: former.texts == ["one"])
+        former.fails = 1_000_000
+        await happen(daemon, "two")
+        await until(lambda: former.tries == 2)
+        notifiers.load([Target("pager", ALL, newer), Target("chat", ALL, other)])
+        await until(lambda: newer.texts == ["two"] and begun(daemon, Target("chat", ALL, other)))
+        notifiers.load([Target("chat", ALL, other)])
+        await happen(daemon, "three")
+        await until(lambda: other.texts == ["three"])
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+    assert (former.texts, former.tries, newer.texts) == (["one"], 2, ["two"])
 
 
 async def test_what_cannot_be_delivered_is_told_in_an_event_and_the_next_message_comes(

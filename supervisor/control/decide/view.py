@@ -89,11 +89,15 @@ _Records = dict[str, Versioned[object]]
 
 
 class View:
-    """The fold of all changes so far. Not shared between threads; holds nothing that etcd does not."""
+    """The fold of all changes so far. Not shared between threads; holds nothing that etcd does not.
+
+    Attributes:
+        brake: the settings that the next snapshot has; they may be replaced.
+    """
 
     def __init__(self, timing: Timing, brake: BrakeSettings = BRAKE) -> None:
         self._timing = timing
-        self._brake = brake
+        self.brake = brake
         self._held: dict[str, _Records] = {family.prefix: {} for family in keys.FAMILIES}
         self._about_jobs: defaultdict[str, dict[str, _Records]] = defaultdict(dict)
         """Job -> prefix of a family -> the records of that family about the job, by key."""
@@ -268,7 +272,7 @@ class View:
             cluster=self.get(ClusterRecord, keys.CLUSTER),
             time=self.get(ClusterTime, keys.TIME),
             pause=self.get(Pause, keys.PAUSE),
-            brake=self._brake,
+            brake=self.brake,
             word=word or _NO_WORD,
             news=self._news,
             read_ms=self._read_ms or 0,

@@ -196,6 +196,10 @@ class ControlDaemon:
         self.job_service.stacks_wanted = self._stacks_wanted
         self.looked: Looked = lambda _decided_s, _applied_s, _outcomes: None
 
+    def set_brake(self, brake: BrakeSettings) -> None:
+        """Replace the settings of the brake, from the next look on."""
+        self._view.brake = brake
+
     async def run(self) -> None:
         """Watch, campaign and decide until cancelled. Raises the error of our tree that ended one of them."""
         self._promiser.open()

@@ -170,3 +170,34 @@ class Notifier:
             except TfSupervisorError as error:
                 why = str(error)
         return f"{why}, in {len(self._tries_s) + 1} tries"
+
+
+class Notifiers:
+    """A notifier for each target. Other targets may take the place of these at any time.
+
+    Args:
+        make: makes the notifier of a target.
+    """
+
+    def __init__(self, make: Callable[[Target], Notifier]) -> None:
+        self._make = make
+        self._targets: tuple[Target, ...] = ()
+        self._changed = asyncio.Event()
+
+    def load(self, targets: Sequence[Target]) -> None:
+        """Replace the targets. What a former one has not taken comes from its successor of the same name."""
+        self._targets = tuple(targets)
+        self._changed.set()
+
+    async def run(self) -> NoReturn:
+        """Tell all targets, until cancelled."""
+        while True:
+            self._changed.clear()
+            work = [asyncio.create_task(self._make(each).run()) for each in self._targets]
+            try:
+                await self._changed.wait()
+            finally:
+                for each in work:
+                    each.cancel()
+                # Two notifiers of one target would send each message twice.
+                await asyncio.gather(*work, return_exceptions=True)
