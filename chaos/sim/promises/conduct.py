@@ -113,10 +113,11 @@ class Conduct:
         step, chain = program.restored
         wanted = (switch.base.step, switch.base.generation) if switch.base is not None else (0, None)
         found = (step, chain[-2] if len(chain) > 1 else None)
-        # Where a job has its server or who saves restarted alone, it goes on from what that saved itself.
+        # Where a job has its server or who saves restarted alone, it goes on from what that saved itself. So
+        # does a chief whose parameter servers come back, and worker 0 where another one saves.
         spec = self._picture.spec(switch.job)
-        alone = Scope.TASK in spec.restart.scope.values()
-        alone |= any(
+        alone = Scope.TASK in spec.restart.scope.values() or switch.saver not in ("", spec.saver.member)
+        alone |= program.attempt.number == 1 and any(
             each.role == SERVERS and come_back_together(spec, each, program.attempt.task)
             for each in spec.tasks()
         )
