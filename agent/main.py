@@ -44,6 +44,7 @@ from agent.link import GrpcLinks
 from agent.logs.storing import LogSettings, NodeLogs
 from agent.logs.task_logs import AttemptFiles
 from agent.metrics import CountedGpus, add_node, measure
+from agent.models.loading import ModelLoader
 from agent.operate import Operator
 from agent.outputs.directories import OutputFiles
 from agent.outputs.leftover_work import NodeWork
@@ -239,6 +240,8 @@ def _outside(
             *(config.node, files.directory, stores.open_logs, secrets.of, clock, sink), settings
         )
     checkpoints.users = output_files.users = tasks
+    if config.runtime != DOCKER:
+        outputs.load = ModelLoader(output_files.user).load
     checkpoints.shared = _shared(config)
     return Outside(
         coordination=coordination,

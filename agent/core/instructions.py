@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from supervisor.contract.checkpoint import CheckpointRef, Verify
 from supervisor.contract.desired import Assignment, ClusterSpec
 from supervisor.contract.ids import AttemptId, TaskId
+from supervisor.contract.job.serving import Exports
 from supervisor.contract.job.spec import CodeRef, ContainerSpec, Resources
 from supervisor.contract.observed import AttemptReport, GpuReport, Prepared, Staged
 
@@ -106,6 +107,7 @@ class PrepareOutputs:
 
     No attempt of the task before this one is alive on this node. `budget_bytes` bounds what goes to the store
     at `uri`. `keep_ms`: how long what it writes elsewhere is kept. `follow`: it reads the outputs of others.
+    `exports`: the models in it that are published.
     """
 
     attempt: AttemptId
@@ -114,6 +116,7 @@ class PrepareOutputs:
     budget_bytes: int
     keep_ms: int = 0
     follow: bool = False
+    exports: Exports | None = None
 
 
 @dataclass(frozen=True, slots=True)

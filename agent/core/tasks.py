@@ -17,6 +17,7 @@ from agent.core.step_context import Work
 from agent.inside import protocol
 from supervisor.contract.addresses import is_at, port_of
 from supervisor.contract.desired import Assignment, ClusterSpec, JobPhase, JobSwitch, listens
+from supervisor.contract.job.serving import Exports
 from supervisor.contract.observed import CANNOT_GO_ON, ExitReason
 
 SPEC_AGAIN_MS = 300
@@ -358,9 +359,17 @@ def _outputs_ready(work: Work, assignment: Assignment) -> bool:
                 assignment.output_budget_bytes,
                 assignment.keep_work_ms,
                 assignment.follow,
+                _exports(assignment),
             )
         )
     return outputs[attempt]
+
+
+def _exports(assignment: Assignment) -> Exports | None:
+    if assignment.serving is None:
+        return None
+    path = assignment.env.get("PATH", "")
+    return Exports(assignment.serving, assignment.argv[0], assignment.workdir, path)
 
 
 def _gpus_free(work: Work, assignment: Assignment) -> bool:

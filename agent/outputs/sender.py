@@ -21,10 +21,11 @@ from agent.boundaries import StoreOpener
 from agent.core.instructions import OutputDirs, PrepareOutputs
 from agent.host.task_users import User
 from agent.logs.storing import NodeLogs
+from agent.models.publisher import Load, ModelPublisher, Node
 from agent.outputs.directories import ASIDE, OutputFiles
 from agent.outputs.leftover_work import NodeWork
 from agent.outputs.mirrors import Mirrors
-from agent.retry_log import Tell, Trouble, raise_it, require_sound
+from agent.retry_log import MAX_TEXT, Tell, Trouble, raise_it, require_sound
 from recovery.io.deadline import Motion, while_moving
 from recovery.io.files import mapped_errors
 from recovery.outputs.bring import Bringer
@@ -34,7 +35,9 @@ from recovery.outputs.send import MOST_LEFT_OUT, OutputSender
 from recovery.outputs.stored import read_index
 from supervisor.contract import keys
 from supervisor.contract.boundaries import CheckpointStore, Clock, Coordination, Logger
+from supervisor.contract.codec import decode
 from supervisor.contract.containment import contained
+from supervisor.contract.desired import JobSwitch
 from supervisor.contract.errors import TfSupervisorError
 from supervisor.contract.ids import AttemptId, TaskId
 from supervisor.contract.observed import MOST_NOTICES, OUTPUTS_LATE, OUTPUTS_LEFT_OUT, Notice
@@ -67,9 +70,10 @@ def quiet_threads() -> ThreadPoolExecutor:
 class _Task:
     """One task's outputs. `noted`: the note on the disk is up to date."""
 
-    def __init__(self, sender: OutputSender, trouble: Trouble) -> None:
+    def __init__(self, sender: OutputSender, trouble: Trouble, models: ModelPublisher | None = None) -> None:
         self.sender = sender
         self.trouble = trouble
+        self.models = models
         self.noted = False
         self.hurry = asyncio.Event()
         self.work: asyncio.Task[None] | None = None
@@ -100,6 +104,7 @@ class NodeOutputs:
         mirrors: copies for tasks that read others' outputs.
         work: keeps files that are in no store; None: they are not kept.
         logs: stores what tasks print; None: it stays on this node.
+        load: tries models before they are published; None: their files alone are checked.
         send_s: interval of passes over tasks' directories.
     """
 
@@ -128,6 +133,7 @@ class NodeOutputs:
         self.send_s = SEND_S
         self.work: NodeWork | None = None
         self.logs: NodeLogs | None = None
+        self.load: Load | None = None
 
     def directories(self, job_uuid: str, task: TaskId) -> OutputDirs:
         """The directories of a task: one to write to, and one to read others' outputs from."""
@@ -152,6 +158,7 @@ class NodeOutputs:
             prepare.budget_bytes,
             prepare.keep_ms,
             follow=prepare.follow,
+            exports=prepare.exports,
         )
         try:
             if self.work is not None:
@@ -228,6 +235,10 @@ class NodeOutputs:
     def _notices(self, entry: _Task) -> Iterator[Notice]:
         state, trouble = entry.state, entry.trouble
         task = f"{state.job}/{state.member}"
+        for source, why in list(entry.models.refused.items())[-1:] if entry.models is not None else ():
+            about = f"{state.job_uuid} {state.member} model {source}"[:MAX_TEXT]
+            text = f"an export of {task} on {self.files.node} is not published as a model: {source}: {why}"
+            yield Notice(state.job, state.job_uuid, OUTPUTS_LEFT_OUT, about, text)
         if state.left_out:
             path, why = next(iter(state.left_out.items()))
             count = len(state.left_out)
@@ -374,12 +385,32 @@ class NodeOutputs:
         )
         sender.turn = self._slots
         trouble = Trouble("outputs cannot be sent", name, self._clock, self._sink, REFUSED_MS)
-        entry = _Task(sender, trouble)
+        entry = _Task(sender, trouble, self._publisher(state, store, user))
         self._tasks[key] = entry
         entry.work = asyncio.get_running_loop().create_task(self._tend(key, entry))
         if state.follow and not state.over:
             self.mirrors.begin(state)
         self._apply_ends(entry)
+
+    def _publisher(
+        self, state: OutputState, store: CheckpointStore, user: User | None
+    ) -> ModelPublisher | None:
+        if state.exports is None:
+            return None
+        return ModelPublisher(
+            store,
+            self.files.own(state.job_uuid, state.member),
+            self.files.notes(state.job_uuid),
+            state,
+            Node(self._clock, self._sink, self._new_id, self.load, self._threads),
+            partial(self._in_force, state),
+            user[0] if user is not None and os.geteuid() == 0 else None,
+        )
+
+    async def _in_force(self, state: OutputState) -> bool:
+        """Whether no later generation of the job is in force; true for a job that was deleted meanwhile."""
+        found = await self._coordination.get(keys.switch(state.job))
+        return found is None or decode(JobSwitch, found.value).generation <= state.generation
 
     async def _tend(self, key: tuple[str, str], entry: _Task) -> None:
         """Send a task's outputs until the job has ended and all are in the store and removed here."""
@@ -390,6 +421,8 @@ class NodeOutputs:
                 await self._note(entry)
                 if not entry.state.done:
                     await entry.sender.send(final=final)
+                    if entry.models is not None:
+                        await entry.models.look(final=final)
                     entry.trouble.over()
                     told = self._tell(entry.state, told)
                     if final:

@@ -308,18 +308,20 @@ def rename_directory_no_replace(source_fd: int, source: str, target_fd: int, tar
 
 
 def guarded_rename(source_fd: int, source: str, target_fd: int, target: str) -> None:
-    """`rename_directory_no_replace` for file systems without RENAME_NOREPLACE.
+    """`rename_directory_no_replace` for file systems without RENAME_NOREPLACE, such as NFS.
 
-    mkdir decides which caller moves in: it fails for all others. The rename then replaces only that empty
-    directory, because POSIX lets a rename replace no other.
+    POSIX lets a rename replace no directory but an empty one. So of many callers whose directories hold
+    something one gets in, all of it in one step, and the others are told.
     """
-    os.mkdir(target, dir_fd=target_fd)
+    with suppress(FileNotFoundError):
+        os.stat(target, dir_fd=target_fd, follow_symlinks=False)
+        raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), target)
     try:
         os.rename(source, target, src_dir_fd=source_fd, dst_dir_fd=target_fd)
-    except OSError:
-        with suppress(OSError):
-            os.rmdir(target, dir_fd=target_fd)
-        raise
+    except OSError as error:
+        if error.errno not in _OCCUPIED:
+            raise
+        raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), target) from error
 
 
 def move_directory(source: Path, target: Path) -> None:

@@ -16,6 +16,7 @@ from recovery.outputs.scan import Seen
 from supervisor.adapters.failpoints import effect
 from supervisor.contract import codec
 from supervisor.contract.errors import IncompatibleRecord
+from supervisor.contract.job.serving import Exports
 
 _SAVING = threading.Lock()
 
@@ -54,6 +55,7 @@ class OutputState:
         ended: the job has ended.
         follow: the task reads the outputs of others.
         removing: the directory is being removed, as all is in the store.
+        exports: the models in it that are published.
     """
 
     job: str
@@ -73,6 +75,7 @@ class OutputState:
     ended: bool = False
     follow: bool = False
     removing: bool = False
+    exports: Exports | None = None
 
     @property
     def base(self) -> str:

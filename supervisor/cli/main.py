@@ -54,6 +54,10 @@ VERBS = {
         "supervisor.cli.jobs.outputs",
         "List and fetch what tasks wrote to their output directories.",
     ),
+    "models": (
+        "supervisor.cli.models.verbs",
+        "List, publish, roll back and label versions of the model that a job exports.",
+    ),
     "pin": ("supervisor.cli.jobs.control", "Keep a checkpoint for good."),
     "unpin": ("supervisor.cli.jobs.control", "Let a pinned checkpoint be removed when it is old."),
     "nodes": ("supervisor.cli.cluster.nodes", "Show the nodes and what runs on them."),

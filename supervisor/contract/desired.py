@@ -11,7 +11,7 @@ from supervisor.contract.boundaries import CreatedAt
 from supervisor.contract.checkpoint import CheckpointRef, Verify
 from supervisor.contract.codec import NEEDED
 from supervisor.contract.ids import AttemptId, TaskId, attempt_id, task_id
-from supervisor.contract.job.spec import CodeRef, ContainerSpec, Resources
+from supervisor.contract.job.spec import CodeRef, ContainerSpec, Resources, ServingSpec
 from supervisor.contract.observed import GpuAction
 
 
@@ -151,7 +151,7 @@ class Assignment:
     is new in it, so that no other task was told of its address when it started. `hears_moves`: its program is
     told of each address that changes so (`JobSwitch.edition`). `ends`: the attempt is to end, as its task
     moves or leaves. `partial_ps`: after the loss of a parameter server a chief restores the variables of that
-    one alone.
+    one alone. `serving`: of the task whose exported models are published.
     """
 
     job: str
@@ -200,6 +200,7 @@ class Assignment:
     hears_moves: bool = False
     ends: bool = False
     partial_ps: bool = False
+    serving: ServingSpec | None = None
 
     @property
     def moves(self) -> bool:

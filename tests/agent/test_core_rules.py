@@ -35,6 +35,8 @@ from agent.core.state import ReportLevel
 from agent.inside import protocol
 from supervisor.contract.desired import JobPhase
 from supervisor.contract.errors import InvalidTransition
+from supervisor.contract.job.serving import Exports
+from supervisor.contract.job.spec import ServingSpec
 from supervisor.contract.timing import FAST
 from tests.agent.core import ME, NO_SPARES, ORDER, RUNNING, SPEC, WAITING, Core, kills, only
 
@@ -184,6 +186,16 @@ def test_an_attempt_starts_once_its_output_directory_is_there() -> None:
     assert not only(Launch, core.said)
     core.feed(OutputsReady(order.attempt_id))
     assert [each.assignment for each in only(Launch, core.said)] == [order]
+
+
+def test_a_task_that_exports_models_has_its_python_named_for_trying_them() -> None:
+    serving = ServingSpec("net", "export/*", "worker")
+    core, order = Core(), replace(ORDER, output_budget_bytes=1000, serving=serving, env={"PATH": "/opt/bin"})
+    core.prepared(order)
+    core.see(RUNNING, order)
+    core.feed(SpecRead("p1", SPEC))
+    (asked,) = only(PrepareOutputs, core.said)
+    assert asked.exports == Exports(serving, order.argv[0], order.workdir, "/opt/bin")
 
 
 def test_an_output_directory_is_made_after_the_attempt_before_is_confirmed_dead() -> None:

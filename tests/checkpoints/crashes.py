@@ -43,9 +43,11 @@ class Fuse:
     Attributes:
         struck: where it did; empty before.
         reached: points so far.
+        watch: called at each point, before anything strikes there.
     """
 
     def __init__(self, at: int, strike: Strike) -> None:
+        self.watch: Callable[[], None] = lambda: None
         self._at = at
         self._strike = strike
         self._task: asyncio.Task[object] | None = None
@@ -57,6 +59,7 @@ class Fuse:
         """This is about to happen, or has just happened."""
         if self._dead:
             raise Crash(point)
+        self.watch()
         self.reached += 1
         if self.reached - 1 != self._at:
             return

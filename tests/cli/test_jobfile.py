@@ -13,7 +13,15 @@ from supervisor.adapters.files.yaml_file import MAX_BYTES
 from supervisor.contract.checkpoint import Verify
 from supervisor.contract.errors import NotFound, TfSupervisorError, UserError
 from supervisor.contract.ids import TaskId
-from supervisor.contract.job.spec import CheckpointSpec, JobSpec, PsRecovery, Scope, Strategy
+from supervisor.contract.job.spec import (
+    CheckpointSpec,
+    JobSpec,
+    ModelCheck,
+    PsRecovery,
+    Scope,
+    ServingSpec,
+    Strategy,
+)
 
 BASE = "file:///state/checkpoints"
 GOOD = """\
@@ -574,3 +582,50 @@ def test_no_text_gives_a_traceback(tmp_path_factory: pytest.TempPathFactory, tex
     path = tmp_path_factory.mktemp("fuzz") / "job.yaml"
     path.write_bytes(text.encode("utf-8", errors="surrogatepass"))
     assert refusal(path).startswith(str(path))
+
+
+SERVING = """\
+name: digits
+strategy: plain
+command: [python, train.py, "{output_dir}"]
+roles: {worker: {count: 2}, exporter: {count: 1}}
+serving: {%s}
+"""
+
+
+def test_serving_has_defaults_of_the_job(tmp_path: Path) -> None:
+    spec = load(tmp_path, SERVING % "export: export/*").serving
+    assert spec == ServingSpec("digits", "export/*", "worker")
+    text = "model: net, export: 'a/b-*', role: exporter, check: call, keep: 1, servers: ['h:8500']"
+    spec = load(tmp_path, SERVING % text).serving
+    assert spec == ServingSpec("net", "a/b-*", "exporter", ModelCheck.CALL, 1, ("h:8500",))
+
+
+@pytest.mark.parametrize(
+    ("serving", "wrong"),
+    [
+        ("keep: 3", "serving.export: missing; add `export: export/*`"),
+        ("export: /tmp/x", "serving.export: '/tmp/x' must be a path below {output_dir}: export/*"),
+        ("export: 'export/{step}'", "write * where the number is"),
+        ("export: e, check: run", "serving.check: must be one of checksums, load, call"),
+        ("export: e, keep: 0", "serving.keep:"),
+        ("export: e, role: chief", "serving.role: there is no role 'chief'; the roles are worker, exporter"),
+        ("export: e, servers: [nowhere]", "'nowhere' is not an address"),
+        ("export: e, servers: ['h:0']", "'h:0' has port 0; write the port"),
+        ("export: e, model: a/b", "serving.model: the name 'a/b' is not a valid name"),
+        ("export: e, base: /x", "serving.base"),
+    ],
+)
+def test_wrong_values_of_serving_are_named(tmp_path: Path, serving: str, wrong: str) -> None:
+    with pytest.raises(UserError) as caught:
+        load(tmp_path, SERVING % serving)
+    assert wrong in str(caught.value)
+    assert "job.yaml:5" in str(caught.value)
+
+
+def test_models_are_not_loaded_in_containers(tmp_path: Path) -> None:
+    with pytest.raises(
+        UserError, match=r"serving.check: load is not possible in containers; write check: checksums"
+    ):
+        load(tmp_path, SERVING % "export: e" + "container: {}\n")
+    assert load(tmp_path, SERVING % "export: e, check: checksums" + "container: {}\n").serving is not None

@@ -28,6 +28,7 @@ from supervisor.contract.job.spec import (
     Limits,
     ProgressSpec,
     RoleSpec,
+    ServingSpec,
 )
 from supervisor.contract.job.step_pattern import check_step_pattern, compile_step_pattern
 from supervisor.contract.observed import Beat, TaskBeat
@@ -77,7 +78,7 @@ def test_a_number_that_no_reader_takes_is_not_written() -> None:
 
 def with_number(number: Number, value: int) -> JobSpec:
     """A job in which this number has that value."""
-    spec = replace(job_spec(), code=CodeRef("0" * 64, 1))
+    spec = replace(job_spec(), code=CodeRef("0" * 64, 1), serving=ServingSpec("m", "export/*", "chief"))
     part = getattr(spec, number.field[0])
     for each in [each for each in fields(part) if "int" in str(each.type)]:
         changed = replace(spec, **{number.field[0]: replace(part, **{each.name: value})})

@@ -32,9 +32,11 @@ from recovery.commit.verify import verify_files
 from recovery.formats.bundle import read_index
 from recovery.formats.manifest import Manifest, ManifestFile, encode_manifest, parse_manifest
 from recovery.formats.meta_graph import tf_version
+from recovery.formats.saved_model import check_graph
 from recovery.formats.tf_files import parse_state
 from recovery.io.trees import remove_tree
 from recovery.logs.segments import Segment, Span, decode_segment, encode_segment
+from recovery.models import index as models
 from recovery.outputs.index import OutputFile, OutputIndex, Piece, encode_index, parse_index
 from supervisor.adapters.files.jobfile import load_job_file
 from supervisor.contract import codec, keys
@@ -411,6 +413,37 @@ def _index() -> tuple[bytes, ...]:
     return (encode_index(OutputIndex("uuid", "worker.0", 1, {"a/b": file})),)
 
 
+def _models() -> tuple[bytes, ...]:
+    version = models.ModelVersion(
+        version=1,
+        id="g1.1-a",
+        digest="d",
+        source="export/1",
+        member="chief.0",
+        check="load",
+        size=1,
+        job="job",
+        generation=1,
+        attempt=1,
+        taken_ms=1,
+    )
+    return (models.encode_index(models.ModelIndex(model="m", last=1, versions=(version,), labels={"a": 1})),)
+
+
+def model_index(data: bytes, _: Path) -> None:
+    """The index of a model, which whoever writes to the store may have written."""
+    models.parse_index(data)
+
+
+def _saved_models() -> tuple[bytes, ...]:
+    return (b"\x08\x01\x12\x0b\x0a\x05\x2a\x032.2\x12\x02\x22\x00",)
+
+
+def saved_model(data: bytes, _: Path) -> None:
+    """A program's saved_model.pb."""
+    check_graph(lambda at, size: data[at : at + size], len(data))
+
+
 def _segment() -> tuple[bytes, ...]:
     made = encode_segment(Segment("n0", b"step 1\nstep 2\n", (Span(0, 7, 0, 14),), ((0, 1), (7, 2))))
     return made, zlib.decompress(made)
@@ -563,6 +596,9 @@ TARGETS = (
     Target("values of a manifest", _manifest, manifest, (BadCheckpoint, IncompatibleRecord), 4, is_json=True),
     Target("outputs", _index, index, UNREAD, 4),
     Target("values of outputs", _index, index, UNREAD, 4, is_json=True),
+    Target("models", _models, model_index, UNREAD, 4),
+    Target("values of models", _models, model_index, UNREAD, 4, is_json=True),
+    Target("saved model", _saved_models, saved_model, DAMAGED, 4),
     Target("stored log", _segment, log_segment, (), 4),
     Target("state files", _state_files, state_files),
     Target("bundle", _bundle, raw_index, DAMAGED, 4),

@@ -9,6 +9,7 @@ NODE = "tests/outputs/test_node.py::"
 SEND = "tests/outputs/test_send.py::"
 ADOPT = "tests/launcher/test_adopt.py::"
 LOGS = "tests/logs/test_storing.py::"
+MODELS = "tests/models/test_publisher.py::"
 
 ROWS = (
     Guarantee(
@@ -99,5 +100,45 @@ ROWS = (
         "self._known, self._masker = dict(known), Masker(known.values())",
         "self._known, self._masker = dict(known), Masker()",
         LOGS + "test_no_secret_is_stored[memory]",
+    ),
+    Guarantee(
+        9,
+        "A model server never sees a part of a version: it comes once it is whole, and goes, by a rename.",
+        "recovery/models/store.py",
+        '                await self._rename(source, f"{self._removed}/{each.id}")',
+        "                await self._store.delete_tree(source)",
+        "tests/models/test_crash_points.py::test_some_points[crash-local]",
+    ),
+    Guarantee(
+        9,
+        "A version is noted once all its files are in the store, so whoever finishes it publishes all of it.",
+        "agent/models/publisher.py",
+        "        await self._models.put(new.id, copy, copied.files, motion)\n        motion()\n",
+        "",
+        MODELS + "test_each_export_becomes_the_next_version_and_the_newest_are_kept[local]",
+    ),
+    Guarantee(
+        8,
+        "A model whose variables are damaged is not published.",
+        "agent/models/exports.py",
+        '    verified = verify_files(target, "", sorted(export.files), go_on, moved)',
+        '    verified = verify_files(target, "", [], go_on, moved)',
+        MODELS + "test_damaged_variables_are_refused_and_a_repaired_export_is_taken",
+    ),
+    Guarantee(
+        9,
+        "The number of a model's version never gets other bytes, even when its version is forgotten.",
+        "recovery/models/index.py",
+        "    number = max((index.last, *taken)) + 1",
+        "    number = max((0, *(each.version for each in index.versions), *taken)) + 1",
+        "tests/models/test_index.py::test_a_number_is_never_given_again",
+    ),
+    Guarantee(
+        9,
+        "An attempt that another has followed publishes no model.",
+        "recovery/models/index.py",
+        "    if (index.generation, index.attempt) > (generation, attempt):",
+        "    if (index.generation, index.attempt) > (generation + 1, attempt):",
+        MODELS + "test_an_attempt_that_is_over_publishes_nothing[local]",
     ),
 )

@@ -19,6 +19,7 @@ from supervisor.adapters.files.jobfile_model import (
     ResourcesModel,
     RoleModel,
     SecretModel,
+    ServingModel,
     Value,
 )
 from supervisor.adapters.files.yaml_file import Document, Strict, Where, build, read, suggest
@@ -40,8 +41,10 @@ from supervisor.contract.job.spec import (
     Resources,
     RestartPolicy,
     RoleSpec,
+    ServingSpec,
     Strategy,
     Ulimit,
+    saver_of,
 )
 
 FOLLOWERS = ("evaluator", "tensorboard")
@@ -216,6 +219,18 @@ def _spec(model: JobModel, workdir: str, checkpoint_base: str) -> JobSpec:
         container=_container(model.container) if model.container is not None else None,
         packing=model.packing,
         templated=True,
+        serving=_serving(model.serving, model.name, roles) if model.serving is not None else None,
+    )
+
+
+def _serving(given: ServingModel, job: str, roles: tuple[RoleSpec, ...]) -> ServingSpec:
+    return ServingSpec(
+        model=given.model or job,
+        export=given.export,
+        role=given.role or saver_of(job, roles).role,
+        check=given.check,
+        keep=given.keep,
+        servers=tuple(given.servers),
     )
 
 

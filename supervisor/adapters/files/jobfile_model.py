@@ -29,9 +29,11 @@ from supervisor.contract.job import container
 from supervisor.contract.job.adopted_path import check_adopted
 from supervisor.contract.job.bounds import CADENCES, OVERHEAD
 from supervisor.contract.job.file_pattern import compile_pattern
+from supervisor.contract.job.serving import MAX_KEPT_MODELS, MAX_SERVERS, check_export, check_server
 from supervisor.contract.job.spec import (
     DEFAULT_STEP_PATTERNS,
     HOST_NETWORK,
+    ModelCheck,
     Packing,
     PsRecovery,
     Pull,
@@ -335,6 +337,19 @@ class LimitsModel(Strict):
     keep_work: DurationMs = 86_400_000
 
 
+class ServingModel(Strict):
+    """The SavedModels that are published."""
+
+    model: Name | None = None
+    export: Annotated[Text, _by(check_export)] = Field(
+        description="add `export: export/*`, the directories of SavedModels below {output_dir}"
+    )
+    role: Text | None = None
+    check: Annotated[ModelCheck, BeforeValidator(_one_of(ModelCheck))] = ModelCheck.LOAD
+    keep: int = Field(default=3, ge=1, le=MAX_KEPT_MODELS)
+    servers: list[Annotated[Text, _by(check_server)]] = Field(default_factory=list, max_length=MAX_SERVERS)
+
+
 class JobModel(JobPart):
     """The whole file."""
 
@@ -356,4 +371,5 @@ class JobModel(JobPart):
     protocol: Annotated[Text, AfterValidator(_protocol)] = "grpc"
     container: ContainerModel | None = None
     notify: list[Name] = Field(default_factory=list)
+    serving: ServingModel | None = None
     packing: Annotated[Packing, BeforeValidator(_one_of(Packing))] = Packing.SPREAD

@@ -152,7 +152,7 @@ async def _indexes(
     try:
         found = sorted(await read_outputs(store, uuid), key=_order)
     except StoreUnreachable as error:
-        raise _out_of_reach(error, uri) from error
+        raise out_of_reach(error, uri) from error
     if task:
         found = [index for index in found if _task(index) == task]
         if not found:
@@ -190,7 +190,7 @@ async def _get(given: Globals, job: str, target: Path, task: str, paths: Sequenc
             for index in found:
                 missing += await _fetch(store, uuid, index, target, spool, moved)
         except StoreUnreachable as error:
-            raise _out_of_reach(error, uri) from error
+            raise out_of_reach(error, uri) from error
         finally:
             line.clear()
     finally:
@@ -250,6 +250,7 @@ def _asked(path: str, wanted: Sequence[str]) -> bool:
     return any(path == each or path.startswith(f"{each}/") for each in wanted)
 
 
-def _out_of_reach(error: StoreUnreachable, uri: str) -> StoreUnreachable:
+def out_of_reach(error: StoreUnreachable, uri: str) -> StoreUnreachable:
+    """The error of a store that this machine does not reach, with what it needs."""
     where = "HADOOP_CONF_DIR and HADOOP_USER_NAME" if uri.startswith("hdfs:") else "the directory mounted"
     return StoreUnreachable(f"{error}; the store is read from this machine, which needs {where}: {uri}")

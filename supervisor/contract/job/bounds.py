@@ -17,7 +17,7 @@ from supervisor.contract import bounds, codec, secret
 from supervisor.contract.desired import ClusterSpec, RoleAddresses
 from supervisor.contract.errors import UserError
 from supervisor.contract.ids import check_name
-from supervisor.contract.job import container
+from supervisor.contract.job import container, serving
 from supervisor.contract.job.container import Objection, Where
 from supervisor.contract.job.file_pattern import compile_pattern
 from supervisor.contract.job.placeholders import fill, fill_earlier
@@ -76,6 +76,12 @@ NUMBERS = (
     _duration(("limits", "hold_on_failure"), lambda job: job.limits.hold_on_failure_ms),
     _duration(("limits", "keep_work"), lambda job: job.limits.keep_work_ms),
     Number(("limits", "output_budget"), lambda job: job.limits.output_budget_bytes, 1, bounds.MAX_SIZE_BYTES),
+    Number(
+        ("serving", "keep"),
+        lambda job: job.serving.keep if job.serving is not None else None,
+        1,
+        serving.MAX_KEPT_MODELS,
+    ),
     Number(("code",), lambda job: job.code.size if job.code is not None else None, 0, 2**40),
 )
 
@@ -93,6 +99,7 @@ def objections(spec: JobSpec) -> Iterator[Objection]:
         return
     yield from _plain(spec)
     yield from container.objections(spec)
+    yield from serving.objections(spec)
 
 
 def workdir_objection(path: str) -> str:

@@ -273,6 +273,34 @@ class Limits:
     keep_work_ms: int = 86_400_000
 
 
+class ModelCheck(Enum):
+    """How much of an exported model is tried before it is published: its files, loading it, a call."""
+
+    CHECKSUMS = "checksums"
+    LOAD = "load"
+    CALL = "call"
+
+
+@dataclass(frozen=True, slots=True)
+class ServingSpec:
+    """The SavedModels that a job exports, and the model that they are published as (docs/serving.md).
+
+    Attributes:
+        model: the name of the model.
+        export: a pattern of directories below the output directory of `role`'s task 0.
+        check: what each is tried by before it is published.
+        keep: the number of newest versions that are kept.
+        servers: `host:port` of model servers that are told of new labels.
+    """
+
+    model: str
+    export: str
+    role: str
+    check: ModelCheck = ModelCheck.LOAD
+    keep: int = 3
+    servers: tuple[str, ...] = ()
+
+
 @dataclass(frozen=True, slots=True)
 class CodeRef:
     """The program's directory as shipped: the sha256 of its archive (64 hex digits) and the size in bytes."""
@@ -291,6 +319,7 @@ class JobSpec:
     takes its default image. `templated`: commands and environments have placeholders and doubled braces
     (`job.placeholders`); False in records of earlier releases, whose environments were taken as they were.
     `secrets` is as in a role. `notify`: targets of the supervisors' configuration that are told of it.
+    `serving`: the models that it exports are published; None: it exports none.
     """
 
     name: str
@@ -310,6 +339,7 @@ class JobSpec:
     templated: bool = False
     secrets: dict[str, str] = field(default_factory=dict, metadata=NEEDED)
     notify: tuple[str, ...] = ()
+    serving: ServingSpec | None = None
 
     def role(self, name: str) -> RoleSpec:
         """The role of this name; raises KeyError."""
@@ -327,11 +357,16 @@ class JobSpec:
     @property
     def saver(self) -> TaskId:
         """The task whose node commits checkpoints: the chief, else worker 0, else the first task."""
-        names = {role.name for role in self.roles}
-        for name in (*CHIEF_ROLES, "worker"):
-            if name in names:
-                return TaskId(self.name, name, 0)
-        return TaskId(self.name, self.roles[0].name, 0)
+        return saver_of(self.name, self.roles)
+
+
+def saver_of(job: str, roles: tuple[RoleSpec, ...]) -> TaskId:
+    """As `JobSpec.saver`, of a job with these roles."""
+    names = {role.name for role in roles}
+    for name in (*CHIEF_ROLES, "worker"):
+        if name in names:
+            return TaskId(job, name, 0)
+    return TaskId(job, roles[0].name, 0)
 
 
 def resized(spec: JobSpec, sizes: Mapping[str, int]) -> JobSpec:

@@ -11,7 +11,15 @@ from supervisor.contract.addresses import bracketed, port_of
 from supervisor.contract.boundaries import Absent, Compare, Op
 from supervisor.contract.desired import Assignment, JobPhase, Placement, Plan
 from supervisor.contract.ids import TaskId
-from supervisor.contract.job.spec import CHIEF_ROLES, JobSpec, PsRecovery, RoleSpec, Strategy, resized
+from supervisor.contract.job.spec import (
+    CHIEF_ROLES,
+    JobSpec,
+    PsRecovery,
+    RoleSpec,
+    ServingSpec,
+    Strategy,
+    resized,
+)
 from supervisor.contract.secret import environment_of, secrets_of
 from supervisor.control.decide.assess.need import Need
 from supervisor.control.decide.checkpoints.cadence import cadence_of
@@ -217,6 +225,7 @@ def bare_assignment(spec: JobSpec, uuid: str, plan: Plan, placement: Placement) 
         keep_work_ms=spec.limits.keep_work_ms,
         serves=serves(role),
         partial_ps=spec.restart.ps_recovery is PsRecovery.PARTIAL,
+        serving=_serving_of(spec, placement),
         yields=waits_for_saver(spec, placement.role, placement.index),
         container=spec.container,
         resources=role.resources,
@@ -225,6 +234,11 @@ def bare_assignment(spec: JobSpec, uuid: str, plan: Plan, placement: Placement) 
         templated=spec.templated,
         hears_moves=spec.strategy is Strategy.COORDINATOR and role.name in CHIEF_ROLES,
     )
+
+
+def _serving_of(spec: JobSpec, placement: Placement) -> ServingSpec | None:
+    exports = spec.serving is not None and (placement.role, placement.index) == (spec.serving.role, 0)
+    return spec.serving if exports else None
 
 
 def serves(role: RoleSpec) -> bool:

@@ -1,0 +1,52 @@
+"""A process that loads the SavedModel in its working directory once; `call` calls its signature, too.
+
+`PYTHON -I .../model_check.py load|call PARENT_PID`; it exits with 0 if that works. Its last line of output
+says what does not. It dies with its parent, and is the first to go where memory is short.
+"""
+
+import ctypes
+import importlib
+import os
+import signal
+import sys
+from types import ModuleType, TracebackType
+from typing import Any, Dict, Optional, Type
+
+_PR_SET_PDEATHSIG = 1
+_SIGNATURE = "serving_default"
+
+
+def _yield_to_training(parent: int) -> None:
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
+    os.nice(19)
+    with open("/proc/self/oom_score_adj", "w") as file:
+        file.write("1000")
+
+
+def _say(kind: Type[BaseException], error: BaseException, _trace: Optional[TracebackType]) -> None:
+    print("%s: %s" % (kind.__name__, " ".join(str(error).split())[:1000]), flush=True)
+
+
+def _call(tf: ModuleType, signatures: Dict[str, Any]) -> None:
+    """Call the default signature with zeros of the shapes that it asks for, 1 where any size will do."""
+    if not signatures:
+        raise ValueError("it has no signature to call")
+    call = signatures[_SIGNATURE if _SIGNATURE in signatures else min(signatures)]
+    inputs = {}
+    for key, spec in call.structured_input_signature[1].items():
+        shape = [size or 1 for size in spec.shape] if spec.shape.rank is not None else [1]
+        inputs[key] = tf.fill(shape, "") if spec.dtype == tf.string else tf.zeros(shape, spec.dtype)
+    call(**inputs)
+
+
+if __name__ == "__main__":
+    sys.excepthook = _say
+    _yield_to_training(int(sys.argv[2]))
+    tensorflow = importlib.import_module("tensorflow")
+    model = tensorflow.saved_model.load(".")
+    if sys.argv[1] == "call":
+        _call(tensorflow, dict(model.signatures))
+    sys.stdout.flush()
+    os._exit(0)

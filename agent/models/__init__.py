@@ -1,0 +1,1 @@
+"""Models: exports of this node's tasks are taken, tried, and published."""

@@ -1,0 +1,106 @@
+"""Loading a model in a child process, as the job's user, off the training's way."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+from agent.core.instructions import Recipe
+from agent.host.ownership import credentials
+from agent.host.task_users import User
+from agent.models.publisher import MAX_WHY, NotTried
+from agent.runtimes.process import INSIDE, find_interpreters, job_environment
+from supervisor.adapters.failpoints import effect
+from supervisor.contract.errors import BadCheckpoint, UserError
+from supervisor.contract.job.serving import Exports
+from supervisor.contract.job.spec import ModelCheck
+
+LOAD_S = 300.0
+MOST_OUTPUT = 64 << 10
+PRELOADED = ("tensorflow",)
+NICELY = {
+    "CUDA_VISIBLE_DEVICES": "-1",
+    "OMP_NUM_THREADS": "1",
+    "TF_CPP_MIN_LOG_LEVEL": "2",
+    "TF_NUM_INTEROP_THREADS": "1",
+    "TF_NUM_INTRAOP_THREADS": "1",
+}
+"""No GPU, one thread, and no chatter."""
+
+
+class ModelLoader:
+    """Loads models with the Python of their jobs. `user`: the user of a job's tasks; None: the agent's."""
+
+    def __init__(self, user: Callable[[str], User | None], load_s: float = LOAD_S) -> None:
+        self._user = user
+        self._load_s = load_s
+
+    async def load(self, job_uuid: str, exports: Exports, directory: Path) -> str:
+        """Why the model cannot be loaded; empty if it can. Raises NotTried, BadCheckpoint (no Python).
+
+        The child's working directory is the model: it needs no right to the directories above it.
+        """
+        user = await asyncio.to_thread(self._user, job_uuid)
+        path = {"PATH": exports.path} if exports.path else {}
+        recipe = Recipe("", job_uuid, exports.workdir, exports.program, PRELOADED, path)
+        env = job_environment(recipe, user[0] if user is not None else None)
+        what = "call" if exports.serving.check is ModelCheck.CALL else "load"
+        try:
+            python = find_interpreters(recipe, env)[0]
+            with effect("models.load"):
+                process = await asyncio.create_subprocess_exec(
+                    *(
+                        python,
+                        "-I",
+                        str(INSIDE / "model_check.py"),
+                        what,
+                        str(os.getpid()),
+                    ),
+                    stdin=asyncio.subprocess.DEVNULL,
+                    stdout=asyncio.subprocess.PIPE,
+                    stderr=asyncio.subprocess.STDOUT,
+                    cwd=directory,
+                    env={**env, **NICELY},
+                    start_new_session=True,
+                    **credentials(user),
+                )
+        except UserError as error:
+            raise BadCheckpoint(f"it cannot be loaded: {error}") from error
+        except OSError as error:
+            raise NotTried(f"it cannot be loaded on this node: {error}") from error
+        try:
+            async with asyncio.timeout(self._load_s):
+                output = await _output_of(process)
+                code = await process.wait()
+        except TimeoutError:
+            return f"that takes longer than {self._load_s:g} s"
+        finally:
+            if process.returncode is None:
+                with suppress(ProcessLookupError), effect("models.kill"):
+                    os.killpg(process.pid, signal.SIGKILL)
+                await process.wait()
+        if code == -signal.SIGKILL:
+            # Not for its own sake: memory was short, or its job's processes were ended beside it.
+            raise NotTried("loading it was killed by signal 9 again and again")
+        return _why(code, output)
+
+
+async def _output_of(process: asyncio.subprocess.Process) -> bytes:
+    """The end of what it prints."""
+    assert process.stdout is not None
+    kept = b""
+    while more := await process.stdout.read(MOST_OUTPUT):
+        kept = (kept + more)[-MOST_OUTPUT:]
+    return kept
+
+
+def _why(code: int, output: bytes) -> str:
+    if code == 0:
+        return ""
+    lines = output.decode(errors="replace").strip().splitlines() or ["it printed nothing"]
+    text = "".join(each if each.isprintable() else " " for each in lines[-1])[:MAX_WHY]
+    return text if code > 0 else f"signal {-code}; {text}"

@@ -1,0 +1,1 @@
+"""Models: exported SavedModels, published for model servers under version numbers."""

@@ -1,0 +1,1 @@
+"""Verbs about models: versions in a job's store, and the servers that serve them."""

@@ -1,0 +1,85 @@
+"""What `serving:` of a job may hold: the models that it exports, and the servers told of them. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from supervisor.contract.addresses import split_host_port
+from supervisor.contract.errors import UserError
+from supervisor.contract.ids import check_name
+from supervisor.contract.job.container import Objection, Where
+from supervisor.contract.job.file_pattern import STEP, compile_pattern
+from supervisor.contract.job.spec import JobSpec, ModelCheck, ServingSpec
+
+MAX_SERVERS = 16
+MAX_KEPT_MODELS = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Exports:
+    """The models that a task exports, and what its node needs to try them.
+
+    Attributes:
+        program: the first word of the task's command: a Python, or a wrapper of one.
+        workdir: the task's working directory.
+        path: its PATH; empty: the agent's.
+    """
+
+    serving: ServingSpec
+    program: str = ""
+    workdir: str = "/"
+    path: str = ""
+
+
+def check_export(pattern: str) -> str:
+    """Return a pattern of directories below an output directory; raises UserError for any other text."""
+    if STEP in pattern:
+        raise UserError(f"{pattern!r}: write * where the number is; versions are counted by the cluster")
+    try:
+        compile_pattern(pattern)
+    except UserError as error:
+        text = str(error).replace(
+            "$CHECKPOINT_DIR, such as backup/model-{step}.keras", "{output_dir}: export/*"
+        )
+        raise UserError(text) from error
+    return pattern
+
+
+def check_server(address: str) -> str:
+    """Return the address of a model server; raises UserError for any other text."""
+    if split_host_port(address)[1] == 0:
+        raise UserError(f"{address!r} has port 0; write the port on which the model server takes gRPC")
+    return address
+
+
+def objections(spec: JobSpec) -> Iterator[Objection]:
+    """Objections to `serving:` of a job, by their fields."""
+    serving = spec.serving
+    if serving is None:
+        return
+    where: Where = ("serving",)
+    names = [role.name for role in spec.roles]
+    if serving.role not in names:
+        text = f"there is no role {serving.role[:80]!r}; the roles are {', '.join(names[:10])}"
+        yield Objection((*where, "role"), text)
+    if spec.container is not None and serving.check is not ModelCheck.CHECKSUMS:
+        text = f"{serving.check.value} is not possible in containers; write check: checksums"
+        yield Objection((*where, "check"), text)
+    if len(serving.servers) > MAX_SERVERS:
+        text = f"{len(serving.servers)} servers; at most {MAX_SERVERS} are possible"
+        yield Objection((*where, "servers"), text)
+    checks: list[tuple[Where, Callable[[str], str], str]] = [
+        ((*where, "model"), _model, serving.model),
+        ((*where, "export"), check_export, serving.export),
+    ]
+    checks += [((*where, "servers", i), check_server, each) for i, each in enumerate(serving.servers)]
+    for place, check, text in checks[: MAX_SERVERS + 2]:
+        try:
+            check(text)
+        except UserError as error:
+            yield Objection(place, str(error))
+
+
+def _model(name: str) -> str:
+    return check_name("model", name)
