@@ -30,7 +30,9 @@ REDACTED = "{redacted}"
 Field = tuple[tuple[str, ...], str, bool]
 """The path of a field, its value, and whether a job file may have it."""
 
-_ASSIGNED = re.compile(r"""(?<![\w-])([\w-]+)=("[^"]*"|'[^']*'|[^\s"']+)""")
+_ASSIGNED = re.compile(r"""(?<![\w-])([\w-]+=)("[^"]*"|'[^']*'|[^\s"']+)""")
+_FLAG = re.compile(r"""(?<![\w-])(-[\w-]+\s)\s*("[^"]*"|'[^']*'|[^\s"'-]\S*)""")
+"""In a script, as `sh -c` has one."""
 _PASSWORD = re.compile(r"(://[^\s/:@]*:)[^\s/@]+(?=@)")
 
 
@@ -242,8 +244,9 @@ def _words(command: Sequence[str]) -> str:
 
 
 def _without_secrets(text: str) -> str:
-    """A text without what may be a secret: `NAME=VALUE` with such a name, and the password in an address."""
-    text = _ASSIGNED.sub(
-        lambda match: f"{match[1]}={REDACTED}" if sounds_secret(match[1]) else match[0], text
-    )
+    """A text without what may be a secret: the value after such a name, and the password in an address."""
+    for pattern in (_ASSIGNED, _FLAG):
+        text = pattern.sub(
+            lambda match: f"{match[1]}{REDACTED}" if sounds_secret(match[1][:-1]) else match[0], text
+        )
     return _PASSWORD.sub(rf"\1{REDACTED}", text)

@@ -186,14 +186,14 @@ def test_values_that_may_be_secrets_are_hidden_and_no_cluster_takes_the_text_wit
     text = SMALL.replace(
         "--steps, 3000",
         "--api-key, hunter-a, --hf-token=hunter-b, --steps, '3000', "
-        "\"DB_PASSWORD='hunter c' run\", 'postgres://me:hunter-d@host/x'",
+        "\"DB_PASSWORD='hunter c' run\", 'postgres://me:hunter-d@host/x', 'run --password  hunter-g'",
     )
     text += "env: {HF_TOKEN: hunter-e, TOKENS: '7', URL: 'https://me:hunter-f@host', KEY: {secret: hf}}\n"
     found = described(loaded(tmp_path, text))
     shown = text_of(found)
     assert "hunter" not in shown
     assert "hunter" not in str(codec.to_plain(found))
-    assert shown.count(REDACTED) == 6
+    assert shown.count(REDACTED) == 7
     assert found.redacted
     assert values(found)["env.TOKENS"] == '"7"'
     assert values(found)["env.KEY"] == "{secret: hf}"
@@ -203,7 +203,16 @@ def test_values_that_may_be_secrets_are_hidden_and_no_cluster_takes_the_text_wit
 
 
 @pytest.mark.parametrize(
-    "word", ["a" * 100_000, "a-" * 50_000, "x='" * 30_000, "://a:" * 20_000, "a=" * 50_000]
+    "word",
+    [
+        "a" * 100_000,
+        "a-" * 50_000,
+        "x='" * 30_000,
+        "://a:" * 20_000,
+        "a=" * 50_000,
+        "-a " * 30_000,
+        "-a" + " " * 90_000,
+    ],
 )
 def test_a_long_word_holds_up_no_leader(word: str) -> None:
     spec = replace(job_spec(), env={"A": word})

@@ -357,4 +357,13 @@ ROWS = (
         "            if False:\n",
         "tests/control/test_notifier.py::test_a_job_names_only_targets_that_are_configured",
     ),
+    Guarantee(
+        13,
+        "`describe` shows no value of a variable or flag whose name says that it is secret.",
+        "supervisor/api/description.py",
+        "name: REDACTED if sounds_secret(name) else _without_secrets(value)",
+        "name: _without_secrets(value)",
+        "tests/api/test_description.py::"
+        "test_values_that_may_be_secrets_are_hidden_and_no_cluster_takes_the_text_without_them",
+    ),
 )
