@@ -29,8 +29,9 @@ from agent.inside import protocol
 from agent.retry_log import Tell, raise_it
 from agent.secret_masks import TaskSecrets
 from supervisor.contract.boundaries import CheckpointStore, Clock, Coordination, Logger, ModifiedAt
+from supervisor.contract.errors import Refused
 from supervisor.contract.ids import AttemptId, TaskId
-from supervisor.contract.job.spec import CodeRef, ContainerSpec
+from supervisor.contract.job.spec import CodeRef, ContainerSpec, EnvironmentRef
 from supervisor.contract.observed import Beat, Notice, SaverBeat, Saves, TaskBeat
 from supervisor.contract.promise import PromiseRequest
 from supervisor.contract.secret import SecretsAnswer, SecretsRequest
@@ -389,6 +390,38 @@ class Code(Protocol):
         """Remove archives of other digests, except the few used last. Raises Refused, Unreachable."""
 
 
+ENVIRONMENT = "VIRTUAL_ENV"
+"""The variable with the directory of a job's environment."""
+
+
+class Environments(Protocol):
+    """Python environments of jobs on this node: made once for each key, read-only."""
+
+    async def ensure(self, ref: EnvironmentRef, workdir: str) -> str:
+        """Make it if necessary, from a lock file below `workdir` or an archive, and return its directory.
+
+        Concurrent calls share the work, and none waits for all of it: Unreachable says that it goes on.
+
+        Raises NotFound, Unreachable, Refused (the packages cannot be had, or the disk refuses; BadArchive
+        holds on all nodes and for ever), UserError.
+        """
+
+    async def keep(self, in_use: frozenset[str]) -> None:
+        """Remove environments of other keys, except the few used last. Raises Refused, Unreachable."""
+
+
+class NoEnvironments:
+    """`Environments` of a node that makes none."""
+
+    async def ensure(self, ref: EnvironmentRef, workdir: str) -> str:
+        """Raise Refused."""
+        del ref, workdir
+        raise Refused("this node makes no environments")
+
+    async def keep(self, in_use: frozenset[str]) -> None:
+        """Do nothing."""
+
+
 class Gpus(Protocol):
     """The watch over the node's GPUs."""
 
@@ -492,3 +525,4 @@ class Outside:
     firewall: Firewall = field(default_factory=NoFirewall)
     secrets: TaskSecrets = field(default_factory=TaskSecrets)
     disk: Disk = field(default_factory=UnlimitedDisk)
+    environments: Environments = field(default_factory=NoEnvironments)

@@ -9,7 +9,7 @@ from dataclasses import replace
 from functools import partial
 from typing import NoReturn
 
-from agent.boundaries import Outside, Post, Process
+from agent.boundaries import ENVIRONMENT, Outside, Post, Process
 from agent.core import set_aside
 from agent.core.compose import start_message
 from agent.core.events import (
@@ -348,6 +348,9 @@ class Effects:
         try:
             if recipe.code is not None:
                 recipe = replace(recipe, workdir=await self._out.code.ensure(recipe.code))
+            if recipe.environment is not None:
+                made = await self._out.environments.ensure(recipe.environment, recipe.workdir)
+                recipe = replace(recipe, env={**recipe.env, ENVIRONMENT: made})
         except TfSupervisorError as error:
             self._post(SpawnFailed(spawn.launcher_id, str(error), unknown=error.retryable))
             return
@@ -516,15 +519,19 @@ class Effects:
     async def _bring_in(self, wanted: BringIn) -> None:
         failure, unknown, hopeless, what = "", False, False, "its code is not here"
         try:
+            workdir = wanted.workdir
             if wanted.code is not None:
-                await self._out.code.ensure(wanted.code)
+                workdir = await self._out.code.ensure(wanted.code)
+            what = "its environment cannot be made here"
+            if wanted.environment is not None:
+                await self._out.environments.ensure(wanted.environment, workdir)
             what = "its container cannot be made here"
             if wanted.container is not None:
                 await self._out.runtime.bring_in(wanted.container, wanted.plan_id)
         except TfSupervisorError as error:
             failure, unknown, hopeless = f"{what}: {error}", error.retryable, isinstance(error, BadArchive)
             self._out.sink.warning(
-                "a plan's code or image is not ready here; the leader is told",
+                "a plan's code, environment or image is not ready here; the leader is told",
                 plan=wanted.plan_id,
                 reason=failure,
             )
@@ -538,10 +545,11 @@ class Effects:
         self._post(done)
 
     async def _keep_code(self, keep: KeepCode) -> None:
-        try:
-            await self._out.code.keep(keep.digests)
-        except TfSupervisorError as error:
-            self._out.sink.warning("old code archives cannot be removed", reason=str(error))
+        for kept in (self._out.code, self._out.environments):
+            try:
+                await kept.keep(keep.digests)
+            except TfSupervisorError as error:
+                self._out.sink.warning("old code or environments cannot be removed", reason=str(error))
 
     async def _drain(self, drain: Drain) -> None:
         generation = drain.attempt.generation

@@ -23,7 +23,16 @@ import click
 import psutil
 
 from agent.api import NodeApi
-from agent.boundaries import Disk, Firewall, NoFirewall, Outside, Runtime, UnlimitedDisk
+from agent.boundaries import (
+    Disk,
+    Environments,
+    Firewall,
+    NoEnvironments,
+    NoFirewall,
+    Outside,
+    Runtime,
+    UnlimitedDisk,
+)
 from agent.checkpoints.allowed import Places
 from agent.checkpoints.keeper import NodeCheckpoints
 from agent.checkpoints.local_copies import LocalDisk
@@ -31,6 +40,9 @@ from agent.checkpoints.mounts import NodeMounts
 from agent.code.store import NodeCode
 from agent.core.desired import DOCKER
 from agent.daemon import AgentDaemon
+from agent.environments.files import PlainFiles
+from agent.environments.install import Installer
+from agent.environments.store import NodeEnvironments
 from agent.fencing import Fencing, fence_node
 from agent.gpus.nvml_probe import NvmlGpus
 from agent.host import firewall
@@ -38,6 +50,7 @@ from agent.host.disk import DiskWatch
 from agent.host.kill_times import RehearsedKills
 from agent.host.ownership import TaskDirectories
 from agent.host.task_users import TaskUsers, UserRange, users_of
+from agent.inside import clock
 from agent.inside.processes import priority
 from agent.launchers import SocketLaunchers
 from agent.link import GrpcLinks
@@ -79,6 +92,7 @@ from supervisor.wire.rpc import Guard
 LAUNCHERS = "launchers"
 ATTEMPTS = "attempts"
 CODE = "code"
+ENVIRONMENTS = "environments"
 STORE_THREADS = 16
 DISK_THREADS = 8
 """Numbers of threads for disks and stores, apart from the loop's own threads: these save the state file and
@@ -255,6 +269,7 @@ def _outside(
         sink=sink,
         new_id=new_id,
         code=NodeCode(state_dir / CODE, coordination, stores.open_code, sink),
+        environments=_environments(config, stores, sink, tasks),
         outputs=outputs,
         gpus=CountedGpus(NvmlGpus(GpuSettings(config.gpus.library or "", config.gpus.poll), sink), metrics),
         secrets=secrets,
@@ -264,6 +279,14 @@ def _outside(
             config.task_nice, tasks.own if tasks is not None and config.runtime != DOCKER else None, sink
         ),
     )
+
+
+def _environments(config: AgentConfig, stores: Stores, sink: Logger, tasks: TaskUsers | None) -> Environments:
+    if config.runtime == DOCKER:
+        return NoEnvironments()
+    directory = Path(config.state_dir) / ENVIRONMENTS
+    user = tasks.own if tasks is not None and os.geteuid() == 0 else None
+    return NodeEnvironments(directory, PlainFiles(stores), Installer(user), sink, clock.boot_id())
 
 
 def _disk(config: AgentConfig) -> Disk:
@@ -359,7 +382,15 @@ def _process(config: AgentConfig, sink: Logger, users: TaskUsers | None) -> tupl
         runtime = ProcessRuntime(homes, sockets / SOCKET, config.timing, config.task_nice, marks)
         return runtime, SocketLaunchers(sockets / SOCKET, sink)
     sockets = sockets / "tasks"
-    for each in (state_dir, sockets.parent, sockets, homes, attempts, state_dir / CODE):
+    for each in (
+        state_dir,
+        sockets.parent,
+        sockets,
+        homes,
+        attempts,
+        state_dir / CODE,
+        state_dir / ENVIRONMENTS,
+    ):
         _let_through(each)
     tasks = TaskDirectories(users, attempts, Path(config.checkpoint_parent), Path(config.lock_dir))
     strays = Strays(users, sink)
@@ -449,6 +480,7 @@ def settings_of(config: AgentConfig) -> AgentSettings:
             config.gpus.share,
             tuple(config.docker.networks) if config.runtime == "docker" else (),
             secrets=True,
+            environments=config.runtime != DOCKER,
             spares=config.spare_launchers > 0,
         ),
         spare_launchers=config.spare_launchers,

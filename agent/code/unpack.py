@@ -8,12 +8,14 @@ more.
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import os
 import stat
 import tempfile
 import time
 import zlib
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import IO
@@ -47,25 +49,55 @@ class Unpacked:
 Manifest = dict[str, Unpacked]
 
 
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """The most bytes of all files of an archive together, and the most members."""
+
+    total_bytes: int
+    members: int
+
+
 def unpack(archive: bytes, target: Path) -> Manifest:
+    """As `unpack_file`, for an archive of code."""
+    return unpack_file(io.BytesIO(archive), target, Limits(MAX_UNPACKED_BYTES, MAX_FILES))
+
+
+def unpack_file(
+    archive: IO[bytes],
+    target: Path,
+    limits: Limits,
+    chosen: Callable[[tar.Member], tar.Member | None] = lambda member: member,
+) -> Manifest:
     """Unpack into the new directory `target`, and make it read-only.
+
+    `chosen` may rename members, or leave them out. What it returns is checked like any other member.
 
     Directories of Python modules get a `__pycache__` that may be written, or every start would compile them
     again. Raises BadArchive, and OSError for what is this node's fault.
     """
     target.mkdir(mode=0o700)
     try:
-        return _unpack(archive, target)
+        return _unpack(archive, target, limits, chosen)
     except _DAMAGED as error:
         raise BadArchive(f"the archive is damaged: {error}") from error
 
 
-def _unpack(archive: bytes, target: Path) -> Manifest:
+def _unpack(
+    archive: IO[bytes],
+    target: Path,
+    limits: Limits,
+    chosen: Callable[[tar.Member], tar.Member | None],
+) -> Manifest:
     manifest: Manifest = {}
     links: dict[str, str] = {}
     with tempfile.TemporaryFile(dir=target.parent) as plain:
-        length = _inflate(archive, plain)
-        for member in tar.members(plain, length):
+        length = _inflate(archive, plain, limits)
+        for each in tar.members(plain, length):
+            member = chosen(each)
+            if member is None:
+                continue
+            if len(manifest) + len(links) >= limits.members:
+                raise BadArchive(f"the archive has more than {limits.members} members")
             _take(plain, member, target, manifest, links)
     above = {str(parent) for path in (*manifest, *links) for parent in PurePosixPath(path).parents}
     for path, to in links.items():
@@ -85,20 +117,20 @@ def _unpack(archive: bytes, target: Path) -> Manifest:
     return manifest
 
 
-def _inflate(archive: bytes, plain: IO[bytes]) -> int:
+def _inflate(archive: IO[bytes], plain: IO[bytes], limits: Limits) -> int:
     """Write the decompressed archive to `plain`; returns its size."""
     inflater = zlib.decompressobj(_GZIP)
-    most = left = MAX_UNPACKED_BYTES + MAX_FILES * _HEADER_BYTES
+    most = left = limits.total_bytes + limits.members * _HEADER_BYTES
     try:
-        for start in range(0, len(archive), _SLICE):
-            data = inflater.decompress(archive[start : start + _SLICE])
+        while not inflater.eof and (packed := archive.read(_SLICE)):
+            data = inflater.decompress(packed)
             left -= len(data)
             if left < 0:
                 raise BadArchive("the archive unpacks to more than is allowed")
             plain.write(data)
     except zlib.error as error:
         raise BadArchive(f"the archive is damaged: {error}") from error
-    if not inflater.eof or inflater.unused_data:
+    if not inflater.eof or inflater.unused_data or archive.read(1):
         raise BadArchive("the archive is cut off, or has something behind its end")
     return most - left
 
@@ -123,8 +155,6 @@ def _take(
         raise BadArchive(f"the archive has a path that is too long or too deep: {path[:200]!r}")
     if path in manifest or path in links:
         raise BadArchive(f"the archive has {path} twice")
-    if len(manifest) + len(links) >= MAX_FILES:
-        raise BadArchive(f"the archive has more than {MAX_FILES} members")
     if member.kind == "link":
         if not member.target:
             raise BadArchive(f"the archive has a link {path} that leads nowhere")

@@ -1,5 +1,5 @@
-"""Shipped code and images: brought in while a plan is prepared, so that no start waits for them; code is kept
-while it is used.
+"""Shipped code, images and environments: brought in while a plan is prepared, so that no start waits for
+them; code and environments are kept while they are used.
 """
 
 from __future__ import annotations
@@ -33,17 +33,24 @@ def bring_in(work: Work, wants: Wants) -> None:
     for assignment in brought:
         plans.add(assignment.plan_id)
         container = recipe_of(assignment, work.state.settings.resources.runtime).container
-        if assignment.code is not None and assignment.plan_id not in making:
+        if _is_carried(assignment) and assignment.plan_id not in making:
             # Its launchers are there: that docker does not answer must not hold them up.
             container = None
-        if assignment.code is None and container is None:
+        if container is None and not _is_carried(assignment):
             continue
         known = work.state.code.get(assignment.plan_id)
         if known is None or 0 <= known.again_ms <= work.now_ms:
             work.state.code[assignment.plan_id] = CodeStanding(delay=known.delay if known is not None else "")
-            work.emit(BringIn(assignment.plan_id, assignment.code, container))
+            environment = assignment.environment
+            workdir = assignment.workdir if environment is not None else ""
+            work.emit(BringIn(assignment.plan_id, assignment.code, container, environment, workdir))
     for plan_id in [each for each in work.state.code if each not in plans]:
         del work.state.code[plan_id]
+
+
+def _is_carried(assignment: Assignment) -> bool:
+    """Whether it needs files on this node beside an image."""
+    return assignment.code is not None or assignment.environment is not None
 
 
 def _needs_image(work: Work, assignment: Assignment) -> bool:
@@ -67,14 +74,14 @@ def on_unpacked(work: Work, event: BroughtIn) -> None:
 
 def standing(work: Work, assignment: Assignment) -> CodeStanding:
     """The standing of the code and the image of a task in preparation."""
-    if assignment.code is None and work.state.settings.resources.runtime != DOCKER:
+    if not _is_carried(assignment) and work.state.settings.resources.runtime != DOCKER:
         return CodeStanding(done=True)
     return work.state.code.get(assignment.plan_id, CodeStanding())
 
 
 def standing_at(work: Work, assignment: Assignment, *, launcher: bool) -> CodeStanding:
     """As `standing`; if its launcher runs already, only the code counts, not the image."""
-    if launcher and assignment.code is None:
+    if launcher and not _is_carried(assignment):
         return CodeStanding(done=True)
     return standing(work, assignment)
 
@@ -86,11 +93,14 @@ def not_now(work: Work, plan_id: str, why: str) -> None:
 
 
 def keep_used(work: Work) -> None:
-    """Emit the archives in use by assignments and launchers when they change: the others may be removed."""
+    """Emit what assignments and launchers use when it changes: other code and environments may be removed."""
     view = work.state.view
     refs = [each.code for each in view.assignments] if view is not None else []
     refs += [each.recipe.code for each in work.state.launchers.values()]
     used = frozenset(ref.digest for ref in refs if ref is not None)
+    made = [each.environment for each in view.assignments] if view is not None else []
+    made += [each.recipe.environment for each in work.state.launchers.values()]
+    used |= {each.key for each in made if each is not None}
     if used != work.state.code_kept:
         work.state = replace(work.state, code_kept=used)
         work.emit(KeepCode(used))

@@ -67,6 +67,7 @@ def recipe_of(assignment: Assignment, runtime: str) -> Recipe:
         assignment.preload,
         _env_of(assignment),
         assignment.code,
+        environment=assignment.environment,
     )
     if runtime != DOCKER:
         return recipe
@@ -119,7 +120,14 @@ def wants(view: Observed, me: Incarnation, aside: Collection[str] = ()) -> Wants
 
 def _spare_recipe(spare: Spare, runtime: str) -> Recipe:
     recipe = Recipe(
-        spare.job, spare.job_uuid, spare.workdir, spare.program, spare.preload, _env_of(spare), spare.code
+        spare.job,
+        spare.job_uuid,
+        spare.workdir,
+        spare.program,
+        spare.preload,
+        _env_of(spare),
+        spare.code,
+        environment=spare.environment,
     )
     return _contained(recipe, spare, ()) if runtime == DOCKER else recipe
 

@@ -8,7 +8,7 @@ from supervisor.contract.checkpoint import CheckpointRef, Verify
 from supervisor.contract.desired import Assignment, ClusterSpec
 from supervisor.contract.ids import AttemptId, TaskId
 from supervisor.contract.job.serving import Exports
-from supervisor.contract.job.spec import CodeRef, ContainerSpec, Resources
+from supervisor.contract.job.spec import CodeRef, ContainerSpec, EnvironmentRef, Resources
 from supervisor.contract.observed import AttemptReport, GpuReport, Prepared, Staged
 
 
@@ -28,7 +28,8 @@ class Recipe:
 
     With `code`, the directory is this node's copy of it, and `workdir` says where it came from. `container`,
     `resources` and `gpus` are fixed when a container is made; a plain process has none of them. `first` is
-    the task that a container is made for, None for a spare, and makes no difference.
+    the task that a container is made for, None for a spare, and makes no difference. It imports with the
+    Python of the `environment`, if there is one.
     """
 
     job: str
@@ -42,6 +43,7 @@ class Recipe:
     resources: Resources = field(default_factory=Resources)
     gpus: tuple[str, ...] = ()
     first: First | None = field(default=None, compare=False)
+    environment: EnvironmentRef | None = None
 
     @property
     def networked(self) -> bool:
@@ -154,17 +156,20 @@ class ReadSpec:
 class BringIn:
     """Have what a plan's launchers need on this node; answered by BroughtIn.
 
-    `code`: on its disk, whole. `container`: its image, where launchers are containers.
+    `code`: on its disk, whole. `container`: its image, where launchers are containers. `environment`: made,
+    from a lock file below the code, or below `workdir` without code.
     """
 
     plan_id: str
     code: CodeRef | None
     container: ContainerSpec | None = None
+    environment: EnvironmentRef | None = None
+    workdir: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class KeepCode:
-    """Code of other digests than these may be removed from this node's disk."""
+    """Code of other digests, and environments of other keys, may be removed from this node's disk."""
 
     digests: frozenset[str]
 

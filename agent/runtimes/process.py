@@ -12,7 +12,7 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
-from agent.boundaries import Process
+from agent.boundaries import ENVIRONMENT, Process
 from agent.core.instructions import Recipe
 from agent.host.ownership import TaskDirectories, credentials, give
 from agent.inside import protocol
@@ -186,7 +186,11 @@ def job_environment(recipe: Recipe, uid: int | None = None) -> dict[str, str]:
     ours = {name: os.environ[name] for name in INHERITED if name in os.environ}
     if uid is not None:
         ours = {name: value for name, value in ours.items() if name not in OF_A_USER} | identity(uid)
-    return {**ours, **recipe.env}
+    env = {**ours, **recipe.env}
+    if recipe.environment is not None:
+        # Its Python and its programs are found first, by whatever the job runs.
+        env["PATH"] = f"{recipe.env[ENVIRONMENT]}/bin{os.pathsep}{env.get('PATH', os.defpath)}"
+    return env
 
 
 def identity(uid: int) -> dict[str, str]:
@@ -227,4 +231,6 @@ def _named_interpreter(recipe: Recipe, env: dict[str, str]) -> str:
         raise UserError(
             f"command: no {recipe.program!r} in the PATH of this node's agent or the job's `env:`"
         )
+    if recipe.environment is not None and Path(on_path).parent != Path(env[ENVIRONMENT], "bin"):
+        raise UserError(f"command: the job's environment has no {recipe.program!r}; write python")
     return on_path

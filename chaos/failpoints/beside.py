@@ -6,17 +6,21 @@ Nothing is promised of its steps to whoever checks a run, so that all may be don
 from __future__ import annotations
 
 import base64
+import hashlib
 import json
 import sys
 import threading
 import time
+import zipfile
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
+from pathlib import Path
 from types import MappingProxyType
 
 from agent.code.store import KEPT_UNUSED
+from agent.environments.store import KEPT_UNUSED as ENVIRONMENTS_KEPT
 from chaos import little_images
 from chaos.cluster import CommandFailed
 from chaos.cluster.cluster import PREFIX
@@ -46,6 +50,7 @@ MANY_WORKERS = 20
 """Their assignments are more than one transaction takes."""
 REGISTRY_PORT = 5000
 ROUNDS = 5
+_LOCK = "requirements.lock"
 ENV: Mapping[str, str] = MappingProxyType({"PYTHONPATH": str(REPOSITORY)})
 ONE_WORKER: Mapping[str, int] = MappingProxyType({"worker": 1})
 
@@ -135,6 +140,37 @@ def many_codes(scene: Scene) -> None:
             (home / "code" / "serial.txt").write_text(f"{serial}")
             scene.job.operator.ctl("submit", str(home / "job.yaml"), "--resume")
         _ended(scene, other.job.name)
+
+
+def many_environments(scene: Scene) -> None:
+    """It comes again and again, each time with other packages, more than nodes keep."""
+    wheels = scene.job.control.parent / f"wheels-{time.monotonic_ns()}"
+    wheels.mkdir(parents=True)
+    document = {
+        **_files("--steps", "1"),
+        "command": ["python", FILES, "--steps", "1"],
+        "environment": {"requirements": _LOCK, "wheelhouse": wheels.as_uri()},
+    }
+    with _submitted(scene, document, {_LOCK: _wheel(wheels, 0)}) as other:
+        home = other.job.control.parent
+        for serial in range(1, ENVIRONMENTS_KEPT + 2):
+            _ended(scene, other.job.name)
+            (home / "code" / _LOCK).write_text(_wheel(wheels, serial))
+            scene.job.operator.ctl("submit", str(home / "job.yaml"), "--resume")
+        _ended(scene, other.job.name)
+
+
+def _wheel(directory: Path, serial: int) -> str:
+    """Write a wheel that no other job has; returns its line in a lock file."""
+    name, version = "tfsup_chaos", f"{time.monotonic_ns()}.{serial}"
+    info = f"{name}-{version}.dist-info"
+    path = directory / f"{name}-{version}-py3-none-any.whl"
+    with zipfile.ZipFile(path, "w") as wheel:
+        wheel.writestr(f"{name}.py", "")
+        wheel.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+        wheel.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        wheel.writestr(f"{info}/RECORD", f"{name}.py,,\n{info}/METADATA,,\n{info}/WHEEL,,\n{info}/RECORD,,\n")
+    return f"{name}=={version} --hash=sha256:{hashlib.sha256(path.read_bytes()).hexdigest()}\n"
 
 
 def half_unpacked(scene: Scene) -> None:

@@ -306,6 +306,7 @@ CAUSES = (
     Cause("late-join", "an agent's successor stands still while it joins", _late_join),
     Cause("leftovers", "a collection and stage-ins have broken off", _leftovers),
     Cause("codes", "other jobs with code of their own come and go", beside.many_codes),
+    Cause("environments", "another job comes again with other packages each time", beside.many_environments),
     Cause("half-unpacked", "an agent dies while it unpacks code", beside.half_unpacked),
     Cause("chatty", "another job prints more than its node keeps", beside.prints_much),
     Cause("files", "another job saves files that are not TensorFlow's", beside.saves_files),

@@ -75,6 +75,8 @@ EXEMPT = (
     Exempt("agent/host/ownership.py", _POINT_OUTSIDE),
     Exempt("agent/code/unpack.py", _POINT_OUTSIDE),
     Exempt("agent/code/store.py", _POINT_OUTSIDE, ("remove_tree",)),
+    Exempt("agent/environments/packed.py", _POINT_OUTSIDE),
+    Exempt("agent/environments/install.py", _POINT_INSIDE, ("os.killpg",), 1),
     Exempt("agent/runtimes/local.py", _POINT_OUTSIDE, ("os.open",), 1),
     Exempt("agent/runtimes/docker_engine.py", _POINT_OUTSIDE),
     Exempt("recovery/commit/stage.py", _POINT_OUTSIDE, ("files.move_directory",), 2),

@@ -137,6 +137,11 @@ class Stores:
         """Whether the allowed places depend on the job's owner."""
         return self._allowed.by_owner
 
+    @property
+    def proxies(self) -> bool:
+        """Whether HDFS is reached as the owners of jobs alone."""
+        return self._hadoop.proxy_users
+
     def client(self, place: StoreUri) -> HdfsClient:
         """The client of the cluster in which `place` is, as this daemon. Raises UserError."""
         if place.user or self._hadoop.proxy_users:

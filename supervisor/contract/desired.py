@@ -11,7 +11,7 @@ from supervisor.contract.boundaries import CreatedAt
 from supervisor.contract.checkpoint import CheckpointRef, Verify
 from supervisor.contract.codec import NEEDED
 from supervisor.contract.ids import AttemptId, TaskId, attempt_id, task_id
-from supervisor.contract.job.spec import CodeRef, ContainerSpec, Resources, ServingSpec
+from supervisor.contract.job.spec import CodeRef, ContainerSpec, EnvironmentRef, Resources, ServingSpec
 from supervisor.contract.observed import GpuAction
 
 
@@ -201,6 +201,7 @@ class Assignment:
     ends: bool = False
     partial_ps: bool = False
     serving: ServingSpec | None = None
+    environment: EnvironmentRef | None = field(default=None, metadata=NEEDED)
 
     @property
     def moves(self) -> bool:
@@ -241,6 +242,7 @@ class Spare:
     resources: Resources = field(default_factory=Resources)
     wanted: bool = True
     templated: bool = False
+    environment: EnvironmentRef | None = field(default=None, metadata=NEEDED)
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,8 @@ class NodeResources:
     `runtime` is `process` or `docker`. Up to `gpu_share` tasks may share a GPU if all of them agree.
     `networks`: docker networks that jobs may join there. `secrets`: its agent gives tasks their secrets;
     False for agents of earlier releases. `spares`: it keeps launchers in reserve where it is told to; True
-    for agents of earlier releases.
+    for agents of earlier releases. `environments`: it makes the environments of jobs; False for agents of
+    earlier releases, and where tasks run in containers.
     """
 
     cpus: float
@@ -32,6 +33,7 @@ class NodeResources:
     networks: tuple[str, ...] = ()
     secrets: bool = False
     spares: bool = True
+    environments: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -192,7 +192,7 @@ BAD = [
     (HEAD + ROLES + "comand: [x]\n", ["5: comand: unknown key; did you mean 'command'?"]),
     (
         HEAD + ROLES + "zzz: 1\n",
-        ["5: zzz: unknown key; known here: checkpoint, code, command, container, env, limits, name,"],
+        ["5: zzz: unknown key; known here: checkpoint, code, command, container, env, environment, limits,"],
     ),
     (
         HEAD.replace("name: a", "name: a/b") + ROLES,

@@ -39,10 +39,11 @@ _LEVEL = 6
 
 @dataclass(frozen=True, slots=True)
 class CodeArchive:
-    """A gzipped tar of a directory, and its name."""
+    """A gzipped tar of a directory, and its name. `paths`: of all that is in it."""
 
     ref: CodeRef
     data: bytes
+    paths: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +77,8 @@ def pack(source: CodeSource) -> CodeArchive:
     if len(packed) > MAX_PACKED_BYTES:
         raise _too_large(source, entries, f"packs to more than {MAX_PACKED_BYTES // MIB} MiB")
     data = bytes(packed)
-    return CodeArchive(CodeRef(hashlib.sha256(data).hexdigest(), len(data)), data)
+    paths = frozenset(entry.path for entry in entries)
+    return CodeArchive(CodeRef(hashlib.sha256(data).hexdigest(), len(data)), data, paths)
 
 
 def _drain(buffer: io.BytesIO) -> bytes:

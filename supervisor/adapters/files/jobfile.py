@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path, PurePosixPath
 
+from supervisor.adapters.files.environment_file import read_environment
 from supervisor.adapters.files.jobfile_model import (
     ContainerModel,
     JobModel,
@@ -109,9 +110,10 @@ def load_job_file(path: Path, *, checkpoint_base: str | None, name: str | None =
             ("checkpoint", "uri"),
             "missing, and the client configuration has no checkpoint_base; add file:///shared/directory",
         )
+    environment = read_environment(document, model.environment, workdir) if model is not None else None
     document.raise_problems()
     assert model is not None
-    spec = _spec(model, workdir, checkpoint_base or "")
+    spec = replace(_spec(model, workdir, checkpoint_base or ""), environment=environment)
     for wrong in objections(spec):
         document.problem(wrong.where, wrong.text)
     document.raise_problems()

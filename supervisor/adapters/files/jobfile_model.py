@@ -24,8 +24,9 @@ from supervisor.contract.bounds import (
     STEPS,
 )
 from supervisor.contract.checkpoint import Verify
+from supervisor.contract.code import is_digest
 from supervisor.contract.errors import UserError
-from supervisor.contract.job import container
+from supervisor.contract.job import container, environment
 from supervisor.contract.job.adopted_path import check_adopted
 from supervisor.contract.job.bounds import CADENCES, OVERHEAD
 from supervisor.contract.job.file_pattern import compile_pattern
@@ -93,6 +94,24 @@ def _uri(value: str) -> str:
         return str(parse_uri(value))
     except UserError as error:
         raise ValueError(str(error).removeprefix("checkpoint.uri ")) from error
+
+
+def _lock_path(value: str) -> str:
+    if why := environment.path_objection(value):
+        raise ValueError(why)
+    return value
+
+
+def _archive(value: str) -> str:
+    if not value.endswith(environment.ARCHIVES):
+        raise ValueError(environment.archive_advice(value))
+    return _uri(value)
+
+
+def _sha256(value: str) -> str:
+    if not is_digest(value):
+        raise ValueError("must be 64 hex digits, as `sha256sum FILE` prints them")
+    return value
 
 
 def _listed(value: object) -> object:
@@ -300,6 +319,16 @@ class CodeModel(Strict):
     exclude: list[Text] = Field(default_factory=list)
 
 
+class EnvironmentModel(Strict):
+    """The Python environment of the programs."""
+
+    requirements: Annotated[Text, AfterValidator(_lock_path)] | None = None
+    archive: Annotated[Text, AfterValidator(_archive)] | None = None
+    sha256: Annotated[Text, AfterValidator(_sha256)] | None = None
+    wheelhouse: Annotated[Text, AfterValidator(_uri)] | None = None
+    python: Annotated[Text, _by(environment.check_python)] | None = None
+
+
 class RestartModel(Strict):
     """The restart budget."""
 
@@ -363,6 +392,7 @@ class JobModel(JobPart):
     command: Command | None = None
     checkpoint: CheckpointModel = CheckpointModel()
     code: Annotated[CodeModel | None, BeforeValidator(_code)] = None
+    environment: EnvironmentModel | None = None
     env: Env = Field(default_factory=dict)
     preload: list[Annotated[Text, AfterValidator(_module)]] | None = None
     restart: RestartModel = RestartModel()

@@ -5,6 +5,7 @@ Only those verbs load this module: reading and packing a job needs packages that
 
 from __future__ import annotations
 
+import posixpath
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -66,6 +67,12 @@ def _packed(job: JobFile) -> tuple[JobSpec, CodeArchive | None]:
     if job.code is None:
         return job.spec, None
     archive = pack(job.code)
+    environment = job.spec.environment
+    if environment is not None and environment.requirements:
+        lock = posixpath.normpath(environment.requirements)
+        if lock not in archive.paths:
+            text = f"{lock} is not shipped: code.exclude leaves it out; nodes need it"
+            raise UserError(job.document.place(("environment", "requirements"), text))
     return replace(job.spec, code=archive.ref), archive
 
 

@@ -17,7 +17,7 @@ from supervisor.contract import bounds, codec, secret
 from supervisor.contract.desired import ClusterSpec, RoleAddresses
 from supervisor.contract.errors import UserError
 from supervisor.contract.ids import check_name
-from supervisor.contract.job import container, serving
+from supervisor.contract.job import container, environment, serving
 from supervisor.contract.job.container import Objection, Where
 from supervisor.contract.job.file_pattern import compile_pattern
 from supervisor.contract.job.placeholders import fill, fill_earlier
@@ -100,6 +100,7 @@ def objections(spec: JobSpec) -> Iterator[Objection]:
     yield from _plain(spec)
     yield from container.objections(spec)
     yield from serving.objections(spec)
+    yield from environment.objections(spec)
 
 
 def workdir_objection(path: str) -> str:

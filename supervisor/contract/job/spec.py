@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
@@ -310,6 +311,30 @@ class CodeRef:
 
 
 @dataclass(frozen=True, slots=True)
+class EnvironmentRef:
+    """A locked environment. It has `requirements` or an `archive`.
+
+    Attributes:
+        digest: the sha256 of the lock file, or of the archive.
+        requirements: the path of the lock file below the working directory.
+        archive: the URI of a packed environment.
+        wheelhouse: the URI of a directory of wheels; empty: as the node's pip is configured.
+        python: the name of the interpreter that it is made with; empty: the agent's own.
+    """
+
+    digest: str
+    requirements: str = ""
+    archive: str = ""
+    wheelhouse: str = ""
+    python: str = ""
+
+    @property
+    def key(self) -> str:
+        """64 hex digits. Environments of equal keys are interchangeable, whatever carried them."""
+        return hashlib.sha256(f"{self.digest} {self.python}".encode()).hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
 class JobSpec:
     """A validated job file. `preload` names modules for the warm start.
 
@@ -320,6 +345,7 @@ class JobSpec:
     (`job.placeholders`); False in records of earlier releases, whose environments were taken as they were.
     `secrets` is as in a role. `notify`: targets of the supervisors' configuration that are told of it.
     `serving`: the models that it exports are published; None: it exports none.
+    With an `environment` its programs run under the Python in that, on nodes without containers.
     """
 
     name: str
@@ -340,6 +366,7 @@ class JobSpec:
     secrets: dict[str, str] = field(default_factory=dict, metadata=NEEDED)
     notify: tuple[str, ...] = ()
     serving: ServingSpec | None = None
+    environment: EnvironmentRef | None = field(default=None, metadata=NEEDED)
 
     def role(self, name: str) -> RoleSpec:
         """The role of this name; raises KeyError."""

@@ -189,8 +189,9 @@ class JobService:
     def _store_user(self, spec: JobSpec, owner: str) -> str:
         """The HDFS user for a job's store; empty: the daemons' own.
 
-        Raises UserError if the store is not allowed.
+        Raises UserError if the store is not allowed, or a place that the job's environment comes from.
         """
+        self._check_environment(spec, owner)
         place = parse_uri(normal_uri(spec.checkpoint.uri))
         self._allowed.check(place, owner)
         self._check_apart_from_code(place)
@@ -209,6 +210,20 @@ class JobService:
                 f"checkpoint.uri {place} and this cluster's store of code, {code}, are within one another; "
                 "use another directory"
             ).about("checkpoint", "uri")
+
+    def _check_environment(self, spec: JobSpec, owner: str) -> None:
+        """What agents read for a job must be where its owner may have a store: their own rights are wider."""
+        environment = spec.environment
+        if environment is None:
+            return
+        for field, uri in (("archive", environment.archive), ("wheelhouse", environment.wheelhouse)):
+            if not uri:
+                continue
+            try:
+                self._allowed.check(parse_uri(normal_uri(uri)), owner)
+            except UserError as error:
+                text = str(error).replace("checkpoint.uri", f"environment.{field}", 1)
+                raise UserError(text).about("environment", field) from error
 
     def _check_secrets(self, spec: JobSpec, owner: str, group: str) -> None:
         """The job's owner must be allowed to use its secrets, and its submitter, who chooses the program."""

@@ -219,6 +219,7 @@ def bare_assignment(spec: JobSpec, uuid: str, plan: Plan, placement: Placement) 
         startup_ms=spec.limits.startup_ms,
         protocol=spec.protocol,
         code=spec.code,
+        environment=spec.environment,
         watch_nan=spec.progress.watch_nan,
         hold_on_failure_ms=spec.limits.hold_on_failure_ms,
         output_budget_bytes=spec.limits.output_budget_bytes,

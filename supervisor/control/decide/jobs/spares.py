@@ -124,6 +124,7 @@ def _kinds(snap: Snapshot) -> dict[object, tuple[NodeOffer, set[str]]]:
             resources.cpus,
             resources.memory_bytes,
             resources.runtime,
+            resources.environments,
             devices,
             *sorted(resources.labels.items()),
         )
@@ -150,6 +151,7 @@ def _best(job: JobState, empty: NodeOffer) -> Spare | None:
         spec.container,
         Resources(cpus, memory_bytes),
         templated=spec.templated,
+        environment=spec.environment,
     )
 
 
@@ -183,6 +185,8 @@ def _shared(spec: JobSpec, empty: NodeOffer) -> Surroundings | None:
     """
     contained = empty.resources.runtime == DOCKER
     if spec.container is not None and not contained:
+        return None
+    if spec.environment is not None and not empty.resources.environments:
         return None
     votes: dict[Surroundings, int] = {}
     for role in spec.roles:

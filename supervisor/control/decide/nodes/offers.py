@@ -124,6 +124,7 @@ def _kind(offer: NodeOffer, shared: frozenset[str]) -> object:
         has.runtime,
         has.networks,
         has.secrets,
+        has.environments,
         frozenset(has.labels.items()),
         _devices(offer, shared) if offer.gpus else None,
     )

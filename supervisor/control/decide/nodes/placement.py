@@ -206,6 +206,15 @@ def place(spec: JobSpec, nodes: Offers, before: Before) -> PlacementResult:
                 "an earlier release"
             )
             return PlacementResult(waiting_for=waiting_for, asks=used[0])
+    if nodes.by_node and spec.environment is not None:
+        total = len(nodes.by_node)
+        nodes = nodes.only(lambda offer: offer.resources.environments)
+        if not nodes.by_node:
+            waiting_for = (
+                f"{spec.name} needs a node that makes environments; the {total} nodes run tasks in "
+                "containers, or their agents are of an earlier release"
+            )
+            return PlacementResult(waiting_for=waiting_for, asks=("environment",))
     preferred = _pack if spec.packing is Packing.PACK else _spread
     result = _arrange(spec, nodes, before, preferred, homes_first=True)
     for prefer in (preferred, _pack):
