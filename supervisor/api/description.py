@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 
 from supervisor.api.views import find_job
-from supervisor.contract.job.spec import ContainerSpec, JobRecord, JobSpec, RoleSpec, resized
+from supervisor.contract.job.spec import ContainerSpec, JobRecord, JobSpec, RoleSpec, ServingSpec, resized
 from supervisor.contract.job.written import duration, flow, size
 from supervisor.contract.secret import sounds_secret
 from supervisor.contract.views.description import (
@@ -94,6 +94,8 @@ def _fields(spec: JobSpec, given: frozenset[str]) -> Iterator[Field]:
     yield from _failures(spec)
     if spec.container is not None:
         yield from _container(spec.container)
+    if spec.serving is not None:
+        yield from _serving(spec.serving)
     yield from _part(protocol=flow(spec.protocol), notify=flow(spec.notify), packing=flow(spec.packing))
 
 
@@ -209,6 +211,18 @@ def _container(given: ContainerSpec) -> Iterator[Field]:
     )
     limits = {each.name: {"soft": each.soft, "hard": each.hard} for each in given.ulimits}
     yield from _entries(limits, "container", "ulimits")
+
+
+def _serving(given: ServingSpec) -> Iterator[Field]:
+    return _part(
+        "serving",
+        model=flow(given.model),
+        export=flow(given.export),
+        role=flow(given.role),
+        check=flow(given.check),
+        keep=flow(given.keep),
+        servers=flow(given.servers),
+    )
 
 
 def _part(*at: str, **values: str) -> Iterator[Field]:

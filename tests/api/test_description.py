@@ -82,6 +82,7 @@ container:
   mounts: [{source: /data/digits, target: /data}]
 notify: [pager]
 packing: pack
+serving: {export: "export/*", check: checksums, keep: 2, servers: ["10.0.0.1:8500"]}
 """
 
 
