@@ -122,7 +122,7 @@ lock: $(VENV)/.locked ## Resolve the dependencies of pyproject.toml anew into th
 	    --output-file requirements.lock.new pyproject.toml
 	@{ echo '# Exact versions for Linux x86_64 and Python 3.11; written by `make lock`.'; cat requirements.lock.new; } >requirements.lock
 	@rm requirements.lock.new
-	@deploy/lock-alone.sh $(BIN)/pip 'tf-keras>=2.21,<2.22' >requirements-alone.lock
+	@deploy/lock-alone.sh $(BIN)/pip 'tf-keras>=2.21,<2.22' 'tensorflow-serving-api>=2.21,<2.22' >requirements-alone.lock
 
 .PHONY: proto
 proto: $(VENV)/.locked ## Generate the messages of supervisor/wire/*.proto, with their types.

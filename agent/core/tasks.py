@@ -17,7 +17,7 @@ from agent.core.step_context import Work
 from agent.inside import protocol
 from supervisor.contract.addresses import is_at, port_of
 from supervisor.contract.desired import Assignment, ClusterSpec, JobPhase, JobSwitch, listens
-from supervisor.contract.job.serving import Exports
+from supervisor.contract.job.serving import OF_A_PYTHON, Exports
 from supervisor.contract.observed import CANNOT_GO_ON, ExitReason
 
 SPEC_AGAIN_MS = 300
@@ -368,8 +368,8 @@ def _outputs_ready(work: Work, assignment: Assignment) -> bool:
 def _exports(assignment: Assignment) -> Exports | None:
     if assignment.serving is None:
         return None
-    path = assignment.env.get("PATH", "")
-    return Exports(assignment.serving, assignment.argv[0], assignment.workdir, path)
+    env = {name: value for name, value in assignment.env.items() if name in OF_A_PYTHON}
+    return Exports(assignment.serving, assignment.argv[0], assignment.workdir, env)
 
 
 def _gpus_free(work: Work, assignment: Assignment) -> bool:

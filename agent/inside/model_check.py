@@ -1,6 +1,6 @@
 """A process that loads the SavedModel in its working directory once; `call` calls its signature, too.
 
-`PYTHON -I .../model_check.py load|call PARENT_PID`; it exits with 0 if that works. Its last line of output
+`PYTHON .../model_check.py load|call PARENT_PID`; it exits with 0 if that works. Its last line of output
 says what does not. It dies with its parent, and is the first to go where memory is short.
 """
 
@@ -42,6 +42,8 @@ def _call(tf: ModuleType, signatures: Dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
+    # Python has put our directory first on the path; our modules must not stand before the user's.
+    sys.path.pop(0)
     sys.excepthook = _say
     _yield_to_training(int(sys.argv[2]))
     tensorflow = importlib.import_module("tensorflow")

@@ -7,6 +7,7 @@ import os
 import signal
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 from agent.core.instructions import Recipe
@@ -45,29 +46,18 @@ class ModelLoader:
         The child's working directory is the model: it needs no right to the directories above it.
         """
         user = await asyncio.to_thread(self._user, job_uuid)
-        path = {"PATH": exports.path} if exports.path else {}
-        recipe = Recipe("", job_uuid, exports.workdir, exports.program, PRELOADED, path)
+        recipe = Recipe("", job_uuid, exports.workdir, exports.program, PRELOADED, exports.env)
         env = job_environment(recipe, user[0] if user is not None else None)
         what = "call" if exports.serving.check is ModelCheck.CALL else "load"
+        start = partial(_start, what, directory, {**env, **NICELY}, user)
         try:
-            python = find_interpreters(recipe, env)[0]
-            with effect("models.load"):
-                process = await asyncio.create_subprocess_exec(
-                    *(
-                        python,
-                        "-I",
-                        str(INSIDE / "model_check.py"),
-                        what,
-                        str(os.getpid()),
-                    ),
-                    stdin=asyncio.subprocess.DEVNULL,
-                    stdout=asyncio.subprocess.PIPE,
-                    stderr=asyncio.subprocess.STDOUT,
-                    cwd=directory,
-                    env={**env, **NICELY},
-                    start_new_session=True,
-                    **credentials(user),
-                )
+            *wrapped, last = find_interpreters(recipe, env)
+            process = None
+            for python in wrapped:
+                with suppress(PermissionError):  # a Python that is not for the job's user
+                    process = await start(python)
+                    break
+            process = process or await start(last)
         except UserError as error:
             raise BadCheckpoint(f"it cannot be loaded: {error}") from error
         except OSError as error:
@@ -87,6 +77,22 @@ class ModelLoader:
             # Not for its own sake: memory was short, or its job's processes were ended beside it.
             raise NotTried("loading it was killed by signal 9 again and again")
         return _why(code, output)
+
+
+async def _start(
+    what: str, directory: Path, env: dict[str, str], user: User | None, python: str
+) -> asyncio.subprocess.Process:
+    with effect("models.load"):
+        return await asyncio.create_subprocess_exec(
+            *(python, str(INSIDE / "model_check.py"), what, str(os.getpid())),
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+            cwd=directory,
+            env=env,
+            start_new_session=True,
+            **credentials(user),
+        )
 
 
 async def _output_of(process: asyncio.subprocess.Process) -> bytes:

@@ -190,12 +190,15 @@ def test_an_attempt_starts_once_its_output_directory_is_there() -> None:
 
 def test_a_task_that_exports_models_has_its_python_named_for_trying_them() -> None:
     serving = ServingSpec("net", "export/*", "worker")
-    core, order = Core(), replace(ORDER, output_budget_bytes=1000, serving=serving, env={"PATH": "/opt/bin"})
+    core, order = (
+        Core(),
+        replace(ORDER, output_budget_bytes=1000, serving=serving, env={"PATH": "/opt/bin", "A": "b"}),
+    )
     core.prepared(order)
     core.see(RUNNING, order)
     core.feed(SpecRead("p1", SPEC))
     (asked,) = only(PrepareOutputs, core.said)
-    assert asked.exports == Exports(serving, order.argv[0], order.workdir, "/opt/bin")
+    assert asked.exports == Exports(serving, order.argv[0], order.workdir, {"PATH": "/opt/bin"})
 
 
 def test_an_output_directory_is_made_after_the_attempt_before_is_confirmed_dead() -> None:

@@ -81,6 +81,7 @@ container:
   ulimits: {nofile: 4096, core: {soft: 0, hard: 1}}
   mounts: [{source: /data/digits, target: /data}]
 notify: [pager]
+serving: {model: net, export: "export/*", role: chief, check: checksums, keep: 2, servers: ["a:8500"]}
 packing: pack
 serving: {export: "export/*", check: checksums, keep: 2, servers: ["10.0.0.1:8500"]}
 """

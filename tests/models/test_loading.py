@@ -25,7 +25,7 @@ def exports(root: Path, script: str) -> Exports:
     path = root / "bin/python"
     path.write_text(f"#!/bin/sh\n{script}\n")
     path.chmod(0o755)
-    return Exports(SERVING, "python", "/", f"{root}/bin:{os.environ['PATH']}")
+    return Exports(SERVING, "python", "/", {"PATH": f"{root}/bin:{os.environ['PATH']}", "PYTHONPATH": "/lib"})
 
 
 async def load(root: Path, script: str, load_s: float = 60.0) -> str:
@@ -36,10 +36,10 @@ async def load(root: Path, script: str, load_s: float = 60.0) -> str:
 
 async def test_a_model_that_loads_is_loaded_where_it_lies_and_quietly(tmp_path: Path) -> None:
     said = tmp_path / "said"
-    script = f'echo "$PWD $* $CUDA_VISIBLE_DEVICES $TF_NUM_INTRAOP_THREADS" >{said}'
+    script = f'echo "$PWD $* $CUDA_VISIBLE_DEVICES $TF_NUM_INTRAOP_THREADS $PYTHONPATH" >{said}'
     assert await load(tmp_path, script) == ""
-    place, isolated, program, what, parent, devices, threads = said.read_text().split()
-    assert (place, isolated, what, parent) == (f"{tmp_path}/model", "-I", "load", str(os.getpid()))
+    place, program, what, parent, devices, threads, modules = said.read_text().split()
+    assert (place, what, parent, modules) == (f"{tmp_path}/model", "load", str(os.getpid()), "/lib")
     assert program.endswith("agent/inside/model_check.py")
     assert (devices, threads) == ("-1", "1")
 
@@ -78,7 +78,7 @@ async def test_a_child_ends_with_its_caller(tmp_path: Path) -> None:
 async def test_a_job_without_a_python_has_no_model_that_loads(tmp_path: Path) -> None:
     loader = ModelLoader(lambda _uuid: None)
     with pytest.raises(BadCheckpoint, match="no 'python9' in the PATH"):
-        await loader.load("uuid-1", Exports(SERVING, "python9", "/", "/nowhere"), tmp_path)
+        await loader.load("uuid-1", Exports(SERVING, "python9", "/", {"PATH": "/nowhere"}), tmp_path)
 
 
 @pytest.mark.parametrize("what", ["load", "call"])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from supervisor.contract.addresses import split_host_port
 from supervisor.contract.errors import UserError
@@ -14,6 +14,8 @@ from supervisor.contract.job.spec import JobSpec, ModelCheck, ServingSpec
 
 MAX_SERVERS = 16
 MAX_KEPT_MODELS = 100
+OF_A_PYTHON = ("LD_LIBRARY_PATH", "PATH", "PYTHONHOME", "PYTHONPATH", "TF_USE_LEGACY_KERAS")
+"""Variables by which a program's Python finds its modules."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,13 +25,13 @@ class Exports:
     Attributes:
         program: the first word of the task's command: a Python, or a wrapper of one.
         workdir: the task's working directory.
-        path: its PATH; empty: the agent's.
+        env: of its environment what says where a Python finds its modules.
     """
 
     serving: ServingSpec
     program: str = ""
     workdir: str = "/"
-    path: str = ""
+    env: dict[str, str] = field(default_factory=dict)
 
 
 def check_export(pattern: str) -> str:
