@@ -69,7 +69,7 @@ def _source(spec: JobSpec, path: tuple[str, ...], given: frozenset[str], sizes: 
         return SCALE
     if path[0] == "roles" and path[2] == "count" and spec.role(path[1]).most:
         return ROOM
-    if path in (("workdir",), ("code", "sha256")):
+    if path == ("code", "sha256") or (path == ("workdir",) and "workdir" not in given):
         return SUBMIT
     if not given:
         return NOT_RECORDED
@@ -149,7 +149,7 @@ def _checkpoint(spec: JobSpec) -> Iterator[Field]:
 def _code(spec: JobSpec, given: frozenset[str]) -> Iterator[Field]:
     """The directory of the program. A record has no patterns of what was not shipped."""
     if spec.code is None:
-        yield ("workdir",), flow(spec.workdir), False
+        yield ("workdir",), flow(spec.workdir), "workdir" in given
         return
     yield from _part("code", dir=flow(spec.workdir))
     if "code.exclude" in given:

@@ -113,6 +113,11 @@ def moment(wall_ms: int) -> str:
     return dt.datetime.fromtimestamp(wall_ms / 1000).astimezone().strftime("%Y-%m-%d %H:%M:%S")
 
 
+def rfc3339(wall_ms: int) -> str:
+    """A time as Kubernetes writes it: UTC, in whole seconds."""
+    return dt.datetime.fromtimestamp(wall_ms // 1000, dt.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
 def step(number: int) -> str:
     """A step, or a dash before the first."""
     return str(number) if number >= 0 else "-"

@@ -188,7 +188,7 @@ BAD = [
     ("a: [\n", ["2: not valid YAML: expected the node content, but found '<stream end>'"]),
     ("name: a\n\tb: c\n", ["2: not valid YAML: found character '\\t' that cannot start any token"]),
     ("name: \x07\n", ["1: character 7 is not allowed; remove it"]),
-    ("--- {a: 1}\n--- {b: 1}\n", ["2: not valid YAML: but found another document"]),
+    ("--- {a: 1}\n--- {b: 1}\n", ["2: a second document begins here; put each into a file of its own"]),
     (HEAD + ROLES + "comand: [x]\n", ["5: comand: unknown key; did you mean 'command'?"]),
     (
         HEAD + ROLES + "zzz: 1\n",

@@ -23,6 +23,7 @@ from supervisor.adapters.files.jobfile_model import (
     ServingModel,
     Value,
 )
+from supervisor.adapters.files.tfjob import as_job_file
 from supervisor.adapters.files.yaml_file import Document, Strict, Where, build, read, suggest
 from supervisor.contract.bounds import MAX_TASKS
 from supervisor.contract.checkpoint import Verify
@@ -47,6 +48,7 @@ from supervisor.contract.job.spec import (
     Ulimit,
     saver_of,
 )
+from supervisor.contract.job.tfjob.convert import is_manifest
 
 FOLLOWERS = ("evaluator", "tensorboard")
 """Roles that are by default outside the ClusterSpec."""
@@ -76,17 +78,19 @@ class JobFile:
     """A job file. `spec.code` is None: the directory of `code` is packed on demand (`code_archive`).
 
     `document` has the lines of its fields, for errors that a cluster finds in them. `given`: the fields that
-    the file gives, as `roles.worker.count`.
+    the file gives, as `roles.worker.count`. `hold`: the file says that the job is recorded and not started,
+    as a TFJob can.
     """
 
     spec: JobSpec
     code: CodeSource | None
     document: Document
     given: tuple[str, ...]
+    hold: bool = False
 
 
 def load_job_file(path: Path, *, checkpoint_base: str | None, name: str | None = None) -> JobFile:
-    """Read and check a job file.
+    """Read and check a job file, or a TFJob (docs/tfjob.md).
 
     Args:
         path: the file; `code.dir` is relative to its directory, which is the default working directory.
@@ -99,9 +103,14 @@ def load_job_file(path: Path, *, checkpoint_base: str | None, name: str | None =
         UserError: all errors, one line each, in the order of the file; for a wrong `name` that error alone.
     """
     document = read(path)
+    hold = False
+    if name is not None:
+        check_name("--name", name)
+    if is_manifest(document.value):
+        document, hold = as_job_file(document, name)
     assert isinstance(document.value, dict)
     if name is not None:
-        document.value["name"] = check_name("--name", name)
+        document.value["name"] = name
     _cross_checks(document)
     model = build(JobModel, document)
     workdir = _workdir(document, model, path) if model is not None else ""
@@ -120,9 +129,9 @@ def load_job_file(path: Path, *, checkpoint_base: str | None, name: str | None =
     _check_mounted(document, spec)
     given = tuple(sorted({*_given(model)} - ({"name"} if name is not None else set())))
     if model.code is None:
-        return JobFile(spec, None, document, given)
+        return JobFile(spec, None, document, given, hold)
     where = f"{path}:{document.line(('code', 'dir'))}: code"
-    return JobFile(spec, CodeSource(workdir, tuple(model.code.exclude), where), document, given)
+    return JobFile(spec, CodeSource(workdir, tuple(model.code.exclude), where), document, given, hold)
 
 
 def _given(model: Strict, at: str = "") -> Iterator[str]:
@@ -311,7 +320,11 @@ def _script(path: Path) -> str:
 
 
 def _workdir(document: Document, model: JobModel, path: Path) -> str:
-    """The working directory of the tasks: `code.dir`, or the file's own directory."""
+    """The working directory of the tasks: `workdir`, `code.dir`, or the file's own directory."""
+    if model.workdir is not None:
+        if model.code is not None:
+            document.problem(("workdir",), "the tasks run in the directory of code; remove one of the two")
+        return model.workdir
     where: Where = ("code", "dir")
     given = path.parent / (model.code.dir if model.code is not None else ".")
     directory = given.resolve()

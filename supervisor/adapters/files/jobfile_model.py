@@ -5,6 +5,7 @@ The bounds of values are in `contract.job.bounds`.
 
 from __future__ import annotations
 
+import posixpath
 import re
 import shlex
 from collections.abc import Callable
@@ -189,6 +190,14 @@ def _ulimit(value: object) -> object:
     if not isinstance(value, dict):
         raise ValueError("must be a whole number, or a mapping: {soft: 1024, hard: 4096}")
     return value
+
+
+def _workdir(value: str) -> str:
+    if not value.startswith("/") or ".." in value.split("/"):
+        raise ValueError(
+            f"{value[:60]!r} must be an absolute path without '..', on the nodes or in the image"
+        )
+    return posixpath.normpath(value)
 
 
 def _protocol(value: str) -> str:
@@ -393,6 +402,7 @@ class JobModel(JobPart):
     checkpoint: CheckpointModel = CheckpointModel()
     code: Annotated[CodeModel | None, BeforeValidator(_code)] = None
     environment: EnvironmentModel | None = None
+    workdir: Annotated[Text, AfterValidator(_workdir)] | None = None
     env: Env = Field(default_factory=dict)
     preload: list[Annotated[Text, AfterValidator(_module)]] | None = None
     restart: RestartModel = RestartModel()

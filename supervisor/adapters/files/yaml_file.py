@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 import types
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, ClassVar, TypeVar, Union, get_args, get_origin
@@ -24,6 +24,7 @@ from supervisor.contract.errors import NotFound, UserError
 MAX_BYTES = 256 * 1024
 MAX_DEPTH = 32
 MAX_NODES = 20_000
+_ANOTHER = "but found another document"
 
 Where = tuple[str | int, ...]
 M = TypeVar("M", bound="Strict")
@@ -54,12 +55,20 @@ class WrittenFloat(float):
 
 @dataclass(slots=True)
 class Document:
-    """A parsed file: plain values, the line of each field, and the problems found so far."""
+    """A parsed file: plain values, the line of each field, and the problems found so far.
+
+    Attributes:
+        written: where the values were made from a file of another format: the field of that file that a field
+            was made of. Lines are by those fields, and errors name them.
+        notes: what the reader of such a file should know, beside errors.
+    """
 
     source: str
     value: object
     lines: dict[Where, int] = field(default_factory=dict)
     problems: list[tuple[int, str]] = field(default_factory=list)
+    written: Callable[[Where], Where] = tuple
+    notes: list[str] = field(default_factory=list)
 
     def problem(self, where: Where, text: str) -> None:
         """Add an error about a field; its line is that of the field, or of the nearest parent that exists."""
@@ -67,11 +76,12 @@ class Document:
 
     def place(self, where: Where, text: str) -> str:
         """`FILE:LINE: FIELD: text`."""
-        name = spell(where)
+        name = spell(self.written(where))
         return f"{self.source}:{self.line(where)}: {name + ': ' if name else ''}{text}"
 
     def line(self, where: Where) -> int:
         """Line of a field, from 1."""
+        where = self.written(where)
         while where and where not in self.lines:
             where = where[:-1]
         return self.lines.get(where, 1)
@@ -124,6 +134,10 @@ def parse(text: str, source: str) -> Document:
     except MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         line = mark.line + 1 if mark else 1
+        if error.problem == _ANOTHER:
+            raise UserError(
+                f"{source}:{line}: a second document begins here; put each into a file of its own"
+            ) from error
         raise UserError(f"{source}:{line}: not valid YAML: {error.problem or error.context}") from error
     except ReaderError as error:
         line = text.count("\n", 0, error.position) + 1

@@ -16,7 +16,7 @@ from supervisor.cli.outage import AGAIN_S, ASK_S, FOLLOW_DEADLINE_S, Asking, Out
 from supervisor.cli.target import Target, find_target
 from supervisor.cli.terminal import neutralise, on_terminal
 from supervisor.contract import codec
-from supervisor.contract.errors import Unreachable
+from supervisor.contract.errors import Unreachable, UserError
 from supervisor.contract.ids import check_name
 from supervisor.contract.views.jobs import (
     API_PROTOCOL,
@@ -34,13 +34,21 @@ if TYPE_CHECKING:
 
 R = TypeVar("R")
 TAIL_LINES = 12
+EVENTS_OF_A_JOB = 1000
+"""As many as tell when it began to run, and when it ended."""
 
 
 @click.command()
 @click.argument("job", shell_complete=names.jobs, required=False, default="")
+@click.option("--as", "form", type=click.Choice(["tfjob"]), help="With JSON: as kubectl shows a TFJob.")
 @global_options
-def status(given: Globals, job: str) -> None:
+def status(given: Globals, job: str, form: str | None) -> None:
     """Show all jobs, or JOB with its tasks."""
+    if form is not None:
+        if not given.json:
+            raise UserError(f"--as {form} is a form of JSON; add --output json")
+        render.emit_json(ask(given, lambda client: _as_tfjobs(client, check_name("job", job) if job else "")))
+        return
     document = ask(given, lambda client: client.status(check_name("job", job) if job else ""))
     if given.json:
         render.emit_json(document)
@@ -145,6 +153,19 @@ def _print_batch(given: Globals, batch: EventBatch, *, follow: bool) -> None:
             click.echo(render.json_line(event))
         else:
             print_event(event)
+
+
+async def _as_tfjobs(client: ControlClient, name: str) -> dict[str, object]:
+    """A job as kubectl shows a TFJob, or a list of all."""
+    from supervisor.contract.job.tfjob.conditions import as_tfjob
+
+    events: tuple[EventView, ...] = ()
+    async for batch in client.events(EventsRequest(name, last=EVENTS_OF_A_JOB)):
+        events = batch.events
+        break
+    names = [name] if name else [job.name for job in (await client.status()).jobs]
+    items = [as_tfjob(await client.explain(each), events, render.rfc3339) for each in names]
+    return items[0] if name else {"apiVersion": "v1", "kind": "List", "items": items}
 
 
 def _show_status(document: ClusterStatus, *, detailed: bool) -> None:

@@ -15,7 +15,8 @@ import click
 
 from supervisor.adapters.files.code_archive import CodeArchive, pack
 from supervisor.adapters.files.jobfile import JobFile, load_job_file
-from supervisor.adapters.files.yaml_file import Document
+from supervisor.adapters.files.tfjob import text_of
+from supervisor.adapters.files.yaml_file import Document, read
 from supervisor.api.client import ControlClient
 from supervisor.api.upload import upload_code
 from supervisor.cli.target import Target
@@ -23,6 +24,7 @@ from supervisor.cli.terminal import neutralise
 from supervisor.contract.errors import TfSupervisorError, UserError
 from supervisor.contract.job.container import cautions
 from supervisor.contract.job.spec import JobSpec
+from supervisor.contract.job.tfjob.convert import is_manifest
 from supervisor.contract.views.jobs import SubmitMode, SubmitRequest
 
 
@@ -59,7 +61,7 @@ def read_order(
     mode = SubmitMode.RESUME if resume else SubmitMode.FRESH if fresh else SubmitMode.NEW
     job = load_job_file(file, checkpoint_base=target.checkpoint_base or None, name=name)
     spec, archive = _packed(job)
-    return Order(SubmitRequest(spec, mode, hold, job.given), archive, job.document)
+    return Order(SubmitRequest(spec, mode, hold or job.hold, job.given), archive, job.document)
 
 
 def _packed(job: JobFile) -> tuple[JobSpec, CodeArchive | None]:
@@ -82,7 +84,20 @@ def check_file(file: Path, name: str | None) -> JobFile:
     return replace(job, spec=_packed(job)[0])
 
 
+def print_converted(file: Path, name: str | None) -> None:
+    """Print the job file that a TFJob becomes. Raises UserError, NotFound."""
+    if not is_manifest(read(file).value):
+        raise UserError(f"{file} is no TFJob, which --convert is for; `validate` checks a job file")
+    job = check_file(file, name)
+    show_cautions(job.spec, job.document)
+    head = f"# Made of {file.name}, and meant for the same directory."
+    head += " Its job is suspended: submit --hold\n" if job.hold else "\n"
+    click.echo(neutralise(head) + text_of(job.document), nl=False)
+
+
 def show_cautions(spec: JobSpec, document: Document) -> None:
     """Print warnings about allowed values that will hardly work, to standard error."""
+    for note in document.notes:
+        click.echo(neutralise(f"note: {note}"), err=True)
     for each in cautions(spec):
         click.echo(neutralise(f"warning: {document.place(each.where, each.text)}"), err=True)

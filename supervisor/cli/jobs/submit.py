@@ -21,7 +21,7 @@ from supervisor.cli.render import emit_json
 from supervisor.cli.target import Target, find_any_target, find_target
 from supervisor.cli.terminal import neutralise
 from supervisor.contract.desired import JobPhase
-from supervisor.contract.errors import NotFound, Unreachable
+from supervisor.contract.errors import NotFound, Unreachable, UserError
 from supervisor.contract.ids import check_name
 from supervisor.contract.incident import Outcome
 from supervisor.contract.views.jobs import Accepted, EventsRequest, JobView, SubmitRequest
@@ -49,11 +49,17 @@ def submit_options(function: F) -> F:
 @click.command()
 @submit_options
 @click.option("--hold", is_flag=True, help="Record the job; `start` starts it.")
+@click.option("--convert", is_flag=True, help="Print the job file that a TFJob becomes, and start nothing.")
 @global_options
-def submit(given: Globals, file: Path, name: str | None, resume: bool, fresh: bool, hold: bool) -> None:
-    """Start the job in FILE."""
-    from supervisor.cli.jobs.order import read_order, show_cautions
+def submit(
+    given: Globals, file: Path, name: str | None, resume: bool, fresh: bool, hold: bool, convert: bool
+) -> None:
+    """Start the job in FILE, a job file or a TFJob of Kubeflow."""
+    from supervisor.cli.jobs.order import print_converted, read_order, show_cautions
 
+    if convert:
+        print_converted(file, name)
+        return
     target = find_target(given)
     order = read_order(target, file, name, resume=resume, fresh=fresh, hold=hold)
     show_cautions(order.request.spec, order.document)
@@ -73,6 +79,8 @@ def run(
 
     target = find_target(given)
     order = read_order(target, file, name, resume=resume, fresh=fresh)
+    if order.request.hold:
+        raise UserError(f"{file}: the job is suspended, so it would never end; use submit, or remove suspend")
     show_cautions(order.request.spec, order.document)
     with order.located():
         code = asyncio.run(_run(target, order, given))
