@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from collections import deque
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from rich.console import Console
 
 from supervisor.cli.cluster.screen import FRAME, Screen
 from supervisor.contract.desired import JobPhase
-from supervisor.contract.views.jobs import ClusterStatus, EventView, JobView, SupervisorView
+from supervisor.contract.views.jobs import ClusterStatus, EventView, GoodputView, JobView, SupervisorView
 from supervisor.contract.views.nodes import NodeList, NodeView
 from tests.cli.shell import ctl
 
@@ -71,6 +72,14 @@ def test_what_needs_an_eye_comes_first() -> None:
     assert [word for word in first_words if word in {"b", "done", "late"}] == ["late", "b", "done"]
     assert [word for word in first_words if word in {"n1", "n2"}] == ["n2", "n1"]
     assert any("2 GPUs" in line for line in shown)
+
+
+def test_each_job_has_the_productive_share_of_its_time() -> None:
+    spent = GoodputView(0, 1_000, {"productive": 934, "starting": 66}, "productive", 0.934)
+    heads, _, counted, new = lines(Screen(a_status(replace(a_job("a"), goodput=spent), a_job("b"))), 40)[1:5]
+    at = heads.index("goodput")
+    assert counted[at:].startswith("93.4 %")
+    assert new[at:].startswith("- ")
 
 
 @pytest.mark.parametrize("height", [24, 40, 100])

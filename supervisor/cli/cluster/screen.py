@@ -13,6 +13,7 @@ from rich.text import Text
 
 from supervisor.api.client import ControlClient
 from supervisor.cli import render
+from supervisor.cli.jobs.goodput import share
 from supervisor.cli.outage import FOLLOW_DEADLINE_S
 from supervisor.cli.rich_table import grid
 from supervisor.cli.target import Target
@@ -74,7 +75,7 @@ class Screen:
         return lines
 
 
-_JOB_HEADS = ("job", "phase", "gen", "step", "rate", "committed", "tasks", "restarts", "note")
+_JOB_HEADS = ("job", "phase", "gen", "step", "rate", "committed", "goodput", "tasks", "restarts", "note")
 _NODE_HEADS = ("node", "state", "beat", "tasks", "GPUs", "note")
 
 
@@ -96,6 +97,7 @@ def _job_row(job: JobView) -> tuple[str, ...]:
         render.step(job.step),
         f"{job.rate:g}/s" if job.rate else "-",
         str(job.newest_commit.step) if job.newest_commit else "-",
+        share(job.goodput),
         f"{there}/{len(job.tasks)}",
         str(job.restarts_program + job.restarts_infrastructure),
         job.waiting_for or job.paused or job.reason or job.commit_trouble,

@@ -49,9 +49,13 @@ def line(goodput: GoodputView) -> str:
         if sum_of(goodput, of) * 1000 >= goodput.elapsed_ms > 0
     ]
     now = f"; now {NAMES[Category(goodput.now)]}" if goodput.now not in ("", "productive") else ""
-    told = f"goodput: {goodput.share:.1%}".replace("%", " %")
     rest = f"; {', '.join(spent)}" if spent else ""
-    return f"{told} of {duration(goodput.elapsed_ms)}{rest}{now}"
+    return f"goodput: {share(goodput)} of {duration(goodput.elapsed_ms)}{rest}{now}"
+
+
+def share(goodput: GoodputView | None) -> str:
+    """The productive part of a job's time: `93.4 %`, or a dash while nothing is counted."""
+    return f"{100 * goodput.share:.1f} %" if goodput is not None else "-"
 
 
 def lines(goodput: GoodputView) -> list[str]:

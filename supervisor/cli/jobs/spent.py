@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from supervisor.cli import names, render
-from supervisor.cli.jobs.goodput import COLUMNS, duration, line, lines, percent, sum_of
+from supervisor.cli.jobs.goodput import COLUMNS, duration, line, lines, percent, share, sum_of
 from supervisor.cli.jobs.look import ask
 from supervisor.cli.options import Globals, global_options
 from supervisor.cli.terminal import neutralise
@@ -38,8 +38,7 @@ def _row(job: JobView) -> tuple[object, ...]:
     if found is None:
         return (job.name, job.phase.value, *["-"] * (2 + len(COLUMNS)))
     spent = (percent(sum_of(found, of), found.elapsed_ms) for _, of in COLUMNS)
-    share = f"{100 * found.share:.1f} %"
-    return (job.name, job.phase.value, share, duration(found.elapsed_ms), *spent)
+    return (job.name, job.phase.value, share(found), duration(found.elapsed_ms), *spent)
 
 
 def _show(job: JobView) -> None:
