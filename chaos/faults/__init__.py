@@ -11,6 +11,7 @@ from chaos.faults.families import (
     gpu,
     hdfs,
     inside,
+    many,
     node,
     store,
     supervisor,
@@ -20,6 +21,20 @@ from chaos.faults.fault import Fault
 
 FAULTS: dict[str, Fault] = {
     fault.name: fault
-    for family in (task, agent, disk, supervisor, node, etcd, store, hdfs, docker, gpu, inside, environment)
+    for family in (
+        task,
+        agent,
+        disk,
+        supervisor,
+        node,
+        many,
+        etcd,
+        store,
+        hdfs,
+        docker,
+        gpu,
+        inside,
+        environment,
+    )
     for fault in family.FAULTS
 }

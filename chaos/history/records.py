@@ -96,12 +96,22 @@ class Switch:
 
 
 @dataclass(frozen=True, slots=True)
+class Pause:
+    """`pause`, and part of a job's intent."""
+
+    in_force: bool = True
+    reason: str = ""
+    passed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Intent:
     """`intents/JOB`."""
 
     wanted: str
     restart_serial: int = 0
     restart_from: Ref | None = None
+    paused: Pause | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,7 +274,7 @@ PROGRAM_FAULTS = frozenset(
 )
 """Causes that burn a job's budget."""
 
-LEADER, CLUSTER = "leader", "cluster"
+LEADER, CLUSTER, PAUSE = "leader", "cluster", "pause"
 BY_LEADER = (
     *(
         "cluster",
@@ -274,7 +284,7 @@ BY_LEADER = (
         "quarantines/",
         "gpu_claims",
         "time",
-        "pause",
+        PAUSE,
         "jobs/",
         "deleted/",
         "intents/",

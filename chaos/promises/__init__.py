@@ -6,13 +6,14 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from chaos.history.history import History, load
-from chaos.promises import checkpoints, ends, generations, gpus, incidents, nodes, writes
+from chaos.promises import checkpoints, ends, generations, gpus, incidents, nodes, pauses, writes
 from chaos.promises.violation import Check, Violation
 
 CHECKS: dict[str, Check] = {
     "one generation at a time": generations.one_generation_takes_effect,
     "no write of a deposed": writes.no_write_of_a_deposed,
     "lost nodes are dead before D": nodes.lost_nodes_are_dead_before_d,
+    "a pause holds": pauses.a_pause_holds,
     "committed stays restorable": checkpoints.committed_stays_restorable,
     "the base is the newest good": checkpoints.base_is_the_newest_good,
     "the first step is the base's": checkpoints.first_step_is_the_bases,

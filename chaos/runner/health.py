@@ -47,6 +47,8 @@ class Health:
     def _ill_job(self, view: JobView, since_ms: float, commit: CheckpointRef | None) -> str:
         if view.phase is not JobPhase.RUNNING:
             return f"the job is {view.phase.value}: {view.reason or view.waiting_for}"
+        if view.paused:
+            return f"the job is held: {view.paused}"
         idle = [f"{task.task} is {task.state}" for task in view.tasks if task.state != "running"]
         if idle or not view.tasks:
             return ", ".join(idle) or "the job has no tasks"

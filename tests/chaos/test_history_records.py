@@ -16,7 +16,7 @@ from chaos.promises.generations import KILL_TIME_MS
 from recovery.formats.lineage import on_lineage
 from supervisor.contract import codec, desired, incident, keys, observed
 from supervisor.contract.checkpoint import CheckpointRef, CommitRecord, CommitState
-from supervisor.contract.job import spec
+from supervisor.contract.job import pause, spec
 from supervisor.contract.keys import Writer
 from supervisor.contract.timing import PROFILES
 from tests.support.records import records as any_record
@@ -26,6 +26,7 @@ PAIRS = {
     records.Incarnation: observed.Incarnation,
     records.Mark: desired.LostMark,
     records.Switch: desired.JobSwitch,
+    records.Pause: pause.Pause,
     records.Intent: spec.JobIntent,
     records.Plan: desired.Plan,
     records.Assignment: desired.Assignment,

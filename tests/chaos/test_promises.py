@@ -62,6 +62,15 @@ def edit_all(story: Story, key: str, **fields: object) -> None:
         edit(story, key, nth, **fields)
 
 
+def write_with(story: Story, beside: str, puts: dict[str, dict[str, object]]) -> None:
+    """Let the transaction that made a key have made others, too."""
+    at = next(index for index, line in enumerate(story.lines) if line.key == beside)
+    line = story.lines[at]
+    story.lines[at:at] = [replace(line, key=key, value=json.dumps(body)) for key, body in puts.items()]
+    logged = next(index for index, each in enumerate(story.log) if each.revision == line.revision)
+    story.log[logged] = replace(story.log[logged], puts=(*story.log[logged].puts, *puts))
+
+
 def drop(story: Story, name: str, *kinds: str) -> None:
     pid = story.pids[name]
     story.processes = [line for line in story.processes if line.pid != pid or line.kind not in kinds]
@@ -300,6 +309,48 @@ def an_incident_is_left_open() -> History:
     return story.history()
 
 
+# A pause.
+
+MARK = "lost/n1/a1"
+LOST_TOO: dict[str, dict[str, object]] = {
+    f"lost/{node}/a": {"node": node, "incarnation": "a"} for node in ("n3", "n4")
+}
+
+
+def a_job_moves_during_a_pause_of_the_cluster() -> History:
+    story = node_lost()
+    write_with(story, MARK, {"pause": {"in_force": True, "brake": True, "reason": "3 of 4 nodes are lost"}})
+    return story.history()
+
+
+def a_task_is_restarted_during_a_pause_of_its_job() -> History:
+    story = worker_killed()
+    edit(story, f"intents/{JOB}", 0, paused={"reason": "a look"})
+    return story.history()
+
+
+def a_job_moves_away_from_most_nodes() -> History:
+    story = node_lost()
+    write_with(story, MARK, LOST_TOO)
+    return story.history()
+
+
+@pytest.mark.parametrize("kept", ["a pause that is over", "marks before it", "one node fewer", "a cordon"])
+def test_what_holds_nothing_is_no_pause(kept: str) -> None:
+    story = node_lost()
+    puts: dict[str, dict[str, object]] = {"pause": {"in_force": False, "passed": 0}, **LOST_TOO}
+    if kept == "marks before it":
+        puts["pause"]["passed"] = story.revision
+    elif kept == "one node fewer":
+        del puts["lost/n4/a"]
+    elif kept == "a cordon":
+        puts["cordons/n4"] = {"node": "n4", "reason": "new fans"}
+    elif kept == "a pause that is over":
+        del puts["lost/n3/a"], puts["lost/n4/a"]
+    write_with(story, MARK, puts)
+    assert check_history(story.history()) == ()
+
+
 # Incidents.
 
 
@@ -310,13 +361,9 @@ def nothing(story: Story) -> FaultRecord:
 
 def one_failure_makes_two_incidents() -> History:
     story = worker_killed()
-    at = next(index for index, line in enumerate(story.lines) if line.key.startswith(f"incidents/{JOB}/"))
-    line = story.lines[at]
+    line = next(line for line in story.lines if line.key.startswith(f"incidents/{JOB}/"))
     body = json.loads(line.value) | {"id": "other", "attempt": 0, "outcome": "ended"}
-    key = f"incidents/{JOB}/other"
-    story.lines.insert(at, replace(line, key=key, value=json.dumps(body)))
-    logged = next(index for index, each in enumerate(story.log) if each.revision == line.revision)
-    story.log[logged] = replace(story.log[logged], puts=(*story.log[logged].puts, key))
+    write_with(story, line.key, {f"incidents/{JOB}/other": body})
     return story.history()
 
 
@@ -540,6 +587,11 @@ FORGED: dict[str, tuple[Forge, ...]] = {
         an_incarnation_goes_on_past_its_mark,
     ),
     "lost nodes are dead before D": (a_task_of_a_lost_node_runs_on,),
+    "a pause holds": (
+        a_job_moves_during_a_pause_of_the_cluster,
+        a_task_is_restarted_during_a_pause_of_its_job,
+        a_job_moves_away_from_most_nodes,
+    ),
     "committed stays restorable": (
         a_committed_checkpoint_loses_a_byte,
         a_committed_checkpoint_is_another,

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
-from itertools import combinations
 
 from chaos.cluster import Cluster, CommandFailed, Node
 from chaos.cluster.shape import OPERATOR
@@ -47,13 +46,6 @@ def boots(cluster: Cluster) -> str | None:
     return cluster.missing.get("boot")
 
 
-def halves(scene: Scene) -> Sequence[str]:
-    """Half of all nodes, one with a task of the ClusterSpec among them; their names with commas between."""
-    names = [node.name for node in scene.nodes("node-")]
-    busy = set(holders(scene))
-    return [",".join(each) for each in combinations(names, (len(names) + 1) // 2) if busy & {*each}]
-
-
 def kinds(*prefixes: str) -> Others:
     """All other nodes of some kinds."""
     return lambda scene, node: [
@@ -69,19 +61,13 @@ def everything(scene: Scene, node: str) -> Sequence[str]:
 @contextmanager
 def off(scene: Scene, node: str) -> Iterator[str]:
     """No power until the heal."""
-    with _off([scene.cluster.nodes[node]]) as evidence:
+    with powerless([scene.cluster.nodes[node]]) as evidence:
         yield evidence
 
 
 @contextmanager
-def several_off(scene: Scene, names: str) -> Iterator[str]:
+def powerless(nodes: Sequence[Node]) -> Iterator[str]:
     """They lose their power at once."""
-    with _off([scene.cluster.nodes[name] for name in names.split(",")]) as evidence:
-        yield evidence
-
-
-@contextmanager
-def _off(nodes: Sequence[Node]) -> Iterator[str]:
     pids = {node.name: node.pids() for node in nodes}
     with ExitStack() as restored:
         for node in nodes:
@@ -354,17 +340,6 @@ FAULTS: tuple[Fault, ...] = (
         bad,
         expects(Incidents.ANY, "killed", "program_exit", program_faults=3),
         bound_s=60.0,
-    ),
-    Fault(
-        "half-off",
-        Family.NODE,
-        "half of all nodes lose their power at once",
-        halves,
-        several_off,
-        LOST,
-        hold_s=(6.0, 12.0),
-        bound_s=90.0,
-        alone=True,
     ),
     Fault(
         "node-freeze",
