@@ -14,16 +14,18 @@ from recovery.stores.memory import MemoryCheckpointStore
 from supervisor.adapters.clock import BootClock
 from supervisor.adapters.etcd.client import EtcdCoordination
 from supervisor.contract import keys
+from supervisor.contract.desired import ClusterRecord
 from supervisor.contract.errors import Refused, UserError
 from supervisor.contract.incident import Event, Notified, Topic
 from supervisor.contract.job.spec import JobSpec
 from supervisor.contract.timing import FAST
 from supervisor.contract.views.jobs import SubmitRequest
+from supervisor.control.decide.notifications import message, topic_of
 from supervisor.control.decide.plan import Action
 from supervisor.control.loop.daemon import ControlDaemon, ControlSettings
 from supervisor.control.loop.notifier import Notifier, Notifiers, Target
 from tests.control.leader import Leader, other_job
-from tests.control.world import World
+from tests.control.world import Telling, World
 from tests.support.etcd_server import EtcdServer
 from tests.support.sinks import ListSink
 from tests.support.waiting import until
@@ -227,6 +229,19 @@ def test_a_target_of_named_jobs_is_told_of_those_whose_file_names_it() -> None:
         spec: JobSpec = replace(World().spec, notify=notify)
         assert target.wants(World(spec).snapshot(), failed) is expected
     assert target.wants(World().snapshot(), Event(0, "gpu_quarantined", "", "GPU 1")), "it is about no job"
+
+
+def test_no_message_has_what_a_jobs_environment_holds() -> None:
+    spec, secret = World().spec, "hunter2"
+    roles = tuple(replace(role, env={"TOKEN": secret}) for role in spec.roles)
+    world = Telling(replace(spec, roles=roles)).start()
+    world.end_task("worker.0", signal=9)
+    world.switch_off(world.node_of("ps.0"))
+    world.until(lambda: world.switch().generation == 2)
+    record = ClusterRecord("c", FAST.profile, FAST.d_ms, uuid="c1")
+    sent = [message(record, held) for held in world.snapshot().events if topic_of(held.value) is not None]
+    assert {json.loads(each)["topic"] for each in sent} >= {"incident", "node_lost"}
+    assert [each for each in sent if secret.encode() in each] == []
 
 
 async def test_a_job_names_only_targets_that_are_configured() -> None:

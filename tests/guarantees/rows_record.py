@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from tests.guarantees.guarantee import GENERATIONS, INCIDENTS, LEADER, LOST_NODES, PARKING, Guarantee
 
+HTTP = "tests/api/test_http_door.py::"
+
 ROWS = (
     Guarantee(
         1,
@@ -20,6 +22,38 @@ ROWS = (
         "made = asyncio.get_running_loop().run_in_executor(self._threads, partial(_render, fills, errors))",
         "made = asyncio.sleep(0, _render(fills, errors))",
         "tests/metrics/test_answers.py::test_an_answer_that_hangs_holds_up_nobody",
+    ),
+    Guarantee(
+        4,
+        "A caller of a page that hangs holds up nobody: its place goes to the next one.",
+        "supervisor/wire/http_server.py",
+        "        if len(self._open) + len(self._connecting) >= MOST_CONNECTIONS and not self._drop_idle():\n",
+        "        if len(self._open) + len(self._connecting) >= MOST_CONNECTIONS:\n",
+        HTTP + "test_callers_that_hang_hold_up_nobody",
+    ),
+    Guarantee(
+        4,
+        "A caller that does not read what a page streams is dropped.",
+        "supervisor/wire/http_server.py",
+        "async with asyncio.timeout(SLOW_S):",
+        "async with asyncio.timeout(None):",
+        HTTP + "test_a_caller_that_does_not_read_a_stream_is_dropped",
+    ),
+    Guarantee(
+        1,
+        "No page, and no document of the API, has a value of a job's environment.",
+        "supervisor/api/views.py",
+        "        strategy=spec.strategy.value,\n",
+        '        strategy=f"{spec.strategy.value} {spec.roles}",\n',
+        "tests/web/test_api.py::test_no_page_or_document_has_what_a_jobs_environment_holds",
+    ),
+    Guarantee(
+        13,
+        "No message to a target has a value of a job's environment.",
+        "supervisor/control/decide/jobs/prepare.py",
+        'f"{need.detail}; generation {generation} is prepared',
+        'f"{need.detail} {spec.roles[0].env}; generation {generation} is prepared',
+        "tests/control/test_notifier.py::test_no_message_has_what_a_jobs_environment_holds",
     ),
     Guarantee(
         13,

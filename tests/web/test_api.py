@@ -21,7 +21,7 @@ from supervisor.control.decide.plan import put
 from supervisor.web import sentences
 from supervisor.web.drawings import lineage, time_line
 from supervisor.web.samples import Samples, table
-from tests.control.world import World
+from tests.control.world import Telling, World
 from tests.web.site import HOST, TOKEN, Site
 
 HOSTILE = "<script>alert(1)</script>\"'&\u202e\x1b[2J"
@@ -219,6 +219,23 @@ async def test_hostile_names_and_output_stay_text(site: Site) -> None:
         assert "\x1b" not in text, path
     assert "&lt;script&gt;alert(1)" in (await get(site, "/jobs/digits"))[1]
     assert [line for line in site.sink.lines if line[0] == "error"] == []
+
+
+async def test_no_page_or_document_has_what_a_jobs_environment_holds() -> None:
+    spec, secret = World().spec, "hunter2"
+    roles = tuple(replace(role, env={"TOKEN": secret}) for role in spec.roles)
+    async with AsyncExitStack() as stack:
+        site = await Site(stack, Telling(replace(spec, roles=roles)).start()).open()
+        busy(site)
+        described = json.loads((await get(site, "/api/v1/openapi.json"))[1])["paths"].items()
+        documents = [
+            path.replace("{job}", "digits").replace("{node}", "n0")
+            for path, operations in described
+            if "text/event-stream" not in operations["get"]["responses"]["200"]["content"]
+        ]
+        for path in ("/", "/jobs", "/jobs/digits", "/events", "/nodes/n0", *documents):
+            status, text, _ = await get(site, path)
+            assert (status, secret in text) == (200, False), path
 
 
 async def test_a_node_has_the_events_that_name_it(site: Site) -> None:
