@@ -24,10 +24,11 @@ from supervisor.adapters.audit import AuditLog, open_audit
 from supervisor.adapters.certificates.watch import CertificateWatch, own_certificates
 from supervisor.adapters.clock import BootClock
 from supervisor.adapters.etcd.maintenance import EtcdCalls
-from supervisor.adapters.fence_devices import FenceDevices, executable
+from supervisor.adapters.fence_devices import FenceDevices
 from supervisor.adapters.files.config import HttpConfig, SupervisorConfig, load_supervisor
 from supervisor.adapters.messengers import messenger_of
 from supervisor.adapters.metrics import Metrics
+from supervisor.adapters.operator_command import executable
 from supervisor.adapters.secret_sources import SecretSources
 from supervisor.api.certificates import CertificateEvents
 from supervisor.api.server import ControlService, serve_api, sources_of
@@ -71,7 +72,8 @@ def load(path: Path) -> SupervisorConfig:
         try:
             executable(each.command[0])
         except Refused as error:
-            raise UserError(f"{path}: fence.devices[{index}].command: {error}") from error
+            hint = "`apt install fence-agents` has the common devices"
+            raise UserError(f"{path}: fence.devices[{index}].command: {error}; {hint}") from error
     for name, target in config.notify.targets.items():
         try:
             messenger_of(target, insecure=config.insecure)

@@ -42,7 +42,6 @@ _UNNAMED = "a file without a name: it ends with its process"
 _AGAIN = "made again, to the same end, whenever the daemon starts"
 _BEFORE_EACH_START = "looked at and made again before each start of a task"
 _OWN_END = "a process of the attempt signals another one, or itself: its launcher kills all of them"
-_NOTICE = "a command that tells an operator: it is run again, at least once, until it has succeeded"
 _NEXT_LOOK = "done again, to the same end, by the next look at these outputs"
 
 EXEMPT = (
@@ -57,7 +56,6 @@ EXEMPT = (
     Exempt("agent/inside/image_probe.py", _CLI),
     Exempt("recovery/stores/measured.py", _POINT_INSIDE),
     Exempt("supervisor/wire/http_server.py", _NO_EFFECT, ("plain.prepare", "response.prepare")),
-    Exempt("supervisor/adapters/notify_command.py", _NOTICE),
     Exempt("supervisor/adapters/dockerd.py", _POINT_OUTSIDE, ("client.pull",)),
     Exempt("recovery/io/files.py", _POINT_OUTSIDE),
     Exempt("recovery/io/trees.py", _POINT_OUTSIDE),

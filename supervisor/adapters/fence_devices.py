@@ -7,21 +7,15 @@ ends with code 0 when the machine is off; `status` ends with code 2 when it is o
 from __future__ import annotations
 
 import asyncio
-import os
-import shutil
-import signal
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from supervisor.adapters.failpoints import effect
+from supervisor.adapters.operator_command import run
 from supervisor.contract.boundaries import PowerSwitch
 from supervisor.contract.errors import Refused
 
 STATUS_ON, STATUS_OFF = 0, 2
-SYSTEM_PATH = "/usr/sbin:/sbin"
-"""The directories of `fence-agents`, which the PATH of users leaves out."""
 NODE = "{node}"
 """In an option's value, replaced by the node's name."""
 
@@ -94,40 +88,14 @@ class FenceDevices(PowerSwitch):
 _BY_HAND = "run it by hand to see why"
 
 
-def executable(command: str) -> str:
-    """The path of a program. Raises Refused when there is none that may be executed."""
-    found = shutil.which(command, path=f"{os.environ.get('PATH', '')}:{SYSTEM_PATH}")
-    if found is None:
-        what = "is not executable" if Path(command).exists() else "is not on this machine"
-        raise Refused(f"{command} {what}; `apt install fence-agents` has the common devices")
-    return found
-
-
 async def _run(device: FenceDevice, node: str, action: str) -> int:
     lines = [f"{name}={value}" for name, value in {**device.options_of(node), "action": action}.items()]
     try:
         # On standard input: the arguments of a process can be read by everybody on this machine.
         secret = await asyncio.to_thread(_text_of, device.options_file)
-        with effect("device.run"):
-            process = await asyncio.create_subprocess_exec(
-                executable(device.command[0]),
-                *device.command[1:],
-                stdin=asyncio.subprocess.PIPE,
-                # Both may hold a password, and would be in the journal.
-                stdout=asyncio.subprocess.DEVNULL,
-                stderr=asyncio.subprocess.DEVNULL,
-                start_new_session=True,
-            )
     except (OSError, ValueError) as error:
         raise Refused(f"it cannot be run: {error}") from error
-    try:
-        await process.communicate("\n".join((*lines, secret)).encode() + b"\n")
-        return process.returncode if process.returncode is not None else -1
-    finally:
-        if process.returncode is None:
-            # It may run as another user, or be gone.
-            with suppress(OSError), effect("device.kill"):
-                os.killpg(process.pid, signal.SIGKILL)
+    return await run(device.command, "\n".join((*lines, secret)).encode() + b"\n")
 
 
 def _text_of(path: str) -> str:
