@@ -15,40 +15,13 @@ import click
 from supervisor.cli.terminal import colours, on_terminal, one_line
 from supervisor.contract import codec
 from supervisor.contract.incident import PHASES
+from supervisor.contract.views.tones import TONES
 
 TIME_LINE_WIDTH = 50
 BAR = "#"
 GOOD, WARN, BAD, DIM = "green", "yellow", "red", "bright_black"
-COLOURS = {
-    "running": GOOD,
-    "succeeded": GOOD,
-    "ready": GOOD,
-    "recovered": GOOD,
-    "committed": GOOD,
-    "waiting": WARN,
-    "preparing": WARN,
-    "suspected": WARN,
-    "finishing": WARN,
-    "stopping": WARN,
-    "restarting": WARN,
-    "open": WARN,
-    "cordoned": WARN,
-    "blocked": WARN,
-    "unknown": WARN,
-    "ok": GOOD,
-    "faulty": BAD,
-    "collecting": WARN,
-    "good": GOOD,
-    "bad": BAD,
-    "quarantined": BAD,
-    "stays": GOOD,
-    "goes": WARN,
-    "failed": BAD,
-    "lost": BAD,
-    "gone": BAD,
-    "exited": DIM,
-    "stopped": DIM,
-}
+_COLOUR = {"good": GOOD, "warn": WARN, "bad": BAD, "calm": DIM}
+COLOURS = {word: _COLOUR[tone] for word, tone in TONES.items()}
 
 
 def emit_json(document: object) -> None:

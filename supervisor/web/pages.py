@@ -27,6 +27,7 @@ from supervisor.contract.errors import NotFound, TfSupervisorError
 from supervisor.contract.incident import Cause, Outcome
 from supervisor.contract.views.jobs import EventView, JobView, TailRequest
 from supervisor.contract.views.nodes import GpuView, NodeView
+from supervisor.contract.views.tones import TONES
 from supervisor.control.decide.snapshot import JobState, Snapshot
 from supervisor.web import drawings, sentences
 from supervisor.web.api import EVENT_STREAM, message, number
@@ -41,13 +42,6 @@ PAGE_SIZE = 50
 LAST_EVENTS, LAST_INCIDENTS = 12, 20
 MOST_SHARED = 64
 LOG_BYTES = 8_192
-TONES = {
-    "good": "running succeeded ready recovered committed ok",
-    "warn": "waiting preparing suspected finishing stopping restarting recovering open cordoned draining "
-    "drained blocked unknown collecting closing aside superseded",
-    "bad": "failed lost gone faulty quarantined parked bad",
-}
-_TONE = {word: tone for tone, words in TONES.items() for word in words.split()}
 
 Values = dict[str, object]
 
@@ -65,7 +59,7 @@ def _environment() -> Environment:
     )
     made.filters.update(
         {
-            "tone": lambda word: _TONE.get(str(word), "calm"),
+            "tone": lambda word: TONES.get(str(word), "calm"),
             "seconds": sentences.seconds,
             "counted": sentences.counted,
             "headline": sentences.headline,
