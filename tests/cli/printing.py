@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import IO
 
 from supervisor.cli.local.cluster import LocalCluster
 from tests.cli.shell import Shell
+from tests.support.waiting import wait_until
 
 # Counts on from the attempt before, so that a gap in what `tail -f` shows is seen.
 PROGRAM = """
@@ -69,3 +74,18 @@ class PrintingShell(Shell):
     def attempt_pid(self) -> int:
         task = self.task()
         return int(str(task["pid"])) if task["state"] == "running" else 0
+
+
+@contextmanager
+def printing(directory: Path, *, nodes: int, supervisors: int = 1) -> Iterator[PrintingShell]:
+    """An embedded cluster on which the job prints."""
+    with LocalCluster(directory / "state", nodes=nodes, supervisors=supervisors) as cluster:
+        shell = PrintingShell(cluster)
+        (directory / "count.py").write_text(PROGRAM)
+        (directory / "job.yaml").write_text(JOB.format(python=sys.executable))
+        shell("submit", str(directory / "job.yaml"))
+        wait_until(lambda: shell.attempt_pid() > 0, "the task runs")
+        yield shell
+        for process in shell.started:
+            process.kill()
+            process.wait()

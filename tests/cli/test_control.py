@@ -15,25 +15,15 @@ from pathlib import Path
 
 import pytest
 
-from supervisor.cli.local.cluster import LocalCluster
-from tests.cli.printing import JOB, PROGRAM, TASK, PrintingShell
+from tests.cli.printing import TASK, PrintingShell, printing
 from tests.cli.shell import completed
 from tests.support.waiting import wait_until
 
 
 @pytest.fixture(scope="module")
 def shell(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PrintingShell]:
-    directory = tmp_path_factory.mktemp("control")
-    with LocalCluster(directory / "state", nodes=2) as cluster:
-        made = PrintingShell(cluster)
-        (directory / "count.py").write_text(PROGRAM)
-        (directory / "job.yaml").write_text(JOB.format(python=sys.executable))
-        made("submit", str(directory / "job.yaml"))
-        made("wait", "count", "--for", "running", "--timeout", "60")
+    with printing(tmp_path_factory.mktemp("control"), nodes=2, supervisors=2) as made:
         yield made
-        for process in made.started:
-            process.kill()
-            process.wait()
 
 
 def test_a_command_runs_in_the_tasks_surroundings(shell: PrintingShell) -> None:

@@ -2,25 +2,18 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from supervisor.cli.local.cluster import LocalCluster
-from tests.cli.printing import JOB, PROGRAM, TASK, PrintingShell
+from tests.cli.printing import TASK, PrintingShell, printing
 from tests.support.waiting import wait_until
 
 
 @pytest.fixture
 def shell(tmp_path: Path) -> Iterator[PrintingShell]:
-    with LocalCluster(tmp_path / "state", nodes=2, supervisors=1) as cluster:
-        found = PrintingShell(cluster)
-        (tmp_path / "count.py").write_text(PROGRAM)
-        (tmp_path / "job.yaml").write_text(JOB.format(python=sys.executable))
-        found("submit", str(tmp_path / "job.yaml"))
-        wait_until(lambda: found.attempt_pid() > 0, "the task runs")
+    with printing(tmp_path, nodes=2) as found:
         yield found
 
 
