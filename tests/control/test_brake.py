@@ -9,6 +9,7 @@ from supervisor.contract import keys
 from supervisor.contract.boundaries import Delete
 from supervisor.contract.desired import Cordon, LostMark
 from supervisor.contract.timing import FAST
+from supervisor.control.decide.facts.cluster_time import MARKED_TICK_MS
 from supervisor.control.decide.facts.hold import losses
 from supervisor.control.decide.plan import put
 from supervisor.control.decide.snapshot import BrakeSettings
@@ -143,6 +144,22 @@ def test_losses_that_are_further_apart_than_the_window_do_not_begin_it() -> None
     wait(world, 2_000)
     assert not told(world, "brake")
     assert len(losses(world.snapshot()).nodes) == 1
+
+
+def test_a_new_leader_knows_which_losses_are_older_than_the_window() -> None:
+    world = running()
+    lose(world, "n4", "n5")
+    for _ in range(40):
+        world.tick(MARKED_TICK_MS // 4)
+    noted = world.done.count("time")
+    for _ in range(12):
+        world.tick(MARKED_TICK_MS // 4)
+    assert world.done.count("time") == noted, "the time is noted more often only while a mark is new"
+    world.new_leader()
+    lose(world, "n3")
+    world.until(lambda: bool(world.snapshot().nodes["n3"].marks), step_ms=250)
+    wait(world, 1_000)
+    assert losses(world.snapshot()).nodes == ("n3",)
 
 
 def test_nodes_that_have_a_cordon_do_not_count() -> None:

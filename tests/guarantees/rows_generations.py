@@ -384,6 +384,14 @@ ROWS = (
     ),
     Guarantee(
         6,
+        "A new leader does not take losses for new ones that are minutes older than the brake's window.",
+        "supervisor/control/decide/facts/cluster_time.py",
+        "    period_ms = MARKED_TICK_MS if _is_a_mark_new(snap) else TICK_MS\n",
+        "    period_ms = TICK_MS\n",
+        BRAKE + "test_a_new_leader_knows_which_losses_are_older_than_the_window",
+    ),
+    Guarantee(
+        6,
         "The brake holds until the nodes are back, however long it takes.",
         "supervisor/control/decide/facts/hold.py",
         "    if pause.in_force and pause.brake:\n",

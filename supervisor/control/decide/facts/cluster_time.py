@@ -1,8 +1,9 @@
 """The ages of records in etcd, by no wall clock: leaders count the time, one after the other.
 
-Every few minutes the leader notes which revision etcd had reached at which of its times; the next leader goes
-on from there. A record whose revision is in such a note is at least as old as the note. All errors make ages
-too small: the minutes between two notes, those before a leader's end, and the time without a leader.
+Every few minutes the leader notes which revision etcd had reached at which of its times, and more often while
+a lost mark may count for the brake; the next leader goes on from there. A record whose revision is in such a
+note is at least as old as the note. All errors make ages too small: the time between two notes, that before a
+leader's end, and the time without a leader.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from supervisor.contract.desired import ClusterTime, Tick
 from supervisor.control.decide.plan import Action, put, unchanged_or_absent
 from supervisor.control.decide.snapshot import Snapshot
 
-TICK_MS = 600_000
+TICK_MS, MARKED_TICK_MS = 600_000, 60_000
 PRECISION = 24
 """A note goes when those around it are no further apart than this part of their age."""
 
@@ -56,10 +57,19 @@ def tick(snap: Snapshot) -> list[Action]:
     if not snap.jobs:
         return []
     noted, since_ms = snap.time, (job.record.created_ms for job in snap.jobs.values())
-    if snap.now_ms - (noted.seen_ms if noted is not None else min(since_ms)) < TICK_MS:
+    period_ms = MARKED_TICK_MS if _is_a_mark_new(snap) else TICK_MS
+    if snap.now_ms - (noted.seen_ms if noted is not None else min(since_ms)) < period_ms:
         return []
     compares = (unchanged_or_absent(keys.TIME, snap.time),)
     return [Action("time", "", "", compares, (put(keys.TIME, ages(snap).noted(snap.revision)),))]
+
+
+def _is_a_mark_new(snap: Snapshot) -> bool:
+    """Whether a lost mark is younger than the brake's window, as far as a new leader could tell."""
+    ticks = snap.time.value.ticks if snap.time is not None else ()
+    known = Ages(ticks[-1].at_ms if ticks else 0, ticks)
+    marks = (mark for state in snap.nodes.values() for mark in state.marks.values())
+    return any(known.of(mark.create_revision) < snap.brake.window_ms for mark in marks)
 
 
 def _thinned(ticks: tuple[Tick, ...], now_ms: int) -> tuple[Tick, ...]:
