@@ -162,16 +162,17 @@ class Api:
         """New events as they come and, with `?job=NAME`, that job whenever it has changed."""
         job = asked.query.get("job", "")
         batch = await self._source.events(job, number(asked, "last", 0))
-        return Answer(self._news(job, batch), EVENT_STREAM)
+        return Answer(self._news(asked, batch), EVENT_STREAM)
 
-    async def _news(self, job: str, batch: EventBatch) -> AsyncGenerator[bytes, None]:
-        shown = b""
+    async def _news(self, asked: Asked, batch: EventBatch) -> AsyncGenerator[bytes, None]:
+        job, shown = asked.query.get("job", ""), b""
         try:
             while True:
                 for event in batch.events:
                     yield message("event", codec.to_plain(event))
                 if job:
-                    newest = message("job", codec.to_plain((await self._source.status(job)).jobs[0]))
+                    async with asked.turn():
+                        newest = message("job", codec.to_plain((await self._source.status(job)).jobs[0]))
                     if newest != shown:
                         shown = newest
                         yield newest

@@ -138,11 +138,18 @@ class Pages:
 
     async def _fresh(self, key: str, view: View, asked: Asked) -> tuple[dict[str, str], Values]:
         """The parts of a page, made at most once a period for all who look at it."""
+        if made := self._made(key):
+            return made
+        async with asked.turn():
+            # Another viewer may have been before.
+            return self._made(key) or await self._make(key, view, asked)
+
+    def _made(self, key: str) -> tuple[dict[str, str], Values] | None:
         made = self._shared.get(key)
-        now = time.monotonic()
-        if made is not None and now - made[0] < 0.9 * LIVE_S:
-            return made[1], made[2]
-        values = await view.values(asked)
+        return made[1:] if made is not None and time.monotonic() - made[0] < 0.9 * LIVE_S else None
+
+    async def _make(self, key: str, view: View, asked: Asked) -> tuple[dict[str, str], Values]:
+        now, values = time.monotonic(), await view.values(asked)
         template = self._jinja.get_template(view.template)
         context = template.new_context({"cluster": self.source.cluster, "path": asked.path, **values})
         parts = {name: "".join(template.blocks[name](context)) for name in view.parts}

@@ -10,6 +10,7 @@ import asyncio
 import importlib
 import socket
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import NoReturn, TypeAlias
 
@@ -36,6 +37,8 @@ class Asked:
         names: the values of the `{name}` parts of the route's path.
         query: the parameters after the `?`; of one that is given twice, the first.
         headers: by name in lower case.
+        turn: spans work of a stream of this caller, such as each new rendering of a page. A stream waits
+            outside of it. Raises Unreachable when the work takes too long.
     """
 
     caller: Caller
@@ -44,6 +47,7 @@ class Asked:
     names: Mapping[str, str] = field(default_factory=dict)
     query: Mapping[str, str] = field(default_factory=dict)
     headers: Mapping[str, str] = field(default_factory=dict)
+    turn: Callable[[], AbstractAsyncContextManager[None]] = nullcontext
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,7 @@ import ssl
 from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager, suppress
+from functools import partial
 from types import SimpleNamespace
 from typing import NoReturn, cast
 from urllib.parse import unquote
@@ -56,7 +57,7 @@ ANSWER_S = 10.0
 SLOW_S = 5.0
 """Seconds for which a stream waits for a caller that does not read."""
 MOST_AT_ONCE = 4
-"""Most answers that are made for one caller at a time."""
+"""Most answers that are made for one caller at a time, and again most pieces of its streams."""
 LONGEST_REST_S = 1.0
 """After an answer its place rests for as long as it took, and for so many seconds at most."""
 SEND_BUFFER = 1 << 17
@@ -344,6 +345,7 @@ class HttpServer:
             names=names,
             query={name: request.rel_url.query[name] for name in request.rel_url.query},
             headers={name.lower(): value for name, value in request.headers.items()},
+            turn=partial(self._turn, f"streams of {caller}"),
         )
         return await self._ask(route, asked, entry), entry
 
@@ -351,11 +353,11 @@ class HttpServer:
         """The answer of a route's handler; what it raises is an answer, too."""
         errors: list[Exception] = []
         try:
-            async with asyncio.timeout(ANSWER_S), self._place(asked.caller):
+            async with self._turn(str(asked.caller)):
                 with contained(errors.append), entry:
                     return await route.handler(asked)
-        except TimeoutError:
-            return _failed(503, Unreachable(f"there is no answer within {ANSWER_S:g} s"))
+        except Unreachable as late:
+            return _failed(503, late)
         error = errors[0]
         if isinstance(error, TfSupervisorError):
             return _failed(_STATUS.get(to_failure(error).error, 500), error)
@@ -363,12 +365,18 @@ class HttpServer:
         return _failed(500, TfSupervisorError("this is a bug; the daemon's log has the error"))
 
     @asynccontextmanager
-    async def _place(self, caller: Caller) -> AsyncIterator[None]:
-        """A place among the answers that are made for a caller.
+    async def _turn(self, who: str) -> AsyncIterator[None]:
+        """A place among the answers that are made for a caller. Raises Unreachable after ANSWER_S."""
+        try:
+            async with asyncio.timeout(ANSWER_S), self._place(who):
+                yield
+        except TimeoutError as error:
+            raise Unreachable(f"there is no answer within {ANSWER_S:g} s") from error
 
-        One who asks without pause leaves half of the loop's time to the daemon's own work.
-        """
-        places = self._places.setdefault(str(caller), asyncio.Semaphore(MOST_AT_ONCE))
+    @asynccontextmanager
+    async def _place(self, who: str) -> AsyncIterator[None]:
+        """One who asks without pause leaves half of the loop's time to the daemon's own work."""
+        places = self._places.setdefault(who, asyncio.Semaphore(MOST_AT_ONCE))
         await places.acquire()
         loop = asyncio.get_running_loop()
         began_s = loop.time()

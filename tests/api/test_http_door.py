@@ -25,7 +25,7 @@ from supervisor.adapters.certificates.reload import Certificates
 from supervisor.adapters.certificates.tls import TlsFiles
 from supervisor.adapters.files.config import AuditConfig, HttpConfig
 from supervisor.contract.access import Role, Standing
-from supervisor.contract.errors import NotFound
+from supervisor.contract.errors import NotFound, Unreachable
 from supervisor.wire import http_server
 from supervisor.wire.audit import Auditor
 from supervisor.wire.gate import Policy
@@ -301,6 +301,41 @@ async def test_a_caller_that_asks_without_pause_leaves_time_to_the_loop(
     assert asyncio.get_running_loop().time() - begun > 0.49, (
         "three rounds, with a rest after each but the last"
     )
+
+
+async def test_streams_of_a_caller_take_turns_and_hold_up_no_request(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http_server, "MOST_AT_ONCE", 1)
+    monkeypatch.setattr(http_server, "ANSWER_S", 1.0)
+    monkeypatch.setattr(http_server, "PACE_S", 0.0)
+    at_once, most, hangs = 0, 0, asyncio.Event()
+
+    async def live(asked: Asked) -> AsyncGenerator[bytes, None]:
+        nonlocal at_once, most
+        yield b"begun "
+        try:
+            async with asked.turn():
+                at_once += 1
+                most = max(most, at_once)
+                await (hangs.wait() if asked.query else asyncio.sleep(0.05))
+        except Unreachable as error:
+            yield str(error).encode()
+        finally:
+            at_once -= 1
+
+    async def stream(asked: Asked) -> Answer:
+        return Answer(live(asked), "text/event-stream")
+
+    site.busy = stream
+    answers = await asyncio.gather(*(get(site, "/busy", BEARER) for _ in range(4)))
+    assert {text for _, _, text in answers} == {"begun "}
+    assert most == 1
+    hung = asyncio.create_task(get(site, "/busy?hangs=1", BEARER))
+    await until(lambda: at_once == 1)
+    assert (await get(site, headers=BEARER))[0] == 200
+    assert not hung.done(), "a request did not wait for it"
+    assert (await hung)[2] == "begun there is no answer within 1 s"
 
 
 async def test_a_connection_without_a_whole_request_is_closed(

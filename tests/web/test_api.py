@@ -5,14 +5,16 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 
 import pytest
 from aiohttp import ClientSession
 
 from supervisor.api import views
+from supervisor.api.server import ControlService
 from supervisor.contract import codec, keys
+from supervisor.contract.access import Caller, Kind
 from supervisor.contract.desired import LeaderRecord
 from supervisor.contract.incident import PHASES, Cause, Event, Outcome
 from supervisor.contract.job.spec import JobRecord, Scope
@@ -20,7 +22,11 @@ from supervisor.contract.observed import Gpu
 from supervisor.control.decide.plan import put
 from supervisor.web import sentences
 from supervisor.web.drawings import lineage, time_line
+from supervisor.web.pages import Pages
 from supervisor.web.samples import Samples, table
+from supervisor.web.source import Source
+from supervisor.wire.http import Asked
+from supervisor.wire.rpc import Guard
 from tests.control.world import Telling, World
 from tests.web.site import HOST, TOKEN, Site
 
@@ -176,6 +182,28 @@ async def test_a_page_streams_the_parts_that_change(site: Site) -> None:
                 break
     assert set(seen[0]) == {"state", "timeline", "tasks", "checkpoints", "story", "events"}
     assert "g1-s100" in seen[1]["checkpoints"]
+
+
+async def test_a_page_that_is_looked_at_is_made_in_turns_once_for_all(site: Site) -> None:
+    turns = 0
+
+    @asynccontextmanager
+    async def turn() -> AsyncIterator[None]:
+        nonlocal turns
+        turns += 1
+        yield
+
+    source = Source(ControlService(site.service, "demo", Guard()), site.service, "demo")
+    pages = Pages(source, Samples(source.snapshot))
+    (_, view), caller = pages.views()["/jobs"], Caller(Kind.LOCAL, "token")
+    asked = Asked(caller=caller, path="/jobs", target="/jobs?live=1", query={"live": "1"}, turn=turn)
+    looks = [(await pages.show(view, asked)).body for _ in range(3)]
+    for each in looks:
+        assert not isinstance(each, bytes)
+        assert await anext(each) == b"retry: 1000\n\n"
+        assert b"digits" in await anext(each)
+        await each.aclose()
+    assert turns == 1
 
 
 async def test_followers_send_callers_to_the_leader(site: Site) -> None:
