@@ -122,7 +122,7 @@ class Entry:
     def __init__(self, auditor: Auditor, method: str, peer: str) -> None:
         self.caller: Caller | None = None
         self._auditor = auditor
-        self._method = method
+        self.method = method
         self._peer = peer
         self._id = secrets.token_hex(8)
         self._begun = time.monotonic()
@@ -137,12 +137,12 @@ class Entry:
         if self._auditor.log is None or self._quiet:
             return
         self._about = subject_of(request)
-        if TABLE.get(self._method) is not Right.SUPERVISORS:
+        if TABLE.get(self.method) is not Right.SUPERVISORS:
             self._about.pop("by", None)  # a supervisor's word counts; others can write anything there
-        if self._method not in READS:
+        if self.method not in READS:
             await self._auditor.log.must_note(self._line("received"))
             return
-        what = json.dumps([self._method, self._about, self._peer.rpartition(":")[0]])
+        what = json.dumps([self.method, self._about, self._peer.rpartition(":")[0]])
         repeated = self._auditor.read(str(self.caller), what)
         if repeated is None:
             self._quiet = True
@@ -161,7 +161,7 @@ class Entry:
             more["reason"] = str(error)[:LONGEST]
         if self._quiet or self._is_outsider():
             who = str(self.caller) if self.caller is not None else self._peer.rpartition(":")[0]
-            repeated = self._auditor.repeated(self._method, who)
+            repeated = self._auditor.repeated(self.method, who)
             if repeated is None:
                 return
             more |= {"repeated": repeated} if repeated else {}
@@ -204,7 +204,7 @@ class Entry:
             "by": str(caller) if caller is not None else "",
             **({"role": role.value} if role is not None else {}),
             "from": self._peer[:LONGEST],
-            "method": self._method,
+            "method": self.method,
             "on": self._about,
             **more,
         }

@@ -123,6 +123,14 @@ class Gate:
         check_method(method, caller)
         CALLER.set(caller)
 
+    def remain(self, method: str, caller: Caller | None) -> None:
+        """Check the right of a caller with an open stream, by the present policy. Raises Refused."""
+        if caller is None:
+            raise Refused(f"the caller of {method} was not identified")
+        if caller.kind is Kind.USER:
+            caller = replace(caller, standing=self._policy.standing(caller.name))
+        self.enter(method, caller)
+
     def check(self, method: str, caller: Caller | None, request: object) -> None:
         """Check a request. Raises Refused if the caller may not make it; UserError, and the errors of
         `policy.owner`.

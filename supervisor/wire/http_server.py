@@ -284,7 +284,7 @@ class HttpServer:
             async with asyncio.timeout(ANSWER_S):
                 await plain.prepare(request)
                 await plain.write_eof()
-        except TimeoutError as error:
+        except (TimeoutError, TfSupervisorError) as error:
             transport.abort()
             raise ConnectionResetError from error
         return plain
@@ -447,13 +447,11 @@ class HttpServer:
                 if request.method == "HEAD":
                     return
                 async for chunk in chunks:
-                    if entry is not None and entry.caller is not None:
-                        self._door.policy.check_denied(entry.caller)
+                    if entry is not None:
+                        self._gate.remain(entry.method, entry.caller)
                     async with asyncio.timeout(SLOW_S):
                         await response.write(chunk)
                 await response.write_eof()
-            except TfSupervisorError as error:
-                raise ConnectionResetError from error
             finally:
                 self._streams[who] -= 1
 

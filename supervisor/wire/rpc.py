@@ -287,6 +287,7 @@ def stream(kind: type[Q], answer: Callable[[Q], AsyncGenerator[object, None]]) -
                 with entrance.room(entry), entry:
                     async with aclosing(answer(record)) as items:
                         async for item in items:
+                            entrance.gate.remain(entrance.method, entry.caller)
                             yield Record(json=codec.encode(item))
             except TfSupervisorError as error:
                 await _fail(context, error)

@@ -209,6 +209,22 @@ async def test_a_role_that_is_taken_away_is_gone_with_the_next_request(doors: Do
     assert await ask(channels, "Control.Status", REQUESTS["Control.Status"]) == "ok"
 
 
+async def test_an_open_stream_ends_when_the_role_is_taken_away(doors: Doors) -> None:
+    channel = (await doors.caller("user:vera"))["supervisor"]
+    call = channel.unary_stream(
+        "/tfsup.v1.Control/Events",
+        request_serializer=Record.SerializeToString,
+        response_deserializer=Record.FromString,
+    )
+    follow = call(Record(json=codec.encode(EventsRequest(JOB, follow=True))), metadata=Guard().metadata())
+    await follow.read()
+    doors.policies[0].users = {"vera": Standing(Role.SUBMITTER)}
+    await follow.read()
+    doors.policies[0].users = {}
+    with pytest.raises(grpc.aio.AioRpcError, match=r"user:vera may not call Control\.Events"):
+        await follow.read()
+
+
 async def test_the_name_of_a_deleted_job_is_its_owners_while_that_is_known(doors: Doors) -> None:
     assert doors.job_service.picture is not None
     gone = Versioned(keys.deleted(JOB), DeletedJob(JOB, "uuid", 1, ALICES[1], ALICES[2]), 1, 1, 0, 0)

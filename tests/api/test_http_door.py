@@ -17,7 +17,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from aiohttp import ClientConnectionError, ClientSession, TCPConnector
+from aiohttp import ClientConnectionError, ClientError, ClientSession, TCPConnector
 
 from chaos.cluster.certificates import Authority
 from supervisor.adapters.audit import open_audit
@@ -415,6 +415,23 @@ async def test_certificates_name_their_holders_as_on_grpc(tmp_path: Path, stack:
     site.policy.denied = frozenset({"user:vera"})
     assert await ask("user:vera", users) == 403
     assert {str(asked.caller) for asked in site.asked} == {"user:vera", "supervisor:s1"}
+
+
+async def test_an_open_stream_ends_when_the_role_is_taken_away(tmp_path: Path, stack: AsyncExitStack) -> None:
+    authority = Authority(tmp_path)
+    ca = authority.certificate
+    site = await Site(stack, Guard(files_of(tmp_path, "s0", "supervisor:s0", authority, ca))).open()
+    vera = shown(files_of(tmp_path, "vera", "user:vera", authority, ca), ca)
+    async with (
+        ClientSession(connector=TCPConnector(ssl=vera)) as session,
+        session.get(site.url("/stream")) as answer,
+    ):
+        await answer.content.readexactly(65_536)
+        site.policy.users = {}
+        with pytest.raises(ClientError):
+            await answer.read()
+    async with asyncio.timeout(10):
+        await site.ended.wait()
 
 
 async def test_certificates_are_read_again(tmp_path: Path, stack: AsyncExitStack) -> None:

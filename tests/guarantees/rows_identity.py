@@ -406,6 +406,14 @@ ROWS = (
     ),
     Guarantee(
         12,
+        "A stream ends when its caller is shut out or its role is taken away.",
+        "supervisor/wire/rpc.py",
+        "                            entrance.gate.remain(entrance.method, entry.caller)\n",
+        "",
+        ACCESS + "test_an_open_stream_ends_when_the_role_is_taken_away",
+    ),
+    Guarantee(
+        12,
         "The authority of users makes no agent and no supervisor.",
         "supervisor/wire/gate.py",
         "            self._check_authority(caller, pem)\n",
