@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from importlib.resources import files
 
@@ -18,12 +20,13 @@ from supervisor.contract.incident import Event
 from supervisor.contract.observed import Gpu
 from supervisor.control.decide.plan import put
 from tests.control.world import World
-from tests.web.browser import Served, chromium
+from tests.web.browser import SIZE, Served, chromium
 from tests.web.site import HOST, START_MS
 
 HOSTILE = '<img src=x onerror="document.title=1"><script>document.title=2</script>'
 VIEWS = ("/", "/jobs", "/jobs/digits", "/nodes/n0", "/events", "/jobs/digits/logs/worker:0", "/jobs/none")
 BUDGET = 150 * 1024
+PHONE = 390
 
 
 @pytest.fixture(scope="module")
@@ -126,6 +129,45 @@ def test_every_view_is_sound(browser: Chrome, served: Served) -> None:
     browser.get(served.url("/jobs/digits"))
     assert "onerror" in text_of(browser, "#part-events")
     until(lambda: plotted(browser, served), "a plot")
+
+
+@contextmanager
+def seen(browser: Chrome, *, width: int, dark: bool) -> Iterator[None]:
+    """On a screen of this width, with these colours."""
+    size = {"width": width, "height": 844, "deviceScaleFactor": 1, "mobile": width == PHONE}
+    colours = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [colours]})
+    try:
+        yield
+    finally:
+        browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+        browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
+
+
+@pytest.mark.parametrize(
+    ("width", "dark"),
+    [
+        (PHONE, True),
+        pytest.param(PHONE, False, marks=pytest.mark.slow),
+        pytest.param(SIZE[0], True, marks=pytest.mark.slow),
+    ],
+)
+def test_every_view_is_readable_in_the_dark_and_on_a_phone(
+    browser: Chrome, served: Served, width: int, dark: bool
+) -> None:
+    served.do(lambda: busy(served))
+    with seen(browser, width=width, dark=dark):
+        for path in VIEWS:
+            browser.get(served.url(path))
+            until(lambda: browser.execute_script("return document.readyState") == "complete", path)
+            background, widest = browser.execute_script(
+                "const all = document.documentElement;"
+                "return [getComputedStyle(document.body).backgroundColor, all.scrollWidth]"
+            )
+            assert (max(map(int, re.findall(r"\d+", background)[:3])) < 128) is dark, background
+            assert widest <= width, path
+            assert obstacles(browser) == [], path
 
 
 def test_a_page_follows_a_job_through_its_states(browser: Chrome, served: Served) -> None:
