@@ -1,14 +1,15 @@
 """`tfsup-agent --config FILE`: connects one node's agent to etcd, its supervisors and this machine.
 
 SIGTERM ends the agent and leaves its tasks running: a new agent on the same state directory adopts them
-(an upgrade), and if none comes they end by themselves before D. With `--fence` the program is no agent. It
-ends what a dead one has left, so that the cluster need not wait for D.
+(an upgrade), and if none comes they end by themselves before D. SIGUSR1 has it ask its tasks to save. With
+`--fence` the program is no agent. It ends what a dead one has left, so that the cluster need not wait for D.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import socket
 import sys
 import uuid
@@ -163,6 +164,7 @@ async def _serve(config: AgentConfig, load: Callable[[], AgentConfig], sink: Log
     api = NodeApi(config.listen, guard, files, operator, auditor, policy)
     beside = [watching, *_open_http(config, policy, auditor, sink, metrics)]
     reload = service.reloading(config, load, partial(_take, policy), sink)
+    asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, files.want_saves)
     try:
         await service.until_told(
             _run(config, daemon, api, sink), outside.checkpoints.settle, daemon.started, reload
@@ -271,7 +273,7 @@ def _outside(
         code=NodeCode(state_dir / CODE, coordination, stores.open_code, sink),
         environments=_environments(config, stores, sink, tasks),
         outputs=outputs,
-        gpus=CountedGpus(NvmlGpus(GpuSettings(config.gpus.library or "", config.gpus.poll), sink), metrics),
+        gpus=CountedGpus(NvmlGpus(_gpu_settings(config), sink), metrics),
         secrets=secrets,
         firewall=_firewall(config, sink),
         disk=_disk(config),
@@ -287,6 +289,12 @@ def _environments(config: AgentConfig, stores: Stores, sink: Logger, tasks: Task
     directory = Path(config.state_dir) / ENVIRONMENTS
     user = tasks.own if tasks is not None and os.geteuid() == 0 else None
     return NodeEnvironments(directory, PlainFiles(stores), Installer(user), sink, clock.boot_id())
+
+
+def _gpu_settings(config: AgentConfig) -> GpuSettings:
+    gpus = config.gpus
+    only = tuple(gpus.only) if gpus.only is not None else None
+    return GpuSettings(gpus.library or "", gpus.poll, only=only)
 
 
 def _disk(config: AgentConfig) -> Disk:

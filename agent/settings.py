@@ -15,6 +15,7 @@ class GpuSettings:
 
     Attributes:
         library: the path of `libnvidia-ml.so.1`; empty: the loader's.
+        only: indices and UUIDs of the GPUs that this agent may give to tasks; None: all.
         poll_ms: interval of looks at values without events.
         patience_ms: time of silence after which the GPUs are unknown.
         kernel_log: a second source of XIDs; empty for none.
@@ -24,6 +25,7 @@ class GpuSettings:
     poll_ms: int = 500
     patience_ms: int = 800
     kernel_log: str = "/dev/kmsg"
+    only: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)

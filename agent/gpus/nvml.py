@@ -92,11 +92,13 @@ class Device:
 class Nvml:
     """NVML, initialised. Raises Refused with the reason if that fails, here and later.
 
-    `has_events`: `wait` waits for events; otherwise it does not wait at all.
+    `only`: the indices and UUIDs of the GPUs that count; None: all. `has_events`: `wait` waits for events;
+    otherwise it does not wait at all.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, only: frozenset[str] | None = None) -> None:
         self.has_events = False
+        self._only = only
         self._devices: list[Device] = []
         self._peers: dict[str, tuple[str, ...]] = {}
         try:
@@ -114,7 +116,9 @@ class Nvml:
         found = []
         for index in unopened:
             try:
-                found.append(Device(index))
+                device = Device(index)
+                if self._only is None or not self._only.isdisjoint((str(index), device.uuid)):
+                    found.append(device)
             except pynvml.NVMLError as error:
                 if error.value not in (_NOT_FOUND, _GPU_IS_LOST):
                     self._unopened.append(index)

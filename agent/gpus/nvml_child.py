@@ -1,11 +1,11 @@
-"""`python -m agent.gpus.nvml_child PARENT POLL_MS KMSG LAST`: calls NVML, and writes a `Sight` a line.
+"""`python -m agent.gpus.nvml_child PARENT POLL_MS KMSG LAST [GPU...]`: calls NVML, writes a `Sight` a line.
 
 It is a process of its own, because a call of a hanging driver cannot be given up in any other way, and a
 crashing driver ends its process. An empty line is a sign of life. A line to its standard input asks for a
 look. It ends when NVML cannot be used, with the reason as its last line, and when `PARENT` has ended. KMSG is
 the kernel's log, or empty. LAST is the number of the last record that an earlier child has reported, or -1.
 The log is reported before the first call of NVML, which may hang: a driver writes the reason of a hang to the
-log first.
+log first. With GPUs (indices or UUIDs, or `none`) it knows no others.
 """
 
 from __future__ import annotations
@@ -113,16 +113,16 @@ def _tell(sight: Sight | None) -> None:
     sys.stdout.buffer.flush()
 
 
-def main(parent: int, poll_ms: int, kmsg: str, last: int) -> None:
-    """Look at the GPUs until the end."""
+def main(parent: int, poll_ms: int, kmsg: str, last: int, only: tuple[str, ...] = ()) -> None:
+    """Look at the GPUs until the end; at those of `only`, if it names any."""
     spawn.die_with(parent)
     log = KernelLog(kmsg, last)
     _tell(Sight(xids=log.xids(), kernel=log.last))
     try:
-        serve(Nvml(), log, poll_ms)
+        serve(Nvml(frozenset(only) if only else None), log, poll_ms)
     except Refused as error:
         _tell(Sight(problem=str(error)))
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], int(sys.argv[4]))
+    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], int(sys.argv[4]), tuple(sys.argv[5:]))

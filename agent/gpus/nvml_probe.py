@@ -26,6 +26,8 @@ from supervisor.contract.errors import IncompatibleRecord
 
 DRIVERS = ("/dev/nvidiactl", "/dev/nvidia0", "/dev/dxg")
 NO_DRIVER = "no NVIDIA driver here"
+NO_GPU = "none"
+"""The name of no GPU, which the child is given in place of an empty list."""
 LOOK_FOR_DRIVER_S = 10.0
 FIRST_LOOK_S = 15.0
 """Seconds for the first look: nvmlInit wakes all GPUs of a machine whose driver does not stay loaded."""
@@ -155,6 +157,7 @@ class NvmlGpus:
             str(self._settings.poll_ms),
             self._settings.kernel_log,
             str(self._kernel),
+            *(() if self._settings.only is None else self._settings.only or (NO_GPU,)),
         )
         with effect("gpus.spawn"):
             return await asyncio.create_subprocess_exec(

@@ -14,7 +14,7 @@ from agent.core.instructions import Follow
 from agent.host.processes import usage_of
 from agent.host.regular_files import open_regular, read_start, replace
 from agent.inside import clock
-from agent.inside.child.cadence import COMMIT
+from agent.inside.child.cadence import COMMIT, WANTED
 from agent.logs.dump import dump_stacks, read_dump
 from agent.logs.patterns import Budget, Matcher
 from agent.logs.steps import MEASURE_MS, OUTPUT, Followed, StepReader
@@ -136,6 +136,17 @@ class AttemptFiles:
             if attempt.task == task and attempt.generation == generation:
                 with suppress(OSError):  # a full disk, or a program that has put something else there
                     replace(each.reader.directory / COMMIT, f"{took_ms}\n")
+                    (each.reader.directory / WANTED).unlink(missing_ok=True)
+
+    def want_saves(self) -> None:
+        """Ask the tasks that may be asked to save now. Each file that asks is there until the next commit."""
+        for each in self._followed.values():
+            directory = each.reader.directory
+            with suppress(OSError):
+                if (directory / COMMIT).exists():
+                    file = open_regular(directory / WANTED, os.O_WRONLY | os.O_CREAT)
+                    os.utime(file)
+                    os.close(file)
 
     def tail(self, attempt: AttemptId) -> str:
         """The last lines of its output."""

@@ -65,6 +65,7 @@ VERBS = {
     "cordon": ("supervisor.cli.cluster.nodes", "Let no new task go to a node."),
     "uncordon": ("supervisor.cli.cluster.nodes", "Let tasks go to a node, or a GPU, again."),
     "drain": ("supervisor.cli.cluster.nodes", "Move all tasks away from a node."),
+    "pool": ("supervisor.cli.pool.commands", "Run agents on machines of another resource manager, in pools."),
     "tail": ("supervisor.cli.jobs.tail", "Show the output of a task, across its restarts."),
     "logs": ("supervisor.cli.jobs.logs", "Show the output of all tasks of a job, merged by time."),
     "signal": ("supervisor.cli.jobs.control", "Send a signal to a task."),

@@ -41,15 +41,19 @@ def state_of(given: Globals) -> Path:
 
 def find_target(given: Globals) -> Target:
     """The cluster; raises NotFound if there is none, UserError if its configuration is wrong."""
+    option, path = place_of(given)
+    return _local(path) if option == "--state" else _configured(path)
+
+
+def place_of(given: Globals) -> tuple[str, Path]:
+    """The option that names the cluster, and its value. Raises UserError for two clusters."""
     if given.state is not None and given.config is not None:
         raise UserError("--state and --config name two clusters; give one of them")
     explicit_state = given.state or _path("TFSUP_STATE")
     if given.config is None and explicit_state is not None:
-        return _local(explicit_state)
+        return "--state", explicit_state
     config = given.config or _path("TFSUP_CONFIG")
-    if config is not None:
-        return _configured(config)
-    return _local(DEFAULT_STATE)
+    return ("--config", config) if config is not None else ("--state", DEFAULT_STATE)
 
 
 def find_any_target(given: Globals) -> Target | None:

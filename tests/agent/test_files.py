@@ -11,6 +11,7 @@ import pytest
 from agent.core.instructions import Follow
 from agent.core.saved import adopt
 from agent.core.saved.record import Saved
+from agent.inside.child.cadence import COMMIT, WANTED
 from agent.logs.task_logs import AttemptFiles, make_room, read_tail
 from agent.state_file import SAVED, STATE, LockedStateFile
 from supervisor.contract.errors import Conflict, Refused, UserError
@@ -164,6 +165,22 @@ def test_a_hundred_megabytes_are_skipped_not_read(tmp_path: Path) -> None:
         file.truncate(100 << 20)
     output.write(b"\nstep 5\n")
     assert output.step() == 5
+
+
+def test_a_save_is_wanted_until_the_next_commit_of_a_task_that_may_be_asked(tmp_path: Path) -> None:
+    output = Output(tmp_path)
+    output.files.want_saves()
+    assert not (output.directory / WANTED).exists(), "no program here looks for it"
+    (output.directory / COMMIT).touch()
+    output.files.want_saves()
+    first_ns = (output.directory / WANTED).stat().st_mtime_ns
+    os.utime(output.directory / WANTED, ns=(1, 1))
+    output.files.want_saves()
+    assert (output.directory / WANTED).stat().st_mtime_ns >= first_ns, "it is asked again"
+    output.files.note_commit(ATTEMPT.task, ATTEMPT.generation, 5)
+    assert not (output.directory / WANTED).exists()
+    os.mkfifo(output.directory / WANTED)
+    output.files.want_saves()
 
 
 def test_rotation_is_followed(tmp_path: Path) -> None:

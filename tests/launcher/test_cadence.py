@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import itertools
 import math
+import os
 import subprocess
 import sys
 import time
@@ -20,7 +21,15 @@ from hypothesis import strategies as st
 from agent.inside import protocol, trainer_hook
 from agent.inside.child import cadence as cadence_module
 from agent.inside.child import saves, steering
-from agent.inside.child.cadence import COMMIT, OWN_ERROR, PROBE_S, TOGETHER, Cadence
+from agent.inside.child.cadence import (
+    COMMIT,
+    OWN_ERROR,
+    PROBE_S,
+    TOGETHER,
+    WANTED,
+    WANTED_S,
+    Cadence,
+)
 from agent.inside.child.interval import COMMITS_APART, LEAST_MS, MOST_MS, interval_ms
 from supervisor.contract.bounds import MAX_DURATION_MS
 
@@ -101,6 +110,20 @@ def test_a_save_is_due_after_the_interval_and_asked_for_once(process: Process) -
     process.now_s += 5
     assert not process.cadence.due(), "a save that has failed is not asked for at each step"
     assert process.until_due() > 60
+
+
+def test_a_save_that_the_agent_wants_is_asked_for_once(process: Process, tmp_path: Path) -> None:
+    process.save()
+    process.save()
+    process.until_due()
+    process.save()
+    (tmp_path / WANTED).touch()
+    assert process.until_due(1) <= WANTED_S + 0.1
+    process.save()
+    assert process.until_due() > 10 * WANTED_S, "the next one is due by the clock"
+    process.save()
+    os.utime(tmp_path / WANTED, ns=(1, 1))
+    assert process.until_due(1) <= WANTED_S + 0.1
 
 
 def test_nothing_is_asked_while_a_save_is_under_way(process: Process) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
@@ -55,6 +56,16 @@ async def test_inventory(scripted: Make) -> None:
         assert (one.name, one.memory_bytes, one.memory_used) == ("NVIDIA H200", 141 << 30, 4096)
         assert (one.processes, one.temperature, one.recovery) == (((17, 4096), (18, 5)), 55, 0)
         assert watched.health == [GpuHealth.OK] * 3
+
+
+@pytest.mark.parametrize(("by", "count"), [("index", 2), ("uuid", 2), ("nothing", 0)])
+async def test_gpus_that_are_others_are_left_alone(scripted: Make, by: str, count: int) -> None:
+    nvml = scripted(3)
+    only = {"index": ("0", "2"), "uuid": (nvml.uuids[0], nvml.uuids[2]), "nothing": ()}[by]
+    async with watching(replace(settings(nvml), only=only)) as watched:
+        await looked_anew(watched)
+        assert sorted(watched.book.known) == sorted((nvml.uuids[0], nvml.uuids[2]) if count else ())
+        assert not watched.problem
 
 
 async def test_an_event_is_told_at_once_and_once(scripted: Make) -> None:

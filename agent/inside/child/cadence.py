@@ -21,6 +21,10 @@ ASKED = "_tfsup_should_save"
 """The name in `sys` of a function that tells a loop whether to save."""
 COMMIT = "commit_ms"
 """A file in the attempt's directory: how long the last commit took. The agent writes it."""
+WANTED = "save_wanted"
+"""A file in the attempt's directory: the agent wants a save now, as its node is about to leave."""
+WANTED_S = 0.25
+"""How often a program looks for that file, at most."""
 
 PROBE_S = 60.0
 """A saver that has not saved by itself until then is asked, so that it is known what a save costs."""
@@ -62,6 +66,9 @@ class Cadence:
         self._told = _Told.read(told)
         self._steers = self._told is not None and self._told.steers
         self._commit_file = os.path.join(attempt_dir, COMMIT)
+        self._wanted_file = os.path.join(attempt_dir, WANTED)
+        self._wanted_ns = 0
+        self._wanted_look_s = 0.0
         self._busy = busy
         self._began_s = time.monotonic()
         # Replaced as a whole: one thread notes a save while another asks whether one is due.
@@ -142,7 +149,11 @@ class Cadence:
     def due(self) -> bool:
         """Whether to save now; said once an interval. It may be asked at each step."""
         now_s = time.monotonic()
-        if not self._steers or now_s < self._look_s or self._busy():
+        if not self._steers or (now_s < self._look_s and now_s < self._wanted_look_s) or self._busy():
+            return False
+        if self._is_wanted(now_s):
+            return True
+        if now_s < self._look_s:
             return False
         saves = self._saves
         if not saves:
@@ -154,6 +165,19 @@ class Cadence:
         # A save that fails, or goes elsewhere, is not asked for again at each step.
         self._look_s = due_s if now_s < due_s else now_s + interval_s
         return now_s >= due_s
+
+    def _is_wanted(self, now_s: float) -> bool:
+        """Whether the agent wants a save; said once for each time that it does."""
+        if now_s < self._wanted_look_s:
+            return False
+        self._wanted_look_s = now_s + WANTED_S
+        try:
+            stamp_ns = os.stat(self._wanted_file).st_mtime_ns
+        except OSError:
+            return False
+        wanted = stamp_ns != self._wanted_ns
+        self._wanted_ns = stamp_ns
+        return wanted
 
     def should_save(self) -> bool:
         """`due` for a loop that asks, and saves in its own way: that takes until it asks again."""

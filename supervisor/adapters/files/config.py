@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import ipaddress
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Literal, TypeVar
 
@@ -37,6 +37,7 @@ from supervisor.contract.secret import EVERY_JOB, GROUP, Source
 from supervisor.contract.timing import PROFILES, Timing
 
 C = TypeVar("C", bound=Strict)
+Adapt = Callable[[dict[str, object]], None]
 LEAST_PROMISE_D = 3
 """Least `promise_for` as a multiple of D (rule 11)."""
 MAX_UNIX_PATH = 100
@@ -321,6 +322,7 @@ class GpuConfig(Strict):
 
     share: int = Field(default=1, ge=1, le=64)
     poll: DurationMs = Field(default=500, ge=50, le=60_000)
+    only: list[Text] | None = None
     library: Text | None = None
 
 
@@ -393,9 +395,12 @@ def load_supervisor(path: Path) -> SupervisorConfig:
     return _load(SupervisorConfig, path)
 
 
-def load_agent(path: Path) -> AgentConfig:
-    """Read an agent's configuration; raises UserError with every problem, NotFound."""
-    return _load(AgentConfig, path)
+def load_agent(path: Path, adapt: Adapt | None = None) -> AgentConfig:
+    """Read an agent's configuration; raises UserError with every problem, NotFound.
+
+    `adapt` changes the file's values, whose paths are absolute by then, before they are checked.
+    """
+    return _load(AgentConfig, path, adapt)
 
 
 def load_client(path: Path) -> ClientConfig:
@@ -419,9 +424,11 @@ def read_token(file: str | None) -> str:
     return token
 
 
-def _load(model: type[C], path: Path) -> C:
+def _load(model: type[C], path: Path, adapt: Adapt | None = None) -> C:
     document = read(path)
     _absolute_paths(document, path.resolve().parent)
+    if adapt is not None and isinstance(document.value, dict):
+        adapt(document.value)
     config = build(model, document)
     if isinstance(config, DaemonConfig):
         _check_daemon(document, config)

@@ -15,6 +15,7 @@ from supervisor.contract.errors import NotFound, UserError
 
 DEFAULT_STATE = Path("var/local")
 MAX_MEMBERS = 64
+POOL = "pool"
 _LONGEST_SOCKET = "supervisor-63/launchers.sock"
 _MAX_SOCKET_BYTES = 90
 
@@ -164,7 +165,7 @@ class Layout:
         return self.state / "separate" / member
 
     def config(self, member: str) -> Path:
-        """Configuration file of a member."""
+        """Configuration file of a member; that of POOL is what all agents of pools share."""
         return self.state / "config" / f"{member}.yaml"
 
     def log(self, member: str) -> Path:
@@ -245,9 +246,10 @@ class Layout:
                 own["promise_for"] = f"{settings.promise_for_ms}ms"
                 own["supervisors"] = self.supervisors(settings)
             _write(self.config(name), common | self._own(name, settings) | own)
-        for index, name in enumerate(self.agents(settings)):
+        agents = {f"node-{index}": name for index, name in enumerate(self.agents(settings))}
+        for node, name in (agents | {POOL: POOL}).items():
             agent: dict[str, object] = {
-                "node": f"node-{index}",
+                "node": node,
                 "supervisors": supervisors,
                 "host": "127.0.0.1",
                 "checkpoint_parent": str(self.tasks),

@@ -1,0 +1,215 @@
+"""A Slurm of the tests' own on this machine: munged, slurmctld, and a slurmd for each of a few nodes.
+
+    with SlurmCluster(directory) as slurm:
+        slurm.environment                # for sbatch, squeue, ...
+        slurm.kill("n1")                 # SIGKILL of its slurmd; start("n1") brings it back
+
+A node has one processor, so that it holds one agent of a pool. Debian's slurmd is built so that several can
+run on one machine (`slurmd -N`). There are no control groups: processes are found by their parents. It needs
+root.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+NODES = ("n1", "n2", "n3")
+START_S = 60.0
+_SYSTEM_PATH = "/usr/sbin:/usr/bin:/sbin:/bin"
+_CONF = """\
+ClusterName=tfsup
+SlurmctldHost={host}(127.0.0.1)
+SlurmctldPort={controller}
+SlurmUser=root
+SlurmdUser=root
+AuthType=auth/munge
+CredType=cred/munge
+AuthInfo=socket={directory}/munge.socket
+StateSaveLocation={directory}/state
+SlurmdSpoolDir={directory}/spool.%n
+SlurmctldPidFile={directory}/slurmctld.pid
+SlurmdPidFile={directory}/slurmd.%n.pid
+SlurmctldLogFile={directory}/slurmctld.log
+SlurmdLogFile={directory}/slurmd.%n.log
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+SwitchType=switch/none
+MpiDefault=none
+SelectType=select/cons_tres
+SelectTypeParameters=CR_CPU
+SchedulerType=sched/backfill
+SchedulerParameters=batch_sched_delay=0,sched_interval=2,bf_interval=2
+JobAcctGatherType=jobacct_gather/none
+AccountingStorageType=accounting_storage/none
+JobCompType=jobcomp/none
+SlurmdTimeout=10
+SlurmctldTimeout=10
+KillWait=10
+ReturnToService=2
+GresTypes=gpu
+{nodes}
+PartitionName=all Nodes={names} Default=YES MaxTime=INFINITE State=UP
+"""
+
+
+class SlurmCluster:
+    """A small Slurm; a context manager. `directory` need not exist, and should have a short path."""
+
+    def __init__(self, directory: Path, nodes: tuple[str, ...] = NODES) -> None:
+        self.directory = directory
+        self.nodes = nodes
+        self._daemons: dict[str, subprocess.Popen[bytes]] = {}
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """The environment in which Slurm's commands find this one."""
+        return {
+            **os.environ,
+            "PATH": f"{os.environ['PATH']}:{_SYSTEM_PATH}",
+            "SLURM_CONF": str(self.directory / "slurm.conf"),
+        }
+
+    def __enter__(self) -> Self:
+        self.directory.mkdir(mode=0o755, parents=True)
+        (self.directory / "state").mkdir()
+        key = self.directory / "munge.key"
+        key.touch(mode=0o600)
+        key.write_bytes(secrets.token_bytes(128))
+        ports = _free_ports(1 + len(self.nodes))
+        named = zip(self.nodes, ports[1:], strict=True)
+        here, common = socket.gethostname(), "CPUs=1 RealMemory=1024 State=UNKNOWN"
+        rows = [
+            f"NodeName={node} NodeHostname={here} NodeAddr=127.0.0.1 Port={port} {common}"
+            for node, port in named
+        ]
+        conf = _CONF.format(
+            host=here,
+            controller=ports[0],
+            directory=self.directory,
+            nodes="\n".join(rows),
+            names=",".join(self.nodes),
+        )
+        (self.directory / "slurm.conf").write_text(conf)
+        try:
+            self.start("munged")
+            self._wait((self.directory / "munge.socket").exists, "munged listens")
+            self.start("slurmctld")
+            for node in self.nodes:
+                self.start(node)
+            self._wait(self._all_idle, "all nodes are idle")
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def start(self, name: str) -> None:
+        """Start a daemon: munged, slurmctld, or a node's slurmd."""
+        log = (self.directory / f"{name}.out").open("ab")
+        self._daemons[name] = subprocess.Popen(
+            self._argv(name),
+            env=self.environment,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        log.close()
+
+    def kill(self, name: str) -> None:
+        """SIGKILL a daemon. What a slurmd has started lives on."""
+        daemon = self._daemons.pop(name)
+        daemon.kill()
+        daemon.wait()
+
+    def run(self, *command: str) -> str:
+        """What a command of Slurm prints."""
+        done = subprocess.run(
+            [*command], env=self.environment, check=True, capture_output=True, text=True, timeout=60
+        )
+        return done.stdout
+
+    def close(self) -> None:
+        """End the jobs, and the daemons."""
+        if "slurmctld" in self._daemons:
+            subprocess.run(["scancel", "--user=root"], env=self.environment, check=False, timeout=60)
+            deadline = time.monotonic() + START_S
+            while time.monotonic() < deadline and self.run("squeue", "--noheader").strip():
+                time.sleep(0.2)
+        for daemon in reversed(self._daemons.values()):
+            daemon.send_signal(signal.SIGTERM)
+        for daemon in self._daemons.values():
+            try:
+                daemon.wait(10)
+            except subprocess.TimeoutExpired:
+                daemon.kill()
+                daemon.wait()
+        self._daemons.clear()
+
+    def _argv(self, name: str) -> list[str]:
+        at, conf = self.directory, str(self.directory / "slurm.conf")
+        if name == "munged":
+            files = (
+                "key-file=munge.key",
+                "socket=munge.socket",
+                "pid-file=munge.pid",
+                "seed-file=munge.seed",
+            )
+            options = [
+                f"--{option}={at / file}" for option, _, file in (each.partition("=") for each in files)
+            ]
+            return [_program("munged"), "--foreground", "--force", "--num-threads=2", *options]
+        if name == "slurmctld":
+            return [_program("slurmctld"), "-D", "-f", conf]
+        return [_program("slurmd"), "-D", "-N", name, "-f", conf]
+
+    def _all_idle(self) -> bool:
+        done = subprocess.run(
+            ["sinfo", "--noheader", "--Node", "--format=%N %T"],
+            env=self.environment,
+            check=False,
+            capture_output=True,
+            text=True,
+        )
+        return done.stdout.split().count("idle") == len(self.nodes)
+
+    def _wait(self, condition: Callable[[], bool], what: str) -> None:
+        deadline = time.monotonic() + START_S
+        while not condition():
+            for name, daemon in self._daemons.items():
+                told = (self.directory / f"{name}.out").read_text(errors="replace")[-2000:]
+                assert daemon.poll() is None, f"{name} has ended: {told}"
+            assert time.monotonic() < deadline, what
+            time.sleep(0.1)
+
+
+def _program(name: str) -> str:
+    found = shutil.which(name, path=f"{_SYSTEM_PATH}:{os.environ['PATH']}")
+    assert found is not None, f"there is no {name}; run deploy/get-slurm.sh"
+    return found
+
+
+def _free_ports(many: int) -> list[int]:
+    """Ports that were free at the same moment."""
+    sockets = [socket.socket() for _ in range(many)]
+    try:
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        return [int(each.getsockname()[1]) for each in sockets]
+    finally:
+        for each in sockets:
+            each.close()

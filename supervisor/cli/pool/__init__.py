@@ -1,0 +1,1 @@
+"""Verbs about pools of agents on machines of another resource manager."""

@@ -1,0 +1,143 @@
+"""The options of `pool up`, and the pool that they ask for."""
+
+from __future__ import annotations
+
+import functools
+import os
+import re
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
+
+import click
+
+from supervisor.cli.local.layout import POOL, Layout
+from supervisor.cli.options import Globals
+from supervisor.cli.target import find_target, place_of
+from supervisor.contract.errors import NotFound, UserError
+
+if TYPE_CHECKING:
+    from supervisor.engines.engine import Pool
+
+P = ParamSpec("P")
+R = TypeVar("R")
+LEAST_NOTICE_S = 20
+_GPUS = re.compile(r"(?:[A-Za-z0-9_.-]{1,40}:)?[1-9][0-9]{0,3}")
+_QUEUE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.,-]{0,200}")
+_TIME = re.compile(r"(?:[0-9]{1,4}-)?[0-9]{1,6}(?::[0-9]{1,2}){0,2}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """The options of `pool up` about each agent, as they were given."""
+
+    cpus: int
+    memory: str
+    gpus: str
+    queue: str
+    time: str
+    notice: int
+    requeue: bool
+    python: str
+    agent_config: Path | None
+    logs: Path
+
+
+def wanted_options(function: Callable[Concatenate[Wanted, P], R]) -> Callable[P, R]:
+    """Add the options; the function gets them first, as one value."""
+
+    @click.option("--cpus", type=click.IntRange(1, 4096), default=1, show_default=True, help="Of each agent.")
+    @click.option("--memory", default="", metavar="SIZE", help="Of each agent, as 16GiB.")
+    @click.option("--gpus", default="", metavar="[TYPE:]N", help="Of each agent.")
+    @click.option("--queue", default="", help="The engine's queue; of Slurm, a partition.")
+    @click.option("--time", default="", metavar="[D-]H:M:S", help="The time limit of each agent.")
+    @click.option(
+        "--notice",
+        type=click.IntRange(LEAST_NOTICE_S, 86_400),
+        default=60,
+        show_default=True,
+        help="Seconds that an agent has to move its tasks away before it ends.",
+    )
+    @click.option("--requeue", is_flag=True, help="Queue an agent again at the end of its time limit.")
+    @click.option("--python", default=sys.executable, help="The Python with tf-supervisor on the machines.")
+    @click.option(
+        "--agent-config",
+        type=click.Path(path_type=Path, dir_okay=False),
+        help="The configuration that all agents share; an embedded cluster has one.",
+    )
+    @click.option(
+        "--logs",
+        type=click.Path(path_type=Path, file_okay=False),
+        default=Path(),
+        help="The directory for the agents' output; by default this one.",
+    )
+    @functools.wraps(function)
+    def wrapped(*args: P.args, **kwargs: P.kwargs) -> R:
+        values: dict[str, Any] = {each.name: kwargs.pop(each.name) for each in fields(Wanted)}
+        return function(Wanted(**values), *args, **kwargs)
+
+    return wrapped
+
+
+def pool_of(given: Globals, name: str, wanted: Wanted) -> Pool:
+    """The pool that the options ask for, checked. Raises UserError, NotFound."""
+    from supervisor.adapters.files.quantities import size_bytes
+    from supervisor.engines import agent_file
+    from supervisor.engines.engine import Pool, check_pool
+
+    check_pool(name)
+    for option, value, form, example in (
+        ("--gpus", wanted.gpus, _GPUS, "1, or a100:2"),
+        ("--queue", wanted.queue, _QUEUE, "gpu"),
+        ("--time", wanted.time, _TIME, "12:00:00, or 2-00:00:00 for two days"),
+    ):
+        if value and not form.fullmatch(value):
+            raise UserError(f"{option} {value!r}: write it as {example}")
+    try:
+        memory = size_bytes(wanted.memory) if wanted.memory else 0
+    except ValueError as error:
+        raise UserError(f"--memory: {error}") from error
+    find_target(given)
+    option, place = place_of(given)
+    file = wanted.agent_config or (Layout.of(place).config(POOL) if option == "--state" else None)
+    if file is None:
+        raise UserError(
+            "--agent-config FILE is needed: the configuration that all agents share (docs/engines.md)"
+        )
+    if not file.is_file():
+        again = "; run `supervisorctl local up` again, which makes it" if wanted.agent_config is None else ""
+        raise NotFound(f"{file}: no such file{again}")
+    agent_file.check(file, name)
+    python = _path("--python", wanted.python)
+    if not os.access(python, os.X_OK):
+        raise UserError(f"--python {python}: no program is there")
+    command = (
+        *(python, "-P", "-m", "supervisor.engines.keeper"),
+        *("--pool", name),
+        *("--agent-config", _path("--agent-config", str(file))),
+        *(option, _path(option, str(place))),
+        *("--cpus", str(wanted.cpus)),
+        *(("--memory", str(memory)) if memory else ()),
+        *("--notice", str(wanted.notice)),
+    )
+    return Pool(
+        name=name,
+        command=command,
+        directory=_path("--logs", str(wanted.logs)),
+        cpus=wanted.cpus,
+        memory_mib=-(-memory // (1 << 20)),
+        gpus=wanted.gpus,
+        queue=wanted.queue,
+        time=wanted.time,
+        notice_s=wanted.notice,
+        requeue=wanted.requeue,
+    )
+
+
+def _path(option: str, text: str) -> str:
+    """An absolute path. Links stay: they may lead elsewhere on other machines, and a venv's Python is one."""
+    if not text.isprintable():
+        raise UserError(f"{option} {text!r}: choose a path without control characters")
+    return str(Path(text).expanduser().absolute())

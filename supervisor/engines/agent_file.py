@@ -1,0 +1,151 @@
+"""The configuration of an agent of a pool, from one file that all its agents share.
+
+The shared file is an agent's configuration (docs/configuration.md) that fits every machine: `{node}` and
+`{host}` in a value stand for the node's name and the machine's. `node`, `cpus` and `memory` come from the
+pool, and each agent gets directories and an address of its own.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import socket
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from supervisor.adapters.files.config import load_agent
+from supervisor.adapters.files.yaml_file import WrittenFloat, WrittenInt
+from supervisor.contract.errors import Refused
+
+_RUN = 8
+"""Length of the name of a socket directory. Paths of Unix sockets are short."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Own:
+    """What an agent of a pool has of its own.
+
+    Attributes:
+        offset: added to the ports of the file's addresses, on a machine with several agents.
+        cpus, memory: 0: what the file says, or the machine has.
+        gpus: the indices or UUIDs of the GPUs that the engine gave it.
+    """
+
+    node: str
+    offset: int = 0
+    cpus: float = 0
+    memory: int = 0
+    gpus: tuple[str, ...] = ()
+    labels: Mapping[str, str] = field(default_factory=dict)
+
+
+def check(path: Path, pool: str) -> None:
+    """Raise UserError with the lines of the shared file that are wrong, or NotFound."""
+
+    def adapt(value: dict[str, object]) -> None:
+        adapt_to(value, Own(node=f"{pool}.node"))
+        # An agent of a pool makes this directory where it runs.
+        value["lock_dir"] = tempfile.gettempdir()
+
+    load_agent(path, adapt)
+
+
+def write(path: Path, own: Own) -> Path:
+    """Write an agent's configuration into its own directory, and return the file.
+
+    Raises UserError with the lines of the shared file that are wrong, NotFound, Refused.
+    """
+    made: dict[str, object] = {}
+
+    def adapt(value: dict[str, object]) -> None:
+        adapt_to(value, own)
+        make_locks(value)
+        made.update(value)
+
+    config = load_agent(path, adapt)
+    to = Path(config.state_dir) / "agent.yaml"
+    try:
+        Path(config.socket_dir).mkdir(mode=0o700, parents=True, exist_ok=True)
+        to.touch(mode=0o600)
+        fresh = to.with_suffix(".new")
+        fresh.touch(mode=0o600)
+        fresh.write_text(
+            f"# Made of {path} by the agent's keeper; changes are lost.\n{json.dumps(made, indent=2)}\n"
+        )
+        fresh.replace(to)
+    except OSError as error:
+        raise Refused(f"cannot write {to}: {error.strerror}") from error
+    return to
+
+
+def adapt_to(value: dict[str, object], own: Own) -> None:
+    """Change the values of the shared file to those of one agent."""
+    filled = _fill(value, {"{node}": own.node, "{host}": socket.gethostname()})
+    assert isinstance(filled, dict)
+    value.clear()
+    value.update(filled)
+    value["node"] = own.node
+    state_dir, run_dir = value.get("state_dir"), value.get("run_dir")
+    if isinstance(state_dir, str):
+        value["state_dir"] = f"{state_dir}/{own.node}"
+        short = hashlib.sha256(own.node.encode()).hexdigest()[:_RUN]
+        value["run_dir"] = f"{run_dir if isinstance(run_dir, str) else state_dir}/{short}"
+    for name in ("listen", "advertise"):
+        value.update(_address(name, value, own.offset))
+    http = value.get("http")
+    if isinstance(http, dict):
+        for name in ("listen", "advertise"):
+            http.update(_address(name, http, own.offset))
+    if isinstance(value.get("listen"), str) and str(value["listen"]).startswith("unix:"):
+        value["listen"] = f"unix:{value.get('run_dir')}/api.sock"
+    labels = value.get("labels")
+    given = {str(key): _written(each) for key, each in labels.items()} if isinstance(labels, dict) else {}
+    value["labels"] = {**given, **own.labels}
+    gpus = value.setdefault("gpus", {})
+    if isinstance(gpus, dict):
+        gpus.setdefault("only", list(own.gpus))
+    value.update({"cpus": own.cpus} if own.cpus else {})
+    value.update({"memory": f"{own.memory}B"} if own.memory else {})
+    log = value.get("log")
+    if isinstance(log, dict):
+        # The engine keeps what an agent prints.
+        log.pop("file", None)
+
+
+def make_locks(value: Mapping[str, object]) -> None:
+    """Make the directory of port locks, which all agents of a machine share. Raises Refused."""
+    locks = value.get("lock_dir")
+    if not isinstance(locks, str) or Path(locks).is_dir():
+        return
+    try:
+        Path(locks).mkdir(parents=True)
+        Path(locks).chmod(0o1777)
+    except FileExistsError:
+        pass
+    except OSError as error:
+        raise Refused(f"cannot make {locks}: {error.strerror}") from error
+
+
+def _address(name: str, fields: Mapping[str, object], offset: int) -> dict[str, object]:
+    address = fields.get(name)
+    if not offset or not isinstance(address, str):
+        return {}
+    host, _, port = address.rpartition(":")
+    return {name: f"{host}:{int(port) + offset}"} if port.isdigit() else {}
+
+
+def _fill(value: object, names: Mapping[str, str]) -> object:
+    if isinstance(value, dict):
+        return {key: _fill(each, names) for key, each in value.items()}
+    if isinstance(value, list):
+        return [_fill(each, names) for each in value]
+    if isinstance(value, str):
+        for name, meant in names.items():
+            value = value.replace(name, meant)
+    return value
+
+
+def _written(value: object) -> str:
+    return value.written if isinstance(value, WrittenInt | WrittenFloat) else str(value)

@@ -1,0 +1,111 @@
+"""The boundary to a resource manager, an *engine*, and a pool of agents as it sees one.
+
+An engine runs one command for each agent, each as a unit of its own: a lost unit takes no other with it, and
+a pool starts with as many agents as there is room for. The engine's own queue is the only record of a pool,
+so that a client that dies leaves nothing behind that only it knew.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Protocol
+
+from supervisor.contract.errors import UserError
+
+_POOL = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,30}")
+
+
+def check_pool(name: str) -> str:
+    """Return the name of a pool, or raise UserError.
+
+    A node of a pool is named POOL.PLACE, so that a dot in the pool's name could name the node of another.
+    """
+    if not _POOL.fullmatch(name):
+        raise UserError(
+            f"{name!r} is not a name for a pool: use 1 to 31 letters, digits, '_' or '-', beginning with a "
+            "letter or digit"
+        )
+    return name
+
+
+class State(Enum):
+    """The life of an agent in its engine's words. Those that are ENDED hold no resources."""
+
+    WAITING = "waiting"
+    RUNNING = "running"
+    LEAVING = "leaving"
+    ENDED = "ended"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pool:
+    """The agents of a pool, all alike.
+
+    Attributes:
+        command: the program of one agent. The engine adds `--place` and `--id`, and as `--then` the command
+            that queues it again.
+        directory: the working directory; logs go there.
+        gpus: `N` or `TYPE:N`; empty: none.
+        memory_mib: 0: the engine's default.
+        queue, time: empty: the engine's default.
+        notice_s: how long before its time limit an agent is told.
+        requeue: after its time limit an agent is queued again.
+    """
+
+    name: str
+    command: tuple[str, ...]
+    directory: str
+    cpus: int = 1
+    memory_mib: int = 0
+    gpus: str = ""
+    queue: str = ""
+    time: str = ""
+    notice_s: int = 60
+    requeue: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolAgent:
+    """One agent in its engine.
+
+    Attributes:
+        id: the engine's name of it.
+        word: its state in the engine's own words.
+        place: the engine's name of its machine; empty while it waits.
+        reason: why it waits, or how it ended.
+        ends: when its time is over, for people; empty: never, or unknown.
+        log: the file with its output.
+    """
+
+    id: str
+    pool: str
+    state: State
+    word: str
+    place: str = ""
+    reason: str = ""
+    ends: str = ""
+    log: str = ""
+
+
+class Engine(Protocol):
+    """A resource manager. Every method raises NotFound where it is not installed, Unreachable where it does
+    not answer, and Refused with its own reason.
+    """
+
+    def start(self, pool: Pool, agents: int) -> list[str]:
+        """Queue the first agents of a pool, all of them or none, and return their ids."""
+
+    def add(self, name: str, agents: int) -> None:
+        """Queue more agents like those that the pool has: all of them, or none."""
+
+    def agents(self, name: str = "") -> list[PoolAgent]:
+        """The agents of a pool, or of all pools, the oldest first. Those that ended are shown for a while."""
+
+    def notify(self, ids: Sequence[str]) -> None:
+        """Tell agents that run to leave: they move their tasks away first, if there is room elsewhere."""
+
+    def cancel(self, ids: Sequence[str], *, waiting_only: bool = False) -> None:
+        """End agents at once; with `waiting_only` those alone that have not begun."""

@@ -1,0 +1,335 @@
+"""`python -m supervisor.engines.keeper`: keeps one agent of a pool, on the machine that an engine gave it.
+
+The keeper is to the agent what systemd is on a machine of one's own. It makes the agent's configuration,
+starts the agent again when it dies, and ends everything of the node before the engine does, so that the
+cluster need not wait for D (docs/fencing.md).
+
+| signal | what the keeper does |
+|---|---|
+| SIGUSR1, before a time limit | has tasks save, drains the node, ends the agent, and runs `--then` |
+| SIGUSR2, to leave | has tasks save, drains the node, and ends the agent |
+| SIGTERM | ends the agent and its tasks at once |
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import fcntl
+import os
+import shlex
+import signal
+import sys
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import NoReturn
+
+from agent.inside.child.cadence import WANTED
+from agent.inside.processes import spawn
+from supervisor.adapters.files.config import load_agent
+from supervisor.contract.addresses import split_host_port
+from supervisor.contract.errors import Conflict, Refused, TfSupervisorError, UserError
+from supervisor.contract.ids import check_name
+from supervisor.engines import agent_file
+from supervisor.engines.agent_file import Own
+from supervisor.engines.engine import check_pool
+
+MOST_BESIDE = 64
+"""Most agents of a pool on one machine, and of all pools at one address."""
+AGAIN_S, AGAIN_MOST_S = 0.2, 5.0
+ENDING_S = 5.0
+"""How long an agent may take to end at SIGTERM before it is killed."""
+FENCING_S = 15.0
+SAVING_S, LOOK_S = 15.0, 0.3
+MARGIN_S = 15.0
+"""What is kept of a notice for the end itself: the agent's, and the fence."""
+WRONG_CONFIGURATION = 2
+DRAINED = "drained"
+"""A file of the node: a keeper has had it drained, and that was not lifted yet."""
+GPUS = "CUDA_VISIBLE_DEVICES"
+"""The variable in which an engine says which GPUs of the machine it gave this agent."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Order:
+    """What the keeper was started with.
+
+    Attributes:
+        place, id: the engine's names of the machine and of this agent.
+        client: the options of `supervisorctl` that name the cluster.
+        then: the command after a notice of the time limit; empty: none.
+    """
+
+    pool: str
+    place: str
+    id: str
+    file: Path
+    client: tuple[str, ...]
+    cpus: float = 0
+    memory: int = 0
+    gpus: tuple[str, ...] = ()
+    notice_s: int = 60
+    then: tuple[str, ...] = ()
+
+
+@dataclass(slots=True)
+class Claims:
+    """Locks of this machine that live as long as the keeper."""
+
+    files: list[int] = field(default_factory=list)
+
+    def take(self, path: Path) -> bool:
+        """Take a lock; False if another process has it. Raises Refused."""
+        try:
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        except PermissionError:
+            return False  # another user's
+        except OSError as error:
+            raise Refused(f"cannot use {path}: {error.strerror}") from error
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(file)
+            return False
+        self.files.append(file)
+        return True
+
+    def release(self) -> None:
+        """Let the locks go."""
+        for each in self.files:
+            os.close(each)
+        self.files.clear()
+
+
+class Keeper:
+    """One agent and its end."""
+
+    def __init__(self, order: Order, node: str, config: Path) -> None:
+        self._order = order
+        self._node = node
+        self._config = config
+        self._drained = config.with_name(DRAINED)
+        self._told: asyncio.Queue[signal.Signals] = asyncio.Queue()
+        self._leaving = asyncio.Event()
+        self._agent: asyncio.subprocess.Process | None = None
+
+    async def run(self) -> int:
+        """Keep the agent until a signal says otherwise; returns the exit code."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2):
+            loop.add_signal_handler(number, self._told.put_nowait, number)
+        lifting = asyncio.create_task(self._lift())
+        keeping = asyncio.create_task(self._keep())
+        telling = asyncio.create_task(self._told.get())
+        try:
+            await asyncio.wait({keeping, telling}, return_when=asyncio.FIRST_COMPLETED)
+            if not telling.done():
+                await keeping
+            return await self._leave(telling.result())
+        except UserError as error:
+            say(str(error))
+            return error.exit_code
+        finally:
+            for each in (keeping, telling, lifting):
+                each.cancel()
+            await asyncio.gather(keeping, telling, lifting, return_exceptions=True)
+
+    async def _keep(self) -> NoReturn:
+        """Start the agent, again and again. Raises UserError if its configuration is wrong."""
+        wait_s = AGAIN_S
+        loop = asyncio.get_running_loop()
+        while not self._leaving.is_set():
+            began = loop.time()
+            self._agent = await _start("agent.main", "--config", str(self._config))
+            if self._leaving.is_set():
+                self._agent.kill()
+            code = await self._agent.wait()
+            if code == WRONG_CONFIGURATION:
+                raise UserError(f"the agent's configuration is wrong (see above); correct {self._order.file}")
+            # One that ran for a while died of something that may be over.
+            wait_s = AGAIN_S if loop.time() - began > AGAIN_MOST_S else min(2 * wait_s, AGAIN_MOST_S)
+            await asyncio.sleep(wait_s)
+            if not self._leaving.is_set():
+                say(f"the agent has ended with code {code}; it is started again")
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    async def _leave(self, number: signal.Signals) -> int:
+        order = self._order
+        if number in (signal.SIGUSR1, signal.SIGUSR2):
+            why = "its time limit nears" if number == signal.SIGUSR1 else "it is given back"
+            within_s = max(1.0, order.notice_s - MARGIN_S)
+            say(f"{why}: its tasks save, and {self._node} is drained, for {within_s:g} s at most")
+            until = asyncio.get_running_loop().time() + within_s
+            await self._save(min(SAVING_S, within_s / 3))
+            await self._drain(why, until)
+        self._leaving.set()
+        await self._end_agent()
+        if await _run(FENCING_S, "agent.main", "--config", str(self._config), "--fence") != 0:
+            say("the node's tasks are not known to be dead: the cluster waits for D")
+        await self._lift()
+        if number == signal.SIGUSR1 and order.then:
+            say(f"running {shlex.join(order.then)}")
+            with contextlib.suppress(OSError):
+                await (await asyncio.create_subprocess_exec(*order.then)).wait()
+        return 0
+
+    async def _save(self, within_s: float) -> None:
+        """Have tasks that may be asked save, and wait until each has a commit since."""
+        agent = self._agent
+        if agent is None or agent.returncode is not None:
+            return
+        agent.send_signal(signal.SIGUSR1)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(within_s):
+                while True:
+                    await asyncio.sleep(LOOK_S)
+                    if not any(self._config.parent.glob(f"attempts/*/*/{WANTED}")):
+                        return
+
+    async def _drain(self, why: str, until: float) -> None:
+        """Move the node's tasks away, until that is done, its time is over, or SIGTERM comes."""
+        reason = f"pool {self._order.pool}: {why}"
+        self._drained.touch()
+        draining = await _start(
+            "supervisor.cli.main", *self._order.client, "drain", self._node, "--reason", reason
+        )
+        waiting = asyncio.create_task(draining.wait())
+        while not waiting.done() and (left_s := until - asyncio.get_running_loop().time()) > 0:
+            telling = asyncio.create_task(self._told.get())
+            await asyncio.wait({waiting, telling}, timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
+            told = telling.result() if telling.done() else None
+            telling.cancel()
+            if told in (signal.SIGTERM, signal.SIGINT):
+                break
+        if not waiting.done():
+            draining.kill()
+        await waiting
+
+    async def _end_agent(self) -> None:
+        agent = self._agent
+        if agent is None or agent.returncode is not None:
+            return
+        agent.terminate()
+        try:
+            async with asyncio.timeout(ENDING_S):
+                await agent.wait()
+        except TimeoutError:
+            agent.kill()
+            await agent.wait()
+
+    async def _lift(self) -> None:
+        """Lift the drain that a keeper of this node has asked for: tasks may come to the next agent."""
+        lift = ("supervisor.cli.main", *self._order.client, "uncordon", self._node)
+        if self._drained.exists() and await _run(FENCING_S, *lift) == 0:
+            self._drained.unlink(missing_ok=True)
+
+
+async def _start(module: str, *arguments: str, stdout: int | None = None) -> asyncio.subprocess.Process:
+    """Start a program of ours, which does not outlive this process."""
+    return await asyncio.create_subprocess_exec(
+        *(sys.executable, "-P", "-m", module, *arguments),
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=stdout,
+        preexec_fn=partial(spawn.die_with, os.getpid()),
+    )
+
+
+async def _run(within_s: float, module: str, *arguments: str) -> int:
+    """Run a program of ours to its end; it is killed when it takes too long."""
+    started = await _start(module, *arguments)
+    try:
+        async with asyncio.timeout(within_s):
+            return await started.wait()
+    except TimeoutError:
+        started.kill()
+        return await started.wait()
+
+
+def prepare(order: Order, claims: Claims) -> tuple[str, Path]:
+    """Claim a name and an address for the agent, and write its configuration.
+
+    The name is POOL.PLACE, and POOL.PLACE.2 for a second agent of the pool on one machine. Raises UserError,
+    Conflict, Refused.
+    """
+    found: dict[str, object] = {}
+
+    def adapt(value: dict[str, object]) -> None:
+        agent_file.make_locks(value)
+        found.update(value)
+        agent_file.adapt_to(value, Own(node=order.pool))
+
+    config = load_agent(order.file, adapt)
+    state, locks = Path(str(found["state_dir"])), Path(config.lock_dir)
+    node = next((each for each in _names(order) if claims.take(state / each / "keeper.lock")), None)
+    if node is None:
+        raise Conflict(f"{MOST_BESIDE} agents of pool {order.pool} run on {order.place}")
+    offset = (
+        0 if config.listen.startswith("unix:") else _offset(split_host_port(config.listen)[1], locks, claims)
+    )
+    labels = {"pool": order.pool, "place": order.place, "agent": order.id}
+    own = Own(node=node, offset=offset, cpus=order.cpus, memory=order.memory, gpus=order.gpus, labels=labels)
+    return node, agent_file.write(order.file, own)
+
+
+def _names(order: Order) -> list[str]:
+    first = check_name("node", f"{order.pool}.{order.place}")
+    return [first, *(check_name("node", f"{first}.{number}") for number in range(2, MOST_BESIDE + 1))]
+
+
+def _offset(first: int, locks: Path, claims: Claims) -> int:
+    """What to add to the ports of the shared file, so that no two agents of this machine share one."""
+    last = min(first + MOST_BESIDE, 65_536)
+    for port in range(first, last):
+        if claims.take(locks / f"agent-{port}.lock"):
+            return port - first
+    raise Conflict(f"agents of this machine hold all ports from {first} to {last - 1}")
+
+
+def say(text: str) -> None:
+    """Print a line into the engine's log of this agent."""
+    sys.stderr.write(f"tfsup-keeper: {text}\n")
+
+
+def main() -> None:
+    """Keep one agent of a pool."""
+    parser = argparse.ArgumentParser(prog="tfsup-keeper")
+    for name in ("--pool", "--place", "--id", "--agent-config"):
+        parser.add_argument(name, required=True)
+    for name in ("--state", "--config", "--then"):
+        parser.add_argument(name, default="")
+    parser.add_argument("--cpus", type=float, default=0)
+    parser.add_argument("--memory", type=int, default=0)
+    parser.add_argument("--notice", type=int, default=60)
+    given = parser.parse_args()
+    client = ("--state", given.state) if given.state else ("--config", given.config) if given.config else ()
+    try:
+        order = Order(
+            pool=check_pool(given.pool),
+            place=given.place,
+            id=given.id,
+            file=Path(given.agent_config),
+            client=client,
+            cpus=given.cpus,
+            memory=given.memory,
+            gpus=tuple(filter(None, os.environ.get(GPUS, "").split(","))),
+            notice_s=given.notice,
+            then=tuple(shlex.split(given.then)),
+        )
+        # Where a job says `python` it means the one that has TensorFlow: this one.
+        os.environ["PATH"] = f"{Path(sys.executable).parent}:{os.environ.get('PATH', '/usr/bin:/bin')}"
+        node, config = prepare(order, claims := Claims())
+        say(f"node {node}, on {order.place}; its configuration is {config}")
+        code = asyncio.run(Keeper(order, node, config).run())
+        claims.release()
+    except TfSupervisorError as error:
+        say(str(error))
+        code = error.exit_code
+    sys.exit(code)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,112 @@
+"""Pools on any engine: start, resize and end one. All state is the engine's (`engines.engine`)."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+from supervisor.contract.errors import Conflict, NotFound, Unreachable, UserError
+from supervisor.engines.engine import Engine, Pool, PoolAgent, State, check_pool
+
+MOST_AGENTS = 1000
+LOOK_S = 0.5
+KILL_S = 60
+"""How long an engine may take to end what it was told to end. Slurm's KillWait is 30 s unless set."""
+
+
+def start(engine: Engine, pool: Pool, agents: int) -> list[PoolAgent]:
+    """Start a pool, and return its agents. Raises Conflict if one of this name is there."""
+    check_pool(pool.name)
+    _check_number(agents)
+    if there := live(engine, pool.name):
+        raise _taken(pool.name, len(there))
+    ours = engine.start(pool, agents)
+    found = live(engine, pool.name)
+    if found and found[0].id not in ours:
+        # Another client has started a pool of this name at the same moment. The later one gives way.
+        engine.cancel(ours)
+        raise _taken(pool.name, len(found) - len(ours))
+    return found
+
+
+def scale(engine: Engine, name: str, agents: int) -> str:
+    """Give a pool so many agents, and return what was done. Raises NotFound for a pool without any."""
+    check_pool(name)
+    _check_number(agents)
+    there = [each for each in live(engine, name) if each.state is not State.LEAVING]
+    if not there:
+        raise _unknown(name)
+    more = agents - len(there)
+    if more > 0:
+        engine.add(name, more)
+        return f"{more} more queued"
+    if not more:
+        return f"it has {agents} already"
+    # Those that wait go first, then those that came last.
+    waiting = _ids(there, State.WAITING)[::-1][:-more]
+    running = _ids(there, State.RUNNING)[::-1][: -more - len(waiting)]
+    engine.cancel(waiting, waiting_only=True)
+    engine.notify(running)
+    return f"{len(waiting)} that waited are cancelled; {len(running)} leave, their tasks first"
+
+
+def end(engine: Engine, name: str, within_s: float, say: Callable[[str], None] = lambda _: None) -> int:
+    """End a pool, and return how many agents it had once the engine has all of them back.
+
+    Each gets `within_s` to move its tasks away; with 0 it is ended at once. They go also if this process
+    ends meanwhile. Raises NotFound, and Unreachable if the engine does not take all of them back.
+    """
+    check_pool(name)
+    there = live(engine, name)
+    if not there:
+        raise _unknown(name)
+    many, began = len(there), time.monotonic()
+    told: set[str] = set()
+    ended: set[str] = set()
+    while there:
+        spent_s = time.monotonic() - began
+        if spent_s >= within_s:
+            engine.cancel(_new(ended, [each.id for each in there]))
+        else:
+            # One that begins between the look and this is told after the next look.
+            engine.cancel(_ids(there, State.WAITING), waiting_only=True)
+            engine.notify(_new(told, _ids(there, State.RUNNING)))
+        if spent_s > within_s + KILL_S:
+            left = ", ".join(f"{each.id} ({each.word})" for each in there)
+            raise Unreachable(f"pool {name} was ended, and the engine still holds {left}")
+        time.sleep(LOOK_S)
+        there = live(engine, name)
+        say(f"{len(there)} of {many} agents are left")
+    return many
+
+
+def live(engine: Engine, name: str = "") -> list[PoolAgent]:
+    """The agents that hold resources, or wait for them; the oldest first."""
+    return [each for each in engine.agents(name) if each.state is not State.ENDED]
+
+
+def _ids(agents: Sequence[PoolAgent], state: State) -> list[str]:
+    return [each.id for each in agents if each.state is state]
+
+
+def _new(known: set[str], ids: Sequence[str]) -> list[str]:
+    """Those that are not known yet, which then are."""
+    fresh = [each for each in ids if each not in known]
+    known.update(fresh)
+    return fresh
+
+
+def _check_number(agents: int) -> None:
+    if not 1 <= agents <= MOST_AGENTS:
+        raise UserError(f"{agents} agents: give a number from 1 to {MOST_AGENTS}")
+
+
+def _taken(name: str, agents: int) -> Conflict:
+    return Conflict(
+        f"there is a pool {name} with {agents} agents; `pool scale {name} N` resizes it, `pool down {name}` "
+        "ends it"
+    )
+
+
+def _unknown(name: str) -> NotFound:
+    return NotFound(f"there is no pool {name}, or all its agents have ended; see `supervisorctl pool list`")

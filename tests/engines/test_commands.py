@@ -1,0 +1,101 @@
+"""`supervisorctl pool`, with programs of the tests in place of Slurm's."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from supervisor.cli.local.layout import Layout, LocalSettings
+from tests.cli.shell import ctl
+from tests.engines.commands import Commands
+
+QUEUE = """cat <<'E'
+41_0|RUNNING|n1|2026-11-26T18:00:00|(null)|/logs|tfsup:digits|None
+41_1|PENDING||NONE|(null)|/logs|tfsup:digits|Resources
+41_2|FAILED|n2|2026-11-26T12:00:00|(null)|/logs|tfsup:digits|NonZeroExitCode
+42_0|RUNNING|n3|N/A|leaving|/logs|tfsup:other|None
+43|RUNNING|n3|N/A||/home|train.sh|None
+E"""
+
+
+@pytest.fixture
+def commands(tmp_path: Path) -> Commands:
+    found = Commands(tmp_path / "bin")
+    found.directory.mkdir()
+    layout = Layout.of(tmp_path / "state")
+    layout.make()
+    layout.write(LocalSettings("local", 1, 1, "fast"))
+    return found
+
+
+def test_pools_are_listed(commands: Commands, tmp_path: Path) -> None:
+    commands.put("squeue", QUEUE)
+    told = ctl(tmp_path, "pool", "list", PATH=commands.path).stdout.splitlines()
+    assert [line.split() for line in told] == [
+        ["pool", "engine", "running", "waiting", "leaving"],
+        ["digits", "slurm", "1", "1", "0"],
+        ["other", "slurm", "0", "0", "1"],
+    ]
+    listed = json.loads(ctl(tmp_path, "-o", "json", "pool", "list", PATH=commands.path).stdout)
+    assert listed == {"pools": {"digits": {"running": 1, "waiting": 1}, "other": {"leaving": 1}}}
+
+
+def test_a_pool_is_shown_with_what_the_cluster_knows_of_it(commands: Commands, tmp_path: Path) -> None:
+    commands.put("squeue", QUEUE.replace("42_0", "x").replace("43", "x"))
+    done = ctl(tmp_path, "--state", "state", "pool", "status", "digits", PATH=commands.path)
+    assert done.returncode == 0, done.stderr
+    running, waiting, ended = done.stdout.splitlines()[1:]
+    assert running.startswith("41_0   running  n1")
+    assert "the cluster does not say: " in running
+    assert running.endswith("see /logs/tfsup-digits-41_0.log")
+    assert waiting.split() == ["41_1", "pending", "-", "-", "-", "-", "Resources"]
+    assert ended.endswith("NonZeroExitCode; see /logs/tfsup-digits-41_2.log")
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (("a.b",), "'a.b' is not a name for a pool"),
+        (("digits", "--memory", "16"), "--memory: '16' is not a size"),
+        (("digits", "--gpus", "two"), "--gpus 'two': write it as 1, or a100:2"),
+        (("digits", "--queue", "--wrap=x"), "--queue '--wrap=x': write it as gpu"),
+        (("digits", "--time", "tomorrow"), "--time 'tomorrow': write it as 12:00:00"),
+        (("digits", "--python", "/nowhere/python"), "--python /nowhere/python: no program is there"),
+        (("digits", "--agents", "0"), "0 agents: give a number from 1 to 1000"),
+        (("digits", "--logs", 'a"b'), "choose a directory without quotes"),
+    ],
+)
+def test_wrong_options_are_refused_before_anything_is_queued(
+    commands: Commands, tmp_path: Path, options: tuple[str, ...], told: str
+) -> None:
+    commands.put("squeue", "true")
+    commands.put("sbatch", "echo 41")
+    done = ctl(tmp_path, "--state", "state", "pool", "up", *options, PATH=commands.path)
+    assert (done.returncode, told in done.stderr) == (2, True), done.stderr
+    assert not any(each.startswith("sbatch") for each in commands.calls)
+
+
+def test_a_pool_is_queued_with_the_files_that_its_agents_share(commands: Commands, tmp_path: Path) -> None:
+    commands.put("squeue", "true")
+    commands.put("sbatch", f"cat >{tmp_path}/script; echo 41")
+    done = ctl(tmp_path, "--state", "state", "pool", "up", "digits", "--memory", "1.5GiB", PATH=commands.path)
+    assert done.returncode == 0, done.stderr
+    script = (tmp_path / "script").read_text()
+    shared = tmp_path / "state" / "config" / "pool.yaml"
+    assert f"exec {sys.executable} -P -m supervisor.engines.keeper --pool digits " in script
+    assert f"--agent-config {shared} --state {tmp_path / 'state'} " in script
+    assert "#SBATCH --mem=1536M" in script
+    assert f'#SBATCH --chdir="{tmp_path}"' in script
+    shared.unlink()
+    again = ctl(tmp_path, "--state", "state", "pool", "up", "digits", PATH=commands.path)
+    assert again.returncode == 3
+    assert "pool.yaml: no such file; run `supervisorctl local up` again" in again.stderr
+
+
+def test_without_slurm_it_says_where_to_go(tmp_path: Path) -> None:
+    done = ctl(tmp_path, "pool", "list", PATH=str(tmp_path))
+    assert done.returncode == 3
+    assert "there is no squeue on PATH: run this where Slurm's commands are" in done.stderr

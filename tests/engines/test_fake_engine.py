@@ -1,0 +1,39 @@
+"""The engine of the tests holds the contract of all engines."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from supervisor.contract.errors import Conflict
+from supervisor.engines import pools
+from supervisor.engines.engine import Pool
+from tests.engines.fake_engine import FakeEngine
+from tests.engines.suite import EngineSuite
+from tests.support.waiting import wait_until
+
+
+class TestFakeEngine(EngineSuite):
+    @pytest.fixture
+    def engine(self) -> Iterator[FakeEngine]:
+        found = FakeEngine()
+        yield found
+        found.close()
+
+    def no_such_queue(self) -> str:
+        return "there is no queue nowhere"
+
+    def test_of_two_pools_that_start_at_once_the_later_gives_way(
+        self, engine: FakeEngine, pool: Pool, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        start = engine.start
+
+        def start_second(wanted: Pool, agents: int) -> list[str]:
+            start(wanted, 2)
+            return start(wanted, agents)
+
+        monkeypatch.setattr(engine, "start", start_second)
+        with pytest.raises(Conflict, match="with 2 agents"):
+            pools.start(engine, pool, 3)
+        wait_until(lambda: [each.id for each in pools.live(engine)] == ["1_0", "1_1"], "it has gone")

@@ -1,0 +1,111 @@
+"""A pool of real agents on a real embedded cluster; the engine is the tests' own."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from supervisor.cli.local.cluster import LocalCluster
+from supervisor.cli.options import Globals
+from supervisor.cli.pool.order import Wanted, pool_of
+from supervisor.engines import pools
+from supervisor.engines.engine import Pool
+from tests.cli.printing import JOB, PROGRAM, PrintingShell
+from tests.engines.fake_engine import FakeEngine
+from tests.support.waiting import wait_until
+
+
+@pytest.fixture
+def shell(tmp_path: Path) -> Iterator[PrintingShell]:
+    with LocalCluster(tmp_path / "state", nodes=1, supervisors=1) as cluster:
+        found = PrintingShell(cluster)
+        (tmp_path / "count.py").write_text(PROGRAM)
+        (tmp_path / "job.yaml").write_text(JOB.format(python=sys.executable))
+        yield found
+
+
+@pytest.fixture
+def engine() -> Iterator[FakeEngine]:
+    found = FakeEngine()
+    yield found
+    found.close()
+
+
+@pytest.mark.slow
+def test_agents_join_are_replaced_and_leave(shell: PrintingShell, engine: FakeEngine, tmp_path: Path) -> None:
+    wanted = Wanted(
+        cpus=1,
+        memory="1GiB",
+        gpus="",
+        queue="",
+        time="",
+        notice=60,
+        requeue=False,
+        python=sys.executable,
+        agent_config=None,
+        logs=tmp_path,
+    )
+    pools.start(engine, pool_of(Globals(state=tmp_path / "state"), "p", wanted), 2)
+    shell("cordon", "node-0")
+    wait_until(lambda: states(shell) == {"node-0": "cordoned", "p.n1": "ready", "p.n2": "ready"}, "both join")
+    shell("submit", str(tmp_path / "job.yaml"))
+    wait_until(lambda: shell.attempt_pid() > 0, "the task runs")
+    place = str(shell.task()["node"])
+
+    # An agent that dies is started again.
+    agent_of(tmp_path, place).kill()
+    wait_until(lambda: "started again" in logs(tmp_path), "its keeper has noticed")
+    wait_until(shell.answers, "it is there again")
+    place = str(shell.task()["node"])
+
+    # One that is told to leave moves its task away first, and leaves no cordon.
+    leaving = next(each for each in engine.agents("p") if f"p.{each.place}" == place)
+    engine.notify([leaving.id])
+    wait_until(lambda: shell.attempt_pid() > 0 and shell.task()["node"] != place, "the task has moved")
+    wait_until(lambda: len(pools.live(engine)) == 1, "the agent has left")
+    assert f"{place} is drained: pool p: it is given back" in shell("events").stdout
+    wait_until(lambda: states(shell).get(place) != "drained", "its cordon is lifted")
+
+    # The next one there has the same name.
+    pools.scale(engine, "p", 2)
+    wait_until(lambda: states(shell).get(place) == "ready", "its successor takes tasks")
+    assert pools.end(engine, "p", 0) == 2
+    assert [each for each in processes() if str(tmp_path) in each and "engines.keeper" in each] == []
+
+
+def test_a_wrong_configuration_ends_the_keeper(engine: FakeEngine, tmp_path: Path) -> None:
+    command = (sys.executable, "-P", "-m", "supervisor.engines.keeper", "--pool", "p")
+    shared = tmp_path / "wrong.yaml"
+    shared.write_text("cluster: training\n")
+    pool = Pool(name="p", command=(*command, "--agent-config", str(shared)), directory=str(tmp_path))
+    engine.start(pool, 1)
+    wait_until(lambda: pools.live(engine) == [], "it gives up")
+    assert "wrong.yaml:1: etcd: missing" in logs(tmp_path)
+
+
+def states(shell: PrintingShell) -> dict[str, str]:
+    nodes = shell.json("nodes")["nodes"]
+    assert isinstance(nodes, list)
+    return {str(node["node"]): str(node["state"]) for node in nodes if node["state"] not in ("gone", "lost")}
+
+
+def agent_of(directory: Path, node: str) -> psutil.Process:
+    """The process of a node's agent; forks of it have its command line."""
+    found = [
+        each
+        for each in psutil.process_iter(["cmdline"])
+        if f"{directory}/state/pool/{node}/agent.yaml" in (each.info["cmdline"] or ())
+    ]
+    return min(found, key=psutil.Process.create_time)
+
+
+def processes() -> list[str]:
+    return [" ".join(each.info["cmdline"] or ()) for each in psutil.process_iter(["cmdline"])]
+
+
+def logs(directory: Path) -> str:
+    return "".join(path.read_text(errors="replace") for path in directory.glob("*.log"))
