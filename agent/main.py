@@ -256,8 +256,9 @@ def _outside(
             *(config.node, files.directory, stores.open_logs, secrets.of, clock, sink), settings
         )
     checkpoints.users = output_files.users = tasks
+    environments = _environments(config, stores, sink, tasks)
     if config.runtime != DOCKER:
-        outputs.load = ModelLoader(output_files.user).load
+        outputs.load = ModelLoader(output_files.user, environments=environments).load
     checkpoints.shared = _shared(config)
     return Outside(
         coordination=coordination,
@@ -271,7 +272,7 @@ def _outside(
         sink=sink,
         new_id=new_id,
         code=NodeCode(state_dir / CODE, coordination, stores.open_code, sink),
-        environments=_environments(config, stores, sink, tasks),
+        environments=environments,
         outputs=outputs,
         gpus=CountedGpus(NvmlGpus(_gpu_settings(config), sink), metrics),
         secrets=secrets,

@@ -369,7 +369,7 @@ def _exports(assignment: Assignment) -> Exports | None:
     if assignment.serving is None:
         return None
     env = {name: value for name, value in assignment.env.items() if name in OF_A_PYTHON}
-    return Exports(assignment.serving, assignment.argv[0], assignment.workdir, env)
+    return Exports(assignment.serving, assignment.argv[0], assignment.workdir, env, assignment.environment)
 
 
 def _gpus_free(work: Work, assignment: Assignment) -> bool:

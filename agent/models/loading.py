@@ -10,13 +10,14 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
+from agent.boundaries import ENVIRONMENT, Environments, NoEnvironments
 from agent.core.instructions import Recipe
 from agent.host.ownership import credentials
 from agent.host.task_users import User
 from agent.models.publisher import MAX_WHY, NotTried
 from agent.runtimes.process import INSIDE, find_interpreters, job_environment
 from supervisor.adapters.failpoints import effect
-from supervisor.contract.errors import BadCheckpoint, UserError
+from supervisor.contract.errors import BadCheckpoint, TfSupervisorError, UserError
 from supervisor.contract.job.serving import Exports
 from supervisor.contract.job.spec import ModelCheck
 
@@ -36,8 +37,14 @@ NICELY = {
 class ModelLoader:
     """Loads models with the Python of their jobs. `user`: the user of a job's tasks; None: the agent's."""
 
-    def __init__(self, user: Callable[[str], User | None], load_s: float = LOAD_S) -> None:
+    def __init__(
+        self,
+        user: Callable[[str], User | None],
+        load_s: float = LOAD_S,
+        environments: Environments | None = None,
+    ) -> None:
         self._user = user
+        self._environments = environments or NoEnvironments()
         self._load_s = load_s
 
     async def load(self, job_uuid: str, exports: Exports, directory: Path) -> str:
@@ -46,7 +53,22 @@ class ModelLoader:
         The child's working directory is the model: it needs no right to the directories above it.
         """
         user = await asyncio.to_thread(self._user, job_uuid)
-        recipe = Recipe("", job_uuid, exports.workdir, exports.program, PRELOADED, exports.env)
+        given = exports.env
+        if exports.environment is not None:
+            try:
+                made = await self._environments.ensure(exports.environment, exports.workdir)
+            except TfSupervisorError as error:
+                raise NotTried(f"the environment of its job is not here: {error}") from error
+            given = {**given, ENVIRONMENT: made}
+        recipe = Recipe(
+            "",
+            job_uuid,
+            exports.workdir,
+            exports.program,
+            PRELOADED,
+            given,
+            environment=exports.environment,
+        )
         env = job_environment(recipe, user[0] if user is not None else None)
         what = "call" if exports.serving.check is ModelCheck.CALL else "load"
         start = partial(_start, what, directory, {**env, **NICELY}, user)

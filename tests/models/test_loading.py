@@ -5,15 +5,17 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from agent.boundaries import NoEnvironments
 from agent.models.loading import ModelLoader
 from agent.models.publisher import NotTried
 from supervisor.contract.errors import BadCheckpoint
 from supervisor.contract.job.serving import Exports
-from supervisor.contract.job.spec import ServingSpec
+from supervisor.contract.job.spec import EnvironmentRef, ServingSpec
 from tests.support.waiting import until
 
 SERVING = ServingSpec("m", "export/*", "chief")
@@ -79,6 +81,26 @@ async def test_a_job_without_a_python_has_no_model_that_loads(tmp_path: Path) ->
     loader = ModelLoader(lambda _uuid: None)
     with pytest.raises(BadCheckpoint, match="no 'python9' in the PATH"):
         await loader.load("uuid-1", Exports(SERVING, "python9", "/", {"PATH": "/nowhere"}), tmp_path)
+
+
+class Made(NoEnvironments):
+    """A node with an environment whose Python is a script."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+
+    async def ensure(self, ref: EnvironmentRef, workdir: str) -> str:
+        return str(self._directory)
+
+
+async def test_a_model_is_loaded_by_the_python_of_its_jobs_environment(tmp_path: Path) -> None:
+    given = replace(
+        exports(tmp_path, "echo ours; exit 3"), env={}, environment=EnvironmentRef("e" * 64, "r.lock")
+    )
+    loader = ModelLoader(lambda _uuid: None, environments=Made(tmp_path))
+    assert await loader.load("uuid-1", given, tmp_path) == "ours"
+    with pytest.raises(NotTried, match="the environment of its job is not here"):
+        await ModelLoader(lambda _uuid: None).load("uuid-1", given, tmp_path)
 
 
 @pytest.mark.parametrize("what", ["load", "call"])

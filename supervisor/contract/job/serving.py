@@ -10,7 +10,7 @@ from supervisor.contract.errors import UserError
 from supervisor.contract.ids import check_name
 from supervisor.contract.job.container import Objection, Where
 from supervisor.contract.job.file_pattern import STEP, compile_pattern
-from supervisor.contract.job.spec import JobSpec, ModelCheck, ServingSpec
+from supervisor.contract.job.spec import EnvironmentRef, JobSpec, ModelCheck, ServingSpec
 
 MAX_SERVERS = 16
 MAX_KEPT_MODELS = 100
@@ -26,12 +26,14 @@ class Exports:
         program: the first word of the task's command: a Python, or a wrapper of one.
         workdir: the task's working directory.
         env: of its environment what says where a Python finds its modules.
+        environment: the job's own packages, whose Python it is then.
     """
 
     serving: ServingSpec
     program: str = ""
     workdir: str = "/"
     env: dict[str, str] = field(default_factory=dict)
+    environment: EnvironmentRef | None = None
 
 
 def check_export(pattern: str) -> str:
