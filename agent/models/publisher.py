@@ -179,7 +179,7 @@ class ModelPublisher:
                 if not await self._run(check):
                     raise Changed(export.source)
                 index = await self._models.read()
-                if index.has(copied.digest, export.source, self._state.member):
+                if self._has(index, copied, export):
                     await self._models.settle()
                     return
             tried = await self._try(export, copy)
@@ -238,6 +238,9 @@ class ModelPublisher:
         )
         await self._models.update(lambda index, _: with_refused(self._mine(index), source, why))
 
+    def _has(self, index: ModelIndex, copied: Copied, export: Export) -> bool:
+        return index.has(copied.digest, export.source, self._state.member, self._state.job_uuid)
+
     def _version(self, name: str, export: Export, copied: Copied, check: ModelCheck) -> ModelVersion:
         return ModelVersion(
             version=0,
@@ -247,7 +250,7 @@ class ModelPublisher:
             member=self._state.member,
             check=check.value,
             size=export.size,
-            job=self._state.job,
+            job_uuid=self._state.job_uuid,
             generation=self._state.generation,
             attempt=self._state.attempt,
             taken_ms=self._clock.wall_ms(),

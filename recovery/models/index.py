@@ -54,7 +54,7 @@ class ModelVersion:
         digest: of the names, sizes and checksums of all its files.
         source: the path of the export, below the output directory of `member`.
         check: what it was tried by: a value of `ModelCheck`.
-        job, generation, attempt: of the attempt whose node published it.
+        job_uuid, generation, attempt: of the attempt whose node published it.
         taken_ms: the time at which it was taken, on the wall clock of that node.
     """
 
@@ -65,7 +65,7 @@ class ModelVersion:
     member: str
     check: str
     size: int
-    job: str
+    job_uuid: str
     generation: int
     attempt: int
     taken_ms: int
@@ -126,10 +126,10 @@ class ModelIndex:
             raise NotFound(f"model {self.model} has no version {version}; it has {known or 'none'}")
         return found
 
-    def has(self, digest: str, source: str, member: str) -> bool:
-        """Whether this export was taken, with these bytes."""
-        key = (digest, source, member)
-        return any((each.digest, each.source, each.member) == key for each in self.versions)
+    def has(self, digest: str, source: str, member: str, job_uuid: str) -> bool:
+        """Whether this export of this life of the job was taken, with these bytes."""
+        key = (digest, source, member, job_uuid)
+        return any((each.digest, each.source, each.member, each.job_uuid) == key for each in self.versions)
 
 
 def claim_objection(index: ModelIndex, job: str, generation: int, attempt: int) -> str:
@@ -167,19 +167,21 @@ def next_version(index: ModelIndex, seen: Iterable[str] = ()) -> int:
 
 
 def thinned(index: ModelIndex) -> ModelIndex:
-    """The index without versions that are too old; `keep` published ones stay, and all that have labels."""
+    """The index without versions that are too old.
+
+    Of the published ones `keep` stay, and all that have labels; of withdrawn ones as many, none of them older
+    than the published ones that stay.
+    """
     newest = {each.version for each in index.published[-index.keep :]}
-    spared = newest | set(index.labels.values())
+    withdrawn = [each.version for each in index.present if not each.is_published][-index.keep :]
     oldest = min(newest, default=0)
-    versions = [
-        replace(each, state=VersionState.REMOVED)
-        if each.version < oldest and each.version not in spared
-        else each
-        for each in index.versions
-    ]
+    kept = newest | set(index.labels.values()) | {version for version in withdrawn if version > oldest}
+    versions = tuple(
+        each if each.version in kept else replace(each, state=VersionState.REMOVED) for each in index.versions
+    )
     surplus = len(versions) - MOST_VERSIONS
-    forgotten = {each.version for each in versions if each.state is VersionState.REMOVED}
-    forgotten = set(sorted(forgotten)[: max(0, surplus)])
+    removed = [each.version for each in versions if each.state is VersionState.REMOVED]
+    forgotten = set(removed[: max(0, surplus)])
     return replace(index, versions=tuple(each for each in versions if each.version not in forgotten))
 
 
@@ -221,7 +223,7 @@ def put_forward(index: ModelIndex, version: int | None) -> ModelIndex:
     """
     if version is None:
         moved = tuple(_moved(each, VersionState.PUBLISHED) for each in index.versions)
-        return replace(index, versions=moved, held=False)
+        return thinned(replace(index, versions=moved, held=False))
     target = index.find(version)
     moved = tuple(_moved(each, VersionState.PUBLISHED) if each is target else each for each in index.versions)
     return replace(index, versions=moved)

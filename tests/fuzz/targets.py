@@ -422,7 +422,7 @@ def _models() -> tuple[bytes, ...]:
         member="chief.0",
         check="load",
         size=1,
-        job="job",
+        job_uuid="uuid",
         generation=1,
         attempt=1,
         taken_ms=1,

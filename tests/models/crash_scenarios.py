@@ -7,6 +7,8 @@ same bytes for good.
 from __future__ import annotations
 
 import asyncio
+import os
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -35,6 +37,7 @@ class Watched:
         exports: what the program has exported; a version is one of them.
         seen: version -> its bytes.
         looks: how often the server looked.
+        read: what it has read of a directory in some state.
     """
 
     root: Path
@@ -43,6 +46,7 @@ class Watched:
     exports: list[Files] = field(default_factory=list)
     seen: dict[int, Files] = field(default_factory=dict)
     looks: int = 0
+    read: dict[tuple[object, ...], Files] = field(default_factory=dict)
 
     def store(self, fuse: Fuse | None = None) -> CheckpointStore:
         """The store, as a life sees it that the fuse strikes."""
@@ -72,13 +76,21 @@ class Watched:
             return found
         directory = self.root / "store" / models.model_path(MODEL)
         for each in directory.iterdir() if directory.is_dir() else ():
-            files = [path for path in each.rglob("*") if path.is_file()]
-            found[int(each.name)] = {
-                str(path.relative_to(each)): path.read_bytes()
-                for path in files
-                if not path.name.startswith(PART_PREFIX)
-            }
+            paths = {path: path.stat() for path in _files(each) if not path.name.startswith(PART_PREFIX)}
+            state = str(each), *((str(path), stat.st_ino, stat.st_mtime_ns) for path, stat in paths.items())
+            if state not in self.read:
+                self.read[state] = {str(path.relative_to(each)): path.read_bytes() for path in paths}
+            found[int(each.name)] = self.read[state]
         return found
+
+
+def _files(directory: Path) -> Iterator[Path]:
+    with os.scandir(directory) as entries:
+        for entry in entries:
+            if entry.is_dir():
+                yield from _files(Path(entry.path))
+            else:
+                yield Path(entry.path)
 
 
 async def life(site: Site, generation: int) -> None:

@@ -26,7 +26,7 @@ def new(number: int) -> ModelVersion:
         member="chief.0",
         check="load",
         size=1,
-        job="job",
+        job_uuid="uuid",
         generation=1,
         attempt=1,
         taken_ms=number,
@@ -100,11 +100,20 @@ def test_a_rollback_withdraws_what_is_newer_and_holds_what_comes() -> None:
     assert published(index) == [1, 2], "it waits for an operator"
     assert index.find(4).state is VersionState.WITHDRAWN
     assert published(models.put_forward(index, 4)) == [1, 2, 4]
-    assert published(models.put_forward(index, None)) == [1, 2, 3, 4]
+    assert published(models.put_forward(index, None)) == [2, 3, 4], "three are kept"
     assert not models.put_forward(index, None).held
     again = models.rolled_back(index, 1)
     assert published(again) == [1]
     assert published(models.rolled_back(again, 3)) == [1, 3], "a withdrawn one can be the target"
+
+
+def test_what_is_held_does_not_fill_the_store() -> None:
+    index = models.rolled_back(with_versions(3, keep=2), None)
+    for number in range(4, 9):
+        index = models.with_version(index, new(number))
+    assert published(index) == [2]
+    assert [each.version for each in index.present] == [2, 7, 8]
+    assert published(models.put_forward(index, None)) == [7, 8]
 
 
 def test_a_rollback_does_not_take_a_label_away() -> None:

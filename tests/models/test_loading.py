@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
+import tempfile
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from agent.models.publisher import NotTried
 from supervisor.contract.errors import BadCheckpoint
 from supervisor.contract.job.serving import Exports
 from supervisor.contract.job.spec import EnvironmentRef, ServingSpec
+from tests.agent.other_users import own_uid
 from tests.support.waiting import until
 
 SERVING = ServingSpec("m", "export/*", "chief")
@@ -101,6 +103,20 @@ async def test_a_model_is_loaded_by_the_python_of_its_jobs_environment(tmp_path:
     assert await loader.load("uuid-1", given, tmp_path) == "ours"
     with pytest.raises(NotTried, match="the environment of its job is not here"):
         await ModelLoader(lambda _uuid: None).load("uuid-1", given, tmp_path)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives a child to another user")
+async def test_another_user_loads_a_model_below_directories_that_it_cannot_enter(tmp_path: Path) -> None:
+    model = tmp_path / "private/model"
+    model.mkdir(parents=True)
+    (model / "saved_model.pb").write_text("graph")
+    model.parent.chmod(0o700)
+    uid = own_uid(54_000)
+    with tempfile.TemporaryDirectory(dir="/tmp") as public:
+        Path(public).chmod(0o755)
+        asked = exports(Path(public), "echo $(id -u) $(id -G) $(cat saved_model.pb); exit 1")
+        why = await ModelLoader(lambda _uuid: (uid, uid)).load("uuid-1", asked, model)
+    assert why == f"{uid} {uid} graph"
 
 
 @pytest.mark.parametrize("what", ["load", "call"])

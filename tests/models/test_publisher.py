@@ -64,6 +64,13 @@ async def test_the_same_files_are_published_once_and_changed_ones_again(site: Si
     assert await site.seen() == {1: first, 2: second}
 
 
+async def test_a_new_life_of_the_job_publishes_the_same_files_again(site: Site) -> None:
+    files = export(site.out, "export/1", b"1")
+    await site.publisher().look(final=True)
+    await site.publisher(replace(state(2), job_uuid="uuid-2")).look(final=True)
+    assert await site.seen() == {1: files, 2: files}
+
+
 async def test_an_export_that_is_being_written_waits(site: Site) -> None:
     export(site.out, "export/1", b"1")
     (site.out / "export/1/assets/more").write_bytes(b"just now")
