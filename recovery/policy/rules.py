@@ -124,13 +124,18 @@ TABLE = MappingProxyType(
 )
 
 
-def rule_of(spec: JobSpec, cause: Cause, task: TaskId | None = None, saver: TaskId | None = None) -> Rule:
+def rule_of(
+    spec: JobSpec, cause: Cause, task: TaskId | None = None, saver: TaskId | None = None, code: int = 0
+) -> Rule:
     """The action for this cause in this job, for `task` if one is given; `saver` as for `scope_of`.
 
-    The failure of the task that saves is never ignored: its end would count as the end of the training.
+    `code`: the exit code, which a job may let restart all the same. The failure of the task that saves is
+    never ignored: its end would count as the end of the training.
     """
     row = TABLE[cause]
     rule = row.rule if row.fixed else spec.restart.rules.get(cause.value, row.rule)
+    if rule is Rule.FAIL and cause is Cause.PROGRAM_EXIT and 0 < spec.restart.retry_from <= code:
+        return Rule.RESTART
     return row.rule if rule is Rule.IGNORE and task == (saver or spec.saver) else rule
 
 

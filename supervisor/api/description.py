@@ -169,6 +169,7 @@ def _failures(spec: JobSpec) -> Iterator[Field]:
         max_in_window=flow(restart.max_in_window),
         window=duration(restart.window_ms),
         ps_recovery=flow(restart.ps_recovery),
+        retry_from=flow(restart.retry_from),
     )
     yield from _entries(restart.scope, "restart", "scope")
     yield from _entries(restart.rules, "restart", "rules")

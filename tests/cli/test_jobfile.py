@@ -34,7 +34,7 @@ roles:
   worker: {count: 2, env: {A: x}, resources: {gpus: 1, labels: {gpu: h200}}}
   evaluator: {count: 1, command: [./eval]}
 env: {STEP_LOG: /tmp/steps, N: 0x10}
-restart: {max: 7, backoff: 1500ms, backoff_max: 2m, degraded_limit: 1h, scope: {worker: all}}
+restart: {max: 7, retry_from: 128, backoff: 1500ms, backoff_max: 2m, degraded_limit: 1h, scope: {worker: all}}
 progress: {patterns: ['it=(\\d+)']}
 """
 
@@ -59,6 +59,7 @@ def test_a_good_file(tmp_path: Path) -> None:
     assert not spec.role("worker").follow
     assert spec.role("evaluator").command == ("./eval",)
     assert spec.env == {"STEP_LOG": "/tmp/steps", "N": "0x10"}
+    assert spec.restart.retry_from == 128
     assert spec.restart.backoff_ms == 1500
     assert spec.restart.backoff_max_ms == 120_000
     assert spec.restart.degraded_limit_ms == 3_600_000

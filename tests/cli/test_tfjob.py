@@ -174,6 +174,7 @@ def test_restart_policies(tmp_path: Path, policy: str, most: int, exits: Rule | 
     restart = load(tmp_path, replica(f"restartPolicy: {policy}")).spec.restart
     assert restart.max_restarts == most
     assert restart.rules.get("program_exit") is exits
+    assert restart.retry_from == (128 if policy == "ExitCode" else 0)
     assert "program_signal" not in restart.rules
 
 
@@ -334,6 +335,10 @@ BAD = {
     "an unknown field": (
         replica("replica: 2"),
         [f"6: {AT}.replica: unknown field; did you mean 'replicas'?"],
+    ),
+    "a merge key": (
+        manifest(WORKER.replace("Worker: {", "Worker: {<<: {replicas: 2}, ")),
+        [f"6: {AT}.<<: a merge key is not read; write the fields out"],
     ),
     "an unknown field of the container": (
         manifest(more=", comand: [x]"),

@@ -135,6 +135,15 @@ def test_a_job_may_fail_at_once_on_any_exit_code() -> None:
     assert "restart.rules" in world.switch().reason
 
 
+def test_an_exit_code_may_be_restarted_where_others_fail_the_job() -> None:
+    spec = spec_with(rules={"program_exit": Rule.FAIL})
+    world = World(replace(spec, restart=replace(spec.restart, retry_from=128))).start()
+    end(world, "worker.0", code=138)
+    back(world, "worker.0", 2)
+    end(world, "worker.0", code=127)
+    world.until(lambda: world.switch().phase is JobPhase.FAILED)
+
+
 def test_an_ignored_end_counts_as_done() -> None:
     world = World(spec_with(rules={"program_exit": Rule.IGNORE})).start()
     end(world, "worker.0", BUG)

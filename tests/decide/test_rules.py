@@ -33,5 +33,16 @@ def test_a_job_overrides_what_is_not_fixed(cause: Cause) -> None:
     assert bool(objection(cause.value)) == TABLE[cause].fixed
 
 
+def test_some_exit_codes_are_restarted_where_others_fail() -> None:
+    spec = job_spec(restart=RestartPolicy(rules={"program_exit": Rule.FAIL}, retry_from=128))
+    codes = {code: rule_of(spec, Cause.PROGRAM_EXIT, code=code) for code in (0, 1, 127, 128, 255)}
+    assert codes == {0: Rule.FAIL, 1: Rule.FAIL, 127: Rule.FAIL, 128: Rule.RESTART, 255: Rule.RESTART}
+    assert rule_of(spec, Cause.NAN_LOSS, code=200) is Rule.FAIL
+    ignoring = job_spec(restart=RestartPolicy(rules={"program_exit": Rule.IGNORE}, retry_from=128))
+    assert rule_of(ignoring, Cause.PROGRAM_EXIT, code=200) is Rule.IGNORE
+    none = job_spec(restart=RestartPolicy(rules={"program_exit": Rule.FAIL}))
+    assert rule_of(none, Cause.PROGRAM_EXIT, code=255) is Rule.FAIL
+
+
 def test_a_cause_that_does_not_exist() -> None:
     assert "unknown cause 'oops'" in objection("oops")

@@ -23,10 +23,10 @@ def conditions(job: Job) -> dict[str, str]:
 def test_a_manifest_trains_through_the_loss_of_a_worker(cluster: Cluster, tmp_path: Path) -> None:
     shutil.copytree(EXAMPLES / "digits_async", tmp_path / "program")
     file = tmp_path / "program/tfjob.yaml"
-    file.write_text(file.read_text().replace('"3000"', '"300"'))
+    file.write_text(file.read_text().replace('"3000"', '"1500"'))
     cluster.ctl("submit", str(file))
     job = Job(cluster, "digits-tfjob")
-    job.wait_step(40)
+    job.wait_step(100)
     assert conditions(job) == {"Created": "True", "Running": "True"}
     incident = job.recovered(job.kill("worker", 1))
     assert (incident.cause, incident.rule) == ("killed", "async.worker.in_place")

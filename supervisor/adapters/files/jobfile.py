@@ -210,6 +210,7 @@ def _spec(model: JobModel, workdir: str, checkpoint_base: str) -> JobSpec:
             window_ms=model.restart.window,
             rules=dict(model.restart.rules),
             ps_recovery=model.restart.ps_recovery,
+            retry_from=model.restart.retry_from,
         ),
         progress=ProgressSpec(
             patterns=tuple(model.progress.patterns),

@@ -350,6 +350,7 @@ class RestartModel(Strict):
     window: DurationMs = 3_600_000
     rules: dict[str, Annotated[Rule, BeforeValidator(_one_of(Rule))]] = Field(default_factory=dict)
     ps_recovery: Annotated[PsRecovery, BeforeValidator(_one_of(PsRecovery))] = PsRecovery.FULL
+    retry_from: int = Field(default=0, ge=0, le=255)
 
 
 class ProgressModel(Strict):

@@ -64,6 +64,7 @@ NUMBERS = (
     _duration(("checkpoint", "fallback_after"), lambda job: job.checkpoint.fallback_after_ms),
     Number(("restart", "max"), lambda job: job.restart.max_restarts, 0, 100_000),
     Number(("restart", "max_in_window"), lambda job: job.restart.max_in_window, 0, 100_000),
+    Number(("restart", "retry_from"), lambda job: job.restart.retry_from, 0, 255),
     _duration(("restart", "backoff"), lambda job: job.restart.backoff_ms),
     _duration(("restart", "backoff_max"), lambda job: job.restart.backoff_max_ms),
     _duration(("restart", "degraded_limit"), lambda job: job.restart.degraded_limit_ms),

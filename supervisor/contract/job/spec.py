@@ -212,7 +212,8 @@ class RestartPolicy:
 
     `max_restarts` counts restarts in a row without progress (a new commit); the next one fails the job.
     `max_in_window` counts all of the last `window_ms`, with progress or without. `rules` overrides the table
-    for a cause (the value of an `incident.Cause`).
+    for a cause (the value of an `incident.Cause`). `retry_from`: exit codes from this one on are restarted
+    although the rule of `program_exit` is FAIL; 0: none.
     """
 
     max_restarts: int = 3
@@ -224,6 +225,7 @@ class RestartPolicy:
     window_ms: int = 3_600_000
     rules: dict[str, Rule] = field(default_factory=dict)
     ps_recovery: PsRecovery = PsRecovery.FULL
+    retry_from: int = field(default=0, metadata=NEEDED)
 
 
 DEFAULT_STEP_PATTERNS = (

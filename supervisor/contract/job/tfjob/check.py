@@ -73,7 +73,9 @@ def _walk(findings: Findings, value: object, node: Node, where: Where) -> None:
             if key in node.below:
                 _walk(findings, item, node.below[key], (*where, key))
             else:
-                findings.problem((*where, str(key)), "unknown field" + near(str(key), node.below))
+                merge = "a merge key is not read; write the fields out" if key == "<<" else ""
+                told = merge or "unknown field" + near(str(key), node.below)
+                findings.problem((*where, str(key)), told)
 
 
 def _item(findings: Findings, value: object, node: Node, where: Where) -> None:

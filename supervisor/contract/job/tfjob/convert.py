@@ -25,6 +25,9 @@ _SUCCESS = ("", "AllWorkers")
 _PERMANENT = ("program_exit", "data_loss", "out_of_range", "resource_exhausted")
 """Causes of an exit with a code of the program's own, which ExitCode takes for permanent."""
 
+RETRYABLE = 128
+"""The first exit code that ExitCode takes for a passing fault."""
+
 _YEAR = "365d"
 
 
@@ -158,6 +161,7 @@ def _restart(made: Conversion, policy: str, where: Where, limit: int | None) -> 
         made.put(("restart", "max_in_window"), int(limit), at)
         made.put(("restart", "window"), _YEAR, at)
     if policy == "ExitCode":
+        made.put(("restart", "retry_from"), RETRYABLE, where)
         for cause in _PERMANENT:
             made.put(("restart", "rules", cause), "fail", where)
 

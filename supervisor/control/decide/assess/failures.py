@@ -199,8 +199,11 @@ def need_of(
     scope, rule = scope_of_failure(failed)
     ran = report.pid > 0 or cause is not Cause.LAUNCHER_LOST
     began = member.report.create_revision if ran else 0
+    code = (report.exit.code or 0) if report.exit is not None else 0
     accused = Suspect(
-        incident, cause, scope, member.task.member, report.node, stepped, known_ms, began, tail, report.warm
+        *(incident, cause, scope, member.task.member, report.node, stepped, known_ms, began, tail),
+        warm=report.warm,
+        code=code,
     )
     found = judge(snap, job, accused)
     if found.away:

@@ -32,6 +32,7 @@ class Suspect:
     `member` is empty for a lost node. `stepped`: the failed attempt has made a step; `known_ms` as in `Need`.
     `began`: the revision of etcd when the attempt began; None where no attempt has failed, 0 where one lost
     its launcher before it ran. `tail`: the end of its output. `warm`: it was started warm, or may have been.
+    `code`: its exit code; 0 for any other end.
     """
 
     incident: str
@@ -44,6 +45,7 @@ class Suspect:
     began: int | None = None
     tail: str = ""
     warm: bool = True
+    code: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +90,7 @@ def judge(snap: Snapshot, job: JobState, accused: Suspect) -> Judgement:
         where = ", ".join(sorted(seen_on))
         cause_why = f"the same {error.name} at {error.frames[-1]} as on {where}, before any step"
         present = replace(present, cause=Cause.USER_ERROR)
-    rule = rule_of(job.record.value.spec, present.cause, task, job.saver)
+    rule = rule_of(job.record.value.spec, present.cause, task, job.saver, accused.code)
     plan = job.plan_in_force
     homes = [p.node for p in plan.value.placements] if plan is not None else []
     read = steps_are_read(snap, job)
