@@ -141,7 +141,7 @@ class Installer:
         with mapped_errors(f"run {command[0]}"), await asyncio.to_thread(_unnamed, scratch.parent) as output:
             code = await self._watched(command, scratch, tree, output)
             output.seek(max(0, output.seek(0, os.SEEK_END) - _OUTPUT_BYTES))
-            said = output.read().decode(errors="replace")
+            said = output.read().decode(errors="replace").replace(f"{scratch}/", "")
         if code:
             raise _failure(command, said)
         return said

@@ -20,6 +20,7 @@ _CONFIG = "pyvenv.cfg"
 _MOST_CONFIG = 64 << 10
 _INTERPRETER = re.compile(r"bin/python[\d.]*")
 _VERSION = re.compile(r"^version(?:_info)? *= *(\d+\.\d+)", re.MULTILINE)
+_ADVICE = "an environment is packed with `tar -C VENV --format=posix -czf FILE.tar.gz .`"
 _LIMITS = Limits(MOST_BYTES, MOST_FILES)
 
 
@@ -31,15 +32,15 @@ def unpack(archive: Path, tree: Path, python: Interpreter) -> Manifest:
 
     Raises BadArchive; Refused where `python` has another version; OSError for what is this node's fault.
     """
-    with archive.open("rb") as file:
-        manifest = unpack_file(file, tree, _LIMITS, _chosen)
+    try:
+        with archive.open("rb") as file:
+            manifest = unpack_file(file, tree, _LIMITS, _chosen)
+    except BadArchive as error:
+        raise BadArchive(f"{error}; {_ADVICE}") from error
     if _CONFIG in manifest:
         _lead_to(tree, manifest, python)
     elif not os.access(tree / "bin" / "python", os.X_OK):
-        raise BadArchive(
-            f"the archive has neither {_CONFIG} nor bin/python at its top; pack the content of the "
-            "environment's directory: tar -C VENV --format=posix -czf FILE.tar.gz ."
-        )
+        raise BadArchive(f"the archive has neither {_CONFIG} nor bin/python at its top; {_ADVICE}")
     return manifest
 
 

@@ -392,6 +392,12 @@ async def test_bombs_and_other_formats_are_refused(site: Site, monkeypatch: pyte
     monkeypatch.setattr("agent.environments.packed._LIMITS", Limits(1000, 1))
     with pytest.raises(BadArchive, match=r"unpacks to more|more than 1 members"):
         await site.make(EnvironmentRef(digest, archive=uri))
+    gnu = site.root / "gnu.tar.gz"
+    with tarfile.open(gnu, "w:gz", format=tarfile.GNU_FORMAT) as archive:
+        archive.addfile(tarfile.TarInfo("pyvenv.cfg"))
+    ref = EnvironmentRef(hashlib.sha256(gnu.read_bytes()).hexdigest(), archive=gnu.as_uri())
+    with pytest.raises(BadArchive, match="packed with `tar -C VENV --format=posix"):
+        await site.make(ref)
     plain = site.root / "plain.tar.gz"
     plain.write_bytes(b"PK\x03\x04")
     ref = EnvironmentRef(hashlib.sha256(plain.read_bytes()).hexdigest(), archive=plain.as_uri())
