@@ -8,12 +8,14 @@ from contextlib import ExitStack, contextmanager
 from itertools import combinations
 
 from chaos.faults.families.agent import holders
-from chaos.faults.families.node import LOST, cut_off, everything, networks, powerless
-from chaos.faults.fault import Family, Fault
+from chaos.faults.families.node import LOST, everything, networks, powerless
+from chaos.faults.fault import Family, Fault, Incidents, expects
 from chaos.faults.scene import Scene
 
 LEAST = 3
 """The brake holds for no fewer nodes."""
+ENDED = expects(Incidents.ANY, "node_lost", "deadline")
+"""Tasks outside the ClusterSpec restart by themselves when their nodes are back."""
 HOLDS = "the brake holds"
 HOLDS_S = 20.0
 
@@ -43,15 +45,18 @@ def several_off(scene: Scene, names: str) -> Iterator[str]:
 @contextmanager
 def switch_died(scene: Scene, names: str) -> Iterator[str]:
     """Each is cut off from everything, until the heal. In force once operators are told of the brake."""
+    network = scene.cluster.network
     with ExitStack() as joined:
         for node in names.split(","):
-            joined.enter_context(cut_off(scene, node, others=everything))
+            others = everything(scene, node)
+            joined.callback(network.rejoin, node, others)
+            network.cut_off(node, others)
         held = scene.wait("a brake that holds", lambda: _held(scene), HOLDS_S)
         command = scene.cluster.supervisorctl("status")
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         first = done.stdout.partition("\n")[0]
         assert first.startswith("PAUSED"), f"the first line of `status` is {first!r}; {done.stderr}"
-        yield f"{names} are cut off; `status` says: {held}"
+        yield f"{sum(network.dropped().values())} packets are dropped already; `status` says: {held}"
 
 
 def _held(scene: Scene) -> str | None:
@@ -78,7 +83,7 @@ FAULTS: tuple[Fault, ...] = (
         "more than half of all nodes are cut off at once: the brake holds until they are back",
         majorities,
         switch_died,
-        LOST,
+        ENDED,
         hold_s=(7.0, 12.0),
         bound_s=90.0,
         needs=networks,
