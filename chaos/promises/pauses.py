@@ -13,10 +13,12 @@ LEAST, SHARE = 3, 0.5
 """The brake holds for more nodes than this share of all, and for so many at least."""
 WINDOW_MS = 200_000
 """Marks that are older than this may no longer count for the brake."""
+SEEN_D = 0.5
+"""The part of D after which a leader has surely seen a mark. Most moves come at D, by two clocks."""
 
 
 def a_pause_holds(history: History) -> Iterator[Broken]:
-    """Nothing starts during a pause, nor while more than half of the nodes have been lost for D."""
+    """Nothing starts during a pause, nor while more than half of the nodes are lost."""
     for moment, state in history.walk():
         for job, what in _started(moment, state) if moment.live else ():
             pause, intent = state.get(Pause, PAUSE), state.intent(job)
@@ -57,14 +59,14 @@ def _is_marked(state: State, node: str) -> bool:
 
 
 def _lost(state: State, moment: Moment, passed: int) -> list[str]:
-    """The nodes that surely have been lost for D, and surely count."""
+    """The nodes that a leader surely knows to be lost, and surely counts."""
     found = set()
     for key, held in state.held.items():
         if not key.startswith("lost/") or held.created <= passed or held.after_ms < 0:
             continue
         _, node, incarnation = key.split("/")
         holder = state.incarnation(node)
-        is_new = state.d_ms < moment.after_ms - held.at_ms < WINDOW_MS
+        is_new = SEEN_D * state.d_ms < moment.after_ms - held.at_ms < WINDOW_MS
         if is_new and (holder is None or holder.incarnation == incarnation):
             found.add(node)
     return sorted(node for node in found if f"cordons/{node}" not in state.held)
