@@ -6,7 +6,15 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 
 from supervisor.api.views import find_job
-from supervisor.contract.job.spec import ContainerSpec, JobRecord, JobSpec, RoleSpec, ServingSpec, resized
+from supervisor.contract.job.spec import (
+    ContainerSpec,
+    EnvironmentRef,
+    JobRecord,
+    JobSpec,
+    RoleSpec,
+    ServingSpec,
+    resized,
+)
 from supervisor.contract.job.written import duration, flow, size
 from supervisor.contract.secret import sounds_secret
 from supervisor.contract.views.description import (
@@ -69,7 +77,8 @@ def _source(spec: JobSpec, path: tuple[str, ...], given: frozenset[str], sizes: 
         return SCALE
     if path[0] == "roles" and path[2] == "count" and spec.role(path[1]).most:
         return ROOM
-    if path == ("code", "sha256") or (path == ("workdir",) and "workdir" not in given):
+    found_out = path in (("code", "sha256"), ("workdir",), ("environment", "sha256"))
+    if found_out and ".".join(path) not in given:
         return SUBMIT
     if not given:
         return NOT_RECORDED
@@ -89,6 +98,8 @@ def _fields(spec: JobSpec, given: frozenset[str]) -> Iterator[Field]:
         yield from _role(role, own_command=role not in common)
     yield from _checkpoint(spec)
     yield from _code(spec, given)
+    if spec.environment is not None:
+        yield from _environment(spec.environment)
     yield from _variables(spec.env, spec.secrets)
     yield from _part(preload=flow(spec.preload))
     yield from _failures(spec)
@@ -155,6 +166,18 @@ def _code(spec: JobSpec, given: frozenset[str]) -> Iterator[Field]:
     if "code.exclude" in given:
         yield ("code", "exclude"), "not kept", False
     yield ("code", "sha256"), spec.code.digest, False
+
+
+def _environment(given: EnvironmentRef) -> Iterator[Field]:
+    """The Python environment. The digest of a lock file is in no job file: `submit` reads the lock."""
+    yield from _part(
+        "environment",
+        requirements=flow(given.requirements or None),
+        wheelhouse=flow(given.wheelhouse or None),
+        archive=flow(given.archive or None),
+    )
+    yield ("environment", "sha256"), flow(given.digest), bool(given.archive)
+    yield from _part("environment", python=flow(given.python or None))
 
 
 def _failures(spec: JobSpec) -> Iterator[Field]:

@@ -17,7 +17,7 @@ from supervisor.api.description import REDACTED, description
 from supervisor.cli.jobs.describe import lines
 from supervisor.contract import codec
 from supervisor.contract.errors import UserError
-from supervisor.contract.job.spec import CodeRef, JobRecord
+from supervisor.contract.job.spec import CodeRef, EnvironmentRef, JobRecord
 from supervisor.contract.views.description import Description
 from tests.support.builders import job_spec
 
@@ -83,11 +83,14 @@ container:
 notify: [pager]
 serving: {model: net, export: "export/*", role: chief, check: checksums, keep: 2, servers: ["a:8500"]}
 packing: pack
-serving: {export: "export/*", check: checksums, keep: 2, servers: ["10.0.0.1:8500"]}
 """
+LOCK = "numpy==2.1.0 --hash=sha256:" + "0" * 64
+PACKED = SMALL + f"environment: {{archive: 'file:///data/venv.tar.gz', sha256: '{'1' * 64}'}}\n"
+LOCKED = SMALL + "environment: {requirements: lock.txt, wheelhouse: /data/wheels, python: python3.12}\n"
 
 
 def loaded(directory: Path, text: str, name: str | None = None) -> JobFile:
+    (directory / "lock.txt").write_text(LOCK)
     path = directory / "job.yaml"
     path.write_text(text)
     return load_job_file(path, checkpoint_base=BASE, name=name)
@@ -109,7 +112,7 @@ def text_of(found: Description) -> str:
     return "\n".join(lines(found)) + "\n"
 
 
-@pytest.mark.parametrize("text", [SMALL, FULL])
+@pytest.mark.parametrize("text", [SMALL, FULL, PACKED, LOCKED])
 def test_what_is_shown_is_a_job_file_of_the_same_job(tmp_path: Path, text: str) -> None:
     first = loaded(tmp_path, text)
     shown = text_of(described(first))
@@ -154,7 +157,8 @@ def test_every_field_of_a_job_file_is_shown(tmp_path: Path) -> None:
             yield from fields(models[0], *at, name) if models else [(*at, name)]
 
     job = loaded(tmp_path, FULL + "code: {exclude: [data/]}\n")
-    shipped = replace(job, spec=replace(job.spec, code=CodeRef("0" * 64, 1)))
+    environment = EnvironmentRef("0" * 64, requirements="lock.txt")
+    shipped = replace(job, spec=replace(job.spec, code=CodeRef("0" * 64, 1), environment=environment))
     shown = {each.path for each in described(shipped).fields}
     for wanted in set(fields(JobModel)) - {("workdir",)}:  # a file has it, or code
         assert any(path[: len(wanted)] == wanted for path in shown), wanted
@@ -239,6 +243,17 @@ def test_code_that_was_shipped_is_named_by_its_digest(tmp_path: Path) -> None:
     assert again.code is not None
     assert (again.code.directory, again.code.exclude) == (str(tmp_path), ())
     assert "# exclude: not kept" in text_of(found)
+
+
+def test_the_digest_of_a_lock_file_is_found_by_submit_and_that_of_an_archive_is_the_files(
+    tmp_path: Path,
+) -> None:
+    locked, packed = (described(loaded(tmp_path, text)) for text in (LOCKED, PACKED))
+    assert sources(locked)["environment.sha256"] == "submit"
+    assert f"# sha256: {values(locked)['environment.sha256']}" in text_of(locked)
+    assert sources(packed)["environment.sha256"] == "job file"
+    assert sources(locked)["environment.python"] == "job file"
+    assert sources(packed)["environment.python"] == "default"
 
 
 def test_a_user_of_hdfs_is_of_the_clusters_configuration(tmp_path: Path) -> None:
