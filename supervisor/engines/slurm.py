@@ -85,8 +85,9 @@ class Slurm:
         self._submit(self._ask("scontrol", "write", "batch_script", array, "-"), agents)
 
     def agents(self, name: str = "") -> list[PoolAgent]:
-        """Read the queue. Slurm shows jobs that have ended for MinJobAge, 5 minutes unless set."""
-        only = (f"--name={PREFIX}{name}",) if name else ()
+        """Read this user's queue. Slurm shows jobs that have ended for MinJobAge, 5 minutes unless set."""
+        # Of this user alone: a job's name and comment are what its owner wrote, line ends included.
+        only = (f"--user={os.geteuid()}", *((f"--name={PREFIX}{name}",) if name else ()))
         told = self._ask("squeue", "--noheader", "--array", "--states=all", f"--format={FORMAT}", *only)
         found = [each for line in told.splitlines() if (each := agent_of(line)) is not None]
         return sorted(found, key=lambda each: [int(part) for part in each.id.split("_")])
@@ -97,8 +98,9 @@ class Slurm:
             return
         self._ask("scancel", "--batch", "--signal=USR2", *ids, may_be_over=True)
         for each in ids:
-            # So that `pool scale` does not count it.
-            self._ask("scontrol", "update", f"JobId={each}", f"Comment={LEAVING}", may_be_over=True)
+            # So that `pool scale` does not count it, and nothing queues it again.
+            change = (f"JobId={each}", "Requeue=0", f"Comment={LEAVING}")
+            self._ask("scontrol", "update", *change, may_be_over=True)
 
     def cancel(self, ids: Sequence[str], *, waiting_only: bool = False) -> None:
         """Run scancel: SIGTERM, and SIGKILL after KillWait."""
@@ -209,9 +211,9 @@ def _given(option: str, value: str) -> Iterable[str]:
 
 
 def _quoted(path: str) -> str:
-    """A path in an option of a script, which Slurm reads without a shell."""
-    if not path.isprintable() or set(path) & set('"\\%'):
+    """A path in an option of a script, which Slurm reads without a shell, and in a line of `FORMAT`."""
+    if not path.isprintable() or set(path) & set('"\\%|'):
         raise UserError(
-            f"{path!r}: choose a directory without quotes, backslashes, '%' and control characters"
+            f"{path!r}: choose a directory without quotes, backslashes, '%', '|' and control characters"
         )
     return f'"{path}"'

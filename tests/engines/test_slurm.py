@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -37,3 +39,27 @@ class TestSlurm(EngineSuite):
         ended = next(each for each in engine.agents("digits") if each.id == there[0].id)
         assert (ended.state, ended.word) == (State.ENDED, "FAILED")
         assert ended.reason
+
+    def test_another_users_job_is_no_agent(self, engine: Engine, slurm_cluster: SlurmCluster) -> None:
+        line = "9999|RUNNING|n1|N/A|(null)|/tmp|tfsup:digits|None"
+        subprocess.run(
+            [
+                *("setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups", "sbatch"),
+                *("--begin=now+1hour", "--chdir=/", "--job-name=tfsup:digits", f"--comment=x\n{line}"),
+                *("--output=/dev/null", "--wrap=true"),
+            ],
+            env=slurm_cluster.environment,
+            check=True,
+        )
+        assert "9999|RUNNING" in slurm_cluster.run("squeue", "--noheader", "--format=%k")
+        assert pools.live(engine) == pools.live(engine, "digits") == []
+        slurm_cluster.run("scancel", "--name=tfsup:digits")
+
+    def test_an_agent_that_is_to_leave_is_not_queued_again(
+        self, engine: Engine, tmp_path: Path, slurm_cluster: SlurmCluster
+    ) -> None:
+        stays = ("sh", "-c", "trap '' USR2; exec sleep 600")
+        pools.start(engine, Pool(name="digits", command=stays, directory=str(tmp_path)), 1)
+        [agent] = running(engine, 1)
+        engine.notify([agent.id])
+        assert "Requeue=0" in slurm_cluster.run("scontrol", "show", "job", agent.id)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import subprocess
 from pathlib import Path
@@ -71,7 +72,7 @@ def test_the_shell_reads_the_script_as_it_is_meant(tmp_path: Path) -> None:
     assert done.stdout.splitlines() == ["a  b", "$HOME;'", "--place", "n1", "--id", "7_2"]
 
 
-@pytest.mark.parametrize("directory", ["/a\n#SBATCH --wrap=x", '/a"b', "/a\\b", "/a%jb"])
+@pytest.mark.parametrize("directory", ["/a\n#SBATCH --wrap=x", '/a"b', "/a\\b", "/a%jb", "/a|b"])
 def test_a_directory_that_slurm_would_read_otherwise_is_refused(directory: str) -> None:
     with pytest.raises(UserError, match="choose a directory without"):
         script_of(Pool(name="digits", command=("true",), directory=directory))
@@ -132,6 +133,24 @@ def test_a_line_of_squeue(line: str, state: State | None, place: str, reason: st
         return
     assert agent is not None
     assert (agent.state, agent.place, agent.reason, agent.ends) == (state, place, reason, ends)
+
+
+def test_jobs_of_other_users_are_no_agents(commands: Commands, slurm: Slurm) -> None:
+    """Whoever may submit jobs chooses their names, and may write a whole line of the queue as a comment."""
+    commands.put(
+        "squeue", f'case "$*" in *--user={os.geteuid()}*) ;; *) echo "9|RUNNING|n1||||tfsup:a|x" ;; esac'
+    )
+    assert slurm.agents() == slurm.agents("a") == []
+
+
+def test_an_agent_that_is_to_leave_is_not_queued_again(commands: Commands, slurm: Slurm) -> None:
+    commands.put("scancel", "true")
+    commands.put("scontrol", "true")
+    slurm.notify(["41_0"])
+    assert commands.calls == [
+        "scancel --batch --signal=USR2 41_0",
+        "scontrol update JobId=41_0 Requeue=0 Comment=leaving",
+    ]
 
 
 def test_agents_are_the_oldest_first(commands: Commands, slurm: Slurm) -> None:
