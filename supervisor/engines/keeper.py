@@ -9,6 +9,8 @@ cluster need not wait for D (docs/fencing.md).
 | SIGUSR1, before a time limit | has tasks save, drains the node, ends the agent, and runs `--then` |
 | SIGUSR2, to leave | has tasks save, drains the node, and ends the agent |
 | SIGTERM | ends the agent and its tasks at once |
+
+After SIGUSR2, and after SIGTERM before the time limit, nothing runs `--then`.
 """
 
 from __future__ import annotations
@@ -113,6 +115,8 @@ class Keeper:
         self._config = config
         self._drained = config.with_name(DRAINED)
         self._told: asyncio.Queue[signal.Signals] = asyncio.Queue()
+        self._limit_at: float | None = None
+        self._given_back = False
         self._leaving = asyncio.Event()
         self._agent: asyncio.subprocess.Process | None = None
 
@@ -120,7 +124,7 @@ class Keeper:
         """Keep the agent until a signal says otherwise; returns the exit code."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2):
-            loop.add_signal_handler(number, self._told.put_nowait, number)
+            loop.add_signal_handler(number, self._hear, number)
         lifting = asyncio.create_task(self._lift())
         keeping = asyncio.create_task(self._keep())
         telling = asyncio.create_task(self._told.get())
@@ -136,6 +140,14 @@ class Keeper:
             for each in (keeping, telling, lifting):
                 each.cancel()
             await asyncio.gather(keeping, telling, lifting, return_exceptions=True)
+
+    def _hear(self, number: signal.Signals) -> None:
+        now = asyncio.get_running_loop().time()
+        if number == signal.SIGUSR1:
+            self._limit_at = now + self._order.notice_s
+        elif number == signal.SIGUSR2 or self._limit_at is None or now < self._limit_at:
+            self._given_back = True
+        self._told.put_nowait(number)
 
     async def _keep(self) -> NoReturn:
         """Start the agent, again and again. Raises UserError if its configuration is wrong."""
@@ -171,7 +183,8 @@ class Keeper:
         if await _run(FENCING_S, "agent.main", "--config", str(self._config), "--fence") != 0:
             say("the node's tasks are not known to be dead: the cluster waits for D")
         await self._lift()
-        if number == signal.SIGUSR1 and order.then:
+        # An engine may queue a job again that its user has cancelled.
+        if number == signal.SIGUSR1 and order.then and not self._given_back:
             say(f"running {shlex.join(order.then)}")
             with contextlib.suppress(OSError):
                 await (await asyncio.create_subprocess_exec(*order.then)).wait()

@@ -65,11 +65,12 @@ def end(engine: Engine, name: str, within_s: float, say: Callable[[str], None] =
     ended: set[str] = set()
     while there:
         spent_s = time.monotonic() - began
+        # One that begins between the look and this is told after the next look; one that the engine has
+        # queued again is cancelled again.
+        engine.cancel(_ids(there, State.WAITING), waiting_only=True)
         if spent_s >= within_s:
             engine.cancel(_new(ended, [each.id for each in there]))
         else:
-            # One that begins between the look and this is told after the next look.
-            engine.cancel(_ids(there, State.WAITING), waiting_only=True)
             engine.notify(_new(told, _ids(there, State.RUNNING)))
         if spent_s > within_s + KILL_S:
             left = ", ".join(f"{each.id} ({each.word})" for each in there)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
+import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,8 +15,9 @@ import pytest
 from supervisor.cli.local.cluster import LocalCluster
 from supervisor.cli.options import Globals
 from supervisor.cli.pool.order import Wanted, pool_of
-from supervisor.engines import pools
+from supervisor.engines import keeper, pools
 from supervisor.engines.engine import Pool
+from supervisor.engines.keeper import Order
 from tests.cli.printing import JOB, PROGRAM, PrintingShell
 from tests.engines.fake_engine import FakeEngine
 from tests.support.waiting import wait_until
@@ -85,6 +89,33 @@ def test_a_wrong_configuration_ends_the_keeper(engine: FakeEngine, tmp_path: Pat
     engine.start(pool, 1)
     wait_until(lambda: pools.live(engine) == [], "it gives up")
     assert "wrong.yaml:1: etcd: missing" in logs(tmp_path)
+
+
+@pytest.mark.parametrize("then", [(), (signal.SIGTERM,), (signal.SIGUSR2,)])
+async def test_an_agent_that_is_cancelled_in_its_notice_is_not_queued_again(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, then: tuple[signal.Signals, ...]
+) -> None:
+    draining = asyncio.Event()
+
+    async def start(_module: str, *arguments: str) -> asyncio.subprocess.Process:
+        lasts = not {"--fence", "uncordon"} & {*arguments}
+        if "drain" in arguments:
+            draining.set()
+        return await asyncio.create_subprocess_exec(*(("sleep", "600") if lasts else ("true",)))
+
+    monkeypatch.setattr(keeper, "_start", start)
+    queued = tmp_path / "queued"
+    order = Order(
+        pool="p", place="n1", id="1_0", file=tmp_path, client=(), notice_s=16, then=("touch", str(queued))
+    )
+    kept = keeper.Keeper(order, "p.n1", tmp_path / "agent.yaml")
+    running = asyncio.create_task(kept.run())
+    await asyncio.sleep(0)
+    for number in (signal.SIGUSR1, *then):
+        os.kill(os.getpid(), number)
+        await asyncio.wait_for(draining.wait(), 10)
+    assert await asyncio.wait_for(running, 20) == 0
+    assert queued.exists() == (not then)
 
 
 def states(shell: PrintingShell) -> dict[str, str]:
