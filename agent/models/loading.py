@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import secrets
 import signal
 from collections.abc import Callable
 from contextlib import suppress
@@ -14,6 +15,7 @@ from agent.boundaries import ENVIRONMENT, Environments, NoEnvironments
 from agent.core.instructions import Recipe
 from agent.host.ownership import credentials
 from agent.host.task_users import User
+from agent.inside.processes import fence
 from agent.models.publisher import MAX_WHY, NotTried
 from agent.runtimes.process import INSIDE, find_interpreters, job_environment
 from supervisor.adapters.failpoints import effect
@@ -71,7 +73,8 @@ class ModelLoader:
         )
         env = job_environment(recipe, user[0] if user is not None else None)
         what = "call" if exports.serving.check is ModelCheck.CALL else "load"
-        start = partial(_start, what, directory, {**env, **NICELY}, user)
+        marker = f"model-check#{secrets.token_hex(16)}"
+        start = partial(_start, what, directory, {**env, **NICELY, fence.MARKER_VARIABLE: marker}, user)
         try:
             *wrapped, last = find_interpreters(recipe, env)
             process = None
@@ -95,6 +98,9 @@ class ModelLoader:
                 with suppress(ProcessLookupError), effect("models.kill"):
                     os.killpg(process.pid, signal.SIGKILL)
                 await process.wait()
+            # Also what has left its session: nothing of a job runs beside its tasks.
+            owner = user[0] if user is not None else None
+            await asyncio.to_thread(partial(fence.fence, marker, user=owner))
         if code == -signal.SIGKILL:
             # Not for its own sake: memory was short, or its job's processes were ended beside it.
             raise NotTried("loading it was killed by signal 9 again and again")

@@ -69,6 +69,13 @@ async def test_a_child_that_hangs_is_killed_with_its_children(tmp_path: Path) ->
     await until(lambda: not any(Path(f"/proc/{pid}/cwd").exists() for pid in pids.read_text().split()))
 
 
+async def test_what_a_child_leaves_behind_is_killed(tmp_path: Path) -> None:
+    pid = tmp_path / "pid"
+    script = f"setsid sleep 600 >/dev/null 2>&1 </dev/null & echo $! >{pid}; sleep 0.1"
+    assert await load(tmp_path, script) == ""
+    assert not Path(f"/proc/{pid.read_text().strip()}/cwd").exists()
+
+
 async def test_a_child_ends_with_its_caller(tmp_path: Path) -> None:
     pid = tmp_path / "pid"
     work = asyncio.create_task(load(tmp_path, f"echo $$ >{pid}.new; mv {pid}.new {pid}; exec sleep 600"))
