@@ -42,7 +42,14 @@ def start_message(
         launch.spec.with_address(task.role, task.index, launch.address) if assignment.joins else launch.spec
     )
     values = placeholder_values(
-        spec, task, checkpoint_dir, assignment.protocol, launch.address, outputs.own, outputs.all
+        spec,
+        task,
+        checkpoint_dir,
+        assignment.protocol,
+        launch.address,
+        outputs.own,
+        outputs.all,
+        assignment.model_base,
     )
     argv, asked = _filled(assignment, values)
     env = {

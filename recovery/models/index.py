@@ -24,8 +24,9 @@ from supervisor.contract import codec
 from supervisor.contract.bounds import MAX_INT
 from supervisor.contract.errors import IncompatibleRecord, NotFound, UserError
 from supervisor.contract.ids import check_name
+from supervisor.contract.job.serving import MODELS
 
-MODELS, RECORDS = "models", ".models"
+RECORDS = ".models"
 INDEX, KEPT, REMOVED = "index", "kept", "removed"
 MAX_INDEX_BYTES = 8 << 20
 MOST_VERSIONS = 1_000

@@ -151,7 +151,7 @@ class Assignment:
     is new in it, so that no other task was told of its address when it started. `hears_moves`: its program is
     told of each address that changes so (`JobSwitch.edition`). `ends`: the attempt is to end, as its task
     moves or leaves. `partial_ps`: after the loss of a parameter server a chief restores the variables of that
-    one alone. `serving`: of the task whose exported models are published.
+    one alone. `serving`: of the task whose exported models are published, to `model_base`.
     """
 
     job: str
@@ -201,6 +201,7 @@ class Assignment:
     ends: bool = False
     partial_ps: bool = False
     serving: ServingSpec | None = None
+    model_base: str = ""
     environment: EnvironmentRef | None = field(default=None, metadata=NEEDED)
 
     @property

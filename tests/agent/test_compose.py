@@ -69,6 +69,13 @@ def test_placeholders_are_filled_in_command_and_environment_alike() -> None:
     }
 
 
+def test_a_server_is_given_the_directory_of_the_model_that_its_job_publishes() -> None:
+    argv = ("serve", "--model_base_path={model_base}")
+    order = replace(WANTED, argv=argv, model_base="/store/models/net", templated=True)
+    message = start_message(replace(launch(), assignment=order), "i1", "/a", "/c")
+    assert message.argv[1] == "--model_base_path=/store/models/net"
+
+
 def test_a_job_of_an_earlier_release_keeps_its_environment_as_it_is() -> None:
     order = replace(WANTED, argv=("sh", "{{task_index}}"), env={"HOSTS": "{ps_hosts} {{x}}"})
     message = start_message(replace(launch(), assignment=order), "i1", "/a", "/c")

@@ -13,6 +13,7 @@ from supervisor.adapters.files.yaml_file import MAX_BYTES
 from supervisor.contract.checkpoint import Verify
 from supervisor.contract.errors import NotFound, TfSupervisorError, UserError
 from supervisor.contract.ids import TaskId
+from supervisor.contract.job.serving import model_base
 from supervisor.contract.job.spec import (
     CheckpointSpec,
     JobSpec,
@@ -622,6 +623,15 @@ def test_wrong_values_of_serving_are_named(tmp_path: Path, serving: str, wrong: 
         load(tmp_path, SERVING % serving)
     assert wrong in str(caught.value)
     assert "job.yaml:5" in str(caught.value)
+
+
+def test_a_role_may_serve_the_model_that_the_job_publishes(tmp_path: Path) -> None:
+    text = SERVING.replace("exporter: {count: 1}", 'exporter: {count: 1, command: [serve, "{model_base}"]}')
+    spec = load(tmp_path, text % "export: e, model: net")
+    assert spec.role("exporter").command == ("serve", "{model_base}")
+    assert model_base(spec) == "/state/checkpoints/digits/models/net"
+    with pytest.raises(UserError, match="model_base"):
+        load(tmp_path, text.replace("serving: {%s}\n", ""))
 
 
 def test_models_are_not_loaded_in_containers(tmp_path: Path) -> None:

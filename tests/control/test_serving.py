@@ -21,3 +21,4 @@ def test_one_task_exports_models(role: str, index: int, exports: bool) -> None:
     spec, placement = replace(job_spec(), serving=SERVING), Placement(role, index, "n0", "i0")
     found = bare_assignment(spec, "u", Plan("digits", "p", 1, "i", (placement,)), placement)
     assert found.serving == (SERVING if exports else None)
+    assert found.model_base == "/checkpoints/digits/models/net", "any task may serve it"

@@ -31,7 +31,7 @@ from supervisor.contract.errors import UserError
 from supervisor.contract.ids import check_name
 from supervisor.contract.incident import Cause
 from supervisor.contract.job.bounds import objections
-from supervisor.contract.job.placeholders import known_words, problems
+from supervisor.contract.job.placeholders import MODEL_BASE, known_words, problems
 from supervisor.contract.job.spec import (
     CHIEF_ROLES,
     CheckpointSpec,
@@ -350,7 +350,7 @@ def _cross_checks(document: Document) -> None:
             document.problem(("restart", "scope", name), "no such role" + suggest(name, roles))
     _check_rules(document, top)
     _check_after(document, roles)
-    known = known_words(roles)
+    known = known_words(roles) - ({MODEL_BASE} if top.get("serving") is None else frozenset())
     _check_placeholders(document, (), top, known)
     for name, role in roles.items():
         _check_placeholders(document, ("roles", name), _mapping(role), known)

@@ -22,6 +22,7 @@ from supervisor.cli.target import find_target
 from supervisor.cli.terminal import neutralise
 from supervisor.contract.errors import NotFound, StoreUnreachable, UserError
 from supervisor.contract.ids import check_name
+from supervisor.contract.job.serving import base_of
 
 if TYPE_CHECKING:
     from recovery.models.index import ModelIndex
@@ -150,7 +151,7 @@ def reload(
         from supervisor.cli.models.servers import tell_server
 
         index = await (await _open(store, job, model)).read()
-        place = base_path or f"{uri.removeprefix('file://')}/models/{index.model}"
+        place = base_path or base_of(uri, index.model)
         whole = merged(target, config_of(index, place))
         if target is not None:
             write_file(target, text_of(whole))

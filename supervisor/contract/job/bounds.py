@@ -251,6 +251,7 @@ def _filled(spec: JobSpec) -> Iterator[Objection]:
     cluster = ClusterSpec(spec.name, 1, "p", roles)
     values = placeholder_values(cluster, spec.tasks()[0], _SPARE_DIRECTORY, spec.protocol, address)
     values |= {"output_dir": _SPARE_DIRECTORY, "all_outputs": _SPARE_DIRECTORY}
+    values["model_base"] = serving.model_base(spec)
     size_of = filled_bytes(values, fill if spec.templated else fill_earlier)
     # Each task is told of the whole cluster in TF_CONFIG.
     base = sum(len(role.name) + role.count * (len(address) + 3) for role in spec.roles)

@@ -16,12 +16,16 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from supervisor.contract.job.spec import CHIEF_ROLES
 
+MODEL_BASE = "model_base"
+"""The placeholder for the directory that model servers poll, in jobs that publish models."""
+
 OF_TASK = (
     "job_name",
     "task_index",
     "checkpoint_dir",
     "output_dir",
     "all_outputs",
+    MODEL_BASE,
     "address",
     "host",
     "port",

@@ -12,6 +12,9 @@ from supervisor.contract.job.container import Objection, Where
 from supervisor.contract.job.file_pattern import STEP, compile_pattern
 from supervisor.contract.job.spec import EnvironmentRef, JobSpec, ModelCheck, ServingSpec
 
+MODELS = "models"
+"""The directory of a store that holds the published versions of all models."""
+
 MAX_SERVERS = 16
 MAX_KEPT_MODELS = 100
 OF_A_PYTHON = ("LD_LIBRARY_PATH", "PATH", "PYTHONHOME", "PYTHONPATH", "TF_USE_LEGACY_KERAS")
@@ -34,6 +37,16 @@ class Exports:
     workdir: str = "/"
     env: dict[str, str] = field(default_factory=dict)
     environment: EnvironmentRef | None = None
+
+
+def base_of(uri: str, model: str) -> str:
+    """The directory of a model in a store, as model servers are given it."""
+    return f"{uri.removeprefix('file://')}/{MODELS}/{model}"
+
+
+def model_base(spec: JobSpec) -> str:
+    """The directory of the model that a job publishes; empty if it publishes none."""
+    return base_of(spec.checkpoint.uri, spec.serving.model) if spec.serving is not None else ""
 
 
 def check_export(pattern: str) -> str:

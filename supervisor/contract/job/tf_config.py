@@ -9,7 +9,7 @@ import json
 from supervisor.contract.addresses import bare
 from supervisor.contract.desired import ClusterSpec
 from supervisor.contract.ids import TaskId
-from supervisor.contract.job.placeholders import CLASSIC_ROLES
+from supervisor.contract.job.placeholders import CLASSIC_ROLES, MODEL_BASE
 from supervisor.contract.job.spec import PLAIN_PROTOCOL
 
 
@@ -36,6 +36,7 @@ def placeholder_values(
     address: str = "",
     output_dir: str = "",
     all_outputs: str = "",
+    model_base: str = "",
 ) -> dict[str, str]:
     """The value of each placeholder of a job file (`job.placeholders`) in one task.
 
@@ -48,7 +49,7 @@ def placeholder_values(
     values |= {f"{entry.role}_hosts": ",".join(entry.addresses) for entry in (*spec.roles, *spec.outside)}
     values |= {"job_name": task.role, "task_index": str(task.index)}
     values |= {"checkpoint_dir": checkpoint_dir, "protocol": protocol}
-    values |= {"output_dir": output_dir, "all_outputs": all_outputs}
+    values |= {"output_dir": output_dir, "all_outputs": all_outputs, MODEL_BASE: model_base}
     values["address"] = address or spec.address(task.role, task.index)
     host, _, values["port"] = values["address"].rpartition(":")
     return {**values, "host": bare(host)}

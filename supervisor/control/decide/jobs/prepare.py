@@ -11,6 +11,7 @@ from supervisor.contract.addresses import bracketed, port_of
 from supervisor.contract.boundaries import Absent, Compare, Op
 from supervisor.contract.desired import Assignment, JobPhase, Placement, Plan
 from supervisor.contract.ids import TaskId
+from supervisor.contract.job.serving import model_base
 from supervisor.contract.job.spec import (
     CHIEF_ROLES,
     JobSpec,
@@ -227,6 +228,7 @@ def bare_assignment(spec: JobSpec, uuid: str, plan: Plan, placement: Placement) 
         serves=serves(role),
         partial_ps=spec.restart.ps_recovery is PsRecovery.PARTIAL,
         serving=_serving_of(spec, placement),
+        model_base=model_base(spec),
         yields=waits_for_saver(spec, placement.role, placement.index),
         container=spec.container,
         resources=role.resources,
