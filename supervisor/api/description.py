@@ -38,10 +38,13 @@ REDACTED = "{redacted}"
 Field = tuple[tuple[str, ...], str, bool]
 """The path of a field, its value, and whether a job file may have it."""
 
-_ASSIGNED = re.compile(r"""(?<![\w-])([\w-]+=)("[^"]*"|'[^']*'|[^\s"']+)""")
-_FLAG = re.compile(r"""(?<![\w-])(-[\w-]+\s)\s*("[^"]*"|'[^']*'|[^\s"'-]\S*)""")
+_VALUE = r"""(?:"[^"]*"|'[^']*'|[^\s"'])+"""
+_ASSIGNED = re.compile(rf"(?<![\w-])(([\w-]+)=){_VALUE}")
+_FLAG = re.compile(rf"(?<![\w-])((-[\w-]+)\s)\s*(?!-){_VALUE}")
 """In a script, as `sh -c` has one."""
-_PASSWORD = re.compile(r"(://[^\s/:@]*:)[^\s/@]+(?=@)")
+_HEADER = re.compile(rf"""(?<![\w-])(([\w-]+)["']?:\s*)(?:(?:Basic|Bearer)\s+)?{_VALUE}""", re.IGNORECASE)
+"""`Authorization: Bearer x`, and an entry of JSON or YAML."""
+_PASSWORD = re.compile(r"(://[^\s/:@]*:)[^\s/]+(?=@)")
 
 
 def describe(snap: Snapshot, name: str) -> Description:
@@ -283,8 +286,8 @@ def _words(command: Sequence[str]) -> str:
 
 def _without_secrets(text: str) -> str:
     """A text without what may be a secret: the value after such a name, and the password in an address."""
-    for pattern in (_ASSIGNED, _FLAG):
+    for pattern in (_HEADER, _ASSIGNED, _FLAG):
         text = pattern.sub(
-            lambda match: f"{match[1]}{REDACTED}" if sounds_secret(match[1][:-1]) else match[0], text
+            lambda match: f"{match[1]}{REDACTED}" if sounds_secret(match[2]) else match[0], text
         )
     return _PASSWORD.sub(rf"\1{REDACTED}", text)

@@ -25,7 +25,8 @@ MOST_LINES = 128
 
 EVERY_JOB = "*"
 _SOUNDS_SECRET = re.compile(
-    r"passw|secret|authorization|credential|cookie|api_?key|private|key_(pem|material|data)|(^|_)token$",
+    r"passw|passphrase|secret|authorization|bearer|credential|cookie|private|key_(pem|material|data)"
+    r"|(access|account|api|encryption|ssh)_?key|(^|_)(jwt|pass|pat|token)$",
     re.IGNORECASE,
 )
 GROUP = "group:"

@@ -216,8 +216,39 @@ def test_values_that_may_be_secrets_are_hidden_and_no_cluster_takes_the_text_wit
 
 
 @pytest.mark.parametrize(
+    "text",
+    [
+        "curl -H 'Authorization: Bearer hunter2' -o x",
+        "--header=authorization:hunter2",
+        '{"password": "hunter2", "user": "me"}',
+        'run --token=a"b c"hunter2',
+        "DB_PASS=hunter2 GITHUB_PAT=hunter2 ACCESS_KEY=hunter2",
+        "https://me:hun@ter2@host/x",
+    ],
+)
+def test_secrets_of_other_forms_are_hidden_too(text: str) -> None:
+    spec = replace(job_spec(), env={"ARGS": text})
+    shown = values(description(JobRecord(spec, "u", 0), {}))["env.ARGS"]
+    assert "hunter2" not in shown
+    assert "ter2" not in shown
+    assert REDACTED in shown
+
+
+@pytest.mark.parametrize(
+    "text", ["tokenizer: bert", "--key-column=id", "host:8500", "hdfs://ns1/a", "a=b c: d"]
+)
+def test_other_texts_are_shown(text: str) -> None:
+    spec = replace(job_spec(), env={"ARGS": text})
+    assert REDACTED not in values(description(JobRecord(spec, "u", 0), {}))["env.ARGS"]
+
+
+@pytest.mark.parametrize(
     "word",
     [
+        "a: " * 30_000,
+        "a:" + " " * 90_000,
+        "a:Bearer " * 10_000,
+        "a:'" * 30_000,
         "a" * 100_000,
         "a-" * 50_000,
         "x='" * 30_000,

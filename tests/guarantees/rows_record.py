@@ -41,7 +41,7 @@ ROWS = (
     ),
     Guarantee(
         1,
-        "No page, and no document of the API, has a value of a job's environment.",
+        "No page, and no document of the API but that of `describe`, has a value of a job's environment.",
         "supervisor/api/views.py",
         "        strategy=spec.strategy.value,\n",
         '        strategy=f"{spec.strategy.value} {spec.roles}",\n',
