@@ -271,7 +271,7 @@ def changed(value: object, where: tuple[str | int, ...], junk: object) -> object
 WHOLE = YAML(typ="safe").load(FULL)
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.tuples(st.sampled_from(list(places(WHOLE))), JUNK), min_size=1, max_size=3))
 def test_whatever_a_manifest_holds_is_read_or_told_of(
     tmp_path: Path, changes: list[tuple[tuple[str | int, ...], object]]
@@ -544,6 +544,10 @@ BAD = {
     "an annotation with a wrong value": (
         manifest().replace("{name: a}", '{name: a, annotations: {tfsup/checkpoint.keep: "1"}}'),
         ["3: metadata.annotations.tfsup/checkpoint.keep: must be at least 2"],
+    ),
+    "an annotation with a list that is no JSON": (
+        manifest().replace("{name: a}", '{name: a, annotations: {tfsup/preload: "[numpy]"}}'),
+        ['3: metadata.annotations.tfsup/preload: is no list in JSON; write for example \'["a", "b"]\''],
     ),
     "an annotation of a strategy that does not fit": (
         manifest().replace("{name: a}", "{name: a, annotations: {tfsup/strategy: async}}"),

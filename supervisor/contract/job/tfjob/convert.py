@@ -219,7 +219,11 @@ def _overlay(
             target: Where = tuple(name.split("."))
             for known in [known for known in made.origin if known[: len(target)] == target]:
                 del made.origin[known]
-            made.put(target, _value(text, scalar), where)
+            value = _value(text, scalar)
+            if text.startswith("[") and value == text and "env" not in target:
+                told = """is no list in JSON; write for example '["a", "b"]'"""
+                made.findings.problem(where, told)
+            made.put(target, value, where)
         elif volume not in volumes:
             made.findings.problem(where, f"there is no volume {volume[:60]!r}" + near(volume, volumes))
         elif not text.startswith("/"):

@@ -254,7 +254,7 @@ FIELDS = (
     _taken(
         f"{MAIN}.resources.requests",
         FieldType.OBJECT,
-        "the same, where limits does not name the resource; the limit counts",
+        "the same, where limits does not name the resource; in a container it is a limit, too",
     ),
     _refused(f"{MAIN}.resources.claims", "there is no dynamic allocation of devices; ask for nvidia.com/gpu"),
     _idle(
