@@ -45,6 +45,7 @@ from supervisor.contract.checkpoint import CheckpointRef
 from supervisor.contract.desired import ClusterSpec, JobPhase, JobSwitch, RoleAddresses
 from supervisor.contract.errors import BadCheckpoint, IncompatibleRecord, NewerRelease, Refused, UserError
 from supervisor.contract.job.bounds import objections
+from supervisor.contract.job.environment import read_lock
 from supervisor.contract.job.file_pattern import compile_pattern
 from supervisor.contract.job.placeholders import fill, fill_earlier, problems
 from supervisor.contract.job.spec import JobIntent, JobRecord, RoleSpec
@@ -298,6 +299,12 @@ def job_file(data: bytes, directory: Path) -> None:
         codec.decode(SubmitRequest, codec.encode(SubmitRequest(spec)))
     finally:
         path.unlink()
+
+
+def lock(data: bytes, _: Path) -> None:
+    """A lock file of a job's environment. What is written for pip reads as the same."""
+    found = read_lock(data)
+    assert read_lock("\n".join(each.text for each in found).encode()) == found
 
 
 def manifest(data: bytes, _: Path) -> None:
@@ -575,6 +582,13 @@ def _note() -> tuple[bytes, ...]:
     return (b'{"a": ["file", "00", true]}',)
 
 
+def _locks() -> tuple[bytes, ...]:
+    hashed = f"--hash=sha256:{'a' * 64}"
+    text = f"# made\na==1 \\\n    {hashed} \\\n    {hashed}\n    # via b\n"
+    text += f"b[x]==2 ; python_version > '3' {hashed}\n"
+    return (text.encode(), b"-r x\na>=1\n")
+
+
 DAMAGED, REFUSED = (BadCheckpoint,), (Refused, OSError)
 UNREAD = (IncompatibleRecord,)
 TARGETS = (
@@ -592,6 +606,7 @@ TARGETS = (
     Target("masked output", lambda: MASKED, masked),
     Target("patterns", _words, patterned, (UserError,), 2),
     Target("job file", _job_files, job_file, (UserError,), 1, most_s=5),
+    Target("lock", _locks, lock, (UserError,), 4),
     Target("manifest", _manifest, manifest, (BadCheckpoint, IncompatibleRecord), 4),
     Target("values of a manifest", _manifest, manifest, (BadCheckpoint, IncompatibleRecord), 4, is_json=True),
     Target("outputs", _index, index, UNREAD, 4),

@@ -643,4 +643,29 @@ ROWS = (
         "if len(archive) != ref.size:",
         "tests/code/test_node_code.py::test_what_others_do_to_the_store_is_refused_with_the_reason",
     ),
+    Guarantee(
+        8,
+        "An environment that an agent had begun to make when it died is never used.",
+        "agent/environments/store.py",
+        "            await asyncio.to_thread(self._begin, scratch)\n",
+        "            await asyncio.to_thread(self._begin, scratch)\n"
+        "            await asyncio.to_thread(self._record, ref.key, name, {})\n",
+        "tests/environments/test_crash.py::test_a_half_made_environment_is_never_used[environment.seal.after]",
+    ),
+    Guarantee(
+        8,
+        "An environment that a power cut has torn is made again.",
+        "agent/environments/store.py",
+        "                if not unpack.is_whole(tree, manifest):\n",
+        "                if not tree.is_dir():\n",
+        "tests/environments/test_node.py::test_after_a_boot_it_is_compared_with_its_record_once",
+    ),
+    Guarantee(
+        8,
+        "A lock file names no package without a hash.",
+        "supervisor/contract/job/environment.py",
+        "    if not hashed:\n",
+        "    if not hashed and not named:\n",
+        "tests/environments/test_lock.py::test_all_else_is_refused_with_its_line",
+    ),
 )

@@ -33,7 +33,6 @@ _REQUIREMENT = re.compile(
     re.ASCII,
 )
 _HASH = re.compile(r"--hash=sha256:[0-9a-f]{64}")
-_COMMENT = re.compile(r"(?:^|\s+)#.*$")
 _PYTHON = re.compile(r"python[0-9.]{0,8}")
 
 
@@ -70,10 +69,12 @@ def _logical_lines(text: str) -> Iterator[tuple[int, str]]:
     """Lines that a backslash continues are joined; comments and blanks are left out."""
     first, parts = 0, list[str]()
     for number, line in enumerate(text.splitlines(), 1):
+        if not line and not parts:
+            continue
         is_comment = line.lstrip().startswith("#")
         continues = line.endswith("\\") and not is_comment
         first = first if parts else number
-        parts.append("" if is_comment else _COMMENT.sub("", line[:-1] if continues else line))
+        parts.append("" if is_comment else _without_comment(line[:-1] if continues else line))
         if continues:
             continue
         if joined := " ".join(" ".join(parts).split()):
@@ -81,6 +82,14 @@ def _logical_lines(text: str) -> Iterator[tuple[int, str]]:
         parts = []
     if joined := " ".join(" ".join(parts).split()):
         yield first, joined
+
+
+def _without_comment(line: str) -> str:
+    """A comment begins with a `#` after a blank. In linear time, whatever the line is."""
+    at = line.find("#")
+    while at > 0 and not line[at - 1].isspace():
+        at = line.find("#", at + 1)
+    return line if at < 0 else line[:at]
 
 
 def _requirement(number: int, line: str) -> Requirement:
