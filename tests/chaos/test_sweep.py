@@ -87,6 +87,18 @@ def test_a_dozen_kinds_of_all_families_break_no_promise(tmp_path: Path) -> None:
     assert sum(document["outcomes"].values()) == len(summary.counts)
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.usefixtures("priority")
+def test_nothing_moves_while_most_nodes_are_cut_off_and_the_job_goes_on_when_they_are_back(
+    tmp_path: Path,
+) -> None:
+    summary = swept(tmp_path, ("switch-died",))
+    assert summary.missing or summary.exit_code == 0, seen_of(tmp_path)
+    if os.geteuid() == 0:
+        assert summary.counts == {"switch-died": {Outcome.PASSED: 1}}
+
+
 @dataclass(frozen=True, slots=True)
 class Only(Scenario):
     """A scenario of faults that are none of ours, of which a run has one."""
