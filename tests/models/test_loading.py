@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import sys
 import tempfile
 from dataclasses import replace
@@ -74,6 +75,21 @@ async def test_what_a_child_leaves_behind_is_killed(tmp_path: Path) -> None:
     script = f"setsid sleep 600 >/dev/null 2>&1 </dev/null & echo $! >{pid}; sleep 0.1"
     assert await load(tmp_path, script) == ""
     assert not Path(f"/proc/{pid.read_text().strip()}/cwd").exists()
+
+
+async def test_a_child_that_prints_without_end_holds_nothing_up(tmp_path: Path) -> None:
+    async with asyncio.timeout(30):
+        assert await load(tmp_path, "exec yes", load_s=1.0) == "that takes longer than 1 s"
+
+
+async def test_a_pipe_that_another_process_holds_is_not_waited_for(tmp_path: Path) -> None:
+    pid = tmp_path / "pid"
+    # Without its mark in the environment.
+    holder = f"env -i setsid sh -c 'echo $$ >{pid}; exec sleep 600'"
+    script = f"{holder} & until [ -s {pid} ]; do :; done; echo no; exit 3"
+    async with asyncio.timeout(30):
+        assert await load(tmp_path, script) == "no"
+    os.kill(int(pid.read_text()), signal.SIGKILL)
 
 
 async def test_a_child_ends_with_its_caller(tmp_path: Path) -> None:
