@@ -287,6 +287,7 @@ def test_whatever_a_manifest_holds_is_read_or_told_of(
 AT = "spec.tfReplicaSpecs.Worker"
 MAIN = f"{AT}.template.spec.containers[0]"
 MOUNT = ", volumeMounts: [{name: v, mountPath: /data}]"
+GROWING = [f"{{name: A, value: {'$(A)' * 20}}}"] * 9
 BAD = {
     "another version": (
         manifest().replace("/v1", "/v1beta2"),
@@ -482,6 +483,46 @@ BAD = {
             MOUNT,
         ),
         [f"6: {AT}.template.spec.volumes[0].hostPath.type: is refused: a directory that is there is mounted"],
+    ),
+    "a directory without a path": (
+        manifest(WORKER.replace("]}}}", "], volumes: [{name: v, hostPath: {}}]}}}"), MOUNT),
+        [f"6: {AT}.template.spec.volumes[0].hostPath.path: missing"],
+    ),
+    "two volumes of a name": (
+        manifest(
+            WORKER.replace(
+                "]}}}", "], volumes: [{name: v, hostPath: {path: /d}}, {name: v, hostPath: {path: /e}}]}}}"
+            ),
+            MOUNT,
+        ),
+        [f"6: {AT}.template.spec.volumes[1].name: 'v' is the name of two volumes"],
+    ),
+    "a value and a secret": (
+        manifest(more=", env: [{name: A, value: x, valueFrom: {secretKeyRef: {name: s, key: k}}}]"),
+        [f"6: {MAIN}.env[0]: has both value and valueFrom"],
+    ),
+    "a value from nothing": (
+        manifest(more=", env: [{name: A, valueFrom: {}}, {name: B, valueFrom: {fieldRef: {}}}]"),
+        [f"6: {MAIN}.env[0].valueFrom: is empty", f"6: {MAIN}.env[1].valueFrom: is empty"],
+    ),
+    "a secret without a key": (
+        manifest(more=", env: [{name: A, valueFrom: {secretKeyRef: {name: s}}}]"),
+        [f"6: {MAIN}.env[0].valueFrom.secretKeyRef.key: missing"],
+    ),
+    "a request that is no quantity beside a limit": (
+        manifest(more=", resources: {requests: {cpu: -1}, limits: {cpu: 1}}"),
+        [f"6: {MAIN}.resources.requests.cpu: must be a quantity of Kubernetes"],
+    ),
+    "variables that grow without end": (
+        manifest(more=f", env: [{{name: A, value: {'x' * 100}}}, {', '.join(GROWING)}]"),
+        [f"6: {MAIN}.env[3].value: $(VAR) makes more than 120 KiB"],
+    ),
+    "a number of thousands of digits": (
+        manifest(spec=f"  runPolicy: {{activeDeadlineSeconds: 0x{'F' * 6000}}}\n"),
+        [
+            "5: spec.runPolicy.activeDeadlineSeconds: cannot read '0xFF",
+            "5: spec.runPolicy.activeDeadlineSeconds: must be a whole number",
+        ],
     ),
     "a directory of the node's own": (
         manifest(WORKER.replace("]}}}", "], volumes: [{name: v, hostPath: {path: /etc}}]}}}"), MOUNT),

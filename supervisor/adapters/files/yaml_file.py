@@ -24,6 +24,7 @@ from supervisor.contract.errors import NotFound, UserError
 MAX_BYTES = 256 * 1024
 MAX_DEPTH = 32
 MAX_NODES = 20_000
+MAX_NUMBER = 100
 _ANOTHER = "but found another document"
 
 Where = tuple[str | int, ...]
@@ -237,6 +238,8 @@ class _Converter:
 
 
 def _number(text: str, tag: str) -> WrittenInt | WrittenFloat | None:
+    if len(text) > MAX_NUMBER:
+        return None  # Python writes no number of thousands of digits in an error
     try:
         if tag == "int":
             digits = text.replace("_", "")

@@ -28,7 +28,7 @@ def put_container(made: Conversion, replicas: tuple[Replica, ...], annotations: 
             wanted[each.role].add(target)
             if mounts.setdefault(target, (mount, where, source_at))[0] != mount:
                 made.findings.problem(
-                    where, f"{target} is another directory in another replica type; one is possible"
+                    where, f"{target} is another directory elsewhere in this manifest; a job has one there"
                 )
     for index, (target, (_, where, source_at)) in enumerate(mounts.items()):
         made.origin[("container", "mounts", index, "source")] = source_at
@@ -93,10 +93,13 @@ def _mounts(
     made: Conversion, replica: Replica, annotations: Mapping[str, str]
 ) -> Iterator[tuple[Plain, Where, Where]]:
     """The mounts of a replica type, each with its place, and that of its directory."""
-    volumes = {}
+    volumes: dict[str, tuple[Mapping[str, object], Where]] = {}
     for index, item in enumerate(listed(replica.pod.get("volumes"))):
-        volume = mapping(item)
-        volumes[str(volume.get("name"))] = (volume, (*replica.pod_at, "volumes", index))
+        volume, at = mapping(item), (*replica.pod_at, "volumes", index)
+        if volumes.setdefault(str(volume.get("name")), (volume, at))[1] != at:
+            made.findings.problem(
+                (*at, "name"), f"{str(volume.get('name'))[:60]!r} is the name of two volumes"
+            )
     used = set()
     for index, item in enumerate(listed(replica.main.get("volumeMounts"))):
         where: Where = (*replica.at, "volumeMounts", index)
@@ -135,12 +138,13 @@ def _source(
         made.findings.problem(where, f"is {' and '.join(kinds)}; keep one of them")
     elif kind == "hostPath":
         path = mapping(volume[kind])
-        if path.get("type") in (None, "", "Directory"):
-            return str(path.get("path") or ""), (*where, kind, "path")
-        made.findings.problem(
-            (*where, kind, "type"),
-            "is refused: a directory that is there is mounted, nothing else; write Directory",
-        )
+        if not path.get("path"):
+            made.findings.problem((*where, kind, "path"), "missing; add a directory of the nodes")
+        elif path.get("type") in (None, "", "Directory"):
+            return str(path["path"]), (*where, kind, "path")
+        else:
+            text = "is refused: a directory that is there is mounted, nothing else; write Directory"
+            made.findings.problem((*where, kind, "type"), text)
     elif kind == "emptyDir" and target in (_MEMORY_AT, _SCRATCH_AT):
         limit = quantity(mapping(volume.get(kind)).get("sizeLimit"))
         if target == _MEMORY_AT and limit is not None:

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from supervisor.contract.bounds import MAX_SPEC_BYTES
 from supervisor.contract.job.container import Where
 from supervisor.contract.job.tfjob.check import Findings
 from supervisor.contract.job.tfjob.fields import PREFIX
+from supervisor.contract.job.tfjob.texts import expand, growth
 
 Plain = dict[str, object]
 
@@ -21,12 +23,14 @@ class Conversion:
         origin: by field of the job file, the field of the manifest.
         findings: errors, and notes on what has no effect or was chosen.
         hold: the job is recorded and not started.
+        grown: the characters that were put into texts for `$(VAR)`.
     """
 
     findings: Findings
     job: Plain = field(default_factory=dict)
     origin: dict[Where, Where] = field(default_factory=dict)
     hold: bool = False
+    grown: int = 0
 
     def put(self, target: Where, value: object, where: Where) -> None:
         """Set a field of the job file."""
@@ -39,6 +43,17 @@ class Conversion:
             at = below
         at[str(target[-1])] = value
         self.origin[target] = where
+
+    def expanded(self, text: str, variables: Mapping[str, str], where: Where) -> str:
+        """The text with `$(VAR)` replaced; an error where variables that name variables grow without end."""
+        is_first = self.grown <= MAX_SPEC_BYTES
+        self.grown += growth(text, variables)
+        if self.grown <= MAX_SPEC_BYTES:
+            return expand(text, variables)
+        if is_first:
+            most = f"{MAX_SPEC_BYTES // 1024} KiB"
+            self.findings.problem(where, f"$(VAR) makes more than {most} of this manifest, which no job has")
+        return ""
 
     def written(self, where: Where) -> Where:
         """The field of the manifest that a field of the job file was made of, or an annotation for it."""

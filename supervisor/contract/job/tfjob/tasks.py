@@ -9,7 +9,7 @@ from supervisor.contract.job.container import Where
 from supervisor.contract.job.tfjob.check import near
 from supervisor.contract.job.tfjob.fields import PREFIX
 from supervisor.contract.job.tfjob.made import Conversion, Replica, listed, mapping, one_of
-from supervisor.contract.job.tfjob.texts import decimal, expand, literal, quantity, referenced, size
+from supervisor.contract.job.tfjob.texts import decimal, literal, quantity, referenced, size
 
 TYPES = ("Chief", "Master", "PS", "Worker", "Evaluator")
 MAIN_CONTAINER = "tensorflow"
@@ -79,7 +79,7 @@ def _command(made: Conversion, replica: Replica, annotations: Mapping[str, str])
     annotated = {"command", f"roles.{replica.role}.command"} & set(annotations)
     if replica.main.get("command"):
         target: Where = ("roles", replica.role, "command")
-        texts = [literal(expand(word, variables)) for word, _ in words]
+        texts = [literal(made.expanded(word, variables, where)) for word, where in words]
         made.put(target, texts, (*replica.at, "command"))
         for index, (word, where) in enumerate(words):
             made.origin[(*target, index)] = where
@@ -108,17 +108,26 @@ def _environment(made: Conversion, replica: Replica) -> tuple[dict[str, str], fr
             made.findings.problem(where, "has no name; add it")
             continue
         target: Where = ("roles", replica.role, "env", name)
-        source = mapping(variable.get("valueFrom")).get("secretKeyRef")
-        if isinstance(source, Mapping):
+        origin = mapping(variable.get("valueFrom"))
+        source = origin.get("secretKeyRef")
+        if variable.get("value") and origin:
+            made.findings.problem(where, "has both value and valueFrom; keep one of the two")
+        elif variable.get("valueFrom") is not None and not any(origin.values()):
+            made.findings.problem(
+                (*where, "valueFrom"), "is empty; write secretKeyRef, or value in its place"
+            )
+        elif isinstance(source, Mapping):
+            for part in [part for part in ("name", "key") if not source.get(part)]:
+                made.findings.problem((*where, "valueFrom", "secretKeyRef", part), "missing; add it")
             hidden.add(name)
             variables.pop(name, None)
             secret = f"{source.get('name') or ''}.{source.get('key') or ''}"
             made.put(target, {"secret": secret}, (*where, "valueFrom", "secretKeyRef"))
-        elif not variable.get("valueFrom"):
+        elif not origin:
             text = str(variable.get("value") or "")
             _check_hidden(made, (*where, "value"), text, hidden)
             hidden.discard(name)
-            variables[name] = expand(text, variables)
+            variables[name] = made.expanded(text, variables, (*where, "value"))
             made.put(target, literal(variables[name]), (*where, "value") if "value" in variable else where)
     return variables, frozenset(hidden)
 
@@ -136,16 +145,22 @@ def _resources(made: Conversion, replica: Replica) -> None:
     given = mapping(replica.main.get("resources"))
     limits, requests = mapping(given.get("limits")), mapping(given.get("requests"))
     for name in dict.fromkeys((*limits, *requests)):
-        kind = "limits" if name in limits else "requests"
-        where: Where = (*top, kind, name)
-        number = quantity(mapping(given[kind])[name])
-        if number is None:
-            made.findings.problem(where, "must be a quantity of Kubernetes, for example 2, 500m or 4Gi")
+        found = {
+            kind: quantity(of[name])
+            for kind, of in (("requests", requests), ("limits", limits))
+            if name in of
+        }
+        for kind in [kind for kind, number in found.items() if number is None]:
+            made.findings.problem(
+                (*top, kind, name), "must be a quantity of Kubernetes, for example 2, 500m or 4Gi"
+            )
+        kind, number = list(found.items())[-1]
+        if number is None or None in found.values():
             continue
         if name in limits and name in requests and quantity(requests[name]) != number and name != _DISK:
             text = "has no effect where it differs from the limit, which a task is given and held to"
             made.findings.note((*top, "requests", name), text)
-        _resource(made, replica.role, name, number, where)
+        _resource(made, replica.role, name, number, (*top, kind, name))
 
 
 def _resource(made: Conversion, role: str, name: str, number: Fraction, where: Where) -> None:

@@ -31,6 +31,11 @@ def expand(text: str, variables: Mapping[str, str]) -> str:
     )
 
 
+def growth(text: str, variables: Mapping[str, str]) -> int:
+    """The characters that `expand` puts into the text."""
+    return sum(len(variables.get(found["name"] or "", "")) for found in _REFERENCE.finditer(text))
+
+
 def referenced(text: str) -> frozenset[str]:
     """The names in `$(VAR)` of a text."""
     return frozenset(found["name"] for found in _REFERENCE.finditer(text) if not found["dollar"])
