@@ -121,7 +121,7 @@ class SlurmCluster:
         """Start a daemon: munged, slurmctld, or a node's slurmd."""
         log = (self.directory / f"{name}.out").open("ab")
         self._daemons[name] = subprocess.Popen(
-            self._argv(name),
+            ["setpriv", "--pdeathsig", "KILL", *self._argv(name)],
             env=self.environment,
             stdin=subprocess.DEVNULL,
             stdout=log,

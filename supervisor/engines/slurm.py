@@ -1,8 +1,8 @@
 """Slurm: each agent of a pool is one element of a job array, on one node.
 
 Not one allocation of many nodes: that one begins only when all of them are free at once, cannot grow, and
-ends as a whole when the machine of its batch script fails (decision 0089). The job's name says the pool, its
-comment that it is leaving, and its script holds all options of the pool. So Slurm's queue is the only record.
+gets no other machine for one that fails (decision 0089). The job's name says the pool, its comment that it is
+leaving, and its script holds all options of the pool. So Slurm's queue is the only record.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ PREFIX = "tfsup:"
 """What the names of our jobs begin with."""
 LEAVING = "leaving"
 PATIENCE_S = 60
-FIELDS = ("id", "word", "place", "ends", "comment", "directory", "name", "reason")
-FORMAT = "%i|%T|%N|%e|%k|%Z|%j|%r"
+FIELDS = ("id", "word", "place", "ends", "limit", "comment", "directory", "name", "reason")
+FORMAT = "%i|%T|%N|%e|%l|%k|%Z|%j|%r"
 """The reason is last: it is free text."""
 _WAITING = frozenset(
     {
@@ -38,7 +38,7 @@ _WAITING = frozenset(
     }
 )
 _RUNNING = frozenset({"RUNNING", "RESIZING", "SIGNALING", "STAGE_OUT"})
-_NEVER = frozenset({"N/A", "NONE"})
+_NEVER = frozenset({"UNLIMITED", "NOT_SET"})
 _LEAVING = frozenset({"COMPLETING"})
 _KEPT = (
     "PATH",
@@ -161,7 +161,7 @@ def agent_of(line: str) -> PoolAgent | None:
         word=row["word"],
         place=row["place"] if state is not State.WAITING else "",
         reason=row["reason"] if row["reason"] != "None" else "",
-        ends=row["ends"] if state in (State.RUNNING, State.LEAVING) and row["ends"] not in _NEVER else "",
+        ends=row["ends"] if state in (State.RUNNING, State.LEAVING) and row["limit"] not in _NEVER else "",
         log=f"{row['directory']}/{log_of(pool, ident)}" if state is not State.WAITING else "",
     )
 

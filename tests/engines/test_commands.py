@@ -13,11 +13,11 @@ from tests.cli.shell import ctl
 from tests.engines.commands import Commands
 
 QUEUE = """cat <<'E'
-41_0|RUNNING|n1|2026-11-26T18:00:00|(null)|/logs|tfsup:digits|None
-41_1|PENDING||NONE|(null)|/logs|tfsup:digits|Resources
-41_2|FAILED|n2|2026-11-26T12:00:00|(null)|/logs|tfsup:digits|NonZeroExitCode
-42_0|RUNNING|n3|N/A|leaving|/logs|tfsup:other|None
-43|RUNNING|n3|N/A||/home|train.sh|None
+41_0|RUNNING|n1|2026-11-26T18:00:00|6:00:00|(null)|/logs|tfsup:digits|None
+41_1|PENDING||2027-01-01T00:00:00|UNLIMITED|(null)|/logs|tfsup:digits|Resources
+41_2|FAILED|n2|2026-11-26T12:00:00|6:00:00|(null)|/logs|tfsup:digits|NonZeroExitCode
+42_0|RUNNING|n3|2027-01-01T00:00:00|UNLIMITED|leaving|/logs|tfsup:other|None
+43|RUNNING|n3|2027-01-01T00:00:00|UNLIMITED||/home|train.sh|None
 E"""
 
 

@@ -89,7 +89,9 @@ def test_slurm_gets_no_secret_of_the_environment(commands: Commands, slurm: Slur
 
 
 def test_more_agents_get_the_script_of_those_that_are_there(commands: Commands, slurm: Slurm) -> None:
-    commands.put("squeue", 'echo "41_0|RUNNING|n1|N/A|(null)|/logs|tfsup:digits|None"')
+    commands.put(
+        "squeue", 'echo "41_0|RUNNING|n1|2027-01-01T00:00:00|UNLIMITED|(null)|/logs|tfsup:digits|None"'
+    )
     commands.put("scontrol", "echo '#!/bin/sh'; echo 'exec it'")
     commands.put("sbatch", f"cat >{commands.directory}/script; echo 42")
     slurm.add("digits", 3)
@@ -103,26 +105,56 @@ def test_more_agents_get_the_script_of_those_that_are_there(commands: Commands, 
 @pytest.mark.parametrize(
     ("line", "state", "place", "reason", "ends"),
     [
-        ("41_0|PENDING||NONE|(null)|/logs|tfsup:digits|Resources", State.WAITING, "", "Resources", ""),
         (
-            "41_0|PENDING||NONE|(null)|/logs|tfsup:digits|ReqNodeNotAvail, UnavailableNodes:n[1-3]|x",
+            "41_0|PENDING||2027-01-01T00:00:00|UNLIMITED|(null)|/logs|tfsup:digits|Resources",
             State.WAITING,
             "",
-            "ReqNodeNotAvail, UnavailableNodes:n[1-3]|x",
+            "Resources",
             "",
         ),
         (
-            "41_1|RUNNING|n1|2026-11-26T12:00:00|(null)|/logs|tfsup:digits|None",
+            "41_0|PENDING||2027-01-01T00:00:00|UNLIMITED|(null)|/logs|tfsup:digits|Not available: n[1-3]|x",
+            State.WAITING,
+            "",
+            "Not available: n[1-3]|x",
+            "",
+        ),
+        (
+            "41_1|RUNNING|n1|2026-11-26T12:00:00|6:00:00|(null)|/logs|tfsup:digits|None",
             State.RUNNING,
             "n1",
             "",
             "2026-11-26T12:00:00",
         ),
-        ("41_1|RUNNING|n1|N/A|leaving|/logs|tfsup:digits|None", State.LEAVING, "n1", "", ""),
-        ("41_1|COMPLETING|n1|N/A|(null)|/logs|tfsup:digits|None", State.LEAVING, "n1", "", ""),
-        ("41_1|NODE_FAIL|n1|N/A|(null)|/logs|tfsup:digits|NodeDown", State.ENDED, "n1", "NodeDown", ""),
-        ("41_1|SOMETHING_NEW|n1|N/A|(null)|/logs|tfsup:digits|None", State.ENDED, "n1", "", ""),
-        ("41|RUNNING|n1|N/A|(null)|/logs|train.sh|None", None, "", "", ""),
+        (
+            "41_1|RUNNING|n1|2027-01-01T00:00:00|UNLIMITED|leaving|/logs|tfsup:digits|None",
+            State.LEAVING,
+            "n1",
+            "",
+            "",
+        ),
+        (
+            "41_1|COMPLETING|n1|2027-01-01T00:00:00|UNLIMITED|(null)|/logs|tfsup:digits|None",
+            State.LEAVING,
+            "n1",
+            "",
+            "",
+        ),
+        (
+            "41_1|NODE_FAIL|n1|2027-01-01T00:00:00|UNLIMITED|(null)|/logs|tfsup:digits|NodeDown",
+            State.ENDED,
+            "n1",
+            "NodeDown",
+            "",
+        ),
+        (
+            "41_1|SOMETHING_NEW|n1|2027-01-01T00:00:00|UNLIMITED|(null)|/logs|tfsup:digits|None",
+            State.ENDED,
+            "n1",
+            "",
+            "",
+        ),
+        ("41|RUNNING|n1|2027-01-01T00:00:00|UNLIMITED|(null)|/logs|train.sh|None", None, "", "", ""),
         ("slurm_load_jobs error", None, "", "", ""),
     ],
 )
@@ -155,7 +187,7 @@ def test_an_agent_that_is_to_leave_is_not_queued_again(commands: Commands, slurm
 
 def test_agents_are_the_oldest_first(commands: Commands, slurm: Slurm) -> None:
     ids = ("101_10", "101_9", "99_0")
-    rows = "; ".join(f'echo "{each}|RUNNING|n1|N/A|(null)|/logs|tfsup:digits|None"' for each in ids)
+    rows = "; ".join(f'echo "{each}|RUNNING|n1|N/A|1:00|(null)|/logs|tfsup:digits|None"' for each in ids)
     commands.put("squeue", rows)
     assert [each.id for each in slurm.agents("digits")] == ["99_0", "101_9", "101_10"]
     assert slurm.agents("digits")[0].log == "/logs/tfsup-digits-99_0.log"
