@@ -24,7 +24,7 @@ from supervisor.contract import codec
 from supervisor.contract.bounds import MAX_INT
 from supervisor.contract.errors import IncompatibleRecord, NotFound, UserError
 from supervisor.contract.ids import check_name
-from supervisor.contract.job.serving import MODELS
+from supervisor.contract.job.serving import MODELS, check_server
 
 RECORDS = ".models"
 INDEX, KEPT, REMOVED = "index", "kept", "removed"
@@ -55,7 +55,7 @@ class ModelVersion:
         digest: of the names, sizes and checksums of all its files.
         source: the path of the export, below the output directory of `member`.
         check: what it was tried by: a value of `ModelCheck`.
-        job_uuid, generation, attempt: of the attempt whose node published it.
+        job_uuid, generation, attempt: of the attempt whose node published it. Earlier releases note no UUID.
         taken_ms: the time at which it was taken, on the wall clock of that node.
     """
 
@@ -66,11 +66,11 @@ class ModelVersion:
     member: str
     check: str
     size: int
-    job_uuid: str
     generation: int
     attempt: int
     taken_ms: int
     state: VersionState = VersionState.PUBLISHED
+    job_uuid: str = ""
 
     @property
     def is_published(self) -> bool:
@@ -129,8 +129,11 @@ class ModelIndex:
 
     def has(self, digest: str, source: str, member: str, job_uuid: str) -> bool:
         """Whether this export of this life of the job was taken, with these bytes."""
-        key = (digest, source, member, job_uuid)
-        return any((each.digest, each.source, each.member, each.job_uuid) == key for each in self.versions)
+        key = (digest, source, member)
+        return any(
+            (each.digest, each.source, each.member) == key and each.job_uuid in (job_uuid, "")
+            for each in self.versions
+        )
 
 
 def claim_objection(index: ModelIndex, job: str, generation: int, attempt: int) -> str:
@@ -273,7 +276,9 @@ def encode_index(index: ModelIndex) -> bytes:
 
 
 def parse_index(raw: bytes) -> ModelIndex:
-    """Read an index. Another writer of the store may have written anything, so what makes a path is checked.
+    """Read an index. Another writer of the store may have written anything.
+
+    So what makes a path, a configuration or an address is checked.
 
     Raises IncompatibleRecord.
     """
@@ -282,6 +287,17 @@ def parse_index(raw: bytes) -> ModelIndex:
         check_name("model", index.model)
     except UserError as error:
         raise IncompatibleRecord(f"an index of a model is of another name: {error}") from error
+    try:
+        for label in index.labels:
+            check_name("label", label)
+        for server in index.servers:
+            check_server(server)
+    except UserError as error:
+        raise IncompatibleRecord(
+            f"an index of model {index.model} is not as agents write it: {error}"
+        ) from error
+    if not set(index.labels.values()) <= {each.version for each in index.versions} or index.keep < 1:
+        raise IncompatibleRecord(f"an index of model {index.model} has wrong labels, or keeps no version")
     numbers = [each.version for each in index.versions]
     if numbers != sorted(set(numbers)) or any(not 0 < each <= index.last <= MAX_INT for each in numbers):
         raise IncompatibleRecord(f"an index of model {index.model} has wrong numbers of versions")

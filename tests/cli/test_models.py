@@ -5,16 +5,26 @@ from __future__ import annotations
 import asyncio
 import json
 from pathlib import Path
+from typing import Any
 
+import grpc
 import pytest
 from click.testing import CliRunner, Result
 from google.protobuf import text_format
 
+from recovery.models.index import ModelIndex
 from recovery.stores.local import LocalStore
 from supervisor.cli.main import cli
 from supervisor.cli.models import verbs
-from supervisor.contract.errors import NotFound, UserError
-from supervisor.wire.tensorflow_serving_pb2 import ModelServerConfig
+from supervisor.cli.models.servers import config_of, merged, tell_servers
+from supervisor.contract.errors import NotFound, Unreachable, UserError
+from supervisor.wire.tensorflow_serving_pb2 import (
+    GetModelStatusRequest,
+    GetModelStatusResponse,
+    ModelServerConfig,
+    ReloadConfigRequest,
+    ReloadConfigResponse,
+)
 from tests.models.exported import export
 from tests.models.site import MODEL, Site, state
 
@@ -141,3 +151,45 @@ def test_a_file_with_more_in_it_is_not_written(site: Site, text: str) -> None:
     assert isinstance(error, UserError)
     assert "no model_config_list that can be written anew" in str(error)
     assert file.read_text() == text
+
+
+def test_a_wrong_address_of_a_server_is_refused_before_anything_is_written(site: Site) -> None:
+    exported(site, 10)
+    file = site.out / "config"
+    error = run("job", "reload", "--to", str(file), "--server", "unix:/run/x.sock").exception
+    assert isinstance(error, UserError)
+    assert not file.exists()
+
+
+async def test_a_server_that_is_down_keeps_no_other_from_its_configuration() -> None:
+    told: list[ReloadConfigRequest] = []
+
+    async def reload(request: ReloadConfigRequest, _context: object) -> ReloadConfigResponse:
+        told.append(request)
+        return ReloadConfigResponse()
+
+    async def status(_request: GetModelStatusRequest, _context: object) -> GetModelStatusResponse:
+        return GetModelStatusResponse()
+
+    server = grpc.aio.server()
+    handlers: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
+        "HandleReloadConfigRequest": grpc.unary_unary_rpc_method_handler(
+            reload, ReloadConfigRequest.FromString, ReloadConfigResponse.SerializeToString
+        ),
+        "GetModelStatus": grpc.unary_unary_rpc_method_handler(
+            status, GetModelStatusRequest.FromString, GetModelStatusResponse.SerializeToString
+        ),
+    }
+    server.add_generic_rpc_handlers(
+        (grpc.method_handlers_generic_handler("tensorflow.serving.ModelService", handlers),)
+    )
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    config = merged(None, config_of(ModelIndex(model=MODEL), "/models/digits"))
+    try:
+        addresses = ("127.0.0.1:1", f"127.0.0.1:{port}", "127.0.0.1:2")
+        with pytest.raises(Unreachable, match=r"127\.0\.0\.1:1: .*; model server 127\.0\.0\.1:2: "):
+            await tell_servers(addresses, config, MODEL, 5)
+    finally:
+        await server.stop(None)
+    assert [each.config for each in told] == [config]

@@ -151,11 +151,23 @@ def test_an_earlier_attempt_and_another_job_may_not_change_it() -> None:
         replace(EMPTY, last=2, versions=(replace(new(1), version=2), replace(new(2), version=1))),
         replace(EMPTY, last=2, versions=(replace(new(1), version=1, id="../../x"),)),
         replace(EMPTY, last=2, versions=(replace(new(1), version=1), replace(new(1), version=2))),
+        replace(EMPTY, last=1, versions=(replace(new(1), version=1),), labels={"a b": 1}),
+        replace(EMPTY, last=1, versions=(replace(new(1), version=1),), labels={"stable": 2}),
+        replace(EMPTY, servers=("unix:/run/docker.sock",)),
+        replace(EMPTY, keep=-1),
     ],
 )
 def test_an_index_that_would_lead_elsewhere_is_not_read(broken: ModelIndex) -> None:
     with pytest.raises(IncompatibleRecord):
         models.parse_index(models.encode_index(broken))
+
+
+def test_a_version_of_an_earlier_release_is_read_and_not_published_again() -> None:
+    one = replace(EMPTY, last=1, versions=(replace(new(1), version=1),))
+    raw = models.encode_index(one).replace(b'"job_uuid"', b'"job"')
+    (version,) = models.parse_index(raw).versions
+    assert version.job_uuid == ""
+    assert models.parse_index(raw).has(version.digest, version.source, version.member, "uuid-2")
 
 
 def test_old_removed_versions_are_forgotten() -> None:

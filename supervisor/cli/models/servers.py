@@ -6,6 +6,7 @@ import asyncio
 import os
 import secrets
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import grpc
@@ -86,6 +87,23 @@ def write_file(path: Path, text: str) -> None:
         raise UserError(
             f"cannot write {path}: {error.strerror}; name a file in a directory of yours"
         ) from error
+
+
+async def tell_servers(
+    addresses: Sequence[str], config: ModelServerConfig, model: str, most_s: float
+) -> None:
+    """Tell servers at the same time, so that one that is down keeps the others from nothing.
+
+    Raises what `tell_server` raises, with the words of all that failed.
+    """
+    telling = (tell_server(address, config, model, most_s) for address in addresses)
+    failed = [each for each in await asyncio.gather(*telling, return_exceptions=True) if each is not None]
+    if not failed:
+        return
+    first = failed[0]
+    if len(failed) == 1 or not isinstance(first, Refused | Unreachable):
+        raise first
+    raise type(first)("; ".join(str(each) for each in failed)) from first
 
 
 async def tell_server(address: str, config: ModelServerConfig, model: str, most_s: float) -> None:

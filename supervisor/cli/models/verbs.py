@@ -22,7 +22,7 @@ from supervisor.cli.target import find_target
 from supervisor.cli.terminal import neutralise
 from supervisor.contract.errors import NotFound, StoreUnreachable, UserError
 from supervisor.contract.ids import check_name
-from supervisor.contract.job.serving import base_of
+from supervisor.contract.job.serving import base_of, check_server
 
 if TYPE_CHECKING:
     from recovery.models.index import ModelIndex
@@ -146,9 +146,11 @@ def reload(
     from supervisor.cli.models.servers import config_of, merged, text_of, write_file
 
     job = str(context.meta[JOB])
+    for each in servers:
+        check_server(each)
 
     async def work(store: CheckpointStore, uri: str) -> tuple[ModelIndex, str, tuple[str, ...]]:
-        from supervisor.cli.models.servers import tell_server
+        from supervisor.cli.models.servers import tell_servers
 
         index = await (await _open(store, job, model)).read()
         place = base_path or base_of(uri, index.model)
@@ -156,8 +158,7 @@ def reload(
         if target is not None:
             write_file(target, text_of(whole))
         told = servers or index.servers
-        for server in told:
-            await tell_server(server, whole, index.model, _SERVERS_S)
+        await tell_servers(told, whole, index.model, _SERVERS_S)
         return index, text_of(whole), told
 
     index, text, told = _with_store(given, job, work)
