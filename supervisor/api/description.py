@@ -75,19 +75,19 @@ def description(record: JobRecord, sizes: Mapping[str, int]) -> Description:
 
 
 def _source(spec: JobSpec, path: tuple[str, ...], given: frozenset[str], sizes: Mapping[str, int]) -> str:
-    """The source of a value. The reader of job files has no other defaults than the two at the end."""
+    """The source of a value. The reader of job files has no other defaults than those at the end."""
     if path[0] == "roles" and path[2] == "count" and path[1] in sizes:
         return SCALE
     if path[0] == "roles" and path[2] == "count" and spec.role(path[1]).most:
         return ROOM
-    found_out = path in (("code", "sha256"), ("workdir",), ("environment", "sha256"))
-    if found_out and ".".join(path) not in given:
+    has_lock = spec.environment is not None and not spec.environment.archive
+    if path == ("code", "sha256") or (has_lock and path == ("environment", "sha256")):
         return SUBMIT
     if not given:
         return NOT_RECORDED
     if any(".".join(path[:length]) in given for length in range(1, len(path) + 1)):
         return JOB_FILE
-    elsewhere = {("name",): NAME_OPTION, ("checkpoint", "uri"): CHECKPOINT_BASE}
+    elsewhere = {("name",): NAME_OPTION, ("checkpoint", "uri"): CHECKPOINT_BASE, ("workdir",): SUBMIT}
     return elsewhere.get(path, DEFAULT)
 
 
@@ -163,7 +163,7 @@ def _checkpoint(spec: JobSpec) -> Iterator[Field]:
 def _code(spec: JobSpec, given: frozenset[str]) -> Iterator[Field]:
     """The directory of the program. A record has no patterns of what was not shipped."""
     if spec.code is None:
-        yield ("workdir",), flow(spec.workdir), "workdir" in given
+        yield from _part(workdir=flow(spec.workdir))
         return
     yield from _part("code", dir=flow(spec.workdir))
     if "code.exclude" in given:

@@ -112,14 +112,15 @@ def text_of(found: Description) -> str:
     return "\n".join(lines(found)) + "\n"
 
 
-@pytest.mark.parametrize("text", [SMALL, FULL, PACKED, LOCKED])
+@pytest.mark.parametrize("text", [SMALL, FULL, PACKED, LOCKED, SMALL + "workdir: /opt/program\n"])
 def test_what_is_shown_is_a_job_file_of_the_same_job(tmp_path: Path, text: str) -> None:
     first = loaded(tmp_path, text)
     shown = text_of(described(first))
     assert loaded(tmp_path, shown).spec == first.spec
-    # Also where a record does not know what the file gave.
+    # Also where a record does not know what the file gave, and from another directory.
+    (elsewhere := tmp_path / "elsewhere").mkdir()
     unrecorded = text_of(description(JobRecord(first.spec, "u", 0), {}))
-    assert loaded(tmp_path, unrecorded).spec == first.spec
+    assert loaded(elsewhere, unrecorded).spec == first.spec
 
 
 def test_each_value_has_its_source(tmp_path: Path) -> None:
@@ -176,7 +177,7 @@ def test_a_record_of_an_earlier_release_does_not_know_its_file(tmp_path: Path) -
     older = codec.decode(JobRecord, raw.replace(b'"given":[],', b""))
     found = description(older, {"worker": 3})
     assert not found.recorded
-    assert set(sources(found).values()) == {"not recorded", "scale", "submit"}
+    assert set(sources(found).values()) == {"not recorded", "scale"}
     assert values(found)["roles.ps.command"].startswith("[python, train.py")
     head = text_of(found).splitlines()[:2]
     assert head[0].endswith("by user:alice, group vision")
