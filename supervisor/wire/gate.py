@@ -123,13 +123,26 @@ class Gate:
         check_method(method, caller)
         CALLER.set(caller)
 
-    def remain(self, method: str, caller: Caller | None) -> None:
-        """Check the right of a caller with an open stream, by the present policy. Raises Refused."""
+    def remain(self, method: str, caller: Caller | None, target: Target) -> None:
+        """Check the right of a caller with an open stream, by the present policy. Raises Refused.
+
+        `target`: of its request, as it was when the stream began.
+        """
         if caller is None:
             raise Refused(f"the caller of {method} was not identified")
         if caller.kind is Kind.USER:
             caller = replace(caller, standing=self._policy.standing(caller.name))
         self.enter(method, caller)
+        check_target(method, caller, target)
+
+    def target(self, method: str, request: object) -> Target:
+        """The job or node of a request, as far as the right depends on it. Raises UserError, and the errors
+        of `policy.owner`.
+        """
+        if not needs_target(method):
+            return Target()
+        target = target_of(request)
+        return self._policy.owner(target) if needs_owner(method) else target
 
     def check(self, method: str, caller: Caller | None, request: object) -> None:
         """Check a request. Raises Refused if the caller may not make it; UserError, and the errors of
@@ -140,5 +153,4 @@ class Gate:
         self._policy.check_denied(caller)
         if caller.kind is Kind.LOCAL or not needs_target(method):
             return
-        target = target_of(request)
-        check_target(method, caller, self._policy.owner(target) if needs_owner(method) else target)
+        check_target(method, caller, self.target(method, request))

@@ -28,7 +28,7 @@ from urllib.parse import unquote
 from aiohttp import web
 
 from supervisor.contract import codec
-from supervisor.contract.access import Caller, Kind
+from supervisor.contract.access import Caller, Kind, Target
 from supervisor.contract.addresses import bare, split_host_port
 from supervisor.contract.containment import contained, told
 from supervisor.contract.errors import Refused, TfSupervisorError, Unreachable, UserError
@@ -448,7 +448,7 @@ class HttpServer:
                     return
                 async for chunk in chunks:
                     if entry is not None:
-                        self._gate.remain(entry.method, entry.caller)
+                        self._gate.remain(entry.method, entry.caller, Target())
                     async with asyncio.timeout(SLOW_S):
                         await response.write(chunk)
                 await response.write_eof()

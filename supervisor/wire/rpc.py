@@ -285,9 +285,10 @@ def stream(kind: type[Q], answer: Callable[[Q], AsyncGenerator[object, None]]) -
             try:
                 record, entry = await entrance.admit(context, kind, request)
                 with entrance.room(entry), entry:
+                    target = entrance.gate.target(entrance.method, record)
                     async with aclosing(answer(record)) as items:
                         async for item in items:
-                            entrance.gate.remain(entrance.method, entry.caller)
+                            entrance.gate.remain(entrance.method, entry.caller, target)
                             yield Record(json=codec.encode(item))
             except TfSupervisorError as error:
                 await _fail(context, error)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -38,6 +38,7 @@ from supervisor.contract.views.jobs import (
 )
 from supervisor.control.decide.set_aside import Aside
 from supervisor.control.decide.snapshot import Versioned
+from supervisor.wire.gate import Gate, Policy
 from supervisor.wire.rpc import Guard, Server, unary
 from supervisor.wire.tfsup_pb2 import Record
 from tests.api.doors import (
@@ -223,6 +224,21 @@ async def test_an_open_stream_ends_when_the_role_is_taken_away(doors: Doors) -> 
     doors.policies[0].users = {}
     with pytest.raises(grpc.aio.AioRpcError, match=r"user:vera may not call Control\.Events"):
         await follow.read()
+
+
+def test_a_command_in_a_job_of_others_ends_when_its_caller_is_no_admin_any_more() -> None:
+    policy = Policy(owner=lambda target: replace(target, known=True, owner=ALICES[1], group=ALICES[2]))
+    gate, method = Gate(policy, ""), "Control.Exec"
+    target = gate.target(method, REQUESTS[method])
+    for standing, stays in (
+        (Standing(Role.ADMIN), True),
+        (Standing(Role.SUBMITTER), False),
+        (Standing(Role.SUBMITTER, ALICES[2]), True),
+        (Standing(Role.OPERATOR), False),
+    ):
+        policy.users = {"adam": standing}
+        with nullcontext() if stays else pytest.raises(Refused, match="belongs to user:alice"):
+            gate.remain(method, Caller(Kind.USER, "adam", Standing(Role.ADMIN)), target)
 
 
 async def test_the_name_of_a_deleted_job_is_its_owners_while_that_is_known(doors: Doors) -> None:

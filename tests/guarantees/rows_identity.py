@@ -408,7 +408,7 @@ ROWS = (
         12,
         "A stream ends when its caller is shut out or its role is taken away.",
         "supervisor/wire/rpc.py",
-        "                            entrance.gate.remain(entrance.method, entry.caller)\n",
+        "                            entrance.gate.remain(entrance.method, entry.caller, target)\n",
         "",
         ACCESS + "test_an_open_stream_ends_when_the_role_is_taken_away",
     ),
