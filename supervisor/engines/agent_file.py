@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import socket
+import stat
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -68,6 +70,8 @@ def write(path: Path, own: Own) -> Path:
     to = Path(config.state_dir) / "agent.yaml"
     try:
         Path(config.socket_dir).mkdir(mode=0o700, parents=True, exist_ok=True)
+        for each in (config.state_dir, config.socket_dir, config.checkpoint_parent):
+            require_own(Path(each))
         to.touch(mode=0o600)
         fresh = to.with_suffix(".new")
         fresh.touch(mode=0o600)
@@ -78,6 +82,27 @@ def write(path: Path, own: Own) -> Path:
     except OSError as error:
         raise Refused(f"cannot write {to}: {error.strerror}") from error
     return to
+
+
+def require_own(path: Path) -> None:
+    """Raise Refused if another user could put something else in place of this directory.
+
+    Whoever makes a directory in /tmp first owns it, and may later exchange all that is below it.
+    """
+    real = Path(os.path.realpath(path))
+    for each in (real, *real.parents):
+        try:
+            found = each.stat()
+        except FileNotFoundError:
+            continue
+        above = each.parent.stat().st_mode if each.parent.exists() else 0
+        is_anyones = above & stat.S_IWOTH and found.st_uid not in (os.geteuid(), 0)
+        is_open = found.st_mode & stat.S_IWOTH and not found.st_mode & stat.S_ISVTX
+        if is_open or is_anyones:
+            raise Refused(
+                f"{each} belongs to another user, or every user may write to it: remove it, or name another "
+                f"directory than {path} in the shared file"
+            )
 
 
 def adapt_to(value: dict[str, object], own: Own) -> None:

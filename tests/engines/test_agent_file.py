@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from supervisor.adapters.files.config import load_agent
-from supervisor.contract.errors import NotFound, UserError
+from supervisor.contract.errors import NotFound, Refused, UserError
 from supervisor.engines import agent_file
 from supervisor.engines.agent_file import Own
 from supervisor.engines.keeper import Claims, Order, prepare
@@ -118,3 +118,26 @@ def test_a_socket_is_in_the_agents_own_directory(shared: Path, tmp_path: Path) -
 def test_a_place_that_is_no_name_is_refused(shared: Path) -> None:
     with pytest.raises(UserError, match="is not a valid name"):
         prepare(order(shared, place="../etc"), Claims())
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give directories to another user")
+def test_a_directory_that_another_user_has_made_is_refused(shared: Path, tmp_path: Path) -> None:
+    """As any user can in /tmp, where an agent's state often is."""
+    public = tmp_path / "tmp"
+    public.mkdir()
+    public.chmod(0o1777)
+    shared.write_text(shared.read_text().replace("state_dir: agents", "state_dir: tmp/alice/agents"))
+    (public / "alice").mkdir()
+    os.chown(public / "alice", 65534, 65534)
+    claims = Claims()
+    with pytest.raises(Refused, match="tmp/alice belongs to another user"):
+        prepare(order(shared), claims)
+    claims.release()
+    os.chown(public / "alice", 0, 0)
+    (public / "alice").chmod(0o777)
+    with pytest.raises(Refused, match="tmp/alice belongs to another user, or every user may write to it"):
+        prepare(order(shared), claims)
+    claims.release()
+    (public / "alice").chmod(0o755)
+    assert prepare(order(shared), claims)[0] == "digits.n1"
+    claims.release()

@@ -5,10 +5,14 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Self
 
 import pytest
 
 from supervisor.cli.local.layout import Layout, LocalSettings
+from supervisor.cli.options import Globals
+from supervisor.cli.pool import commands as commands_of_pool
 from tests.cli.shell import ctl
 from tests.engines.commands import Commands
 
@@ -99,3 +103,24 @@ def test_without_slurm_it_says_where_to_go(tmp_path: Path) -> None:
     done = ctl(tmp_path, "pool", "list", PATH=str(tmp_path))
     assert done.returncode == 3
     assert "there is no squeue on PATH: run this where Slurm's commands are" in done.stderr
+
+
+def test_the_node_of_an_agent_is_the_one_at_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An agent that was queued again has left a node elsewhere."""
+    here, there = (
+        SimpleNamespace(labels={"pool": "p", "agent": "1_0", "place": each}) for each in ("n1", "n2")
+    )
+
+    class Client:
+        async def __aenter__(self) -> Self:
+            return self
+
+        async def __aexit__(self, *_: object) -> None:
+            pass
+
+        async def nodes(self) -> SimpleNamespace:
+            return SimpleNamespace(nodes=[here, there])
+
+    monkeypatch.setattr(commands_of_pool, "find_target", lambda _: SimpleNamespace(client=Client))
+    nodes, _ = commands_of_pool._nodes_of(Globals(), "p")
+    assert nodes["1_0", "n1"].labels == here.labels

@@ -61,7 +61,7 @@ def status(given: Globals, name: str, on: str) -> None:
     if not found:
         raise NotFound(f"there is no pool {name}; see `supervisorctl pool list`")
     nodes, problem = _nodes_of(given, name)
-    rows = [(each, nodes.get(each.id)) for each in found]
+    rows = [(each, nodes.get((each.id, each.place))) for each in found]
     if given.json:
         render.emit_json({"pool": name, "agents": [{"agent": each, "node": node} for each, node in rows]})
         return
@@ -144,8 +144,11 @@ def _engine(on: str) -> Engine:
     return Slurm()
 
 
-def _nodes_of(given: Globals, name: str) -> tuple[dict[str, NodeView], str]:
-    """The nodes of a pool in the cluster by their agents' ids, and why they are not known, else empty."""
+def _nodes_of(given: Globals, name: str) -> tuple[dict[tuple[str, str], NodeView], str]:
+    """The nodes of a pool in the cluster by agent and place, and why they are not known, else empty.
+
+    An agent that was queued again has a node at each of its places.
+    """
 
     async def ask() -> Sequence[NodeView]:
         async with find_target(given).client() as client:
@@ -156,7 +159,7 @@ def _nodes_of(given: Globals, name: str) -> tuple[dict[str, NodeView], str]:
     except TfSupervisorError as error:
         return {}, f"the cluster does not say: {error}"
     ours = [each for each in nodes if each.labels.get("pool") == name]
-    return {each.labels.get("agent", ""): each for each in ours}, ""
+    return {(each.labels.get("agent", ""), each.labels.get("place", "")): each for each in ours}, ""
 
 
 def _reason(agent: PoolAgent, node: NodeView | None, problem: str) -> str:
