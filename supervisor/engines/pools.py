@@ -33,9 +33,12 @@ def scale(engine: Engine, name: str, agents: int) -> str:
     """Give a pool so many agents, and return what was done. Raises NotFound for a pool without any."""
     check_pool(name)
     _check_number(agents)
-    there = [each for each in live(engine, name) if each.state is not State.LEAVING]
+    all_there = live(engine, name)
+    there = [each for each in all_there if each.state is not State.LEAVING]
     if not there:
         raise _unknown(name)
+    # Slurm loses a signal to an agent that has just begun, so those that leave are told again.
+    engine.notify(_ids(all_there, State.LEAVING))
     more = agents - len(there)
     if more > 0:
         engine.add(name, more)
@@ -71,7 +74,7 @@ def end(engine: Engine, name: str, within_s: float, say: Callable[[str], None] =
         if spent_s >= within_s:
             engine.cancel(_new(ended, [each.id for each in there]))
         else:
-            engine.notify(_new(told, _ids(there, State.RUNNING)))
+            engine.notify(_new(told, [*_ids(there, State.RUNNING), *_ids(there, State.LEAVING)]))
         if spent_s > within_s + KILL_S:
             left = ", ".join(f"{each.id} ({each.word})" for each in there)
             raise Unreachable(f"pool {name} was ended, and the engine still holds {left}")

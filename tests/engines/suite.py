@@ -52,12 +52,15 @@ class EngineSuite:
         with pytest.raises(NotFound, match="there is no pool digits"):
             pools.end(engine, "digits", 30)
 
-    def test_an_agent_without_room_waits_and_says_why(self, engine: Engine, pool: Pool) -> None:
+    def test_an_agent_without_room_waits_and_says_why(
+        self, engine: Engine, pool: Pool, tmp_path: Path
+    ) -> None:
         pools.start(engine, pool, 4)
         there = running(engine, 3)
         (waiting,) = (each for each in pools.live(engine) if each.state is State.WAITING)
         wait_until(lambda: bool(engine.agents("digits")[-1].reason), "the engine says why")
         assert waiting.place == ""
+        notes(tmp_path, there)
         # The one that leaves makes room for the one that waits.
         engine.notify([there[0].id])
         wait_until(
@@ -73,7 +76,9 @@ class EngineSuite:
         pools.end(engine, "digits", 0)
         assert {each.split()[1] for each in notes(tmp_path, there).values()} == {"SIGTERM"}
 
-    def test_a_pool_grows_and_shrinks_by_those_that_came_last(self, engine: Engine, pool: Pool) -> None:
+    def test_a_pool_grows_and_shrinks_by_those_that_came_last(
+        self, engine: Engine, pool: Pool, tmp_path: Path
+    ) -> None:
         pools.start(engine, pool, 1)
         first = running(engine, 1)[0].id
         pools.scale(engine, "digits", 3)
@@ -83,6 +88,7 @@ class EngineSuite:
         pools.scale(engine, "digits", 3)
         wait_until(lambda: len(pools.live(engine)) == 3, "only the waiting one is gone")
         running(engine, 3)
+        notes(tmp_path, running(engine, 3))
         pools.scale(engine, "digits", 1)
         wait_until(lambda: len(pools.live(engine)) == 1, "two have left")
         assert running(engine, 1)[0].id == first

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -10,7 +11,7 @@ from supervisor.contract.errors import Conflict
 from supervisor.engines import pools
 from supervisor.engines.engine import Pool
 from tests.engines.fake_engine import FakeEngine
-from tests.engines.suite import EngineSuite
+from tests.engines.suite import EngineSuite, notes, running
 from tests.support.waiting import wait_until
 
 
@@ -37,3 +38,13 @@ class TestFakeEngine(EngineSuite):
         with pytest.raises(Conflict, match="with 2 agents"):
             pools.start(engine, pool, 3)
         wait_until(lambda: [each.id for each in pools.live(engine)] == ["1_0", "1_1"], "it has gone")
+
+    def test_an_agent_that_missed_its_word_is_told_again(
+        self, engine: FakeEngine, pool: Pool, tmp_path: Path
+    ) -> None:
+        pools.start(engine, pool, 2)
+        notes(tmp_path, running(engine, 2))
+        engine.jobs[1].leaving = True
+        pools.scale(engine, "digits", 1)
+        wait_until(lambda: [each.id for each in pools.live(engine)] == ["1_0"], "it has gone")
+        pools.end(engine, "digits", 0)

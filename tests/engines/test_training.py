@@ -127,6 +127,32 @@ def test_training_survives_whatever_slurm_does(
     wait_long(lambda: ours(tmp_path) == [], "no process is left")
 
 
+def test_a_time_limit_is_a_notice_and_the_next_allocation_goes_on(shell: PoolShell, tmp_path: Path) -> None:
+    shell(
+        "pool",
+        "up",
+        "p",
+        "--agents",
+        "2",
+        "--time",
+        "4:00",
+        "--notice",
+        "40",
+        "--requeue",
+        "--logs",
+        str(tmp_path),
+    )
+    wait_long(lambda: len(shell.ready()) == 2, "two agents join")
+    (tmp_path / "job.yaml").write_text(JOB)
+    shell("submit", str(tmp_path / "job.yaml"))
+    shell.trains_on("the beginning")
+    wait_long(lambda: "running scontrol requeue" in logs(tmp_path), "an agent is queued again")
+    commit = shell.job()["newest_commit"]
+    assert commit is not None
+    wait_long(lambda: len(shell.ready()) == 2, "both have come back")
+    shell.trains_on("the next allocation")
+
+
 def test_a_client_that_is_killed_leaves_a_whole_pool_or_none(shell: PoolShell, tmp_path: Path) -> None:
     argv = [*shell.argv, "pool", "up", "p", "--agents", "2", "--logs", str(tmp_path)]
     for after_s in (0.3, 0.8, 1.3, 1.8):
@@ -141,6 +167,10 @@ def test_a_client_that_is_killed_leaves_a_whole_pool_or_none(shell: PoolShell, t
         if there:
             shell("pool", "down", "p", "--now")
             assert shell.slurm.run("squeue", "--noheader").strip() == ""
+
+
+def logs(directory: Path) -> str:
+    return "".join(path.read_text(errors="replace") for path in directory.glob("*.log"))
 
 
 def recoveries(shell: PoolShell) -> int:
