@@ -260,6 +260,9 @@ class ModelPublisher:
         """The index as this attempt's. Raises _Over."""
         state = self._state
         if why := claim_objection(index, state.job, state.generation, state.attempt):
+            if not self._claimed and (index.job != state.job or index.generation > state.generation):
+                # This generation is in force, so the store is another job's, or was another cluster's.
+                self.refused[self._serving.export] = why
             raise _Over(why)
         return replace(
             index,

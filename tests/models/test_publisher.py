@@ -10,8 +10,9 @@ import pytest
 
 from agent.models.publisher import NotTried
 from recovery.formats.meta_graph import SAVED_MODEL
-from recovery.models.index import rolled_back
+from recovery.models.index import claim_objection, rolled_back
 from recovery.models.store import ModelStore
+from recovery.outputs.note import OutputState
 from recovery.stores.local import LocalStore
 from recovery.stores.memory import MemoryCheckpointStore
 from supervisor.contract.boundaries import CheckpointStore
@@ -197,6 +198,20 @@ async def test_an_attempt_that_is_over_publishes_nothing(site: Site) -> None:
     assert any("not published from here any more" in event for _, event, _ in site.sink.lines)
     await late.look(final=True)
     assert list(await site.seen()) == [1, 2]
+
+
+@pytest.mark.parametrize("other", [state(job="other"), state(2)])
+async def test_a_model_that_is_anothers_is_told_of(site: Site, other: OutputState) -> None:
+    """Of two jobs with one store, or of a job of another cluster. Both attempts are in force."""
+    export(site.out, "export/1", b"1")
+    await site.publisher(other).look(final=True)
+    publisher = site.publisher(state(1))
+    await publisher.look(final=True)
+    (why,) = publisher.refused.values()
+    assert why == claim_objection(await site.index(), "job", 1, 1)
+    later = site.publisher(replace(other, generation=3))
+    await later.look(final=True)
+    assert later.refused == {}
 
 
 async def test_a_generation_that_the_cluster_has_left_publishes_nothing(site: Site) -> None:
