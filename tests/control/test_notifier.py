@@ -7,12 +7,18 @@ import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
 
 import pytest
 
 from recovery.stores.memory import MemoryCheckpointStore
+from supervisor import main
 from supervisor.adapters.clock import BootClock
 from supervisor.adapters.etcd.client import EtcdCoordination
+from supervisor.adapters.fence_devices import FenceDevices
+from supervisor.adapters.secret_sources import SecretSources
+from supervisor.adapters.service import reloading
 from supervisor.contract import keys
 from supervisor.contract.desired import ClusterRecord
 from supervisor.contract.errors import Refused, UserError
@@ -22,8 +28,10 @@ from supervisor.contract.timing import FAST
 from supervisor.contract.views.jobs import SubmitRequest
 from supervisor.control.decide.notifications import message, topic_of
 from supervisor.control.decide.plan import Action
+from supervisor.control.decide.snapshot import BrakeSettings
 from supervisor.control.loop.daemon import ControlDaemon, ControlSettings
 from supervisor.control.loop.notifier import Notifier, Notifiers, Target
+from supervisor.wire.gate import Policy
 from tests.control.leader import Leader, other_job
 from tests.control.world import Telling, World
 from tests.support.etcd_server import EtcdServer
@@ -242,6 +250,30 @@ def test_no_message_has_what_a_jobs_environment_holds() -> None:
     sent = [message(record, held) for held in world.snapshot().events if topic_of(held.value) is not None]
     assert {json.loads(each)["topic"] for each in sent} >= {"incident", "node_lost"}
     assert [each for each in sent if secret.encode() in each] == []
+
+
+async def test_a_supervisor_takes_its_targets_and_its_brake_from_a_file_that_is_read_again(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    path = tmp_path / "s0.yaml"
+
+    def write(**more: object) -> None:
+        body = {"id": "s0", "cluster": "c", "listen": "unix:/s", "state_dir": str(tmp_path)}
+        path.write_text(json.dumps(body | {"etcd": {"endpoints": ["unix:/none"]}} | more))
+
+    write()
+    async with cluster.led() as daemon:
+        notifiers = Notifiers(lambda _: pytest.fail("nothing runs them"))
+        take = partial(main._take, Policy(), SecretSources(), FenceDevices(), daemon, notifiers)
+        reload = reloading(main.load(path), partial(main.load, path), take, cluster.sink)
+        pager = {"targets": {"pager": {"command": ["true"]}}}
+        write(notify=pager, brake={"lost_fraction": 0.8, "window": "1m"})
+        reload()
+        write(notify={"targets": {"other": {"command": ["no-such-program"]}}}, brake={"lost_fraction": 0.1})
+        reload()
+        assert daemon._view.brake == BrakeSettings(0.8, 60_000)
+        assert daemon.job_service.targets == {"pager"}
+        assert [each.name for each in notifiers._targets] == ["pager"]
 
 
 async def test_a_job_names_only_targets_that_are_configured() -> None:
