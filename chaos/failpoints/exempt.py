@@ -42,6 +42,7 @@ _UNNAMED = "a file without a name: it ends with its process"
 _AGAIN = "made again, to the same end, whenever the daemon starts"
 _BEFORE_EACH_START = "looked at and made again before each start of a task"
 _OWN_END = "a process of the attempt signals another one, or itself: its launcher kills all of them"
+_WISH = "a file that asks a task to save: one too many costs a save, and one too few what a save would spare"
 _NEXT_LOOK = "done again, to the same end, by the next look at these outputs"
 
 EXEMPT = (
@@ -51,6 +52,8 @@ EXEMPT = (
     Exempt("supervisor/adapters/etcd/memory_store.py", _FAKE),
     Exempt("recovery/stores/memory.py", _FAKE),
     Exempt("supervisor/cli/", _CLI),
+    Exempt("supervisor/engines/", _AGAIN),
+    Exempt("agent/logs/task_logs.py", _WISH, ("(each.reader.directory / WANTED).unlink",), 1),
     Exempt("recovery/commit/exchange.py", _CLI),
     Exempt("agent/inside/beside.py", _CLI),
     Exempt("agent/inside/image_probe.py", _CLI),
