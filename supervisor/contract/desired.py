@@ -64,7 +64,8 @@ class LostMark:
     """The leader's record that an incarnation is lost (rule 3). A `final` one allows no appeal (rule 10).
 
     `boot_id`: the machine's boot id when that incarnation was last seen registered; empty if it was not
-    registered. `off`: since then a fence device has confirmed that the machine is off.
+    registered. `off`: since then a fence device has confirmed that the machine is off. `fenced`: the node
+    itself had said that all that it had started was ended.
     """
 
     node: str
@@ -73,6 +74,7 @@ class LostMark:
     final: bool = False
     boot_id: str = ""
     off: bool = False
+    fenced: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from supervisor.api.views import cluster_status
@@ -205,6 +207,22 @@ def test_marks_of_former_agents_of_nodes_that_are_back_do_not_count() -> None:
     for node in ("n2", "n3", "n4", "n5"):
         world.write(put(keys.lost(node, "former"), LostMark(node, "former", "no beat", final=True)))
     world.let_pass(200)
+    assert not in_force(world)
+
+
+def test_nodes_that_have_ended_their_tasks_themselves_do_not_count() -> None:
+    world = running()
+    gone = ("n0", "n1", "n2", "n3")
+    lose(world, *gone)
+    for node in gone:
+        holder = world.snapshot().nodes[node].incarnation
+        assert holder is not None
+        world.write(put(holder.key, replace(holder.value, fenced=True)))
+    wait(world, FAST.d_ms)
+    assert set(gone) <= {node for node, state in world.snapshot().nodes.items() if state.marks}
+    assert not in_force(world)
+    world.write(*(Delete(keys.node(node)) for node in gone))
+    wait(world, 2 * FAST.d_ms)
     assert not in_force(world)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from chaos.sim.cluster.etcd import Effect
 from chaos.sim.promises.evidence import Evidence
 from supervisor.contract import codec, keys
-from supervisor.contract.desired import Assignment, Cordon, JobPhase, JobSwitch
+from supervisor.contract.desired import Assignment, Cordon, JobPhase, JobSwitch, LostMark
 from supervisor.contract.job.pause import Pause
 from supervisor.contract.observed import Incarnation
 
@@ -81,7 +81,9 @@ class Pauses:
         old_s = now_s - self._seen.world.timing.d_ms / 1000
         marks: dict[str, list[str]] = {}
         for key in self._picture.under("lost/"):
-            marks.setdefault(keys.parse(key)[0], []).append(key)
+            raw = self._picture.raw(key)
+            if raw is not None and not codec.decode(LostMark, raw).fenced:
+                marks.setdefault(keys.parse(key)[0], []).append(key)
         there, lost = 0, []
         for node in {*marks, *(keys.parse(key)[0] for key in self._picture.under("nodes/"))}:
             if self._has_cordon(node):

@@ -88,7 +88,9 @@ def _mark_suspected(snap: Snapshot, picture: NodeState) -> list[Action]:
     if not reason:
         return []
     # By its revision: a successor overwrites the key, and must not find a mark that came after it.
-    mark = LostMark(picture.node, held.value.incarnation, reason, boot_id=held.value.boot_id)
+    life = held.value
+    fenced = reason == FENCED
+    mark = LostMark(picture.node, life.incarnation, reason, boot_id=life.boot_id, fenced=fenced)
     return [_mark(mark, unchanged(held))]
 
 
@@ -150,7 +152,7 @@ def _has_just_appealed(snap: Snapshot, picture: NodeState, incarnation: str) -> 
 def _mark(mark: LostMark, compare: Compare) -> Action:
     node, incarnation, reason = mark.node, mark.incarnation, mark.reason
     key = keys.lost(node, incarnation)
-    then = "are replaced now" if reason == FENCED else "are left alone until D has passed"
+    then = "are replaced now" if mark.fenced else "are left alone until D has passed"
     return Action(
         kind="node_suspected",
         job="",
