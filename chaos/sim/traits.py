@@ -22,6 +22,8 @@ from supervisor.contract.job.spec import (
 )
 
 STARTUP_S, WALL_TIME_S, FALLBACK_S, GRACE_S, KEPT_S = (3.0, 6.0), (6.0, 20.0), (1.0, 5.0), (0.5, 3.0), 4.0
+WINDOW_MS = 24 * 3_600_000
+"""Longer than faults set wall clocks wrong: one that jumps ahead lets failures leave the window early."""
 ELSEWHERE = (Cause.KILLED, Cause.LAUNCHER_LOST, Cause.PROGRAM_EXIT, Cause.DEADLINE, Cause.START_FAILED)
 
 
@@ -116,7 +118,8 @@ def _keeper(rng: random.Random, draft: Draft, shape: Shape) -> Draft:
 
 
 def _window(rng: random.Random, draft: Draft, shape: Shape) -> Draft:
-    return _restarting(draft, replace(draft.spec.restart, max_in_window=rng.choice((1, 2, 3))))
+    wide = replace(draft.spec.restart, max_in_window=rng.choice((1, 2, 3)), window_ms=WINDOW_MS)
+    return _restarting(draft, wide)
 
 
 def _scoped(rng: random.Random, draft: Draft, shape: Shape) -> Draft:
