@@ -137,7 +137,7 @@ class SlurmCluster:
         daemon.wait()
 
     def run(self, *command: str) -> str:
-        """What a command of Slurm prints."""
+        """The output of a command of Slurm."""
         done = subprocess.run(
             [*command], env=self.environment, check=True, capture_output=True, text=True, timeout=60
         )

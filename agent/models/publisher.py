@@ -6,9 +6,7 @@ upload, note in the index, rename. What is killed in between is done again, or f
 
 from __future__ import annotations
 
-import asyncio
 import re
-import threading
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
@@ -18,7 +16,7 @@ from typing import TypeVar
 
 from agent.models.exports import Copied, Export, copy_export, find_exports, is_unchanged
 from recovery.io.deadline import Motion, while_moving
-from recovery.io.files import mapped_errors
+from recovery.io.in_thread import Worker
 from recovery.io.trees import remove_tree
 from recovery.models.index import ModelIndex, ModelVersion, claim_objection, with_refused, with_version
 from recovery.models.store import ModelStore
@@ -55,7 +53,7 @@ class _Over(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """What all publishers of a node use.
+    """The means that all publishers of a node share.
 
     Attributes:
         load: tries a model; None: this node can not, and its check of files is all.
@@ -102,6 +100,7 @@ class ModelPublisher:
         self._clock = node.clock
         self._sink = node.sink
         self._node = node
+        self._worker = Worker(node.threads, f"read {directory}")
         self._in_force = in_force
         self._uid = uid
         self._handled: dict[str, dict[str, Seen]] = {}
@@ -136,7 +135,7 @@ class ModelPublisher:
         """Take the model for this attempt: no earlier one publishes then. Finish what those have begun."""
         await self._require_force()
         with effect("models.remove_copies"):
-            await self._run(partial(_remove_all, self._spool))
+            await self._worker.run(partial(_remove_all, self._spool))
         await self._models.update(lambda index, _: self._mine(index))
         await self._models.settle()
         await self._models.sweep(self._is_mine)
@@ -144,7 +143,9 @@ class ModelPublisher:
 
     async def _look(self, motion: Motion, what: str, *, final: bool) -> bool:
         """Take all new exports; returns whether some are left."""
-        found = await self._run(partial(find_exports, self._directory, self._serving.export, self._uid))
+        found = await self._worker.run(
+            partial(find_exports, self._directory, self._serving.export, self._uid)
+        )
         self._handled = {each.source: dict(each.files) for each in found if self._is_handled(each)}
         left = False
         for export in found:
@@ -172,11 +173,11 @@ class ModelPublisher:
             async with while_moving(motion, self._clock, QUIET_MS, what):
                 if export.size > self._state.budget_bytes:
                     raise BadCheckpoint(f"it has {export.size} bytes, more than limits.output_budget")
-                copied = await self._stoppable(
+                copied = await self._worker.run_stoppable(
                     partial(copy_export, self._directory, export, copy, moved=motion)
                 )
                 check = partial(is_unchanged, self._directory, export, self._serving.export, self._uid)
-                if not await self._run(check):
+                if not await self._worker.run(check):
                     raise Changed(export.source)
                 index = await self._models.read()
                 if self._has(index, copied, export):
@@ -189,7 +190,7 @@ class ModelPublisher:
             await self._refuse(export, str(error)[:MAX_WHY])
         finally:
             with effect("models.remove_copy"):
-                await self._run(partial(_remove, copy))
+                await self._worker.run(partial(_remove, copy))
 
     async def _try(self, export: Export, copy: Path) -> ModelCheck:
         """Load a model if the job wants that; returns what was tried. Raises BadCheckpoint, NotTried."""
@@ -282,27 +283,6 @@ class ModelPublisher:
     async def _require_force(self) -> None:
         if not await self._in_force():
             raise _Over(f"generation {self._state.generation} of job {self._state.job} is over")
-
-    async def _stoppable(self, work: Callable[..., T]) -> T:
-        """Run long work in a thread; it stops at its next chunk once this call is cancelled."""
-        abandoned = threading.Event()
-
-        def go_on() -> None:
-            if abandoned.is_set():
-                raise StoreUnreachable("the caller has gone away")
-
-        try:
-            return await self._run(partial(work, go_on=go_on))
-        except asyncio.CancelledError:
-            abandoned.set()
-            raise
-
-    async def _run(self, work: Callable[[], T]) -> T:
-        def mapped() -> T:
-            with mapped_errors(f"read {self._directory}"):
-                return work()
-
-        return await asyncio.get_running_loop().run_in_executor(self._node.threads, mapped)
 
 
 def _remove(copy: Path) -> None:

@@ -18,7 +18,7 @@ SEEN_D = 0.5
 
 
 def a_pause_holds(history: History) -> Iterator[Broken]:
-    """Nothing starts during a pause, nor while more than half of the nodes are lost."""
+    """The leader starts nothing during a pause, nor while more than half of the nodes are lost."""
     for moment, state in history.walk():
         for job, what in _started(moment, state) if moment.live else ():
             pause, intent = state.get(Pause, PAUSE), state.intent(job)

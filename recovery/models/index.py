@@ -309,5 +309,5 @@ def parse_index(raw: bytes) -> ModelIndex:
 
 
 def digest_text(files: Mapping[str, tuple[int, int]]) -> bytes:
-    """What the digest of a version is taken of: path -> (size, crc32c) of all its files."""
+    """The bytes of which the digest of a version is taken: path -> (size, crc32c) of all its files."""
     return "\n".join(f"{path} {size} {crc:08x}" for path, (size, crc) in sorted(files.items())).encode()

@@ -105,7 +105,7 @@ class ModelStore:
             newest = await self.read()
             if newest.serial == index.serial:
                 return index
-            # What was moved may belong elsewhere by now.
+            # A version that was moved may belong elsewhere by now.
             index = newest
         raise StoreUnreachable(f"{self._index} changes too fast to be followed")
 

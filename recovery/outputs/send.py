@@ -8,9 +8,7 @@ more, and sent anew if its pieces do not match.
 
 from __future__ import annotations
 
-import asyncio
 import json
-import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import Executor
 from contextlib import AbstractAsyncContextManager, nullcontext
@@ -21,7 +19,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from recovery.io.deadline import Motion, while_moving
-from recovery.io.files import mapped_errors
+from recovery.io.in_thread import Worker
 from recovery.outputs.index import (
     INDEX,
     MAX_FILES,
@@ -97,7 +95,7 @@ class OutputSender:
         self._spool = spool
         self._clock = clock
         self._new_id = new_id
-        self._threads = threads
+        self._worker = Worker(threads, f"read {directory}")
         self._uid = uid
         self._ready: dict[str, Sent] = {}
         self._index: OutputIndex | None = None
@@ -128,14 +126,14 @@ class OutputSender:
 
     async def _pass(self, motion: Motion, *, final: bool) -> _Left:
         """Send for up to BATCH_MS and write the index; returns the rest."""
-        found = await self._run(partial(scan, self._directory, self._uid, self.state.sent.keys()))
+        found = await self._worker.run(partial(scan, self._directory, self._uid, self.state.sent.keys()))
         if not found.files and not found.left_out and not self.state.sent and not self.state.left_out:
             return _Left.NOTHING
         if not self._known:
             self._index, self._known = await read_index(self._store, self.state.base), True
         self._ready = {path: sent for path, sent in self._ready.items() if path in found.files}
         left_out = dict(found.left_out)
-        changed = await self._run(partial(self._plan, found, left_out, final=final))
+        changed = await self._worker.run(partial(self._plan, found, left_out, final=final))
         gone: tuple[str, ...] = ()
         if found.complete:
             # What could not be looked at may be there.
@@ -225,10 +223,10 @@ class OutputSender:
         version = self._new_id()[:16]
         if sent is not None:
             if sent.size == seen.size and await self._is_whole(path, seen, sent.file, motion):
-                edges = await self._run(partial(edges_of, self._directory, path, seen))
+                edges = await self._worker.run(partial(edges_of, self._directory, path, seen))
                 return Sent(self._stamped(sent.file, seen), *_stat(seen), *edges)
             grown = partial(has_grown, self._directory, path, sent, seen)
-            if sent.size < seen.size and await self._run(grown):
+            if sent.size < seen.size and await self._worker.run(grown):
                 kept, version = pieces_kept(sent.file.pieces, seen.size), sent.file.version
         pieces = list(kept)
         end = kept[-1].offset + kept[-1].size if kept else 0
@@ -236,7 +234,7 @@ class OutputSender:
             piece = await self._send_piece(path, seen, end, min(PIECE_BYTES, seen.size - end), motion)
             pieces.append(piece)
             end += piece.size
-        edges = await self._run(partial(edges_of, self._directory, path, seen))
+        edges = await self._worker.run(partial(edges_of, self._directory, path, seen))
         file = OutputFile(
             seen.size,
             seen.modified_ns // 1_000_000,
@@ -252,13 +250,13 @@ class OutputSender:
         return replace(file, modified_ms=seen.modified_ns // 1_000_000)
 
     async def _is_whole(self, path: str, seen: Seen, file: OutputFile, motion: Motion) -> bool:
-        crc = await self._stoppable(partial(crc_of, self._directory, path, seen, moved=motion))
+        crc = await self._worker.run_stoppable(partial(crc_of, self._directory, path, seen, moved=motion))
         return crc == crc_of_pieces(file)
 
     async def _send_piece(self, path: str, seen: Seen, start: int, size: int, motion: Motion) -> Piece:
         spool = self._spool / f"{self.state.member}.spool"
         copy = partial(copy_range, self._directory, path, seen, start, size, spool, moved=motion)
-        crc = await self._stoppable(copy)
+        crc = await self._worker.run_stoppable(copy)
         motion()
         name = f"{self.state.node}@{self._new_id()}"
         # After an error it may be there all the same, and is sent again under another name.
@@ -267,7 +265,7 @@ class OutputSender:
             with effect("outputs.upload", StoreUnreachable):
                 stored = await self._store.upload(str(spool), f"{self.state.base}/{PIECES}/{name}", motion)
         finally:
-            await self._run(partial(spool.unlink, missing_ok=True))
+            await self._worker.run(partial(spool.unlink, missing_ok=True))
         if stored.size != size or stored.crc32c not in {None, crc}:
             raise StoreUnreachable(f"{self.state.base}/{PIECES}/{name} is not what was sent")
         self._tidied = tidied
@@ -296,7 +294,7 @@ class OutputSender:
             left_out=dict(list(left_out.items())[:MOST_LEFT_OUT]),
         )
         self._ready = {}
-        await self._run(partial(save_state, self._spool, self.state))
+        await self._worker.run(partial(save_state, self._spool, self.state))
         await self._remove(before, after)
 
     async def _write_index(self, change: Change) -> tuple[OutputIndex, OutputIndex, tuple[str, ...]]:
@@ -306,7 +304,7 @@ class OutputSender:
                 self._index, self._known = await read_index(self._store, base), True
             before = self._index or OutputIndex(self.state.job, self.state.member, 0)
             after, late = joined_index(before, change)
-            raw = await self._run(partial(encode_index, after))
+            raw = await self._worker.run(partial(encode_index, after))
             if len(after.files) > MAX_FILES or len(raw) > MAX_INDEX_BYTES:
                 raise Refused(f"the index below {base} would be larger than its readers accept")
             self._known = False
@@ -340,27 +338,6 @@ class OutputSender:
         for path in sorted(doomed):
             with effect("outputs.remove", StoreUnreachable):
                 await self._store.delete_file(path)
-
-    async def _stoppable(self, work: Callable[..., T]) -> T:
-        """Run long work in a thread; it stops at its next chunk once this call is cancelled."""
-        abandoned = threading.Event()
-
-        def go_on() -> None:
-            if abandoned.is_set():
-                raise StoreUnreachable("the caller has gone away")
-
-        try:
-            return await self._run(partial(work, go_on=go_on))
-        except asyncio.CancelledError:
-            abandoned.set()
-            raise
-
-    async def _run(self, work: Callable[[], T]) -> T:
-        def mapped() -> T:
-            with mapped_errors(f"read {self._directory}"):
-                return work()
-
-        return await asyncio.get_running_loop().run_in_executor(self._threads, mapped)
 
 
 def _names(index: OutputIndex) -> set[str]:

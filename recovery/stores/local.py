@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import errno
 import os
 import stat
-import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor
 from contextlib import AbstractContextManager, contextmanager
@@ -16,6 +14,7 @@ from typing import TypeVar
 from recovery.formats.paths import MARKER, PART_PREFIX, split_directory, split_path
 from recovery.io import files, trees
 from recovery.io.files import GoOn, mapped_errors
+from recovery.io.in_thread import stoppable
 from supervisor.adapters.failpoints import effect
 from supervisor.contract.boundaries import Moved, StoredDirectory, StoredFile, unwatched
 from supervisor.contract.errors import Conflict, NotFound, StoreUnreachable, UserError
@@ -183,18 +182,7 @@ class LocalStore:
         await self._run(work)
 
     async def _run(self, work: Callable[[GoOn], T]) -> T:
-        abandoned = threading.Event()
-
-        def go_on() -> None:
-            if abandoned.is_set():
-                raise StoreUnreachable("the caller has gone away")
-
-        loop = asyncio.get_running_loop()
-        try:
-            return await loop.run_in_executor(self._executor, work, go_on)
-        except asyncio.CancelledError:
-            abandoned.set()
-            raise
+        return await stoppable(self._executor, work)
 
     def _prepare(self, _: GoOn) -> None:
         with mapped_errors(f"use {self._root} for checkpoints"):

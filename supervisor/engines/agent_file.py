@@ -27,7 +27,7 @@ _RUN = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Own:
-    """What an agent of a pool has of its own.
+    """The properties that an agent of a pool has to itself.
 
     Attributes:
         offset: added to the ports of the file's addresses, on a machine with several agents.

@@ -46,7 +46,7 @@ ENDING_S = 5.0
 FENCING_S = 15.0
 SAVING_S, LOOK_S = 15.0, 0.3
 MARGIN_S = 15.0
-"""What is kept of a notice for the end itself: the agent's, and the fence."""
+"""The part of a notice that is kept for the end itself: the agent's, and the fence."""
 WRONG_CONFIGURATION = 2
 DRAINED = "drained"
 """A file of the node: a keeper has had it drained, and that was not lifted yet."""
@@ -56,7 +56,7 @@ GPUS = "CUDA_VISIBLE_DEVICES"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Order:
-    """What the keeper was started with.
+    """The options that the keeper was started with.
 
     Attributes:
         place, id: the engine's names of the machine and of this agent.
@@ -294,7 +294,7 @@ def _names(order: Order) -> list[str]:
 
 
 def _offset(first: int, locks: Path, claims: Claims) -> int:
-    """What to add to the ports of the shared file, so that no two agents of this machine share one."""
+    """The number to add to the ports of the shared file, so that no two agents of this machine share one."""
     last = min(first + MOST_BESIDE, 65_536)
     for port in range(first, last):
         if claims.take(locks / f"agent-{port}.lock"):

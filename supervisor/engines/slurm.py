@@ -18,7 +18,7 @@ from supervisor.contract.errors import NotFound, Refused, Unreachable, UserError
 from supervisor.engines.engine import Pool, PoolAgent, State
 
 PREFIX = "tfsup:"
-"""What the names of our jobs begin with."""
+"""The beginning of the names of our jobs."""
 LEAVING = "leaving"
 PATIENCE_S = 60
 FIELDS = ("id", "word", "place", "ends", "limit", "comment", "directory", "name", "reason")
@@ -116,7 +116,7 @@ class Slurm:
         return [f"{array}_{index}" for index in range(agents)]
 
     def _ask(self, program: str, *arguments: str, script: str = "", may_be_over: bool = False) -> str:
-        """What a command of Slurm prints. `may_be_over`: the jobs that it names may have ended."""
+        """The output of a command of Slurm. `may_be_over`: the jobs that it names may have ended."""
         found = shutil.which(program, path=self._environment.get("PATH"))
         if found is None:
             raise NotFound(

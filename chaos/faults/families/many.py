@@ -60,7 +60,7 @@ def switch_died(scene: Scene, names: str) -> Iterator[str]:
 
 
 def _held(scene: Scene) -> str | None:
-    """What `status` says of the brake."""
+    """The line of `status` about the brake."""
     view = scene.job.view()
     return view.paused if view is not None and view.paused.startswith(HOLDS) else None
 

@@ -175,7 +175,7 @@ class _Server:
         )
 
     async def status(self, model: str) -> GetModelStatusResponse:
-        """What it has of a model; nothing if it does not know it."""
+        """The versions of a model that it has; none if it does not know the model."""
         try:
             return await self._status(GetModelStatusRequest(model_spec=ModelSpec(name=model)), timeout=CALL_S)
         except grpc.aio.AioRpcError as error:

@@ -179,7 +179,7 @@ def path_objection(path: str) -> str:
 
 
 def archive_advice(archive: str) -> str:
-    """What to do about an archive of another kind."""
+    """The advice about an archive of another kind."""
     shown = posixpath.basename(archive)[:60]
     pack = "`tar -C VENV --format=posix -czf FILE.tar.gz .`"
     return f"{shown!r} is no {' or '.join(ARCHIVES)} file; pack it with {pack}"

@@ -1,4 +1,4 @@
-"""What `serving:` of a job may hold: the models that it exports, and the servers told of them. Pure."""
+"""The part `serving:` of a job: the models that it exports, and the servers told of them. Pure."""
 
 from __future__ import annotations
 

@@ -212,7 +212,7 @@ class JobService:
             ).about("checkpoint", "uri")
 
     def _check_environment(self, spec: JobSpec, owner: str) -> None:
-        """What agents read for a job must be where its owner may have a store: their own rights are wider."""
+        """Files that agents read for a job must be where its owner may have a store."""
         environment = spec.environment
         if environment is None:
             return

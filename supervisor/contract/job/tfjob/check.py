@@ -13,7 +13,7 @@ from supervisor.contract.job.tfjob.texts import quantity
 
 @dataclass(slots=True)
 class Findings:
-    """What a reader of the manifest has to be told.
+    """A word to the reader of the manifest.
 
     Attributes:
         problems: errors, by field of the manifest.

@@ -18,11 +18,11 @@ PREFIX = "tfsup/"
 """The annotations that are read begin so."""
 
 VOLUMES = "volumes."
-"""What follows in one that names the directory of a volume."""
+"""The rest of an annotation that names the directory of a volume."""
 
 
 class Treatment(Enum):
-    """What becomes of a field."""
+    """The fate of a field."""
 
     HONOURED = "honoured"
     ANNOTATED = "with an annotation"

@@ -1,4 +1,4 @@
-"""What is made of a manifest, and the parts of a manifest that it is made of. Pure."""
+"""The job file that is made of a manifest, and the parts of the manifest behind it. Pure."""
 
 from __future__ import annotations
 

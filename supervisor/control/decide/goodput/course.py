@@ -1,4 +1,4 @@
-"""What a job's time is spent on now, and was spent on since the time of its ledger.
+"""The categories of a job's time: of now, and of the time since its ledger.
 
 It follows from records that are there anyway: the switch, the open incident and its phases, the plan in
 preparation.
@@ -48,7 +48,7 @@ _UNHURT = frozenset({Cause.OPERATOR, Cause.RESIZED, Cause.DRAINED, Cause.GPU})
 
 @dataclass(frozen=True, slots=True)
 class Course:
-    """What has run since the ledger's time, oldest first; none: what ran then runs on."""
+    """The categories since the ledger's time, oldest first; none: what ran then runs on."""
 
     spans: tuple[Span, ...] = ()
     incident: str = ""
@@ -56,7 +56,7 @@ class Course:
 
 
 def course_of(snap: Snapshot, job: JobState, kept: Goodput, need: Need | None) -> Course:
-    """What has run since the time of a job's ledger. `need`: the restart that is wanted, if it counts."""
+    """The categories since the time of a job's ledger. `need`: the restart that is wanted, if it counts."""
     switch, now_ms = job.switch, snap.now_ms
     phase = switch.value.phase
     if phase.ended or phase is JobPhase.STOPPING:
@@ -233,5 +233,5 @@ def _waits(snap: Snapshot, job: JobState, incident: Incident) -> Span | None:
 
 
 def _without_plan(snap: Snapshot, job: JobState) -> Category:
-    """What a job is in whose next generation has no plan: no node has room, or a pause holds it."""
+    """The category of a job whose next generation has no plan: no node has room, or a pause holds it."""
     return Category.STOPPED if hold.held(snap, job) else Category.WAITING_ROOM

@@ -61,7 +61,7 @@ def opened(snap: Snapshot, job: str, job_uuid: str, wall_ms: int, now_ms: int) -
 
 
 def view(snap: Snapshot, job: JobState, need: Need | None) -> GoodputView | None:
-    """What a job's time was spent on up to now; None before anything is counted."""
+    """The categories of a job's time up to now; None before anything is counted."""
     held = job.goodput
     if held is None or held.value.job_uuid != job.record.value.uuid:
         return None
