@@ -51,7 +51,7 @@ test: setup etcd-current hadoop fuse docker compiler networks nft browser system
 	$(BIN)/pytest -n $(TEST_JOBS) --dist worksteal -m "not slow" $(PYTEST_ARGS)
 
 .PHONY: test-all
-test-all: setup etcd-current hadoop fuse docker compiler networks nft browser systemd prometheus slurm ## Every test with its full counts; a dated report in var/reports/.
+test-all: setup etcd-current hadoop fuse docker compiler networks nft browser systemd prometheus slurm spark ## Every test with its full counts; a dated report in var/reports/.
 	@mkdir -p var/reports
 	@report="var/reports/$$(date -u +%Y-%m-%dT%H%M%SZ)"; \
 	{ echo "commit $$(git describe --always --dirty 2>/dev/null || echo unknown)"; uname -sr; nproc; etcd --version | head -n 1; } >"$$report.txt"; \
@@ -104,6 +104,10 @@ prometheus:
 .PHONY: slurm
 slurm:
 	@deploy/get-slurm.sh
+
+.PHONY: spark
+spark: $(VENV)/.locked
+	@deploy/get-spark.sh >/dev/null
 
 .PHONY: hdfs-up
 hdfs-up: ## A real HDFS on this machine, to try things on; HA=1: with two NameNodes.

@@ -16,7 +16,7 @@ from tests.support import security_page
 ROOT = Path(__file__).resolve().parent.parent
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 PRODUCT = ("supervisor", "agent", "recovery", "chaos")
-LOCKS = ("requirements.lock", "requirements-alone.lock")
+LOCKS = ("requirements.lock", "requirements-alone.lock", "deploy/spark/requirements.lock")
 
 
 def locked_requirements() -> dict[str, list[str]]:
@@ -56,7 +56,7 @@ def test_the_lock_holds_no_address(lock: str) -> None:
 
 def test_the_lock_covers_every_dependency() -> None:
     extras = PYPROJECT["project"]["optional-dependencies"]
-    wanted = [*PYPROJECT["project"]["dependencies"], *extras["demo"], *extras["dev"]]
+    wanted = [*PYPROJECT["project"]["dependencies"], *extras["demo"], *extras["dev"], *extras["spark"]]
     names = {re.split(r"[<>=~! ]", requirement)[0].replace(".", "-").lower() for requirement in wanted}
     assert names <= set(locked_requirements())
 
