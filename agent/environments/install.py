@@ -13,19 +13,17 @@ import json
 import os
 import re
 import shutil
-import signal
 import sys
-import tempfile
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
 
-from agent.host.ownership import credentials, give, give_tree
+from agent.host.ownership import TASK_UMASK, give, give_tree
 from agent.host.task_users import User
 from recovery.io.files import mapped_errors, read_small
 from recovery.io.trees import TooMany, space_below
+from supervisor.adapters.children import bounded
+from supervisor.adapters.children.bounded import Child, Ended
 from supervisor.adapters.failpoints import effect
 from supervisor.contract.errors import BadArchive, Refused, TfSupervisorError, Unreachable, UserError
 from supervisor.contract.job.environment import MAX_LOCK_BYTES, Requirement, read_lock
@@ -137,46 +135,35 @@ class Installer:
 
     async def _run(self, command: Sequence[str], scratch: Path, tree: Path) -> str:
         """Run a child to its end; returns its output. Raises Refused, BadArchive, Unreachable."""
-        # Without a name: children of another user must not lead the agent to another file.
-        with mapped_errors(f"run {command[0]}"), await asyncio.to_thread(_unnamed, scratch.parent) as output:
-            code = await self._watched(command, scratch, tree, output)
-            output.seek(max(0, output.seek(0, os.SEEK_END) - _OUTPUT_BYTES))
-            said = output.read().decode(errors="replace").replace(f"{scratch}/", "")
-        if code:
+        with mapped_errors(f"run {command[0]}"):
+            ended = await self._watched(command, scratch, tree)
+        if ended.late:
+            raise Unreachable(f"`{_shown(command)}` has not ended within {LONGEST_S / 60:g} minutes")
+        said = ended.output.decode(errors="replace").replace(f"{scratch}/", "")
+        if ended.code:
             raise _failure(command, said)
         return said
 
-    async def _watched(self, command: Sequence[str], scratch: Path, tree: Path, output: IO[bytes]) -> int:
-        loop = asyncio.get_running_loop()
-        until_s = loop.time() + LONGEST_S
-        with effect("environment.run"):
-            process = await asyncio.create_subprocess_exec(
-                *command,
-                cwd=scratch,
-                env=_environment(scratch),
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                start_new_session=True,
-                **credentials(self.user),
-            )
+    async def _watched(self, command: Sequence[str], scratch: Path, tree: Path) -> Ended:
+        """Run a child while what it makes is measured. Raises BadArchive, OSError."""
+        child = Child(
+            command=command,
+            env=_environment(scratch),
+            cwd=str(scratch),
+            user=self.user,
+            umask=TASK_UMASK,
+            limit_s=LONGEST_S,
+            kept=_OUTPUT_BYTES,
+            nice=NICE,
+        )
+        work = asyncio.ensure_future(bounded.run(child))
         try:
-            with suppress(OSError):
-                os.setpriority(os.PRIO_PROCESS, process.pid, NICE)
-            while not await _ends(process, LOOK_S):
-                if loop.time() > until_s:
-                    raise Unreachable(f"`{_shown(command)}` has not ended within {LONGEST_S / 60:g} minutes")
+            while not (await asyncio.wait({work}, timeout=LOOK_S))[0]:
                 await asyncio.to_thread(_check_size, tree, scratch)
+            return work.result()
         finally:
-            # Also what it has left behind in its session.
-            with suppress(OSError):
-                os.killpg(process.pid, signal.SIGKILL)
-            code = await process.wait()
-        return code
-
-
-def _unnamed(directory: Path) -> IO[bytes]:
-    return tempfile.TemporaryFile(dir=directory)
+            work.cancel()
+            await asyncio.wait({work})
 
 
 def read_requirements(path: Path, digest: str) -> tuple[Requirement, ...]:
@@ -192,15 +179,6 @@ def read_requirements(path: Path, digest: str) -> tuple[Requirement, ...]:
         return read_lock(data)
     except UserError as error:
         raise BadArchive(f"{path.name}: {error}") from error
-
-
-async def _ends(process: asyncio.subprocess.Process, within_s: float) -> bool:
-    try:
-        async with asyncio.timeout(within_s):
-            await process.wait()
-    except TimeoutError:
-        return False
-    return True
 
 
 def _check_size(*directories: Path) -> None:

@@ -1,28 +1,16 @@
 """A process that loads the SavedModel in its working directory once; `call` calls its signature, too.
 
-`PYTHON .../model_check.py load|call PARENT_PID`; it exits with 0 if that works. Its last line of output
-says what does not. It dies with its parent, and is the first to go where memory is short.
+`PYTHON .../model_check.py load|call`; it exits with 0 if that works. Its last line of output says what does
+not.
 """
 
-import ctypes
 import importlib
 import os
-import signal
 import sys
 from types import ModuleType, TracebackType
 from typing import Any, Dict, Optional, Type
 
-_PR_SET_PDEATHSIG = 1
 _SIGNATURE = "serving_default"
-
-
-def _yield_to_training(parent: int) -> None:
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
-        os._exit(1)
-    os.nice(19)
-    with open("/proc/self/oom_score_adj", "w") as file:
-        file.write("1000")
 
 
 def _say(kind: Type[BaseException], error: BaseException, _trace: Optional[TracebackType]) -> None:
@@ -45,7 +33,6 @@ if __name__ == "__main__":
     # Python has put our directory first on the path; our modules must not stand before the user's.
     sys.path.pop(0)
     sys.excepthook = _say
-    _yield_to_training(int(sys.argv[2]))
     tensorflow = importlib.import_module("tensorflow")
     model = tensorflow.saved_model.load(".")
     if sys.argv[1] == "call":

@@ -42,6 +42,9 @@ _UNNAMED = "a file without a name: it ends with its process"
 _AGAIN = "made again, to the same end, whenever the daemon starts"
 _BEFORE_EACH_START = "looked at and made again before each start of a task"
 _OWN_END = "a process of the attempt signals another one, or itself: its launcher kills all of them"
+_GUARDED = (
+    "a process of one bounded child: its daemon starts it in a failpoint, and whatever ends it ends both"
+)
 _WISH = "a file that asks a task to save: one too many costs a save, and one too few what a save would spare"
 _NEXT_LOOK = "done again, to the same end, by the next look at these outputs"
 
@@ -77,7 +80,7 @@ EXEMPT = (
     Exempt("agent/code/unpack.py", _POINT_OUTSIDE),
     Exempt("agent/code/store.py", _POINT_OUTSIDE, ("remove_tree",)),
     Exempt("agent/environments/packed.py", _POINT_OUTSIDE),
-    Exempt("agent/environments/install.py", _POINT_INSIDE, ("os.killpg",), 1),
+    Exempt("supervisor/adapters/children/guard.py", _GUARDED),
     Exempt("agent/runtimes/local.py", _POINT_OUTSIDE, ("os.open",), 1),
     Exempt("agent/runtimes/docker_engine.py", _POINT_OUTSIDE),
     Exempt("recovery/commit/stage.py", _POINT_OUTSIDE, ("files.move_directory",), 2),
@@ -97,7 +100,6 @@ EXEMPT = (
     Exempt("recovery/mount/kernel.py", _POINT_INSIDE),
     Exempt("recovery/mount/live.py", _POINT_INSIDE, ("self.unlink",)),
     Exempt("recovery/mount/staging.py", _POINT_INSIDE, ("self._live.unlink",)),
-    Exempt("supervisor/adapters/secret_sources.py", _READS),
     Exempt("supervisor/control/loop/sweep.py", _READS, ("coordination.txn",), 1),
     Exempt("agent/membership.py", _READS, ("self._coordination.txn",), 2),
     Exempt("recovery/commit/commit.py", _READS, ("self._coordination.txn",), 1),
@@ -129,7 +131,6 @@ EXEMPT = (
     Exempt("agent/inside/processes/spawn.py", _POINT_OUTSIDE, ("os.fork",), 1),
     Exempt("agent/inside/processes/peer.py", _NO_EFFECT, ("open",)),
     Exempt("agent/inside/launcher/wrapper.py", _BEFORE_EACH_START, ("os.unlink", "os.chmod")),
-    Exempt("agent/inside/model_check.py", "its own weight, which ends with it", ("open",), 1),
     Exempt("agent/inside/rehearsal.py", _REHEARSAL),
     Exempt("agent/host/kill_times.py", _REHEARSAL, ("child.kill",), 1),
     Exempt("agent/inside/launcher/ports.py", _LOCK),

@@ -16,6 +16,8 @@ from supervisor.contract.boundaries import PowerSwitch
 from supervisor.contract.errors import Refused
 
 STATUS_ON, STATUS_OFF = 0, 2
+LONGEST_S = 300.0
+"""Its caller has less time for it."""
 NODE = "{node}"
 """In an option's value, replaced by the node's name."""
 
@@ -95,7 +97,8 @@ async def _run(device: FenceDevice, node: str, action: str) -> int:
         secret = await asyncio.to_thread(_text_of, device.options_file)
     except (OSError, ValueError) as error:
         raise Refused(f"it cannot be run: {error}") from error
-    return await run(device.command, "\n".join((*lines, secret)).encode() + b"\n")
+    ended = await run(device.command, LONGEST_S, "\n".join((*lines, secret)).encode() + b"\n")
+    return ended.code
 
 
 def _text_of(path: str) -> str:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 
 from supervisor.adapters.operator_command import executable, run
-from supervisor.contract.errors import Refused, Unreachable
+from supervisor.contract.errors import Refused
 
 COMMAND_S = 10.0
 
@@ -21,10 +20,6 @@ class NotifyCommand:
     async def send(self, message: bytes, identity: str) -> None:
         """Run it. Raises Refused for another code, or where it cannot be run, Unreachable when it is late."""
         del identity  # it is in the message
-        try:
-            async with asyncio.timeout(COMMAND_S):
-                code = await run(self._command, message + b"\n")
-        except TimeoutError as error:
-            raise Unreachable(f"{self._command[0]} has not ended within {COMMAND_S:g} s") from error
+        code = (await run(self._command, COMMAND_S, message + b"\n")).code
         if code != 0:
             raise Refused(f"{self._command[0]} has ended with code {code}")

@@ -1,21 +1,18 @@
-"""Commands that operators configure: told on standard input, run without a shell, killed when given up."""
+"""Commands that operators configure: told on standard input, run without a shell, within a bounded time."""
 
 from __future__ import annotations
 
-import asyncio
 import os
 import shutil
-import signal
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 
-from supervisor.adapters.failpoints import effect
-from supervisor.contract.errors import Refused
+from supervisor.adapters.children import bounded
+from supervisor.adapters.children.bounded import Child, Ended
+from supervisor.contract.errors import Refused, Unreachable
 
 SYSTEM_PATH = "/usr/sbin:/sbin"
 """The directories of programs like `fence-agents`, which the PATH of users leaves out."""
-GONE_S = 1.0
 
 
 def executable(command: str) -> str:
@@ -27,31 +24,26 @@ def executable(command: str) -> str:
     return found
 
 
-async def run(command: Sequence[str], told: bytes) -> int:
-    """Run a command with a text on its standard input; its exit code. Raises Refused when it cannot be run.
+async def run(command: Sequence[str], limit_s: float, told: bytes = b"", kept: int = 0) -> Ended:
+    """Run a command with a text on its standard input. `kept`: bytes of the end of its standard output.
 
-    All that is left in its session is killed when it has ended, and when the caller is cancelled.
+    Raises Refused when it cannot be run, Unreachable when it has not ended in time. Nothing that it started
+    is left then, nor when the caller is cancelled or ends.
     """
     try:
-        with effect("command.run"):
-            process = await asyncio.create_subprocess_exec(
-                executable(command[0]),
-                *command[1:],
-                stdin=asyncio.subprocess.PIPE,
-                # Both may hold a secret, and would be in the journal.
-                stdout=asyncio.subprocess.DEVNULL,
-                stderr=asyncio.subprocess.DEVNULL,
-                start_new_session=True,
-            )
+        child = Child(
+            command=(executable(command[0]), *command[1:]),
+            told=os.fsdecode(told),
+            env=dict(os.environ),
+            cwd=str(Path.cwd()),
+            limit_s=limit_s,
+            kept=kept,
+            # They may hold a secret, and would be in the journal.
+            errors=False,
+        )
+        ended = await bounded.run(child)
     except (OSError, ValueError) as error:
         raise Refused(f"{command[0]} cannot be run: {error}") from error
-    try:
-        await process.communicate(told)
-        return await process.wait()
-    finally:
-        # It may run as another user, be gone, or hang in the kernel.
-        with suppress(OSError), effect("command.kill"):
-            os.killpg(process.pid, signal.SIGKILL)
-        with suppress(TimeoutError):
-            async with asyncio.timeout(GONE_S):
-                await process.wait()
+    if ended.late:
+        raise Unreachable(f"{command[0]} has not ended within {limit_s:g} s")
+    return ended

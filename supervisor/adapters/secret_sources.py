@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import io
 import os
-import signal
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from pathlib import Path
 
+from supervisor.adapters.operator_command import run
 from supervisor.contract.errors import Refused, Unreachable
 from supervisor.contract.secret import MOST_BYTES, Source, value_objection
 
@@ -77,56 +75,14 @@ class SecretSources:
         return raw.decode()
 
     async def _run(self, command: tuple[str, ...]) -> bytes:
-        # A pipe of our own: asyncio's wait() never returns while the reader of its pipe is full.
         async with self._room:
-            ours, theirs = os.pipe()
-            with os.fdopen(ours, "rb", buffering=0) as output:
-                try:
-                    process = await _start(command, theirs)
-                except (OSError, ValueError) as error:
-                    raise Unreachable(f"cannot run {command[0]}: {error}") from error
-                finally:
-                    os.close(theirs)
-                try:
-                    async with asyncio.timeout(COMMAND_S):
-                        raw = await _read_start(output)
-                        code = await process.wait() if len(raw) <= _MOST_READ else 0
-                except TimeoutError as error:
-                    raise Unreachable(f"{command[0]} has not ended within {COMMAND_S:g} s") from error
-                finally:
-                    if process.returncode is None:
-                        with suppress(ProcessLookupError):
-                            os.killpg(process.pid, signal.SIGKILL)
-                        await process.wait()
-        if code != 0:
-            raise Unreachable(f"{command[0]} has ended with code {code}; run it by hand to see why")
-        return raw
-
-
-async def _start(command: tuple[str, ...], stdout: int) -> asyncio.subprocess.Process:
-    return await asyncio.create_subprocess_exec(
-        *command,
-        stdin=asyncio.subprocess.DEVNULL,
-        stdout=stdout,
-        # The command's errors may hold a secret, and would be in the journal.
-        stderr=asyncio.subprocess.DEVNULL,
-        start_new_session=True,
-    )
-
-
-async def _read_start(output: io.FileIO) -> bytes:
-    """The output of the command, up to one byte above the limit."""
-    reader = asyncio.StreamReader(limit=MOST_BYTES)
-    transport, _ = await asyncio.get_running_loop().connect_read_pipe(
-        lambda: asyncio.StreamReaderProtocol(reader), output
-    )
-    try:
-        raw = b""
-        while len(raw) <= _MOST_READ and (data := await reader.read(MOST_BYTES)):
-            raw += data
-        return raw
-    finally:
-        transport.close()
+            try:
+                ended = await run(command, COMMAND_S, kept=_MOST_READ + 1)
+            except Refused as error:
+                raise Unreachable(str(error)) from error
+        if ended.code != 0:
+            raise Unreachable(f"{command[0]} has ended with code {ended.code}; run it by hand to see why")
+        return ended.output
 
 
 def _read_file(path: str) -> bytes:

@@ -499,6 +499,14 @@ ROWS = (
     ),
     Guarantee(
         4,
+        "A process that hides from the agent ends with the tried model or the installation that it is from.",
+        "supervisor/adapters/children/guard.py",
+        "    _prctl(_PR_SET_CHILD_SUBREAPER, 1)\n",
+        "    _prctl(_PR_SET_CHILD_SUBREAPER, 0)\n",
+        "tests/adapters/test_children.py::test_a_process_that_hides_ends_with_its_program",
+    ),
+    Guarantee(
+        4,
         "A process whose pid has become another's is left alone.",
         "agent/inside/processes/fence.py",
         "if current is None or current.start_ticks != process.start_ticks:",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import signal
 import sys
 import tempfile
 from dataclasses import replace
@@ -43,8 +42,8 @@ async def test_a_model_that_loads_is_loaded_where_it_lies_and_quietly(tmp_path: 
     said = tmp_path / "said"
     script = f'echo "$PWD $* $CUDA_VISIBLE_DEVICES $TF_NUM_INTRAOP_THREADS $PYTHONPATH" >{said}'
     assert await load(tmp_path, script) == ""
-    place, program, what, parent, devices, threads, modules = said.read_text().split()
-    assert (place, what, parent, modules) == (f"{tmp_path}/model", "load", str(os.getpid()), "/lib")
+    place, program, what, devices, threads, modules = said.read_text().split()
+    assert (place, what, modules) == (f"{tmp_path}/model", "load", "/lib")
     assert program.endswith("agent/inside/model_check.py")
     assert (devices, threads) == ("-1", "1")
 
@@ -82,14 +81,13 @@ async def test_a_child_that_prints_without_end_holds_nothing_up(tmp_path: Path) 
         assert await load(tmp_path, "exec yes", load_s=1.0) == "that takes longer than 1 s"
 
 
-async def test_a_pipe_that_another_process_holds_is_not_waited_for(tmp_path: Path) -> None:
+async def test_a_wrapper_that_hides_a_process_holds_nothing_up_and_leaves_nothing(tmp_path: Path) -> None:
     pid = tmp_path / "pid"
-    # Without its mark in the environment.
-    holder = f"env -i setsid sh -c 'echo $$ >{pid}; exec sleep 600'"
-    script = f"{holder} & until [ -s {pid} ]; do :; done; echo no; exit 3"
+    # In a session of its own, without a parent, without the environment, and with the pipe of the output.
+    hidden = f"(env -i setsid -f sh -c 'echo $$ >{pid}; exec sleep 600')"
     async with asyncio.timeout(30):
-        assert await load(tmp_path, script) == "no"
-    os.kill(int(pid.read_text()), signal.SIGKILL)
+        assert await load(tmp_path, f"{hidden}; until [ -s {pid} ]; do :; done; echo no; exit 3") == "no"
+    assert not Path(f"/proc/{pid.read_text().strip()}/cwd").exists()
 
 
 async def test_a_child_ends_with_its_caller(tmp_path: Path) -> None:
@@ -153,7 +151,6 @@ async def test_what_is_no_model_is_told_by_the_child_itself(tmp_path: Path, what
             "-S",
             str(Path("agent/inside/model_check.py").resolve()),
             what,
-            str(os.getpid()),
         ),
         stdout=asyncio.subprocess.PIPE,
         cwd=tmp_path,

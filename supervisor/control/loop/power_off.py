@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from supervisor.contract.boundaries import Compare, Logger, PowerSwitch
-from supervisor.contract.errors import Fenced, Refused
+from supervisor.contract.errors import Fenced, Refused, Unreachable
 from supervisor.control.decide.plan import Action, PowerOff, put
 from supervisor.control.loop.apply import Applied, Applier
 
@@ -87,7 +87,7 @@ class PowerOffs:
         try:
             async with asyncio.timeout(wanted.left_ms / 1000):
                 await self._devices.switch_off(node, labels)
-        except (Refused, TimeoutError) as error:
+        except (Refused, Unreachable, TimeoutError) as error:
             return str(error) or "D was over before it ended"
         return ""
 

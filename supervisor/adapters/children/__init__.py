@@ -1,0 +1,1 @@
+"""Children that are bounded: in time, in output, in memory, and in what they leave behind."""
