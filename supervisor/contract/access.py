@@ -127,7 +127,7 @@ TABLE: dict[str, Right] = {
     "Control.PutCode": Right.SUBMIT,
     "Control.Status": Right.VIEW,
     "Control.Explain": Right.VIEW,
-    "Control.Describe": Right.VIEW,
+    "Control.Describe": Right.JOB,
     "Control.Checkpoints": Right.VIEW,
     "Control.Nodes": Right.VIEW,
     "Control.Gpus": Right.VIEW,

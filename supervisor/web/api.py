@@ -54,16 +54,16 @@ class Api:
         self._source = source
         self.documents = self._documents()
 
-    def routes(self, behind: Callable[[Handler], Handler], openapi: bytes) -> list[Route]:
-        """Every path. `behind`: wraps a handler of what only the leader knows."""
-        found = [Route(BASE + each.path, each.method, behind(_answering(each))) for each in self.documents]
+    def routes(self, elsewhere: Callable[[Asked], Answer | None], openapi: bytes) -> list[Route]:
+        """Every path. `elsewhere`: as for Route."""
+        found = [Route(BASE + each.path, each.method, _answering(each), elsewhere) for each in self.documents]
 
         async def describe(_: Asked) -> Answer:
             return Answer(openapi, JSON)
 
         return [
             *found,
-            Route(f"{BASE}/stream", "Control.Events", behind(self._stream)),
+            Route(f"{BASE}/stream", "Control.Events", self._stream, elsewhere),
             Route(f"{BASE}/openapi.json", "Http.Static", describe),
         ]
 

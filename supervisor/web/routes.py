@@ -32,7 +32,7 @@ def routes(source: Source) -> list[Route]:
     found = [
         Route(path, method, _page(source, pages, view)) for path, (method, view) in pages.views().items()
     ]
-    found += api.routes(partial(_of_leader, source), openapi(api.documents))
+    found += api.routes(partial(_elsewhere, source), openapi(api.documents))
     for file in sorted(STATIC.rglob("*")):
         if file.suffix in KINDS:
             content = Answer(file.read_bytes(), KINDS[file.suffix])
@@ -47,26 +47,12 @@ def _constant(content: Answer) -> Handler:
     return handler
 
 
-def _of_leader(source: Source, handler: Handler) -> Handler:
-    """A handler that sends callers to the leader, if another supervisor leads and has an HTTP door."""
-
-    async def asked_here(asked: Asked) -> Answer:
-        try:
-            return await handler(asked)
-        except NotLeading:
-            if instead := _elsewhere(source, asked):
-                return instead
-            raise
-
-    return asked_here
-
-
 def _page(source: Source, pages: Pages, view: View) -> Handler:
     async def show(asked: Asked) -> Answer:
         try:
-            return await _of_leader(source, partial(pages.show, view))(asked)
+            return await pages.show(view, asked)
         except NotLeading as error:
-            return pages.failure(Unreachable(_where(source, error)), asked, 503)
+            return _elsewhere(source, asked) or pages.failure(Unreachable(_where(source, error)), asked, 503)
         except NotFound as error:
             return pages.failure(error, asked, 404)
         except (UserError, Conflict) as error:

@@ -63,6 +63,10 @@ class Answer:
 Handler: TypeAlias = Callable[[Asked], Awaitable[Answer]]
 
 
+def _nowhere(_: Asked) -> Answer | None:
+    return None
+
+
 @dataclass(frozen=True, slots=True)
 class Route:
     """A path that a daemon serves to GET and HEAD.
@@ -71,11 +75,13 @@ class Route:
         path: as `/jobs/{job}`; a part in braces stands for any one part.
         method: the row of the table of rights that lets a caller in, as `Control.Status`.
         handler: answers. Errors of our tree that it raises become answers, too.
+        elsewhere: the answer where another supervisor leads; None: that error.
     """
 
     path: str
     method: str
     handler: Handler
+    elsewhere: Callable[[Asked], Answer | None] = _nowhere
 
 
 def guard_of(config: DaemonConfig) -> Guard:

@@ -32,9 +32,9 @@ from supervisor.contract.access import Caller, Kind, Target
 from supervisor.contract.addresses import bare, split_host_port
 from supervisor.contract.containment import contained, told
 from supervisor.contract.errors import Refused, TfSupervisorError, Unreachable, UserError
-from supervisor.contract.views.jobs import Failure
+from supervisor.contract.views.jobs import Failure, JobRequest
 from supervisor.wire.audit import Entry
-from supervisor.wire.failures import to_failure
+from supervisor.wire.failures import NotLeading, to_failure
 from supervisor.wire.gate import Gate
 from supervisor.wire.http import JSON, Answer, Asked, HttpDoor, Route
 from supervisor.wire.rpc import way_in
@@ -355,7 +355,7 @@ class HttpServer:
         try:
             async with self._turn(str(asked.caller)):
                 with contained(errors.append), entry:
-                    return await route.handler(asked)
+                    return await self._of_leader(route, asked)
         except Unreachable as late:
             return _failed(503, late)
         error = errors[0]
@@ -363,6 +363,16 @@ class HttpServer:
             return _failed(_STATUS.get(to_failure(error).error, 500), error)
         self._door.sink.error("an HTTP request failed", path=route.path, reason=told(error))
         return _failed(500, TfSupervisorError("this is a bug; the daemon's log has the error"))
+
+    async def _of_leader(self, route: Route, asked: Asked) -> Answer:
+        """The answer of the handler, for a caller who may see this job; of another place, if that leads."""
+        try:
+            self._gate.check(route.method, asked.caller, JobRequest(asked.names.get("job", "")))
+            return await route.handler(asked)
+        except NotLeading:
+            if instead := route.elsewhere(asked):
+                return instead
+            raise
 
     @asynccontextmanager
     async def _turn(self, who: str) -> AsyncIterator[None]:

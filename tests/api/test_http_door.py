@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import psutil
@@ -59,6 +59,7 @@ class Site:
     async def open(self) -> Site:
         paths = {"/seen/{job}": self.see, "/hang": self.hang, "/gone": self.gone, "/bug": self.bug}
         routes = [Route(path, "Control.Status", handler) for path, handler in paths.items()]
+        routes += [Route("/stored/{job}", "Control.Describe", self.see)]
         routes += [Route("/stream", "Control.Events", self.stream), Route("/secret", "Node.Exec", self.see)]
         routes += [Route("/quiet", "Control.Events", self.quiet)]
         routes += [Route("/busy", "Control.Status", self.be_busy)]
@@ -415,6 +416,28 @@ async def test_certificates_name_their_holders_as_on_grpc(tmp_path: Path, stack:
     site.policy.denied = frozenset({"user:vera"})
     assert await ask("user:vera", users) == 403
     assert {str(asked.caller) for asked in site.asked} == {"user:vera", "supervisor:s1"}
+
+
+async def test_a_jobs_stored_file_is_for_those_who_may_act_on_the_job(
+    tmp_path: Path, stack: AsyncExitStack
+) -> None:
+    authority = Authority(tmp_path)
+    users = {"vera": Standing(Role.VIEWER), "olga": Standing(Role.OPERATOR)}
+    users |= {name: Standing(Role.SUBMITTER) for name in ("alice", "bob")}
+    policy = Policy(users, owner=lambda target: replace(target, known=True, owner="user:alice"))
+    served = files_of(tmp_path, "s0", "supervisor:s0", authority, authority.certificate)
+    site = await Site(stack, Guard(served), policy).open()
+    answers = {}
+    for name in users:
+        made = files_of(tmp_path, name, f"user:{name}", authority, authority.certificate)
+        answers[name] = await get(site, "/stored/digits", {}, shown(made, authority.certificate))
+    assert {name: status for name, (status, *_) in answers.items()} == {
+        "vera": 403,
+        "olga": 200,
+        "alice": 200,
+        "bob": 403,
+    }
+    assert "belongs to user:alice" in str(answers["bob"])
 
 
 async def test_an_open_stream_ends_when_the_role_is_taken_away(tmp_path: Path, stack: AsyncExitStack) -> None:

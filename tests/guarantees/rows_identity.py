@@ -446,6 +446,14 @@ ROWS = (
     ),
     Guarantee(
         12,
+        "A job's commands and environment are shown to those alone who may act on the job, also on the page.",
+        "supervisor/wire/http_server.py",
+        '            self._gate.check(route.method, asked.caller, JobRequest(asked.names.get("job", "")))\n',
+        "",
+        "tests/api/test_http_door.py::test_a_jobs_stored_file_is_for_those_who_may_act_on_the_job",
+    ),
+    Guarantee(
+        12,
         "A caller may do what the table of rights says, and nothing else.",
         "supervisor/wire/gate.py",
         "        check_method(method, caller)\n",
