@@ -51,7 +51,7 @@ test: setup etcd-current hadoop fuse docker compiler networks nft browser system
 	$(BIN)/pytest -n $(TEST_JOBS) --dist worksteal -m "not slow" $(PYTEST_ARGS)
 
 .PHONY: test-all
-test-all: setup etcd-current hadoop fuse docker compiler networks nft browser systemd prometheus slurm spark ## Every test with its full counts; a dated report in var/reports/.
+test-all: setup etcd-current hadoop fuse docker compiler networks nft browser systemd prometheus slurm spark yarn ## Every test with its full counts; a dated report in var/reports/.
 	@mkdir -p var/reports
 	@report="var/reports/$$(date -u +%Y-%m-%dT%H%M%SZ)"; \
 	{ echo "commit $$(git describe --always --dirty 2>/dev/null || echo unknown)"; uname -sr; nproc; etcd --version | head -n 1; } >"$$report.txt"; \
@@ -109,6 +109,10 @@ slurm:
 spark: $(VENV)/.locked
 	@deploy/get-spark.sh >/dev/null
 
+.PHONY: yarn
+yarn: hadoop
+	@deploy/hdfs/get-jars.sh yarn >/dev/null
+
 .PHONY: hdfs-up
 hdfs-up: ## A real HDFS on this machine, to try things on; HA=1: with two NameNodes.
 	@deploy/hdfs/hdfs.sh up var/hdfs $(if $(filter 1,$(HA)),--ha)
@@ -116,6 +120,14 @@ hdfs-up: ## A real HDFS on this machine, to try things on; HA=1: with two NameNo
 .PHONY: hdfs-down
 hdfs-down: ## End it and remove what was stored in it.
 	@deploy/hdfs/hdfs.sh down var/hdfs
+
+.PHONY: yarn-up
+yarn-up: yarn ## A real YARN beside the HDFS of hdfs-up.
+	@deploy/yarn/yarn.sh up var/yarn var/hdfs
+
+.PHONY: yarn-down
+yarn-down: ## End it, and what its containers left.
+	@deploy/yarn/yarn.sh down var/yarn
 
 FOR ?= 3h
 PATIENCE ?= 3

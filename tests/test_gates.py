@@ -174,5 +174,5 @@ def test_scripts_are_bash_that_stops_at_the_first_error() -> None:
         head = path.read_text().splitlines()
         assert head[0] == "#!/usr/bin/env bash", path
         assert "set -euo pipefail" in head, path
-        only_sourced = path.name == "apt.sh"
+        only_sourced = path.name in ("apt.sh", "daemons.sh")
         assert bool(path.stat().st_mode & 0o111) != only_sourced, path

@@ -1,14 +1,20 @@
 #!/usr/bin/env bash
-# get-jars.sh: fetch what HDFS needs to run (pom.xml), once, into var/hadoop-VERSION, and print that directory.
-# Callers at the same time wait for one another.
+# get-jars.sh [yarn]: fetch what HDFS needs to run (pom.xml), once, into var/hadoop-VERSION, and print that directory;
+# with `yarn` what YARN needs (../yarn/pom.xml), into var/yarn-VERSION. Callers at the same time wait for one another.
 set -euo pipefail
 
 here="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
-version="$(sed -n 's|.*<hadoop.version>\(.*\)</hadoop.version>.*|\1|p' "$here/pom.xml")"
-target="$(cd "$here/../.." && pwd)/var/hadoop-$version"
+if [[ $# -gt 1 || ! "${1:-yarn}" == yarn ]]; then
+    echo "usage: get-jars.sh [yarn]" >&2
+    exit 2
+fi
+pom="$here/pom.xml" name=hadoop
+[[ $# -eq 0 ]] || pom="$here/../yarn/pom.xml" name=yarn
+version="$(sed -n 's|.*<hadoop.version>\(.*\)</hadoop.version>.*|\1|p' "$pom")"
+target="$(cd "$here/../.." && pwd)/var/$name-$version"
 
 complete() {
-    cmp -s "$here/pom.xml" "$target/pom.xml"
+    cmp -s "$pom" "$target/pom.xml"
 }
 echo "$target"
 if complete; then
@@ -22,11 +28,11 @@ if complete; then
 fi
 
 mvn="$("$here/../get-java.sh" mvn)"
-echo "fetching Hadoop $version with Maven (65 MB, once)" >&2
+echo "fetching the jars of $name $version with Maven (up to 81 MB, once)" >&2
 partial="$target.partial"
 rm -rf "$partial"
 mkdir -p "$partial"
-if ! "$mvn" --batch-mode --quiet --strict-checksums --file "$here/pom.xml" dependency:copy-dependencies \
+if ! "$mvn" --batch-mode --quiet --strict-checksums --file "$pom" dependency:copy-dependencies \
     -DincludeScope=runtime -DoutputDirectory="$partial/lib" >"$partial/maven.log" 2>&1 9>&-; then
     tail -n 15 "$partial/maven.log" >&2
     echo "Maven could not fetch Hadoop $version; its words are above" >&2
@@ -34,6 +40,6 @@ if ! "$mvn" --batch-mode --quiet --strict-checksums --file "$here/pom.xml" depen
 fi
 # The servers insist on a directory of web pages, which these jars do not hold; empty ones do.
 mkdir -p "$partial"/web/webapps/{hdfs,datanode,secondary,journal}
-cp "$here/pom.xml" "$partial/pom.xml"
+cp "$pom" "$partial/pom.xml"
 rm -rf "$target"
 mv "$partial" "$target"
