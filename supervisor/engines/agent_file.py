@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import socket
-import stat
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -20,6 +18,7 @@ from pathlib import Path
 from supervisor.adapters.files.config import load_agent
 from supervisor.adapters.files.yaml_file import WrittenFloat, WrittenInt
 from supervisor.contract.errors import Refused
+from supervisor.engines.installation.bootstrap import exchangeable
 
 _RUN = 8
 """Length of the name of a socket directory. Paths of Unix sockets are short."""
@@ -43,15 +42,22 @@ class Own:
     labels: Mapping[str, str] = field(default_factory=dict)
 
 
-def check(path: Path, pool: str) -> None:
-    """Raise UserError with the lines of the shared file that are wrong, or NotFound."""
+def check(path: Path, pool: str) -> str:
+    """Raise UserError with the lines of the shared file that are wrong, or NotFound.
+
+    Returns the file's `state_dir`, in which `{node}` and `{host}` are not filled in yet.
+    """
+    written = ""
 
     def adapt(value: dict[str, object]) -> None:
+        nonlocal written
+        written = str(value.get("state_dir"))
         adapt_to(value, Own(node=f"{pool}.node"))
         # An agent of a pool makes this directory where it runs.
         value["lock_dir"] = tempfile.gettempdir()
 
     load_agent(path, adapt)
+    return written
 
 
 def write(path: Path, own: Own) -> Path:
@@ -85,24 +91,12 @@ def write(path: Path, own: Own) -> Path:
 
 
 def require_own(path: Path) -> None:
-    """Raise Refused if another user could put something else in place of this directory.
-
-    Whoever makes a directory in /tmp first owns it, and may later exchange all that is below it.
-    """
-    real = Path(os.path.realpath(path))
-    for each in (real, *real.parents):
-        try:
-            found = each.stat()
-        except FileNotFoundError:
-            continue
-        above = each.parent.stat().st_mode if each.parent.exists() else 0
-        is_anyones = above & stat.S_IWOTH and found.st_uid not in (os.geteuid(), 0)
-        is_open = found.st_mode & stat.S_IWOTH and not found.st_mode & stat.S_ISVTX
-        if is_open or is_anyones:
-            raise Refused(
-                f"{each} belongs to another user, or every user may write to it: remove it, or name another "
-                f"directory than {path} in the shared file"
-            )
+    """Raise Refused if another user could put something else in place of this directory."""
+    if (each := exchangeable(path)) is not None:
+        raise Refused(
+            f"{each} belongs to another user, or every user may write to it: remove it, or name another "
+            f"directory than {path} in the shared file"
+        )
 
 
 def adapt_to(value: dict[str, object], own: Own) -> None:

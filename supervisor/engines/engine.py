@@ -48,6 +48,8 @@ class Pool:
         command: the program of one agent. The engine adds `--place` and `--id`, and as `--then` the command
             that queues it again.
         directory: the working directory; logs go there.
+        archive: the file with the agents' installation, as a word of the command, which checks it. An engine
+            that brings files to machines by its own means puts its place there instead; empty: none.
         gpus: `N` or `TYPE:N`; empty: none.
         memory_mib: 0: the engine's default.
         queue, time: empty: the engine's default.
@@ -58,6 +60,7 @@ class Pool:
     name: str
     command: tuple[str, ...]
     directory: str
+    archive: str = ""
     cpus: int = 1
     memory_mib: int = 0
     gpus: str = ""

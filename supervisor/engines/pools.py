@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 from supervisor.contract.errors import Conflict, NotFound, Unreachable, UserError
 from supervisor.engines.engine import Engine, Pool, PoolAgent, State, check_pool
@@ -12,6 +14,9 @@ MOST_AGENTS = 1000
 LOOK_S = 0.5
 KILL_S = 60
 """How long an engine may take to end what it was told to end. Slurm's KillWait is 30 s unless set."""
+
+_TAIL_BYTES = 16 << 10
+_OURS = ("tfsup-keeper: ", "tfsup-bootstrap: ")
 
 
 def start(engine: Engine, pool: Pool, agents: int) -> list[PoolAgent]:
@@ -87,6 +92,21 @@ def end(engine: Engine, name: str, within_s: float, say: Callable[[str], None] =
 def live(engine: Engine, name: str = "") -> list[PoolAgent]:
     """The agents that hold resources, or wait for them; the oldest first."""
     return [each for each in engine.agents(name) if each.state is not State.ENDED]
+
+
+def last_words(agent: PoolAgent) -> str:
+    """The last line that an agent's keeper, or what brings its installation, has written into the log.
+
+    Empty where the log is not to be read from here, or has none.
+    """
+    try:
+        with Path(agent.log).open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL_BYTES))
+            lines = file.read(_TAIL_BYTES).decode(errors="replace").splitlines()
+    except OSError:
+        return ""
+    ours = [each.partition(": ")[2] for each in lines if each.startswith(_OURS)]
+    return ours[-1] if ours else ""
 
 
 def _ids(agents: Sequence[PoolAgent], state: State) -> list[str]:

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
+import inspect
+import io
 import json
+import shlex
 import sys
+import tarfile
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Self
@@ -13,6 +18,10 @@ import pytest
 from supervisor.cli.local.layout import Layout, LocalSettings
 from supervisor.cli.options import Globals
 from supervisor.cli.pool import commands as commands_of_pool
+from supervisor.engines import pools
+from supervisor.engines.engine import PoolAgent, State
+from supervisor.engines.installation import bootstrap
+from supervisor.engines.installation.archive import MANIFEST
 from tests.cli.shell import ctl
 from tests.engines.commands import Commands
 
@@ -97,6 +106,41 @@ def test_a_pool_is_queued_with_the_files_that_its_agents_share(commands: Command
     again = ctl(tmp_path, "--state", "state", "pool", "up", "digits", PATH=commands.path)
     assert again.returncode == 3
     assert "pool.yaml: no such file; run `supervisorctl local up` again" in again.stderr
+
+
+def test_a_pool_is_queued_with_its_installation(commands: Commands, tmp_path: Path) -> None:
+    """The machines' Python checks and unpacks it before anything of it runs."""
+    commands.put("squeue", "true")
+    commands.put("sbatch", f"cat >{tmp_path}/script; echo 41")
+    manifest = b'{"python": "3.11", "abi": "cpython-311-x86_64-linux-gnu"}'
+    with tarfile.open(tmp_path / "a.tar.gz", "w:gz") as tar:
+        member = tarfile.TarInfo(MANIFEST)
+        member.size = len(manifest)
+        tar.addfile(member, io.BytesIO(manifest))
+    up = ("--state", "state", "pool", "up", "digits", "--archive", "a.tar.gz")
+    done = ctl(tmp_path, *up, PATH=commands.path)
+    assert done.returncode == 0, done.stderr
+    script = (tmp_path / "script").read_text()
+    words = shlex.split(script[script.index("exec ") :])
+    digest = hashlib.sha256((tmp_path / "a.tar.gz").read_bytes()).hexdigest()
+    below = str(tmp_path / "state" / "pool" / "installations")
+    assert words[1:5] == ["python3.11", "-I", "-c", inspect.getsource(bootstrap)]
+    assert words[5:9] == [str(tmp_path / "a.tar.gz"), digest, "cpython-311-x86_64-linux-gnu", below]
+    assert words[9:14] == ["-P", "-m", "supervisor.engines.keeper", "--pool", "digits"]
+    shared = tmp_path / "state" / "config" / "pool.yaml"
+    shared.write_text(shared.read_text().replace("/pool", "/{node}/pool"))
+    again = ctl(tmp_path, *up, PATH=commands.path)
+    assert (again.returncode, "leave {node} out there" in again.stderr) == (2, True), again.stderr
+
+
+def test_the_last_words_of_an_agent_are_those_of_its_keeper(tmp_path: Path) -> None:
+    log = tmp_path / "agent.log"
+    agent = PoolAgent(id="41_0", pool="digits", state=State.ENDED, word="FAILED", log=str(log))
+    assert pools.last_words(agent) == ""
+    log.write_text("tfsup-keeper: first\ntfsup-bootstrap: the disk is full\nslurmd: bye\n")
+    assert pools.last_words(agent) == "the disk is full"
+    log.write_text("x" * 40_000)
+    assert pools.last_words(agent) == ""
 
 
 def test_without_slurm_it_says_where_to_go(tmp_path: Path) -> None:

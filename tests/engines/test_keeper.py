@@ -50,6 +50,7 @@ def test_agents_join_are_replaced_and_leave(shell: PrintingShell, engine: FakeEn
         notice=60,
         requeue=False,
         python=sys.executable,
+        archive=None,
         agent_config=None,
         logs=tmp_path,
     )

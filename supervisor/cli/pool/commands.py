@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -47,6 +48,24 @@ def up(given: Globals, wanted: Wanted, name: str, on: str, agents: int) -> None:
         render.emit_json({"pool": name, "agents": found})
         return
     click.echo(f"pool {name}: {len(found)} agents are queued; see `supervisorctl pool status {name}`")
+
+
+@pool.command()
+@click.argument("directory", type=click.Path(path_type=Path, file_okay=False, exists=True), default=".")
+@click.option(
+    "--with", "more", multiple=True, metavar="PACKAGE", help="A package of this Python that jobs need, too."
+)
+@global_options
+def pack(given: Globals, directory: Path, more: tuple[str, ...]) -> None:
+    """Write this installation into DIRECTORY as an archive that `pool up` brings to machines."""
+    from supervisor.engines.installation import archive
+
+    path = archive.pack(directory, more)
+    found = archive.read(path)
+    if given.json:
+        render.emit_json({"path": str(path), "size": path.stat().st_size, "archive": found})
+        return
+    click.echo(f"{path}: {path.stat().st_size / (1 << 20):.1f} MiB, for Python {found.python} ({found.abi})")
 
 
 @pool.command()
@@ -163,12 +182,13 @@ def _nodes_of(given: Globals, name: str) -> tuple[dict[tuple[str, str], NodeView
 
 
 def _reason(agent: PoolAgent, node: NodeView | None, problem: str) -> str:
+    from supervisor.engines import pools
     from supervisor.engines.engine import State
 
     if agent.state in (State.WAITING, State.LEAVING) or (node is not None and node.state == "ready"):
         return agent.reason
     if agent.state is State.ENDED:
-        why = agent.reason
+        why = "; ".join(filter(None, (agent.reason, pools.last_words(agent))))
     elif node is None:
         why = problem or "no supervisor knows its node"
     else:

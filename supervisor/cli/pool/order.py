@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import os
 import re
 import sys
@@ -24,6 +25,9 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 R = TypeVar("R")
 LEAST_NOTICE_S = 20
+INSTALLATIONS = "installations"
+"""A directory beside those of the nodes, whose names have a dot."""
+
 _GPUS = re.compile(r"(?:[A-Za-z0-9_.-]{1,40}:)?[1-9][0-9]{0,3}")
 _QUEUE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.,-]{0,200}")
 _TIME = re.compile(r"(?:[0-9]{1,4}-)?[0-9]{1,6}(?::[0-9]{1,2}){0,2}")
@@ -41,6 +45,7 @@ class Wanted:
     notice: int
     requeue: bool
     python: str
+    archive: Path | None
     agent_config: Path | None
     logs: Path
 
@@ -61,7 +66,16 @@ def wanted_options(function: Callable[Concatenate[Wanted, P], R]) -> Callable[P,
         help="Seconds that an agent has to move its tasks away before it ends.",
     )
     @click.option("--requeue", is_flag=True, help="Queue an agent again at the end of its time limit.")
-    @click.option("--python", default=sys.executable, help="The Python with tf-supervisor on the machines.")
+    @click.option(
+        "--archive",
+        type=click.Path(path_type=Path, dir_okay=False),
+        help="The agents' installation, made by `pool pack`.",
+    )
+    @click.option(
+        "--python",
+        default="",
+        help="The Python of the machines, by default this one; with --archive any of its version.",
+    )
     @click.option(
         "--agent-config",
         type=click.Path(path_type=Path, dir_okay=False),
@@ -109,12 +123,10 @@ def pool_of(given: Globals, name: str, wanted: Wanted) -> Pool:
     if not file.is_file():
         again = "; run `supervisorctl local up` again, which makes it" if wanted.agent_config is None else ""
         raise NotFound(f"{file}: no such file{again}")
-    agent_file.check(file, name)
-    python = _path("--python", wanted.python)
-    if not os.access(python, os.X_OK):
-        raise UserError(f"--python {python}: no program is there")
+    program, archive = _program(wanted, agent_file.check(file, name))
     command = (
-        *(python, "-P", "-m", "supervisor.engines.keeper"),
+        *program,
+        *("-P", "-m", "supervisor.engines.keeper"),
         *("--pool", name),
         *("--agent-config", _path("--agent-config", str(file))),
         *(option, _path(option, str(place))),
@@ -126,6 +138,7 @@ def pool_of(given: Globals, name: str, wanted: Wanted) -> Pool:
         name=name,
         command=command,
         directory=_path("--logs", str(wanted.logs)),
+        archive=archive,
         cpus=wanted.cpus,
         memory_mib=-(-memory // (1 << 20)),
         gpus=wanted.gpus,
@@ -134,6 +147,29 @@ def pool_of(given: Globals, name: str, wanted: Wanted) -> Pool:
         notice_s=wanted.notice,
         requeue=wanted.requeue,
     )
+
+
+def _program(wanted: Wanted, state_dir: str) -> tuple[tuple[str, ...], str]:
+    """The words that run a Python with tf-supervisor, and the archive that brings it, else empty."""
+    from supervisor.engines.installation import archive, bootstrap
+
+    if wanted.archive is None:
+        python = _path("--python", wanted.python or sys.executable)
+        if not os.access(python, os.X_OK):
+            raise UserError(f"--python {python}: no program is there")
+        return (python,), ""
+    if "{node}" in state_dir:
+        raise UserError(
+            f"--archive: it is unpacked below `state_dir`, {state_dir}, before the node has a name; leave "
+            "{node} out there, as each node has a directory of its own below it"
+        )
+    found = archive.read(wanted.archive)
+    python = wanted.python or f"python{found.python}"
+    path = _path("--archive", str(wanted.archive))
+    return (
+        *(_path("--python", python) if "/" in python else python, "-I", "-c", inspect.getsource(bootstrap)),
+        *(path, found.sha256, found.abi, f"{state_dir}/{INSTALLATIONS}"),
+    ), path
 
 
 def _path(option: str, text: str) -> str:
