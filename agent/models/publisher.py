@@ -6,10 +6,11 @@ upload, note in the index, rename. What is killed in between is done again, or f
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Executor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -34,6 +35,12 @@ QUIET_MS = 60_000
 STEADY_MS = 2_000
 """An export whose last write is younger is left to the next look: its program may be at work on it."""
 TRIES = 5
+TRIALS = 2
+"""So many models are tried at once on a node."""
+LOOK_TRIALS_MS = 30_000
+"""After this time in trials a look leaves the rest to the next: other outputs are sent between them."""
+FINAL_TRIALS_MS = 600_000
+"""The same for the last look, which refuses the rest."""
 COPY = "model-"
 """Prefix of the directories of copies in the spool."""
 _ID = re.compile(r"g(\d{1,9})\.(\d{1,9})-[0-9a-z]{1,32}", re.ASCII)
@@ -57,6 +64,7 @@ class Node:
 
     Attributes:
         load: tries a model; None: this node can not, and its check of files is all.
+        trials: a place for each model that is tried at a time.
     """
 
     clock: Clock
@@ -64,6 +72,7 @@ class Node:
     new_id: Callable[[], str]
     load: Load | None = None
     threads: Executor | None = None
+    trials: asyncio.Semaphore = field(default_factory=partial(asyncio.Semaphore, TRIALS))
 
 
 class ModelPublisher:
@@ -105,6 +114,7 @@ class ModelPublisher:
         self._uid = uid
         self._handled: dict[str, dict[str, Seen]] = {}
         self._tries: dict[str, int] = {}
+        self._tried_ms = 0
         self._claimed = False
         self._over = False
         self.refused: dict[str, str] = {}
@@ -116,6 +126,7 @@ class ModelPublisher:
         """
         if self._over:
             return
+        self._tried_ms = 0
         motion = Motion(self._clock)
         what = f"publishing model {self._serving.model} of {self._state.job}/{self._state.member}"
         try:
@@ -151,6 +162,8 @@ class ModelPublisher:
         for export in found:
             if self._is_handled(export):
                 continue
+            if not final and self._tried_ms >= LOOK_TRIALS_MS:
+                return True
             if not final and self._clock.wall_ms() - export.modified_ns // 1_000_000 < STEADY_MS:
                 left = True
                 continue
@@ -197,8 +210,11 @@ class ModelPublisher:
         wanted = self._serving.check
         if wanted is ModelCheck.CHECKSUMS or self._node.load is None:
             return ModelCheck.CHECKSUMS
+        if self._tried_ms >= FINAL_TRIALS_MS:
+            minutes = FINAL_TRIALS_MS // 60_000
+            raise BadCheckpoint(f"it was not tried: other exports of its task took {minutes} minutes to try")
         try:
-            why = await self._node.load(self._state.job_uuid, self._exports, copy)
+            why = await self._load(copy, self._node.load)
         except NotTried as error:
             tries = self._tries[export.source] = self._tries.get(export.source, 0) + 1
             if tries < TRIES:
@@ -208,6 +224,15 @@ class ModelPublisher:
         if why:
             raise BadCheckpoint(f"it cannot be loaded: {why}")
         return wanted
+
+    async def _load(self, copy: Path, load: Load) -> str:
+        """Load a model once it is its turn on this node. That wait does not count as time in trials."""
+        async with self._node.trials:
+            began_ms = self._clock.now_ms()
+            try:
+                return await load(self._state.job_uuid, self._exports, copy)
+            finally:
+                self._tried_ms += self._clock.now_ms() - began_ms
 
     async def _publish(self, new: ModelVersion, copy: Path, copied: Copied, motion: Motion) -> None:
         await self._require_force()

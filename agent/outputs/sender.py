@@ -21,7 +21,7 @@ from agent.boundaries import StoreOpener
 from agent.core.instructions import OutputDirs, PrepareOutputs
 from agent.host.task_users import User
 from agent.logs.storing import NodeLogs
-from agent.models.publisher import Load, ModelPublisher, Node
+from agent.models.publisher import TRIALS, Load, ModelPublisher, Node
 from agent.outputs.directories import ASIDE, OutputFiles
 from agent.outputs.leftover_work import NodeWork
 from agent.outputs.mirrors import Mirrors
@@ -128,6 +128,7 @@ class NodeOutputs:
         self._tasks: dict[tuple[str, str], _Task] = {}
         self.mirrors = Mirrors(files, opener, clock, sink, threads)
         self._slots = asyncio.Semaphore(AT_ONCE)
+        self._trials = asyncio.Semaphore(TRIALS)
         self._ended: set[str] = set()
         self._over: set[AttemptId] = set()
         self.send_s = SEND_S
@@ -402,7 +403,7 @@ class NodeOutputs:
             self.files.own(state.job_uuid, state.member),
             self.files.notes(state.job_uuid),
             state,
-            Node(self._clock, self._sink, self._new_id, self.load, self._threads),
+            Node(self._clock, self._sink, self._new_id, self.load, self._threads, self._trials),
             partial(self._in_force, state),
             user[0] if user is not None and os.geteuid() == 0 else None,
         )

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 from concurrent.futures import Executor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from agent.models.publisher import Load, ModelPublisher, Node
@@ -12,7 +13,7 @@ from recovery.models.index import ModelIndex
 from recovery.models.store import ModelStore
 from recovery.outputs.note import OutputState
 from supervisor.adapters.clock import BootClock
-from supervisor.contract.boundaries import CheckpointStore
+from supervisor.contract.boundaries import CheckpointStore, Clock
 from supervisor.contract.job.serving import Exports
 from supervisor.contract.job.spec import ModelCheck, ServingSpec
 from tests.support.sinks import ListSink
@@ -49,6 +50,7 @@ class Site:
     store: CheckpointStore
     sink: ListSink = field(default_factory=ListSink)
     in_force: bool = True
+    clock: Clock = field(default_factory=BootClock)
     numbers: itertools.count[int] = field(default_factory=lambda: itertools.count(1))
 
     def __post_init__(self) -> None:
@@ -66,14 +68,20 @@ class Site:
         return self.root / "spool"
 
     def publisher(
-        self, note: OutputState | None = None, load: Load | None = None, threads: Executor | None = None
+        self,
+        note: OutputState | None = None,
+        load: Load | None = None,
+        threads: Executor | None = None,
+        trials: asyncio.Semaphore | None = None,
     ) -> ModelPublisher:
         """A publisher of the task's models."""
 
         async def in_force() -> bool:
             return self.in_force
 
-        node = Node(BootClock(), self.sink, lambda: f"{next(self.numbers):012x}", load, threads)
+        node = Node(self.clock, self.sink, lambda: f"{next(self.numbers):012x}", load, threads)
+        if trials is not None:
+            node = replace(node, trials=trials)
         return ModelPublisher(self.store, self.out, self.spool, note or state(), node, in_force)
 
     async def index(self) -> ModelIndex:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -15,11 +16,13 @@ from recovery.models.store import ModelStore
 from recovery.outputs.note import OutputState
 from recovery.stores.local import LocalStore
 from recovery.stores.memory import MemoryCheckpointStore
+from supervisor.adapters.clock import BootClock
 from supervisor.contract.boundaries import CheckpointStore
 from supervisor.contract.job.serving import Exports
 from supervisor.contract.job.spec import ModelCheck
 from tests.models.exported import export
 from tests.models.site import JOB, MODEL, Site, state
+from tests.support.clocks import ManualClock
 
 LOAD = ModelCheck.LOAD
 
@@ -178,6 +181,59 @@ async def test_a_check_that_is_killed_is_made_again_a_few_times(local: Site) -> 
     assert (tries, publisher.refused) == (1, {})
     await publisher.look(final=True)
     assert publisher.refused["export/1"] == "killed"
+
+
+class HandClock(ManualClock):
+    """Only a test lets time go by, but files have the times of this machine."""
+
+    def wall_ms(self) -> int:
+        return BootClock().wall_ms()
+
+
+async def test_models_that_hang_hold_up_a_look_and_the_end_of_their_task_for_a_bounded_time(
+    local: Site,
+) -> None:
+    for number in range(10):
+        export(local.out, f"export/{number}", b"%d" % number, number)
+    clock = local.clock = HandClock()
+
+    async def load(_uuid: str, _exports: Exports, _copy: Path) -> str:
+        clock.ms += 240_000
+        return "that takes longer than 240 s"
+
+    publisher = local.publisher(state(check=LOAD), load)
+    begun_ms = clock.ms
+    await publisher.look(final=False)
+    assert (clock.ms - begun_ms, len(publisher.refused)) == (240_000, 1), "the rest waits for the next look"
+    begun_ms = clock.ms
+    await publisher.look(final=True)
+    assert (clock.ms - begun_ms, len(publisher.refused)) == (3 * 240_000, 10)
+    why = "it was not tried: other exports of its task took 10 minutes to try"
+    assert list(publisher.refused.values()).count(why) == 6
+
+
+async def test_a_node_tries_so_many_models_at_once(tmp_path: Path) -> None:
+    places, met, busy, most = asyncio.Semaphore(2), asyncio.Event(), 0, 0
+
+    async def load(_uuid: str, _exports: Exports, _copy: Path) -> str:
+        nonlocal busy, most
+        busy += 1
+        most = max(most, busy)
+        if busy == 2:
+            met.set()
+        await asyncio.wait_for(met.wait(), 20)
+        busy -= 1
+        return ""
+
+    looks = []
+    for number in range(4):
+        store = LocalStore(tmp_path / f"store-{number}")
+        await store.prepare()
+        site = Site(tmp_path / str(number), store)
+        export(site.out, "export/1", b"1")
+        looks.append(site.publisher(state(check=LOAD), load, trials=places).look(final=True))
+    await asyncio.gather(*looks)
+    assert most == 2
 
 
 async def test_a_node_that_cannot_load_models_says_so_in_the_index(local: Site) -> None:
