@@ -237,7 +237,6 @@ def _outside(
     checkpoints = NodeCheckpoints(
         config.node, parent, coordination, stores.open, clock, sink, new_id, LocalDisk(budget, disk)
     )
-    measure(metrics, checkpoints)
     checkpoints.places = Places(coordination, stores)
     tasks = other_users(config)
     _register(tasks, sink)
@@ -246,6 +245,7 @@ def _outside(
     runtime, launchers = _runtime(config, sink, tasks)
     output_files = OutputFiles(config.node, parent, state_dir / "outputs")
     outputs = NodeOutputs(output_files, coordination, stores.open, clock, sink, new_id, quiet_threads())
+    measure(metrics, checkpoints, outputs)
     checkpoints.work = outputs.work = NodeWork(
         config.node, parent, coordination, clock, sink, config.work_budget
     )

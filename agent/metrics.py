@@ -15,6 +15,7 @@ from agent.core.gpus.xid import XIDS
 from agent.core.pool import ready_spares
 from agent.core.state import AgentState, Attempt, Launcher
 from agent.daemon import AgentDaemon
+from agent.outputs.sender import NodeOutputs
 from recovery.io.daemon_threads import DaemonThreads
 from supervisor.adapters.certificates.watch import CertificateWatch
 from supervisor.adapters.metrics import LONG, Fill, Metrics, Rows, counter, gauge, histogram
@@ -49,6 +50,7 @@ COMMIT = histogram(
     "Time of each commit of a checkpoint, from its first try to its record.",
     buckets=LONG,
 )
+MODELS = counter("tfsup_agent_models_published_total", "Versions of models that this node has published.")
 SAVERS = gauge("tfsup_agent_savers", "Jobs of which this node commits the saves.")
 SAVE_WAITING = gauge(
     "tfsup_agent_save_waiting_seconds",
@@ -107,11 +109,12 @@ class CountedGpus(Gpus):
         self._gpus.look()
 
 
-def measure(metrics: Metrics, checkpoints: NodeCheckpoints) -> None:
-    """Time a node's commits and stagings."""
+def measure(metrics: Metrics, checkpoints: NodeCheckpoints, outputs: NodeOutputs) -> None:
+    """Time a node's commits and stagings, and count its models."""
     for metric in (STAGE, COMMIT):
         metrics.kept.spread(metric)
     checkpoints.staged = lambda ms: metrics.kept.observe(STAGE, ms / 1000)
+    outputs.published = lambda: metrics.kept.add(MODELS, 1)
     checkpoints.committed = lambda ms: metrics.kept.observe(COMMIT, ms / 1000)
 
 

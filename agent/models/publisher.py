@@ -65,6 +65,7 @@ class Node:
     Attributes:
         load: tries a model; None: this node can not, and its check of files is all.
         trials: a place for each model that is tried at a time.
+        published: told of each version that was published.
     """
 
     clock: Clock
@@ -73,6 +74,7 @@ class Node:
     load: Load | None = None
     threads: Executor | None = None
     trials: asyncio.Semaphore = field(default_factory=partial(asyncio.Semaphore, TRIALS))
+    published: Callable[[ModelVersion], None] = lambda _: None
 
 
 class ModelPublisher:
@@ -251,6 +253,7 @@ class ModelPublisher:
         elif index.held:
             self._sink.info("a model was taken and is held until an operator publishes it", **told)
         else:
+            self._node.published(version)
             self._sink.info("a model was published", **told)
 
     async def _refuse(self, export: Export, why: str) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections import deque
 from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import suppress
@@ -28,6 +29,7 @@ from agent.outputs.mirrors import Mirrors
 from agent.retry_log import MAX_TEXT, Tell, Trouble, raise_it, require_sound
 from recovery.io.deadline import Motion, while_moving
 from recovery.io.files import mapped_errors
+from recovery.models.index import ModelVersion
 from recovery.outputs.bring import Bringer
 from recovery.outputs.index import OutputIndex
 from recovery.outputs.note import OutputState, load_state, save_state, saves_are_over, state_path
@@ -40,7 +42,7 @@ from supervisor.contract.containment import contained
 from supervisor.contract.desired import JobSwitch
 from supervisor.contract.errors import TfSupervisorError
 from supervisor.contract.ids import AttemptId, TaskId
-from supervisor.contract.observed import MOST_NOTICES, OUTPUTS_LATE, OUTPUTS_LEFT_OUT, Notice
+from supervisor.contract.observed import MODEL_PUBLISHED, MOST_NOTICES, OUTPUTS_LATE, OUTPUTS_LEFT_OUT, Notice
 
 T = TypeVar("T")
 SEND_S = 10.0
@@ -54,6 +56,7 @@ WAIT_MS = 30_000
 WAIT_POLL_S = 0.1
 BRING_QUIET_MS = 20_000
 LATE_MS = 30_000
+MOST_NEWS, NEWS_MS = 8, 60_000
 """Milliseconds after which unsent outputs give an event."""
 
 
@@ -105,6 +108,7 @@ class NodeOutputs:
         work: keeps files that are in no store; None: they are not kept.
         logs: stores what tasks print; None: it stays on this node.
         load: tries models before they are published; None: their files alone are checked.
+        published: counts a version of a model that was published.
         send_s: interval of passes over tasks' directories.
     """
 
@@ -135,6 +139,8 @@ class NodeOutputs:
         self.work: NodeWork | None = None
         self.logs: NodeLogs | None = None
         self.load: Load | None = None
+        self.published: Callable[[], None] = lambda: None
+        self._news = deque[tuple[int, Notice]](maxlen=MOST_NEWS)
 
     def directories(self, job_uuid: str, task: TaskId) -> OutputDirs:
         """The directories of a task: one to write to, and one to read others' outputs from."""
@@ -231,7 +237,9 @@ class NodeOutputs:
         found += self.logs.notices() if self.logs is not None else ()
         kept = self.work.notices() if self.work is not None else ()
         room = max(MOST_NOTICES // 2, MOST_NOTICES - len(kept))
-        return (*found[:room], *kept)[:MOST_NOTICES]
+        since_ms = self._clock.now_ms() - NEWS_MS
+        news = [notice for told_ms, notice in self._news if told_ms >= since_ms]
+        return (*found[:room], *kept, *news)[:MOST_NOTICES]
 
     def _notices(self, entry: _Task) -> Iterator[Notice]:
         state, trouble = entry.state, entry.trouble
@@ -403,10 +411,29 @@ class NodeOutputs:
             self.files.own(state.job_uuid, state.member),
             self.files.notes(state.job_uuid),
             state,
-            Node(self._clock, self._sink, self._new_id, self.load, self._threads, self._trials),
+            Node(
+                self._clock,
+                self._sink,
+                self._new_id,
+                self.load,
+                self._threads,
+                self._trials,
+                partial(self._published, state),
+            ),
             partial(self._in_force, state),
             user[0] if user is not None and os.geteuid() == 0 else None,
         )
+
+    def _published(self, state: OutputState, version: ModelVersion) -> None:
+        """Tell of a version for a while: its task may be over, and a new leader hears of it later."""
+        self.published()
+        model = state.exports.serving.model if state.exports is not None else ""
+        about = f"{state.job_uuid} model {model} version {version.version}"
+        text = (
+            f"version {version.version} of model {model} is published: {version.source} of {version.member}"
+        )
+        notice = Notice(state.job, state.job_uuid, MODEL_PUBLISHED, about, text[:MAX_TEXT])
+        self._news.append((self._clock.now_ms(), notice))
 
     async def _in_force(self, state: OutputState) -> bool:
         """Whether no later generation of the job is in force; true for a job that was deleted meanwhile."""

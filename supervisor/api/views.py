@@ -13,7 +13,7 @@ from supervisor.contract.errors import Conflict, NotFound
 from supervisor.contract.ids import TaskId
 from supervisor.contract.incident import Incident
 from supervisor.contract.job.spec import JobRecord
-from supervisor.contract.observed import AttemptReport, Exit, TaskBeat
+from supervisor.contract.observed import MODEL_PUBLISHED, AttemptReport, Exit, TaskBeat
 from supervisor.contract.views.jobs import (
     BudgetView,
     CheckpointList,
@@ -148,7 +148,7 @@ def job_view(snap: Snapshot, job: JobState) -> JobView:
         commit_lag_ms=saving.lag_ms(snap, job),
         commit_trouble=saving.trouble_of(saver)[0] or saving.missing(snap, job, saver),
         saves_skipped=saver.skipped if saver is not None else 0,
-        notices=tuple(notice.text for _, notice in notices_of(snap, job)),
+        notices=tuple(notice.text for _, notice in notices_of(snap, job) if notice.kind != MODEL_PUBLISHED),
         advice=(*(each.text for each in advice(snap, job)), *saving.unusable(saver)),
         owner=job.record.value.owner,
         group=job.record.value.group,

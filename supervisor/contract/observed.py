@@ -482,8 +482,8 @@ class GpuBeat:
 
 
 WORK_KEPT, OUTPUTS_LEFT_OUT, OUTPUTS_LATE = "work_kept", "outputs_left_out", "outputs_late"
-LOGS_LATE = "logs_late"
-NOTICES = frozenset({WORK_KEPT, OUTPUTS_LEFT_OUT, OUTPUTS_LATE, LOGS_LATE})
+LOGS_LATE, MODEL_PUBLISHED = "logs_late", "model_published"
+NOTICES = frozenset({WORK_KEPT, OUTPUTS_LEFT_OUT, OUTPUTS_LATE, LOGS_LATE, MODEL_PUBLISHED})
 MOST_NOTICES = 32
 
 

@@ -9,7 +9,7 @@ import pytest
 from supervisor.api.views import job_view
 from supervisor.contract import codec
 from supervisor.contract.incident import Event
-from supervisor.contract.observed import NOTICES, WORK_KEPT, Notice
+from supervisor.contract.observed import MODEL_PUBLISHED, NOTICES, WORK_KEPT, Notice
 from supervisor.control.decide.checkpoints.notices import MOST_TOLD
 from tests.control.world import Telling, World
 from tests.support.builders import job_spec
@@ -69,6 +69,18 @@ def test_an_agent_that_tells_ever_new_things_does_not_drive_other_events_out(wor
     world.agents["n1"].notices = (KEPT,)
     ticks(world)
     assert [node for _, node, _ in told(world)] == [*["n0"] * MOST_TOLD, "n1"]
+
+
+def test_published_models_are_told_apart_from_trouble_and_are_none_in_status(world: World) -> None:
+    for version in range(MOST_TOLD):
+        about = f"model m version {version}"
+        world.agents["n0"].notices = (replace(KEPT, kind=MODEL_PUBLISHED, about=about, text=about),)
+        ticks(world, 2)
+    assert job_view(world.snapshot(), world.job()).notices == ()
+    world.agents["n0"].notices += (KEPT,)
+    ticks(world)
+    kinds = [kind for kind, _, _ in told(world)]
+    assert kinds == [*[MODEL_PUBLISHED] * MOST_TOLD, WORK_KEPT]
 
 
 def test_it_is_told_of_a_job_that_has_ended(world: World) -> None:

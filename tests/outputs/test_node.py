@@ -28,6 +28,9 @@ from supervisor.contract import keys
 from supervisor.contract.boundaries import CheckpointStore, Put
 from supervisor.contract.errors import StoreUnreachable, UserError
 from supervisor.contract.ids import AttemptId, TaskId
+from supervisor.contract.job.serving import Exports
+from supervisor.contract.job.spec import ModelCheck, ServingSpec
+from tests.models.exported import export
 from tests.outputs.task import FIRST, TASK, UUID
 from tests.support.sinks import ListSink
 from tests.support.users import threads_that_ask_for_users
@@ -109,6 +112,21 @@ async def test_outputs_are_in_the_store_while_the_task_runs_and_go_from_the_node
     node.job_ended(UUID)
     await gone(site.root / "n1" / UUID)
     assert (await site.until(lambda _: True)).size == 2
+
+
+@pytest.mark.parametrize("site", ["memory"], indirect=True)
+async def test_a_published_model_is_told_of_and_counted_also_after_its_job(site: Site) -> None:
+    node, counted = site.node(), list[int]()
+    node.published = lambda: counted.append(1)
+    serving = ServingSpec("digits", "export/*", "worker", ModelCheck.CHECKSUMS, 3)
+    await node.prepare(replace(FIRST, exports=Exports(serving, "python")))
+    export(own(node), "export/7", b"1")
+    node.over(FIRST.attempt)
+    node.job_ended(UUID)
+    await gone(site.root / "n1" / UUID)
+    (notice,) = node.notices()
+    text = "version 1 of model digits is published: export/7 of worker.0"
+    assert (notice.kind, notice.text, counted) == ("model_published", text, [1])
 
 
 @pytest.mark.parametrize("site", ["memory"], indirect=True)

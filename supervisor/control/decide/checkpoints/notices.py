@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 
-from supervisor.contract.observed import NOTICES, Notice
+from supervisor.contract.observed import MODEL_PUBLISHED, NOTICES, Notice
 from supervisor.control.decide.plan import MAX_FIELD, MAX_TEXT, Action, short, unchanged
 from supervisor.control.decide.snapshot import JobState, Snapshot
 
 MOST_TOLD = 64
-"""Kept events about notices of one node."""
+"""Kept events about notices of one node. Those about published models are counted apart: they are no trouble,
+and must not keep a trouble from being told.
+"""
 
 
 def notices_of(snap: Snapshot, job: JobState) -> tuple[tuple[str, Notice], ...]:
@@ -42,10 +44,11 @@ def tell(snap: Snapshot, job: JobState) -> list[Action]:
         for event in (held.value for held in snap.events)
         if event.kind in NOTICES
     }
-    by_node = Counter(node for _, node, _ in told)
+    by_node = Counter((node, kind == MODEL_PUBLISHED) for kind, node, _ in told)
     for node, notice in found:
         about = short(notice.about, MAX_FIELD)
-        if (notice.kind, node, about) not in told and by_node[node] < MOST_TOLD:
+        room = MOST_TOLD - by_node[node, notice.kind == MODEL_PUBLISHED]
+        if (notice.kind, node, about) not in told and room > 0:
             fields = {"node": node, "about": about}
             text = short(notice.text, MAX_TEXT)
             return [Action(notice.kind, job.name, text, (unchanged(job.switch),), (), fields)]
