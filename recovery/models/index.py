@@ -33,6 +33,7 @@ MOST_VERSIONS = 1_000
 """Versions of which an index knows, removed ones among them. The oldest removed ones are forgotten first."""
 MOST_REFUSED = 20
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9.-]{0,62}", re.ASCII)
+_SERIAL = re.compile(r"[0-9]{10}", re.ASCII)
 _NUMBER = re.compile(r"[1-9][0-9]{0,18}", re.ASCII)
 
 
@@ -263,6 +264,11 @@ def record_path(model: str, what: str) -> str:
 def index_name(serial: int) -> str:
     """The name of an index; names sort by serial."""
     return f"{serial:010d}"
+
+
+def is_index(name: str) -> bool:
+    """Whether a file of this name is an index."""
+    return _SERIAL.fullmatch(name) is not None
 
 
 def is_version(name: str) -> bool:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
+from recovery.formats.meta_graph import SAVED_MODEL
 from recovery.models.index import (
     INDEX,
     KEPT,
@@ -16,22 +18,33 @@ from recovery.models.index import (
     ModelIndex,
     ModelVersion,
     VersionState,
+    digest_text,
     encode_index,
     index_name,
+    is_index,
     is_version,
     model_path,
     parse_index,
     record_path,
 )
+from recovery.models.repair import repaired, unknown_version
 from supervisor.adapters.failpoints import effect
 from supervisor.contract.boundaries import CheckpointStore, Moved, unwatched
-from supervisor.contract.errors import Conflict, IncompatibleRecord, NotFound, StoreUnreachable
+from supervisor.contract.errors import (
+    Conflict,
+    IncompatibleRecord,
+    NewerRelease,
+    NotFound,
+    StoreUnreachable,
+    UserError,
+)
 
 Change = Callable[[ModelIndex, tuple[str, ...]], ModelIndex]
 """The next index, of the newest one and the names of directories in the model's place."""
 
 TRIES = 8
 KEPT_INDEXES = 2
+_MENDED = "`supervisorctl models JOB repair` writes it anew from what is in the store"
 
 
 class ModelStore:
@@ -55,12 +68,58 @@ class ModelStore:
             if not names:
                 return ModelIndex(model=self._model)
             with suppress(NotFound):  # a newer one was written meanwhile, and this one removed
-                raw = await self._store.read_bytes(names[-1], MAX_INDEX_BYTES)
-                index = await asyncio.to_thread(parse_index, raw)
-                if (index.model, f"{self._index}/{index_name(index.serial)}") != (self._model, names[-1]):
-                    raise IncompatibleRecord(f"{names[-1]} is the index of another model, or of another time")
-                return index
+                return await self._parse(names[-1])
         raise StoreUnreachable(f"{self._index} changes too fast to be read")
+
+    async def repair(self, job: str, now_ms: int) -> ModelIndex:
+        """Write the index anew where the newest one is broken; what servers see stays as it is.
+
+        Raises Conflict where it is not, or where somebody else writes it; NewerRelease.
+        """
+        names = await self._indexes()
+        serial = int(names[-1].rpartition("/")[2]) if names else 0
+        base = ModelIndex(model=self._model, job=job)
+        for path in reversed(names):
+            try:
+                base = await self._parse(path)
+                break
+            except NewerRelease:
+                raise
+            except IncompatibleRecord:
+                continue
+        if names and base.serial == serial:
+            raise Conflict(f"the index of model {self._model} can be read, so there is nothing to repair")
+        seen, kept = await self.visible(), (await self._store.list(self._kept)).directories
+        known = {each.version for each in base.versions}
+        unknown = [await self._unknown(number, serial, now_ms) for number in sorted(seen - known)]
+        found = [each for each in unknown if each is not None]
+        raw = encode_index(repaired(base, serial, seen, kept, found))
+        with effect("models.repair", StoreUnreachable):
+            await self._store.write_bytes(f"{self._index}/{index_name(serial + 1)}", raw)
+        return await self.settle()
+
+    async def _unknown(self, number: int, serial: int, now_ms: int) -> ModelVersion | None:
+        """The version in a directory of the model's place; None if what is there is no model."""
+        path = f"{self._place}/{number}"
+        sizes = await self._sizes(path)
+        if SAVED_MODEL not in sizes:
+            return None
+        files = {name: (size, await self._store.crc32c(f"{path}/{name}")) for name, size in sizes.items()}
+        digest = hashlib.sha256(digest_text(files)).hexdigest()
+        return unknown_version(number, serial, digest, sum(sizes.values()), now_ms)
+
+    async def _parse(self, path: str) -> ModelIndex:
+        """Read an index. Raises IncompatibleRecord, NotFound."""
+        try:
+            raw = await self._store.read_bytes(path, MAX_INDEX_BYTES)
+            index = await asyncio.to_thread(parse_index, raw)
+        except NewerRelease:
+            raise
+        except (IncompatibleRecord, UserError) as error:
+            raise IncompatibleRecord(f"{path}: {error}; {_MENDED}") from error
+        if (index.model, f"{self._index}/{index_name(index.serial)}") != (self._model, path):
+            raise IncompatibleRecord(f"{path} is the index of another model, or of another time; {_MENDED}")
+        return index
 
     async def update(self, change: Change) -> ModelIndex:
         """Write the index as `change` makes it of the newest one; nothing if it changes nothing."""
@@ -154,7 +213,8 @@ class ModelStore:
         return f"{self._place}/{version.version}"
 
     async def _indexes(self) -> list[str]:
-        return sorted(file.path for file in (await self._store.list(self._index)).files)
+        files = (await self._store.list(self._index)).files
+        return sorted(each.path for each in files if is_index(each.path.rpartition("/")[2]))
 
     async def _sizes(self, root: str) -> dict[str, int]:
         found, waiting = dict[str, int](), [root]

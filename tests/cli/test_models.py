@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +14,20 @@ import pytest
 from click.testing import CliRunner, Result
 from google.protobuf import text_format
 
+from chaos.cluster.certificates import Authority
 from recovery.models.index import ModelIndex
 from recovery.stores.local import LocalStore
 from supervisor.cli.main import cli
 from supervisor.cli.models import verbs
-from supervisor.cli.models.servers import config_of, merged, tell_servers
-from supervisor.contract.errors import NotFound, Unreachable, UserError
+from supervisor.cli.models.servers import config_of, credentials_of, merged, tell_servers
+from supervisor.contract.errors import (
+    Conflict,
+    IncompatibleRecord,
+    NewerRelease,
+    NotFound,
+    Unreachable,
+    UserError,
+)
 from supervisor.wire.tensorflow_serving_pb2 import (
     GetModelStatusRequest,
     GetModelStatusResponse,
@@ -85,6 +95,51 @@ def test_a_rollback_takes_newer_versions_from_servers_until_they_are_published_a
     assert run("job", "publish").output == f"model {MODEL}: versions 2, 3\n"
     exported(site, 4)
     assert seen(site) == [3, 4]
+
+
+def test_a_broken_index_is_repaired_and_servers_see_the_same(site: Site) -> None:
+    exported(site, 1, 2)
+    assert run("job", "label", "stable", "1").exception is None
+    assert run("job", "rollback").exception is None
+    index = sorted((site.root / "store/.models" / MODEL / "index").iterdir())
+    index[-1].chmod(0o600)
+    index[-1].write_bytes(index[-1].read_bytes()[:100])
+    for words in ((), ("publish",)):
+        error = run("job", *words).exception
+        assert isinstance(error, IncompatibleRecord)
+        assert "`supervisorctl models JOB repair` writes it anew" in str(error)
+    with pytest.raises(IncompatibleRecord):
+        exported(site, 3)
+    done = run("job", "repair")
+    held = "new exports are held: look at `models job`, then publish"
+    assert done.output == f"model {MODEL}: the index is written anew: versions 1; {held}\n"
+    assert seen(site) == [1], "version 2 was withdrawn by the index that is broken"
+    assert asyncio.run(site.index()).labels == {"stable": 1}
+    assert run("job", "publish").output == f"model {MODEL}: versions 1, 2\n"
+    exported(site, 3)
+    assert seen(site) == [1, 2, 4], "one number for each change that nobody can read"
+    assert isinstance(run("job", "repair").exception, Conflict)
+
+
+def test_without_any_index_that_can_be_read_all_that_servers_see_is_found(site: Site) -> None:
+    exported(site, 1, 2)
+    for path in (site.root / "store/.models" / MODEL / "index").iterdir():
+        path.chmod(0o600)
+        path.write_bytes(b"\0" * 10)
+    (site.root / "store/models" / MODEL / "9").mkdir()
+    before = asyncio.run(site.seen())
+    assert "versions 1, 2" in run("job", "repair").output
+    assert asyncio.run(site.seen()) == before
+    exported(site, 1, 2, 3)
+    assert seen(site) == [9, 11, 12], "taken anew, above all that is there; two of them are kept"
+
+
+def test_an_index_of_a_newer_release_is_not_repaired(site: Site) -> None:
+    exported(site, 1)
+    newest = max((site.root / "store/.models" / MODEL / "index").iterdir())
+    newest.chmod(0o600)
+    newest.write_bytes(newest.read_bytes().replace(b'"v":1', b'"v":999').replace(b'"v": 1', b'"v": 999'))
+    assert isinstance(run("job", "repair").exception, NewerRelease)
 
 
 @pytest.mark.parametrize(
@@ -161,8 +216,11 @@ def test_a_wrong_address_of_a_server_is_refused_before_anything_is_written(site:
     assert not file.exists()
 
 
-async def test_a_server_that_is_down_keeps_no_other_from_its_configuration() -> None:
-    told: list[ReloadConfigRequest] = []
+@asynccontextmanager
+async def model_server(
+    told: list[ReloadConfigRequest], credentials: grpc.ServerCredentials | None = None
+) -> AsyncIterator[str]:
+    """A server that knows no version; its address."""
 
     async def reload(request: ReloadConfigRequest, _context: object) -> ReloadConfigResponse:
         told.append(request)
@@ -183,13 +241,52 @@ async def test_a_server_that_is_down_keeps_no_other_from_its_configuration() -> 
     server.add_generic_rpc_handlers(
         (grpc.method_handlers_generic_handler("tensorflow.serving.ModelService", handlers),)
     )
-    port = server.add_insecure_port("127.0.0.1:0")
+    if credentials is None:
+        port = server.add_insecure_port("127.0.0.1:0")
+    else:
+        port = server.add_secure_port("127.0.0.1:0", credentials)
     await server.start()
-    config = merged(None, config_of(ModelIndex(model=MODEL), "/models/digits"))
     try:
-        addresses = ("127.0.0.1:1", f"127.0.0.1:{port}", "127.0.0.1:2")
-        with pytest.raises(Unreachable, match=r"127\.0\.0\.1:1: .*; model server 127\.0\.0\.1:2: "):
-            await tell_servers(addresses, config, MODEL, 5)
+        yield f"127.0.0.1:{port}"
     finally:
         await server.stop(None)
+
+
+async def test_a_server_that_is_down_keeps_no_other_from_its_configuration() -> None:
+    told: list[ReloadConfigRequest] = []
+    config = merged(None, config_of(ModelIndex(model=MODEL), "/models/digits"))
+    async with model_server(told) as address:
+        addresses = ("127.0.0.1:1", address, "127.0.0.1:2")
+        with pytest.raises(Unreachable, match=r"127\.0\.0\.1:1: .*; model server 127\.0\.0\.1:2: "):
+            await tell_servers(addresses, config, MODEL, 5)
     assert [each.config for each in told] == [config]
+
+
+async def test_a_server_with_tls_is_told_by_those_alone_whom_it_knows(tmp_path: Path) -> None:
+    ours, others = Authority(tmp_path / "ours"), Authority(tmp_path / "others")
+    cert, key = ours.issue("server", ["127.0.0.1"])
+    serving = grpc.ssl_server_credentials(
+        [(key.read_bytes(), cert.read_bytes())], ours.certificate.read_bytes(), require_client_auth=True
+    )
+    told: list[ReloadConfigRequest] = []
+    config = merged(None, config_of(ModelIndex(model=MODEL), "/models/digits"))
+    async with model_server(told, serving) as address:
+        for credentials in (
+            None,
+            credentials_of(ours.certificate, None, None),
+            credentials_of(ours.certificate, *others.issue("client", [])),
+            credentials_of(others.certificate, *ours.issue("client", [])),
+        ):
+            with pytest.raises(Unreachable, match=address):
+                await tell_servers([address], config, MODEL, 5, credentials)
+        assert told == []
+        known = credentials_of(ours.certificate, *ours.issue("client", []))
+        await tell_servers([address], config, MODEL, 5, known)
+    assert [each.config for each in told] == [config]
+
+
+def test_half_of_a_clients_certificate_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="needs --ca, --cert and --key"):
+        credentials_of(tmp_path / "ca.pem", tmp_path / "cert.pem", None)
+    with pytest.raises(UserError, match=r"cannot read .*ca\.pem: No such file"):
+        credentials_of(tmp_path / "ca.pem", None, None)

@@ -22,17 +22,15 @@ from supervisor.cli.checkpoints.verbs import follow
 from supervisor.cli.jobs.control import parse_checkpoint
 from supervisor.cli.options import Globals, global_options
 from supervisor.cli.progress import ProgressLine
+from supervisor.cli.store import open_store
 from supervisor.cli.target import find_target
 from supervisor.cli.terminal import neutralise
 from supervisor.contract import codec
 from supervisor.contract.bounds import STEPS
 from supervisor.contract.checkpoint import CheckpointRef, CommitState
-from supervisor.contract.errors import StoreUnreachable
 
 if TYPE_CHECKING:
     from recovery.commit.exchange import Candidate
-    from recovery.formats.manifest import Manifest
-    from recovery.stores.open import Stores
     from supervisor.api.client import ControlClient
 
 LOOK_S = 0.2
@@ -90,24 +88,25 @@ def import_(
 
 async def _restore(given: Globals, job: str, ref: CheckpointRef, target: Path) -> dict[str, object]:
     from recovery.commit.exchange import building_directory, bytes_below, check_target, restore_to
-    from recovery.stores.open import Stores
     from supervisor.adapters.clock import BootClock
 
     check_target(target)
     async with find_target(given).client() as client:
         found = await client.find_checkpoint(job, ref)
-    record, stores, build = found.commit, Stores(), building_directory(target)
+    record, build = found.commit, building_directory(target)
     line = ProgressLine(wanted=not given.json)
-    work = asyncio.ensure_future(restore_to(stores.open(found.uri), record, target, build, BootClock()))
-    try:
-        while not (await asyncio.wait({work}, timeout=LOOK_S))[0]:
-            line.show(f"restoring {record.ref}", bytes_below(build), record.size)
-        manifest = work.result()
-    except StoreUnreachable as error:
-        raise _out_of_reach(error, found.uri) from error
-    finally:
-        await _stop(work, stores)
-        line.clear()
+    async with open_store(found.uri) as store:
+        work = asyncio.ensure_future(restore_to(store, record, target, build, BootClock()))
+        try:
+            while not (await asyncio.wait({work}, timeout=LOOK_S))[0]:
+                line.show(f"restoring {record.ref}", bytes_below(build), record.size)
+            manifest = work.result()
+        finally:
+            if not work.done():
+                work.cancel()
+                with suppress(asyncio.CancelledError):
+                    await work
+            line.clear()
     state = record.state
     return {
         "job": job,
@@ -122,24 +121,20 @@ async def _restore(given: Globals, job: str, ref: CheckpointRef, target: Path) -
 
 async def _import(given: Globals, job: str, candidate: Candidate) -> dict[str, object]:
     from recovery.commit.exchange import bring, describe
-    from recovery.stores.open import Stores
     from supervisor.adapters.clock import BootClock
 
-    clock, stores, line = BootClock(), Stores(), ProgressLine(wanted=not given.json)
+    clock, line = BootClock(), ProgressLine(wanted=not given.json)
     total = sum((candidate.directory / name).stat().st_size for name in candidate.names)
     async with find_target(given).client() as client:
         place = await client.place_import(job, candidate.step)
-        store = stores.open(place.uri)
-        try:
-            reading = partial(describe, candidate, place, socket.gethostname(), clock.wall_ms())
-            manifest = await asyncio.to_thread(reading, _shown(line, "verifying", total))
-            path = await bring(store, candidate, manifest, _shown(line, "uploading", total))
-            end = await _adopt(client, line, job, path)
-        except StoreUnreachable as error:
-            raise _out_of_reach(error, place.uri) from error
-        finally:
-            line.clear()
-            await stores.close()
+        async with open_store(place.uri) as store:
+            try:
+                reading = partial(describe, candidate, place, socket.gethostname(), clock.wall_ms())
+                manifest = await asyncio.to_thread(reading, _shown(line, "verifying", total))
+                path = await bring(store, candidate, manifest, _shown(line, "uploading", total))
+                end = await _adopt(client, line, job, path)
+            finally:
+                line.clear()
     return {
         "job": job,
         "checkpoint": str(place.ref),
@@ -164,17 +159,3 @@ def _shown(line: ProgressLine, what: str, total: int) -> Callable[[int], None]:
         line.show(what, done, total)
 
     return moved
-
-
-async def _stop(work: asyncio.Future[Manifest], stores: Stores) -> None:
-    if not work.done():
-        work.cancel()
-        with suppress(asyncio.CancelledError):
-            await work
-    await stores.close()
-
-
-def _out_of_reach(error: StoreUnreachable, uri: str) -> StoreUnreachable:
-    """The error for a store that the leader can read and this machine cannot."""
-    where = "HADOOP_CONF_DIR and HADOOP_USER_NAME" if uri.startswith("hdfs:") else "the directory mounted"
-    return StoreUnreachable(f"{error}; the store is read from this machine, which needs {where}: {uri}")

@@ -20,9 +20,10 @@ from supervisor.cli import names, render
 from supervisor.cli.checkpoints.list import JOB, JobGroup
 from supervisor.cli.options import Globals, global_options
 from supervisor.cli.progress import ProgressLine
+from supervisor.cli.store import open_store
 from supervisor.cli.target import find_target
 from supervisor.cli.terminal import neutralise
-from supervisor.contract.errors import Conflict, NotFound, StoreUnreachable
+from supervisor.contract.errors import Conflict, NotFound
 from supervisor.contract.ids import check_name
 
 if TYPE_CHECKING:
@@ -111,14 +112,9 @@ async def _read(
     given: Globals, job: str, task: str, paths: Sequence[str]
 ) -> tuple[dict[str, object], list[OutputIndex]]:
     """The document for programs, and its indexes, reduced to the requested files."""
-    from recovery.stores.open import Stores
-
     uri, uuid = await _place(given, job)
-    stores = Stores()
-    try:
-        found = await _indexes(stores.open(uri), uri, uuid, task, paths)
-    finally:
-        await stores.close()
+    async with open_store(uri) as store:
+        found = await _indexes(store, uuid, task, paths)
     tasks = [
         {
             "task": _task(index),
@@ -143,16 +139,11 @@ async def _place(given: Globals, job: str) -> tuple[str, str]:
     return listed.uri, next(each.uuid for each in status.jobs if each.name == job)
 
 
-async def _indexes(
-    store: CheckpointStore, uri: str, uuid: str, task: str, paths: Sequence[str]
-) -> list[OutputIndex]:
+async def _indexes(store: CheckpointStore, uuid: str, task: str, paths: Sequence[str]) -> list[OutputIndex]:
     """Each task's index, reduced to the requested files. Raises NotFound for a task without outputs."""
     from recovery.outputs.stored import read_outputs
 
-    try:
-        found = sorted(await read_outputs(store, uuid), key=_order)
-    except StoreUnreachable as error:
-        raise out_of_reach(error, uri) from error
+    found = sorted(await read_outputs(store, uuid), key=_order)
     if task:
         found = [index for index in found if _task(index) == task]
         if not found:
@@ -168,15 +159,12 @@ async def _indexes(
 
 async def _get(given: Globals, job: str, target: Path, task: str, paths: Sequence[str]) -> dict[str, object]:
     from recovery.commit.exchange import check_target
-    from recovery.stores.open import Stores
 
     check_target(target)
     uri, uuid = await _place(given, job)
-    stores, spool = Stores(), target / f".part-{uuid[:8]}"
-    missing: list[str] = []
-    try:
-        store = stores.open(uri)
-        found = await _indexes(store, uri, uuid, task, paths)
+    spool, missing = target / f".part-{uuid[:8]}", list[str]()
+    async with open_store(uri) as store:
+        found = await _indexes(store, uuid, task, paths)
         total = sum(index.size for index in found)
         line = ProgressLine(wanted=not given.json)
         done = 0
@@ -189,14 +177,10 @@ async def _get(given: Globals, job: str, target: Path, task: str, paths: Sequenc
         try:
             for index in found:
                 missing += await _fetch(store, uuid, index, target, spool, moved)
-        except StoreUnreachable as error:
-            raise out_of_reach(error, uri) from error
         finally:
             line.clear()
-    finally:
-        with suppress(OSError):
-            shutil.rmtree(spool)
-        await stores.close()
+            with suppress(OSError):
+                shutil.rmtree(spool)
     count = sum(len(index.files) for index in found) - len(missing)
     if not count:
         raise NotFound(
@@ -248,9 +232,3 @@ def _order(index: OutputIndex) -> tuple[str, int]:
 
 def _asked(path: str, wanted: Sequence[str]) -> bool:
     return any(path == each or path.startswith(f"{each}/") for each in wanted)
-
-
-def out_of_reach(error: StoreUnreachable, uri: str) -> StoreUnreachable:
-    """The error of a store that this machine does not reach, with what it needs."""
-    where = "HADOOP_CONF_DIR and HADOOP_USER_NAME" if uri.startswith("hdfs:") else "the directory mounted"
-    return StoreUnreachable(f"{error}; the store is read from this machine, which needs {where}: {uri}")

@@ -13,6 +13,7 @@ import grpc
 from google.protobuf import text_format
 
 from recovery.models.index import ModelIndex
+from supervisor.adapters.certificates.tls import TlsFiles
 from supervisor.contract.errors import Refused, Unreachable, UserError
 from supervisor.wire.tensorflow_serving_pb2 import (
     GetModelStatusRequest,
@@ -89,14 +90,33 @@ def write_file(path: Path, text: str) -> None:
         ) from error
 
 
+def credentials_of(ca: Path | None, cert: Path | None, key: Path | None) -> grpc.ChannelCredentials | None:
+    """Credentials for servers whose certificates `ca` signs, as the files are now; None: without TLS.
+
+    `cert` and `key`: shown to servers that ask for a client's certificate. Raises UserError.
+    """
+    if (cert is None) != (key is None) or (ca is None and cert is not None):
+        raise UserError("a client's certificate needs --ca, --cert and --key")
+    if ca is not None and cert is not None and key is not None:
+        return TlsFiles(ca, cert, key).load().client_credentials()
+    try:
+        return grpc.ssl_channel_credentials(ca.read_bytes()) if ca is not None else None
+    except OSError as error:
+        raise UserError(f"cannot read {ca}: {error.strerror}") from error
+
+
 async def tell_servers(
-    addresses: Sequence[str], config: ModelServerConfig, model: str, most_s: float
+    addresses: Sequence[str],
+    config: ModelServerConfig,
+    model: str,
+    most_s: float,
+    credentials: grpc.ChannelCredentials | None = None,
 ) -> None:
     """Tell servers at the same time, so that one that is down keeps the others from nothing.
 
     Raises what `tell_server` raises, with the words of all that failed.
     """
-    telling = (tell_server(address, config, model, most_s) for address in addresses)
+    telling = (tell_server(address, config, model, most_s, credentials) for address in addresses)
     failed = [each for each in await asyncio.gather(*telling, return_exceptions=True) if each is not None]
     if not failed:
         return
@@ -106,7 +126,13 @@ async def tell_servers(
     raise type(first)("; ".join(str(each) for each in failed)) from first
 
 
-async def tell_server(address: str, config: ModelServerConfig, model: str, most_s: float) -> None:
+async def tell_server(
+    address: str,
+    config: ModelServerConfig,
+    model: str,
+    most_s: float,
+    credentials: grpc.ChannelCredentials | None,
+) -> None:
     """Have a server serve this configuration, its labels last.
 
     A server refuses a label on a version that it has not loaded. So it is first told of those labels whose
@@ -114,7 +140,12 @@ async def tell_server(address: str, config: ModelServerConfig, model: str, most_
 
     Raises Unreachable, Refused (it cannot load a version, or takes no such configuration).
     """
-    async with grpc.aio.insecure_channel(address) as channel:
+    opened = (
+        grpc.aio.insecure_channel(address)
+        if credentials is None
+        else grpc.aio.secure_channel(address, credentials)
+    )
+    async with opened as channel:
         server = _Server(channel, address)
         wanted = next(each for each in config.model_config_list.config if each.name == model).version_labels
         deadline = time.monotonic() + most_s

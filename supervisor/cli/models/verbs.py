@@ -16,11 +16,11 @@ import click
 
 from supervisor.cli import names, render
 from supervisor.cli.checkpoints.list import JOB, JobGroup
-from supervisor.cli.jobs.outputs import out_of_reach
 from supervisor.cli.options import Globals, global_options
+from supervisor.cli.store import open_store
 from supervisor.cli.target import find_target
 from supervisor.cli.terminal import neutralise
-from supervisor.contract.errors import NotFound, StoreUnreachable, UserError
+from supervisor.contract.errors import NotFound, UserError
 from supervisor.contract.ids import check_name
 from supervisor.contract.job.serving import base_of, check_server
 
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 _HERE = "supervisor.cli.models.verbs"
 _SERVERS_S = 120.0
+_FILE = click.Path(path_type=Path, dir_okay=False)
 Change = Callable[["ModelIndex"], "ModelIndex"]
 
 
@@ -43,6 +44,7 @@ class ModelsGroup(JobGroup):
         "publish": (_HERE, "Publish a withdrawn version, or all, and what comes."),
         "rollback": (_HERE, "Withdraw the newest version, or all after one, and hold what comes."),
         "label": (_HERE, "Put a label on a version, or take it away."),
+        "repair": (_HERE, "Write an index anew that cannot be read."),
         "reload": (_HERE, "Write a model server's configuration, and tell servers of it."),
     }
     functions: ClassVar[Mapping[str, str]] = {}
@@ -119,6 +121,23 @@ def label(
 
 
 @click.command()
+@_model
+@global_options
+@click.pass_context
+def repair(context: click.Context, given: Globals, model: str) -> None:
+    """Write an index anew that cannot be read, from what is in the store. What servers see stays as it is."""
+    job = str(context.meta[JOB])
+
+    async def work(store: CheckpointStore, _uri: str) -> ModelIndex:
+        return await (await _open(store, job, model)).repair(job, int(time.time() * 1000))
+
+    index = _with_store(given, job, work)
+    text = f"model {index.model}: the index is written anew: {_shown(index)}"
+    held = f"; new exports are held: look at `models {job}`, then publish" if index.held else ""
+    _tell(given, index, text + held)
+
+
+@click.command()
 @click.option(
     "--to",
     "target",
@@ -127,27 +146,33 @@ def label(
 )
 @click.option("--server", "servers", multiple=True, help="A model server, HOST:PORT, instead of the job's.")
 @click.option("--base-path", default="", help="Where servers see the model, if that is elsewhere.")
+@click.option("--ca", type=_FILE, help="The authority of the servers' certificates; else no TLS.")
+@click.option("--cert", type=_FILE, help="A certificate for servers that ask for one.")
+@click.option("--key", type=_FILE, help="Its private key.")
 @_model
 @global_options
 @click.pass_context
 def reload(
     context: click.Context,
     given: Globals,
+    /,
     model: str,
     target: Path | None,
     servers: tuple[str, ...],
     base_path: str,
+    **tls: Path | None,
 ) -> None:
     """Write the model's versions and labels into a configuration, and tell model servers of it.
 
     A server gets a label only once it has loaded the version. Its whole configuration is replaced: name the
     file of its other models with --to.
     """
-    from supervisor.cli.models.servers import config_of, merged, text_of, write_file
+    from supervisor.cli.models.servers import config_of, credentials_of, merged, text_of, write_file
 
     job = str(context.meta[JOB])
     for each in servers:
         check_server(each)
+    credentials = credentials_of(**tls)
 
     async def work(store: CheckpointStore, uri: str) -> tuple[ModelIndex, str, tuple[str, ...]]:
         from supervisor.cli.models.servers import tell_servers
@@ -158,7 +183,7 @@ def reload(
         if target is not None:
             write_file(target, text_of(whole))
         told = servers or index.servers
-        await tell_servers(told, whole, index.model, _SERVERS_S)
+        await tell_servers(told, whole, index.model, _SERVERS_S, credentials)
         return index, text_of(whole), told
 
     index, text, told = _with_store(given, job, work)
@@ -231,17 +256,11 @@ def _shown(index: ModelIndex) -> str:
 
 def _with_store(given: Globals, job: str, work: Callable[[CheckpointStore, str], Awaitable[T]]) -> T:
     """Run work on the job's store."""
-    from recovery.stores.open import Stores
 
     async def run() -> T:
         uri = await _place(given, job)
-        stores = Stores()
-        try:
-            return await work(stores.open(uri), uri)
-        except StoreUnreachable as error:
-            raise out_of_reach(error, uri) from error
-        finally:
-            await stores.close()
+        async with open_store(uri) as store:
+            return await work(store, uri)
 
     return asyncio.run(run())
 
