@@ -66,6 +66,10 @@ VERBS = {
     "uncordon": ("supervisor.cli.cluster.nodes", "Let tasks go to a node, or a GPU, again."),
     "drain": ("supervisor.cli.cluster.nodes", "Move all tasks away from a node."),
     "pool": ("supervisor.cli.pool.commands", "Run agents on machines of another resource manager, in pools."),
+    "kubernetes": (
+        "supervisor.cli.kubernetes.commands",
+        "Print the manifests by which Kubernetes runs a cluster.",
+    ),
     "tail": ("supervisor.cli.jobs.tail", "Show the output of a task, across its restarts."),
     "logs": ("supervisor.cli.jobs.logs", "Show the output of all tasks of a job, merged by time."),
     "signal": ("supervisor.cli.jobs.control", "Send a signal to a task."),

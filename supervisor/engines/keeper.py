@@ -60,8 +60,9 @@ class Order:
 
     Attributes:
         place, id: the engine's names of the machine and of this agent.
-        client: the options of `supervisorctl` that name the cluster.
+        client: the options of `supervisorctl` that name the cluster; empty: the keeper drains no node.
         then: the command after a notice of the time limit; empty: none.
+        labels: more of the node's labels, each as `NAME=VALUE`.
     """
 
     pool: str
@@ -74,6 +75,7 @@ class Order:
     gpus: tuple[str, ...] = ()
     notice_s: int = 60
     then: tuple[str, ...] = ()
+    labels: tuple[str, ...] = ()
 
 
 @dataclass(slots=True)
@@ -174,10 +176,12 @@ class Keeper:
         if number in (signal.SIGUSR1, signal.SIGUSR2):
             why = "its time limit nears" if number == signal.SIGUSR1 else "it is given back"
             within_s = max(1.0, order.notice_s - MARGIN_S)
-            say(f"{why}: its tasks save, and {self._node} is drained, for {within_s:g} s at most")
+            drained = f", and {self._node} is drained" if order.client else ""
+            say(f"{why}: its tasks save{drained}, for {within_s:g} s at most")
             until = asyncio.get_running_loop().time() + within_s
             await self._save(min(SAVING_S, within_s / 3))
-            await self._drain(why, until)
+            if order.client:
+                await self._drain(why, until)
         self._leaving.set()
         await self._end_agent()
         if await _run(FENCING_S, "agent.main", "--config", str(self._config), "--fence") != 0:
@@ -283,7 +287,8 @@ def prepare(order: Order, claims: Claims) -> tuple[str, Path]:
     offset = (
         0 if config.listen.startswith("unix:") else _offset(split_host_port(config.listen)[1], locks, claims)
     )
-    labels = {"pool": order.pool, "place": order.place, "agent": order.id}
+    given = {name: value for name, _, value in (each.partition("=") for each in order.labels)}
+    labels = {**given, "pool": order.pool, "place": order.place, "agent": order.id}
     own = Own(node=node, offset=offset, cpus=order.cpus, memory=order.memory, gpus=order.gpus, labels=labels)
     return node, agent_file.write(order.file, own)
 
@@ -314,6 +319,7 @@ def main() -> None:
         parser.add_argument(name, required=True)
     for name in ("--state", "--config", "--then"):
         parser.add_argument(name, default="")
+    parser.add_argument("--label", action="append", default=[], metavar="NAME=VALUE")
     parser.add_argument("--cpus", type=float, default=0)
     parser.add_argument("--memory", type=int, default=0)
     parser.add_argument("--notice", type=int, default=60)
@@ -331,6 +337,7 @@ def main() -> None:
             gpus=tuple(filter(None, os.environ.get(GPUS, "").split(","))),
             notice_s=given.notice,
             then=tuple(shlex.split(given.then)),
+            labels=tuple(given.label),
         )
         # Where a job says `python` it means the one that has TensorFlow: this one.
         os.environ["PATH"] = f"{Path(sys.executable).parent}:{os.environ.get('PATH', '/usr/bin:/bin')}"

@@ -43,7 +43,15 @@ def shared(tmp_path: Path) -> Path:
 
 def order(shared: Path, pool: str = "digits", place: str = "n1") -> Order:
     return Order(
-        pool=pool, place=place, id="41_0", file=shared, client=(), cpus=2, memory=1 << 30, gpus=("3",)
+        pool=pool,
+        place=place,
+        id="41_0",
+        file=shared,
+        client=(),
+        cpus=2,
+        memory=1 << 30,
+        gpus=("3",),
+        labels=("machine=m=1", "pool=another"),
     )
 
 
@@ -65,6 +73,7 @@ def test_an_agent_has_directories_and_addresses_of_its_own(shared: Path, tmp_pat
         "pool": "digits",
         "place": "n1",
         "agent": "41_0",
+        "machine": "m=1",
     }
     assert made.gpus.only == ["3"]
     assert (made.cpus, made.memory) == (2, 1 << 30)

@@ -20,7 +20,7 @@ from supervisor.engines.engine import Pool
 from supervisor.engines.keeper import Order
 from tests.cli.printing import JOB, PROGRAM, PrintingShell
 from tests.engines.fake_engine import FakeEngine
-from tests.support.waiting import wait_until
+from tests.support.waiting import until, wait_until
 
 
 @pytest.fixture
@@ -106,8 +106,9 @@ async def test_an_agent_that_is_cancelled_in_its_notice_is_not_queued_again(
 
     monkeypatch.setattr(keeper, "_start", start)
     queued = tmp_path / "queued"
+    client = ("--state", str(tmp_path))
     order = Order(
-        pool="p", place="n1", id="1_0", file=tmp_path, client=(), notice_s=16, then=("touch", str(queued))
+        pool="p", place="n1", id="1_0", file=tmp_path, client=client, notice_s=16, then=("touch", str(queued))
     )
     kept = keeper.Keeper(order, "p.n1", tmp_path / "agent.yaml")
     running = asyncio.create_task(kept.run())
@@ -117,6 +118,25 @@ async def test_an_agent_that_is_cancelled_in_its_notice_is_not_queued_again(
         await asyncio.wait_for(draining.wait(), 10)
     assert await asyncio.wait_for(running, 20) == 0
     assert queued.exists() == (not then)
+
+
+async def test_without_a_client_nothing_is_drained_and_the_node_is_fenced(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    started: list[tuple[str, ...]] = []
+
+    async def start(module: str, *arguments: str) -> asyncio.subprocess.Process:
+        started.append((module, *arguments[2:]))
+        lasts = "--fence" not in arguments
+        return await asyncio.create_subprocess_exec(*(("sleep", "600") if lasts else ("true",)))
+
+    monkeypatch.setattr(keeper, "_start", start)
+    order = Order(pool="p", place="n1", id="1_0", file=tmp_path, client=())
+    running = asyncio.create_task(keeper.Keeper(order, "p.n1", tmp_path / "agent.yaml").run())
+    await until(lambda: bool(started))
+    os.kill(os.getpid(), signal.SIGUSR2)
+    assert await asyncio.wait_for(running, 20) == 0
+    assert started == [("agent.main",), ("agent.main", "--fence")]
 
 
 def states(shell: PrintingShell) -> dict[str, str]:

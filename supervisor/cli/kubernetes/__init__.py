@@ -1,0 +1,1 @@
+"""The verb about manifests for Kubernetes (docs/kubernetes.md)."""
