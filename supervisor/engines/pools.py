@@ -35,11 +35,15 @@ def start(engine: Engine, pool: Pool, agents: int) -> list[PoolAgent]:
 
 
 def scale(engine: Engine, name: str, agents: int) -> str:
-    """Give a pool so many agents, and return what was done. Raises NotFound for a pool without any."""
+    """Give a pool so many agents, and return what was done. Raises NotFound for a pool without any.
+
+    Clients that do so at the same moment may each queue all that are missing. Each looks again, and of too
+    many those go that came last, whoever queued them.
+    """
     check_pool(name)
     _check_number(agents)
     all_there = live(engine, name)
-    there = [each for each in all_there if each.state is not State.LEAVING]
+    there = _staying(all_there)
     if not there:
         raise _unknown(name)
     # Slurm loses a signal to an agent that has just begun, so those that leave are told again.
@@ -47,15 +51,16 @@ def scale(engine: Engine, name: str, agents: int) -> str:
     more = agents - len(there)
     if more > 0:
         engine.add(name, more)
-        return f"{more} more queued"
+        surplus = _staying(live(engine, name))[agents:]
+        _let_go(engine, surplus)
+        also = f"; {len(surplus)} leave, as another client queued some at the same moment" if surplus else ""
+        return f"{more} more queued{also}"
     if not more:
         return f"it has {agents} already"
     # Those that wait go first, then those that came last.
-    waiting = _ids(there, State.WAITING)[::-1][:-more]
-    running = _ids(there, State.RUNNING)[::-1][: -more - len(waiting)]
-    engine.cancel(waiting, waiting_only=True)
-    engine.notify(running)
-    return f"{len(waiting)} that waited are cancelled; {len(running)} leave, their tasks first"
+    there.sort(key=lambda each: each.state is State.WAITING)
+    waiting, running = _let_go(engine, there[agents:])
+    return f"{waiting} that waited are cancelled; {running} leave, their tasks first"
 
 
 def end(engine: Engine, name: str, within_s: float, say: Callable[[str], None] = lambda _: None) -> int:
@@ -107,6 +112,18 @@ def last_words(agent: PoolAgent) -> str:
         return ""
     ours = [each.partition(": ")[2] for each in lines if each.startswith(_OURS)]
     return ours[-1] if ours else ""
+
+
+def _staying(agents: Sequence[PoolAgent]) -> list[PoolAgent]:
+    return [each for each in agents if each.state is not State.LEAVING]
+
+
+def _let_go(engine: Engine, agents: Sequence[PoolAgent]) -> tuple[int, int]:
+    """End those that wait, and tell the others to leave; how many of each."""
+    waiting, running = _ids(agents, State.WAITING), _ids(agents, State.RUNNING)
+    engine.cancel(waiting, waiting_only=True)
+    engine.notify(running)
+    return len(waiting), len(running)
 
 
 def _ids(agents: Sequence[PoolAgent], state: State) -> list[str]:

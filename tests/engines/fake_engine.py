@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import signal
 import subprocess
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,6 +32,7 @@ class FakeEngine:
 
     def __init__(self) -> None:
         self._numbers = itertools.count(1)
+        self._one = threading.Lock()
         self.jobs: list[Job] = []
 
     def start(self, pool: Pool, agents: int) -> list[str]:
@@ -79,6 +81,10 @@ class FakeEngine:
                 each.process.wait()
 
     def _begin(self) -> None:
+        with self._one:
+            self._begin_waiting()
+
+    def _begin_waiting(self) -> None:
         held = {each.place for each in self.jobs if each.process is not None and each.process.poll() is None}
         free = [each for each in PLACES if each not in held]
         waiting = [each for each in self.jobs if each.process is None and not each.cancelled]

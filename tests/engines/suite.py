@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import cast
 
 import pytest
 
@@ -93,6 +96,27 @@ class EngineSuite:
         wait_until(lambda: len(pools.live(engine)) == 1, "two have left")
         assert running(engine, 1)[0].id == first
         pools.end(engine, "digits", 30)
+
+    def test_clients_that_scale_at_once_do_not_add_twice(self, engine: Engine, pool: Pool) -> None:
+        pools.start(engine, pool, 1)
+        both = threading.Barrier(2, timeout=60)
+
+        class Meeting:
+            """The engine, of which both clients have read the pool before either adds to it."""
+
+            def __getattr__(self, name: str) -> object:
+                return getattr(engine, name)
+
+            def add(self, name: str, agents: int) -> None:
+                both.wait()
+                engine.add(name, agents)
+
+        with ThreadPoolExecutor() as clients:
+            told = list(clients.map(lambda _: pools.scale(cast(Engine, Meeting()), "digits", 3), range(2)))
+        assert {each.partition(";")[0] for each in told} == {"2 more queued"}
+        wait_until(lambda: len(pools.live(engine)) == 3, "those that came last have left")
+        running(engine, 3)
+        pools.end(engine, "digits", 0)
 
     def test_two_pools_do_not_meet(self, engine: Engine, pool: Pool, tmp_path: Path) -> None:
         other = Pool(name="digits-2", command=pool.command, directory=str(tmp_path))
