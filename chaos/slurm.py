@@ -24,6 +24,9 @@ from types import TracebackType
 from typing import Self
 
 NODES = ("n1", "n2", "n3")
+RACKS = {"left": NODES[:2], "right": NODES[2:]}
+"""The switches that Slurm is told of."""
+
 START_S = 60.0
 _SYSTEM_PATH = "/usr/sbin:/usr/bin:/sbin:/bin"
 _CONF = """\
@@ -57,6 +60,7 @@ SlurmctldTimeout=10
 KillWait=10
 ReturnToService=2
 GresTypes=gpu
+TopologyPlugin=topology/tree
 {nodes}
 PartitionName=all Nodes={names} Default=YES MaxTime=INFINITE State=UP
 """
@@ -100,6 +104,9 @@ class SlurmCluster:
             names=",".join(self.nodes),
         )
         (self.directory / "slurm.conf").write_text(conf)
+        switches = [f"SwitchName={rack} Nodes={','.join(nodes)}" for rack, nodes in RACKS.items()]
+        switches.append(f"SwitchName=all Switches={','.join(RACKS)}")
+        (self.directory / "topology.conf").write_text("\n".join(switches) + "\n")
         try:
             self.start("munged")
             self._wait((self.directory / "munge.socket").exists, "munged listens")

@@ -45,8 +45,8 @@ class Pool:
     """The agents of a pool, all alike.
 
     Attributes:
-        command: the program of one agent. The engine adds `--place` and `--id`, and as `--then` the command
-            that queues it again.
+        command: the program of one agent. The engine adds `--place` and `--id`, `--label rack=R` where it
+            knows one, and as `--then` the command that queues it again.
         directory: the working directory; logs go there.
         archive: the file with the agents' installation, as a word of the command, which checks it. An engine
             that brings files to machines by its own means puts its place there instead; empty: none.

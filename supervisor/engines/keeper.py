@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from agent.inside.child.cadence import WANTED
+from agent.inside.launcher import ports
 from agent.inside.processes import spawn
 from supervisor.adapters.files.config import load_agent
 from supervisor.contract.addresses import split_host_port
@@ -88,9 +89,9 @@ class Claims:
         """Take a lock; False if another process has it. Raises Refused."""
         try:
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+            file = ports.open_shared(str(path))
         except PermissionError:
-            return False  # another user's
+            return False  # another user's, who keeps it for himself
         except OSError as error:
             raise Refused(f"cannot use {path}: {error.strerror}") from error
         try:

@@ -40,6 +40,14 @@ _WAITING = frozenset(
 _RUNNING = frozenset({"RUNNING", "RESIZING", "SIGNALING", "STAGE_OUT"})
 _NEVER = frozenset({"UNLIMITED", "NOT_SET"})
 _LEAVING = frozenset({"COMPLETING"})
+_RACK = """\
+above=${SLURM_TOPOLOGY_ADDR%"$SLURMD_NODENAME"}
+above=${above%.}
+rack=${above##*.}"""
+"""The lowest switch above the node. Where Slurm knows its network, an address has the names of all switches
+and of the node, with dots between."""
+
+_RACK_LABEL = ' ${rack:+--label "rack=$rack"}'
 _KEPT = (
     "PATH",
     "HOME",
@@ -202,7 +210,8 @@ def script_of(pool: Pool) -> str:
     directives = "\n".join(f"#SBATCH {each}" for each in options)
     return f"""#!/bin/sh
 {directives}
-exec {shlex.join(pool.command)} --place "$SLURMD_NODENAME" --id "{ident}"{then}
+{_RACK}
+exec {shlex.join(pool.command)} --place "$SLURMD_NODENAME" --id "{ident}"{_RACK_LABEL}{then}
 """
 
 

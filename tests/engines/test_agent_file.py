@@ -27,7 +27,7 @@ state_dir: agents
 lock_dir: locks
 checkpoint_parent: tasks
 log: {file: agent.log, level: debug}
-labels: {rack: 07, name: "is {node}"}
+labels: {row: 07, name: "is {node}"}
 task_user: "%d:%d"
 """
 
@@ -68,7 +68,7 @@ def test_an_agent_has_directories_and_addresses_of_its_own(shared: Path, tmp_pat
     assert made.lock_dir == str(tmp_path / "locks")
     assert made.token_file == str(tmp_path / "token")
     assert made.labels == {
-        "rack": "07",
+        "row": "07",
         "name": "is digits.n1",
         "pool": "digits",
         "place": "n1",
@@ -99,6 +99,18 @@ def test_agents_of_one_machine_do_not_meet(shared: Path) -> None:
     assert prepare(order(shared), again)[0] == "digits.n1"
     for each in (again, *claims):
         each.release()
+
+
+def test_any_user_may_take_a_port_again_that_another_has_let_go(shared: Path, tmp_path: Path) -> None:
+    """The lock of an agent's port stays as a file, which must not be its last user's for good."""
+    before = os.umask(0o077)
+    claims = Claims()
+    try:
+        prepare(order(shared), claims)
+    finally:
+        os.umask(before)
+    assert (tmp_path / "locks" / "agent-7601.lock").stat().st_mode & 0o777 == 0o666
+    claims.release()
 
 
 def test_a_mistake_in_the_shared_file_has_its_line(shared: Path) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from chaos.slurm import SlurmCluster
+from chaos.slurm import RACKS, SlurmCluster
 from supervisor.cli.local.cluster import LocalCluster
 from tests.cli.shell import Shell
 from tests.support.waiting import wait_until
@@ -42,6 +42,13 @@ def shell(tmp_path: Path, slurm_cluster: SlurmCluster) -> Iterator[Shell]:
         found.works("pool", "down", "p", "--now")
 
 
+def racks(shell: Shell) -> dict[str, str]:
+    """What the cluster knows of where each node is, by its place."""
+    rows = shell.json("pool", "status", "p")["agents"]
+    assert isinstance(rows, list)
+    return {row["agent"]["place"]: row["node"]["labels"]["rack"] for row in rows}
+
+
 def agents(shell: Shell) -> list[tuple[str, str]]:
     """The state of each agent in the engine, and of its node in the cluster."""
     rows = shell.json("pool", "status", "p")["agents"]
@@ -55,8 +62,10 @@ def test_machines_that_have_a_python_alone_run_agents_and_jobs(shell: Shell, tmp
     packed = shell.json("pool", "pack", str(tmp_path))
     archive = Path(str(packed["path"]))
     up = ("pool", "up", "p", "--archive", str(archive), "--python", BARE, "--logs", str(tmp_path))
-    shell(*up, "--agents", "3")
+    shell(*up, "--agents", "2")
+    shell("pool", "scale", "p", "3")
     wait_until(lambda: agents(shell) == [("running", "ready")] * 3, "three agents join")
+    assert racks(shell) == {node: rack for rack, nodes in RACKS.items() for node in nodes}
     told = "".join(path.read_text() for path in tmp_path.glob("*.log"))
     assert told.count("tfsup-bootstrap: unpacked ") == 1
 

@@ -16,6 +16,7 @@ from tests.engines.commands import Commands
 
 ADDED = (
     '--place "$SLURMD_NODENAME" --id "${SLURM_ARRAY_JOB_ID}_${SLURM_ARRAY_TASK_ID}" '
+    '${rack:+--label "rack=$rack"} '
     '--then "scontrol requeue $SLURM_JOB_ID"'
 )
 POOL = Pool(name="digits", command=("/opt/venv/bin/python", "-P", "it's"), directory="/home/a b/logs")
@@ -59,17 +60,25 @@ def test_the_script_holds_all_options_of_a_pool() -> None:
         "#SBATCH --gres=gpu:a100:2",
         "#SBATCH --partition=gpu",
         "#SBATCH --time=1-00:00:00",
+        'above=${SLURM_TOPOLOGY_ADDR%"$SLURMD_NODENAME"}',
+        "above=${above%.}",
+        "rack=${above##*.}",
         f"exec {shlex.join(POOL.command)} {ADDED}",
     ]
 
 
-def test_the_shell_reads_the_script_as_it_is_meant(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("address", "label"),
+    [("all.a b.n1", ["--label", "rack=a b"]), ("s1.n1", ["--label", "rack=s1"]), ("n1", []), ("", [])],
+)
+def test_the_shell_reads_the_script_as_it_is_meant(address: str, label: list[str]) -> None:
     script = script_of(Pool(name="digits", command=("printf", "%s\\n", "a  b", "$HOME;'"), directory="/logs"))
     variables = {"SLURMD_NODENAME": "n1", "SLURM_ARRAY_JOB_ID": "7", "SLURM_ARRAY_TASK_ID": "2"}
+    variables |= {"SLURM_TOPOLOGY_ADDR": address} if address else {}
     done = subprocess.run(
         ["/bin/sh"], input=script, env=variables, capture_output=True, text=True, check=True
     )
-    assert done.stdout.splitlines() == ["a  b", "$HOME;'", "--place", "n1", "--id", "7_2"]
+    assert done.stdout.splitlines() == ["a  b", "$HOME;'", "--place", "n1", "--id", "7_2", *label]
 
 
 @pytest.mark.parametrize("directory", ["/a\n#SBATCH --wrap=x", '/a"b', "/a\\b", "/a%jb", "/a|b"])

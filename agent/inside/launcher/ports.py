@@ -84,7 +84,7 @@ def claim(low: int, high: int, lock_dir: str, avoid: tuple[int, ...] = (), reuse
 
 def _claim_one(port: int, lock_dir: str) -> Claim:
     try:
-        lock_fd = _open_shared(os.path.join(lock_dir, f"port-{port}.lock"))
+        lock_fd = open_shared(os.path.join(lock_dir, f"port-{port}.lock"))
     except OSError as error:
         if error.errno not in _SPOILT:
             raise
@@ -139,7 +139,7 @@ def _bind_v4(port: int, option: int) -> socket.socket:
     return sock
 
 
-def _open_shared(path: str) -> int:
+def open_shared(path: str) -> int:
     """Open a file that every user of the machine may lock, without following a planted symlink."""
     flags = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
     try:
@@ -159,7 +159,7 @@ def _open_shared(path: str) -> int:
 
 def _read_cursor(lock_dir: str, low: int, high: int) -> int:
     try:
-        fd = _open_shared(_cursor_path(lock_dir, low, high))
+        fd = open_shared(_cursor_path(lock_dir, low, high))
     except OSError as error:
         if error.errno not in _SPOILT:
             raise
@@ -176,7 +176,7 @@ def _read_cursor(lock_dir: str, low: int, high: int) -> int:
 def _write_cursor(lock_dir: str, low: int, high: int, port: int) -> None:
     # Two claimers may overwrite each other here: the locks decide who has a port, the cursor only spreads.
     try:
-        fd = _open_shared(_cursor_path(lock_dir, low, high))
+        fd = open_shared(_cursor_path(lock_dir, low, high))
     except OSError:
         return  # the next claim begins anywhere
     try:

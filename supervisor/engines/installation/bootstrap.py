@@ -100,7 +100,8 @@ def install(archive: str, sha256: str, root: Path) -> "tuple[Path, int]":
             "`state_dir` in the configuration that the agents share"
         )
     boot = Path("/proc/sys/kernel/random/boot_id").read_text()[:8]
-    tree = root / f"{sha256[:32]}-{boot}"
+    # Short: the path of its Python is in first lines of scripts, of which some kernels read 127 bytes.
+    tree = root / f"{sha256[:20]}-{boot}"
     lock = os.open(str(root / LOCK), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
         try:
