@@ -13,6 +13,7 @@ import sysconfig
 import tarfile
 from collections.abc import Iterable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -188,6 +189,15 @@ def test_what_a_killed_one_left_half_made_is_removed(machine: Machine, tmp_path:
     assert [each.endswith(bootstrap.FRESH) for each in machine.trees()] == [True]
     said, _ = machine.run(path)
     assert [said.split()[0]] == [str(machine.root / each) for each in machine.trees()]
+
+
+def test_a_file_system_that_runs_no_programs_is_refused(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(os, "statvfs", lambda _: SimpleNamespace(f_flag=os.ST_NOEXEC))
+    with pytest.raises(bootstrap.Failed, match=r"installations is on a file system that runs no programs"):
+        bootstrap.install(str(pack(tmp_path / "a")), "", tmp_path / "installations")
+    assert list((tmp_path / "installations").iterdir()) == []
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give directories to another user")

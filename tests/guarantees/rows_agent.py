@@ -12,6 +12,7 @@ WRAPPER = LAUNCHER + "test_wrapper.py::"
 USER = "tests/agent/test_task_user.py::"
 USERS = "tests/agent/test_task_users.py::"
 FIREWALL = "tests/agent/test_firewall.py::"
+INSTALLATION = "supervisor/engines/installation/bootstrap.py"
 
 ROWS = (
     Guarantee(
@@ -675,5 +676,29 @@ ROWS = (
         "    if not hashed:\n",
         "    if not hashed and not named:\n",
         "tests/environments/test_lock.py::test_all_else_is_refused_with_its_line",
+    ),
+    Guarantee(
+        8,
+        "A machine runs nothing of an agents' installation that has another digest than the pool's command.",
+        INSTALLATION,
+        "    if digest.hexdigest() != sha256:\n",
+        "    if not digest.hexdigest():\n",
+        "tests/engines/test_bootstrap.py::test_another_file_than_the_pool_was_started_with_is_refused",
+    ),
+    Guarantee(
+        8,
+        "An agents' installation whose unpacking was cut short is never used.",
+        INSTALLATION,
+        "    fresh = tree.with_name(tree.name + FRESH)\n",
+        "    fresh = tree\n",
+        "tests/engines/test_bootstrap.py::test_what_a_killed_one_left_half_made_is_removed",
+    ),
+    Guarantee(
+        9,
+        "An installation that an agent of the machine runs with is not removed.",
+        INSTALLATION,
+        "            if is_used(each):\n",
+        "            if not each.exists():\n",
+        "tests/engines/test_bootstrap.py::test_one_that_nothing_uses_any_more_is_removed",
     ),
 )

@@ -99,6 +99,11 @@ def install(archive: str, sha256: str, root: Path) -> "tuple[Path, int]":
             f"{stranger} belongs to another user, or every user may write to it: remove it, or name another "
             "`state_dir` in the configuration that the agents share"
         )
+    if os.statvfs(str(root)).f_flag & os.ST_NOEXEC:
+        raise Failed(
+            f"{root} is on a file system that runs no programs (noexec): name another `state_dir` in the "
+            "configuration that the agents share"
+        )
     boot = Path("/proc/sys/kernel/random/boot_id").read_text()[:8]
     # Short: the path of its Python is in first lines of scripts, of which some kernels read 127 bytes.
     tree = root / f"{sha256[:20]}-{boot}"
