@@ -114,6 +114,7 @@ async def _serve(config: SupervisorConfig, load: Callable[[], SupervisorConfig],
         settings, coordination, stores.open, BootClock(), sink, lambda: uuid.uuid4().hex, files, devices
     )
     daemon.job_service.uploads.open_store = stores.open_code
+    daemon.job_service.pools.issuer = config.issuer
     daemon.sweeper.open_logs = daemon.job_service.open_logs = lambda uri: stores.open_logs(uri)[0]
     audit = open_audit(config.audit, sink)
     events = CertificateEvents(daemon.job_service, sink)

@@ -35,13 +35,23 @@ class Authority:
         self.certificate = directory / "ca.pem"
         self.certificate.write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
 
-    def issue(self, name: str, addresses: list[str], identity: str = "") -> tuple[Path, Path]:
-        """A certificate, for servers and clients, and its private key. `identity`: as `user:NAME`."""
+    def key(self) -> Path:
+        """The file with this authority's private key, for those that sign with it themselves."""
+        path = self._directory / "ca.key"
+        if not path.exists():
+            self._write(path, _pem(self._key))
+        return path
+
+    def issue(self, name: str, addresses: list[str], identity: str = "", *uris: str) -> tuple[Path, Path]:
+        """A certificate, for servers and clients, and its private key.
+
+        `identity`: as `user:NAME`. `uris`: others beside it.
+        """
         key = ec.generate_private_key(ec.SECP256R1())
         names: list[x509.GeneralName] = [x509.DNSName(name)]
         names += [x509.IPAddress(ipaddress.ip_address(address)) for address in addresses]
         if identity:
-            names.append(x509.UniformResourceIdentifier(identity))
+            names += [x509.UniformResourceIdentifier(each) for each in (identity, *uris)]
         usage = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH])
         certificate = (
             self._builder(identity or name, key)
@@ -50,13 +60,8 @@ class Authority:
             .sign(self._key, hashes.SHA256())
         )
         paths = self._directory / f"{name}.pem", self._directory / f"{name}.key"
-        pem = key.private_bytes(
-            serialization.Encoding.PEM,
-            serialization.PrivateFormat.PKCS8,
-            serialization.NoEncryption(),
-        )
         # The key first, each file at once: daemons may be reading what these replace.
-        self._write(paths[1], pem)
+        self._write(paths[1], _pem(key))
         self._write(paths[0], certificate.public_bytes(serialization.Encoding.PEM))
         return paths
 
@@ -77,3 +82,9 @@ class Authority:
             .not_valid_before(now - _LIFE)
             .not_valid_after(now + _LIFE)
         )
+
+
+def _pem(key: ec.EllipticCurvePrivateKey) -> bytes:
+    return key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )

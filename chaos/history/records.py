@@ -292,6 +292,7 @@ BY_LEADER = (
         "plans/",
     ),
     *("specs/", "assignments/", "spares/", "incidents/", "goodput/", "events/", "notified/", "code/"),
+    "pools/",
     "bulk/code/",
 )
 BY_AGENT = ("nodes/", "gpus/", "prepared/", "staged/", "attempts/")

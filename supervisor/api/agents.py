@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Self, TypeVar
 
@@ -12,6 +13,7 @@ import grpc
 from supervisor.contract import codec
 from supervisor.contract.errors import NotFound, Unreachable
 from supervisor.contract.ids import TaskId
+from supervisor.contract.pool.record import pool_of, server_name
 from supervisor.control.decide.snapshot import JobState, Snapshot
 from supervisor.wire.failures import from_failure, read_failure
 from supervisor.wire.rpc import Guard
@@ -20,12 +22,23 @@ from supervisor.wire.tfsup_pb2 import Record
 R = TypeVar("R")
 
 
+@dataclass(frozen=True, slots=True)
+class AgentAddress:
+    """The address of an agent. `server`: its name in a certificate of the supervisors, else empty."""
+
+    at: str
+    server: str = ""
+
+    def __str__(self) -> str:
+        return self.at
+
+
 class Agents:
     """Connections for as long as one request of a client lasts: `async with Agents(guard) as agents`."""
 
     def __init__(self, guard: Guard) -> None:
         self._guard = guard
-        self._channels: dict[str, grpc.aio.Channel] = {}
+        self._channels: dict[AgentAddress, grpc.aio.Channel] = {}
 
     async def __aenter__(self) -> Self:
         return self
@@ -36,7 +49,9 @@ class Agents:
         for channel in self._channels.values():
             await channel.close()
 
-    async def ask(self, address: str, method: str, request: object, kind: type[R], timeout_s: float) -> R:
+    async def ask(
+        self, address: AgentAddress, method: str, request: object, kind: type[R], timeout_s: float
+    ) -> R:
         """Make one call. Raises the error that the agent answers, Unreachable after `timeout_s`."""
         call = self._channel(address).unary_unary(
             f"/tfsup.v1.Node/{method}",
@@ -52,7 +67,7 @@ class Agents:
         return codec.decode(kind, reply.json)
 
     async def stream(
-        self, address: str, method: str, request: object, kind: type[R], silence_s: float
+        self, address: AgentAddress, method: str, request: object, kind: type[R], silence_s: float
     ) -> AsyncGenerator[R, None]:
         """Read a stream. Raises the error that the agent answers, Unreachable after `silence_s` without a
         message.
@@ -77,7 +92,7 @@ class Agents:
         finally:
             call.cancel()
 
-    async def _fail(self, address: str, error: grpc.aio.AioRpcError) -> None:
+    async def _fail(self, address: AgentAddress, error: grpc.aio.AioRpcError) -> None:
         failure = read_failure(error)
         if failure is not None:
             raise from_failure(failure) from error
@@ -87,18 +102,20 @@ class Agents:
             await channel.close()
         raise Unreachable(f"the agent at {address} does not answer: {error.code().name}") from error
 
-    def _channel(self, address: str) -> grpc.aio.Channel:
+    def _channel(self, address: AgentAddress) -> grpc.aio.Channel:
         if address not in self._channels:
-            self._channels[address] = self._guard.channel(address)
+            self._channels[address] = self._guard.channel(address.at, address.server)
         return self._channels[address]
 
 
-def address_of(snap: Snapshot, node: str) -> str:
+def address_of(snap: Snapshot, node: str) -> AgentAddress:
     """The address of a node's agent; raises Unreachable if none is registered."""
     picture = snap.nodes.get(node)
     if picture is None or picture.incarnation is None:
         raise Unreachable(f"the agent of {node} is not registered")
-    return picture.incarnation.value.address
+    pool = snap.pools.get(pool_of(node))
+    server = server_name(node, pool.value.id) if pool is not None else ""
+    return AgentAddress(picture.incarnation.value.address, server)
 
 
 def node_of(job: JobState, task: TaskId) -> str:

@@ -17,6 +17,14 @@ from supervisor.contract.checkpoint import CheckpointRef
 from supervisor.contract.code import CodePart, CodeState, answer_s
 from supervisor.contract.errors import IncompatibleRecord, Unreachable
 from supervisor.contract.job.spec import CodeRef
+from supervisor.contract.pool.requests import (
+    Certificate,
+    CertifyRequest,
+    OpenPoolRequest,
+    PoolList,
+    PoolRequest,
+    RevokePoolRequest,
+)
 from supervisor.contract.views.checkpoints import (
     AdoptRequest,
     CheckProgress,
@@ -167,6 +175,22 @@ class ControlClient:
     async def resume(self, job: str) -> Accepted:
         """Let them go on. Safe to repeat."""
         return await self._call("ResumeJob" if job else "Resume", JobRequest(job), Accepted, write=True)
+
+    async def pools(self, pool: str = "") -> PoolList:
+        """The pools that may have certificates, or one of them."""
+        return await self._call("Pools", PoolRequest(pool), PoolList)
+
+    async def open_pool(self, request: OpenPoolRequest) -> Certificate:
+        """Make a token for a pool, in place of one that it has."""
+        return await self._call("OpenPool", request, Certificate, write=True)
+
+    async def revoke_pool(self, pool: str, node: str = "") -> Accepted:
+        """Refuse the certificates of a pool, or of a node of it. Safe to repeat."""
+        return await self._call("RevokePool", RevokePoolRequest(pool, node), Accepted, write=True)
+
+    async def certify(self, request: CertifyRequest) -> Certificate:
+        """Have a certificate signed for an agent of a pool. It is asked for again if its answer is lost."""
+        return await self._call("Certify", request, Certificate, most_s=DEADLINE_S)
 
     async def stop(self, job: str, *, save: bool = False) -> Accepted:
         """Stop a job; with `save` it gets SIGTERM and time to save first."""

@@ -14,13 +14,14 @@ from supervisor.adapters.caller import CALLER
 from supervisor.adapters.files.config import SupervisorConfig
 from supervisor.adapters.secret_sources import SecretSources
 from supervisor.api import views
-from supervisor.api.agents import Agents, address_of, node_of
+from supervisor.api.agents import AgentAddress, Agents, address_of, node_of
 from supervisor.api.certificates import CertificateEvents
 from supervisor.api.checkpoints import CheckpointMethods
 from supervisor.api.description import describe
 from supervisor.api.nodes import NodeMethods
 from supervisor.api.output import OutputTail
 from supervisor.api.pauses import PauseMethods
+from supervisor.api.pools import PoolMethods
 from supervisor.api.secrets import deliver
 from supervisor.contract.access import Target
 from supervisor.contract.code import CodePart, CodeState
@@ -101,7 +102,7 @@ async def serve_api(
     guard = Guard(config.tls_files(), config.token, config.insecure)
     control = ControlService(service, config.cluster, guard, promising)
     policy = policy or policy_of(config)
-    policy.owner = control.owner
+    policy.owner, policy.pools = control.owner, service.pools.objection
     heard = certificates.heard if certificates is not None else None
 
     def take(beat: Beat) -> BeatAck:
@@ -158,6 +159,7 @@ class ControlService:
         self._checkpoints = CheckpointMethods(service.checkpoints, self._snapshot)
         self._nodes = NodeMethods(service.nodes, self._snapshot)
         self._pauses = PauseMethods(service.pauses, self._snapshot)
+        self._pools = PoolMethods(service.pools, self._snapshot)
 
     def methods(self) -> dict[str, rpc.Method]:
         """Method name -> handler."""
@@ -165,6 +167,7 @@ class ControlService:
             **self._checkpoints.methods(),
             **self._nodes.methods(),
             **self._pauses.methods(),
+            **self._pools.methods(),
             "Submit": rpc.unary(SubmitRequest, self.submit),
             "Validate": rpc.unary(SubmitRequest, self.validate),
             "FindCode": rpc.unary(CodeRef, self.find_code),
@@ -316,7 +319,7 @@ class ControlService:
             async for chunk in OutputTail(request, self._snapshot, agents, self._service.open_logs).chunks():
                 yield chunk
 
-    def _agent_of(self, text: str) -> tuple[str, str]:
+    def _agent_of(self, text: str) -> tuple[AgentAddress, str]:
         """The address of the agent of a task's node, and the node."""
         task = TaskId.parse(text)
         snap = self._snapshot()

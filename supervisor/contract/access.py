@@ -14,6 +14,8 @@ from enum import Enum
 from supervisor.contract.errors import Refused
 from supervisor.contract.ids import TaskId
 from supervisor.contract.observed import Beat
+from supervisor.contract.pool.record import pool_of
+from supervisor.contract.pool.requests import CertifyRequest
 from supervisor.contract.promise import PromiseRequest
 from supervisor.contract.secret import SecretsRequest
 from supervisor.contract.views.checkpoints import (
@@ -43,12 +45,13 @@ _HOW = "make it with `supervisorctl certs issue`"
 
 class Kind(Enum):
     """Kinds of callers. LOCAL: a caller by a Unix socket, with the cluster's token, or at a port without
-    authentication.
+    authentication. POOL: the holder of the token of a pool of agents.
     """
 
     USER = "user"
     AGENT = "agent"
     SUPERVISOR = "supervisor"
+    POOL = "pool"
     LOCAL = "local"
 
 
@@ -76,11 +79,18 @@ class Standing:
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """The holder of a certificate, or the way in of a caller without one."""
+    """The holder of a certificate, or the way in of a caller without one.
+
+    Attributes:
+        pool_id: the id in a certificate that the authority of pools has signed; empty for any other.
+        token: the SHA-256 of the certificate of a pool's token.
+    """
 
     kind: Kind
     name: str
     standing: Standing = Standing()
+    pool_id: str = ""
+    token: str = ""
 
     def __str__(self) -> str:
         return self.name if self.kind is Kind.LOCAL else f"{self.kind.value}:{self.name}"
@@ -114,6 +124,9 @@ class Right(Enum):
     ENTER = "the job's owner and group, if their role is submitter or above; admins"
     OPERATE = "users with the role operator or above"
     OWN_NODE = "the agent of the node that the request names"
+    POOL_NODE = (
+        "the holder of the token of the node's pool; the agent of this node, if supervisors certify it"
+    )
     SUPERVISORS = "supervisors"
 
 
@@ -154,6 +167,10 @@ TABLE: dict[str, Right] = {
     "Control.Exec": Right.ENTER,
     "Control.Events": Right.VIEW,
     "Control.Tail": Right.VIEW,
+    "Control.Pools": Right.VIEW,
+    "Control.OpenPool": Right.OPERATE,
+    "Control.RevokePool": Right.OPERATE,
+    "Control.Certify": Right.POOL_NODE,
     "Node.Outputs": Right.SUPERVISORS,
     "Node.Read": Right.SUPERVISORS,
     "Node.Signal": Right.SUPERVISORS,
@@ -183,6 +200,7 @@ READS = frozenset(
         "Control.FindCheckpoint",
         "Control.Events",
         "Control.Tail",
+        "Control.Pools",
     }
 )
 """Methods that change nothing. Each other one that is not frequent is a change."""
@@ -195,17 +213,21 @@ _LEAST = {
     Right.OPERATE: Role.OPERATOR,
 }
 _BY_JOB = (Right.JOB, Right.ENTER)
+_HOLDERS = frozenset({Kind.USER.value, Kind.AGENT.value, Kind.SUPERVISOR.value, Kind.POOL.value})
+"""The kinds that certificates name."""
+_POOL_ID = "tfsup-pool"
+"""The scheme of the URI with a pool's id in certificates of its agents and its token."""
 
 
 def identify(uris: Sequence[str]) -> tuple[Kind, str]:
     """The kind and name of a certificate's holder, by the URIs among its alternative names.
 
-    Raises Refused unless exactly one of them is `user:NAME`, `agent:NODE` or `supervisor:NAME`.
+    Raises Refused unless exactly one of them is `user:NAME`, `agent:NODE`, `supervisor:NAME` or `pool:NAME`.
     """
     found: list[tuple[Kind, str]] = []
     for uri in uris:
         scheme, _, name = uri.partition(":")
-        if scheme not in (Kind.USER.value, Kind.AGENT.value, Kind.SUPERVISOR.value):
+        if scheme not in _HOLDERS:
             continue
         if not _NAME.fullmatch(name):
             raise Refused(f"the certificate's identity {uri[:100]!r} has no valid name; {_HOW}")
@@ -216,6 +238,19 @@ def identify(uris: Sequence[str]) -> tuple[Kind, str]:
             f"the certificate has {has}: it needs one URI `user:NAME`, `agent:NODE` or `supervisor:NAME`; "
             f"{_HOW}"
         )
+    return found[0]
+
+
+def pool_uri(pool_id: str) -> str:
+    """The URI that the certificates of a pool have beside their identity."""
+    return f"{_POOL_ID}:{pool_id}"
+
+
+def pool_id_of(uris: Sequence[str]) -> str:
+    """The inverse of `pool_uri`, of all URIs of a certificate. Raises Refused unless there is one."""
+    found = [uri.removeprefix(f"{_POOL_ID}:") for uri in uris if uri.startswith(f"{_POOL_ID}:")]
+    if len(found) != 1 or not found[0]:
+        raise Refused("the certificate is signed by the authority of pools, and names no pool's id")
     return found[0]
 
 
@@ -244,6 +279,8 @@ def check_target(method: str, caller: Caller, target: Target) -> None:
         return
     if right is Right.OWN_NODE and target.node != caller.name:
         raise Refused(f"{caller} may not speak for node {target.node[:100]!r}")
+    if right is Right.POOL_NODE and not _certifies(caller, target.node):
+        raise Refused(f"{caller} may have no certificate for node {target.node[:100]!r}")
     if right in _BY_JOB and not target.job:
         raise Refused(f"the request to {method} names no job")
     if right in _BY_JOB and target.known and not _owns(caller, target) and not _has(caller, _LEAST[right]):
@@ -256,7 +293,7 @@ def check_target(method: str, caller: Caller, target: Target) -> None:
 def target_of(request: object) -> Target:
     """The job and node that a request names, without the job's owner. Raises UserError for a bad task."""
     match request:
-        case Beat() | PromiseRequest() | SecretsRequest():
+        case Beat() | PromiseRequest() | SecretsRequest() | CertifyRequest():
             return Target(node=request.node)
         case SubmitRequest():
             return Target(request.spec.name)
@@ -274,7 +311,7 @@ def target_of(request: object) -> Target:
 
 def needs_target(method: str) -> bool:
     """Whether the right to call the method depends on the request."""
-    return TABLE[method] in (*_BY_JOB, Right.OWN_NODE)
+    return TABLE[method] in (*_BY_JOB, Right.OWN_NODE, Right.POOL_NODE)
 
 
 def needs_owner(method: str) -> bool:
@@ -290,7 +327,14 @@ def _allows(right: Right, caller: Caller) -> bool:
         return caller.kind is Kind.AGENT
     if right is Right.SUPERVISORS:
         return caller.kind is Kind.SUPERVISOR
+    if right is Right.POOL_NODE:
+        return caller.kind is Kind.POOL or (caller.kind is Kind.AGENT and bool(caller.pool_id))
     return _has(caller, Role.SUBMITTER if right in _BY_JOB else _LEAST[right])
+
+
+def _certifies(caller: Caller, node: str) -> bool:
+    """Whether a caller may have a certificate for a node: of its pool, or its own."""
+    return pool_of(node) == caller.name if caller.kind is Kind.POOL else node == caller.name
 
 
 def _has(caller: Caller, least: Role) -> bool:

@@ -1,7 +1,9 @@
 """The rights of each daemon in etcd, where etcd has users of its own (docs/security.md).
 
 A user's name is the common name of its certificate, which `supervisorctl certs issue` makes the same as its
-identity: `agent:NODE`, `supervisor:NAME`. Keys are those of `contract.keys`, without the cluster's namespace.
+identity: `agent:NODE`, `supervisor:NAME`. The agents of a pool that supervisors certify are one user,
+`pool:NAME`, so that nobody makes and removes users as agents come and go. Keys are those of `contract.keys`,
+without the cluster's namespace.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from supervisor.contract.access import Kind
 from supervisor.contract.boundaries import BULK
 from supervisor.contract.errors import UserError
 from supervisor.contract.ids import check_name
+from supervisor.contract.pool.record import check_pool
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +64,16 @@ def of_node(node: str) -> tuple[Grant, ...]:
     )
 
 
+def of_pool(pool: str) -> tuple[Grant, ...]:
+    """The rights of all agents of a pool: those of the nodes POOL.PLACE."""
+    first = f"{pool}."
+    return (
+        *(Grant(key, prefix=True, writes=True) for key in (keys.node(first), keys.gpus(first))),
+        Grant(f"appeals/{first}", prefix=True, writes=True),
+        *(Grant(f"{family}/{first}", prefix=True) for family in ("lost", "assignments", "spares")),
+    )
+
+
 def roles_of(holder: str) -> dict[str, tuple[Grant, ...]]:
     """The roles of a user, by their names, each with its rights. Raises UserError for other holders."""
     kind, _, name = holder.partition(":")
@@ -70,7 +83,9 @@ def roles_of(holder: str) -> dict[str, tuple[Grant, ...]]:
     if kind == Kind.AGENT.value:
         check_name("the name of a node", name)
         return {"agents": OF_EVERY_AGENT, f"node-{name}": of_node(name)}
-    raise UserError(f"{holder!r}: write supervisor:NAME or agent:NODE")
+    if kind == Kind.POOL.value:
+        return {"agents": OF_EVERY_AGENT, f"pool-{check_pool(name)}": of_pool(name)}
+    raise UserError(f"{holder!r}: write supervisor:NAME, agent:NODE or pool:NAME")
 
 
 def may(holder: str, key: str, *, prefix: bool = False, writes: bool = False) -> bool:

@@ -17,6 +17,7 @@ from supervisor.contract.boundaries import BULK
 from supervisor.contract.checkpoint import CheckpointRef
 from supervisor.contract.ids import AttemptId, TaskId
 from supervisor.contract.job import goodput, pause, spec
+from supervisor.contract.pool.record import PoolRecord
 
 
 class Writer(Enum):
@@ -49,6 +50,7 @@ class Removed(Enum):
     FILES = "leader, after the checkpoint's files; by `submit --fresh` with all others of the job"
     FRESH = "leader, by `submit --fresh`"
     OLD = "leader, when enough newer ones are there"
+    REVOKED = "leader, when the pool is ended or revoked"
     UNUSED = "leader, when no job has needed it for ten minutes"
 
 
@@ -108,6 +110,7 @@ FAMILIES = (
     Family("goodput/", goodput.Goodput, Writer.LEADER, 8192, Removed.JOB, "job"),
     Family("events/", incident.Event, Writer.LEADER, 64 * 1024, Removed.OLD, "serial"),
     Family("notified/", incident.Notified, Writer.LEADER, 1024, Removed.NEVER, "target"),
+    Family("pools/", PoolRecord, Writer.LEADER, 8192, Removed.REVOKED, "pool"),
     Family(CODE, code.ShippedCode, Writer.LEADER, 1024, Removed.UNUSED, "digest"),
     Family(f"{BULK}code/", code.CodeChunk, Writer.LEADER, 600 * 1024, Removed.UNUSED, "digest/chunk"),
 )
@@ -262,6 +265,11 @@ def event(serial: int) -> str:
 def notified(target: str) -> str:
     """How far a target of notifications has been told."""
     return f"notified/{target}"
+
+
+def pool_record(name: str) -> str:
+    """A pool of agents that may have certificates."""
+    return f"pools/{name}"
 
 
 def shipped(digest: str) -> str:

@@ -2,7 +2,8 @@
 
 The shared file is an agent's configuration (docs/configuration.md) that fits every machine: `{node}` and
 `{host}` in a value stand for the node's name and the machine's. `node`, `cpus` and `memory` come from the
-pool, and each agent gets directories and an address of its own.
+pool, and each agent gets directories and an address of its own. Where `tls` names no certificate, it gets one
+from the supervisors (`engines.credentials`).
 """
 
 from __future__ import annotations
@@ -15,11 +16,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from supervisor.adapters.files.config import load_agent
+from supervisor.adapters.files.config import AgentConfig, load_agent
 from supervisor.adapters.files.yaml_file import WrittenFloat, WrittenInt
 from supervisor.contract.errors import Refused
 from supervisor.engines.installation.bootstrap import exchangeable
 
+CERTIFICATE, KEY = "certificate.pem", "certificate.key"
+"""The files of an agent that supervisors certify, in its state directory."""
 _RUN = 8
 """Length of the name of a socket directory. Paths of Unix sockets are short."""
 
@@ -42,11 +45,21 @@ class Own:
     labels: Mapping[str, str] = field(default_factory=dict)
 
 
-def check(path: Path, pool: str) -> str:
-    """Raise UserError with the lines of the shared file that are wrong, or NotFound.
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """A file that all agents of a pool share.
 
-    Returns the file's `state_dir`, in which `{node}` and `{host}` are not filled in yet.
+    Attributes:
+        state_dir: as it is written there: `{node}` and `{host}` are not filled in yet.
+        certified: it names no certificate, so that the supervisors certify its agents.
     """
+
+    state_dir: str
+    certified: bool
+
+
+def check(path: Path, pool: str) -> Shared:
+    """Read the shared file. Raises UserError with its lines that are wrong, or NotFound."""
     written = ""
 
     def adapt(value: dict[str, object]) -> None:
@@ -56,8 +69,14 @@ def check(path: Path, pool: str) -> str:
         # An agent of a pool makes this directory where it runs.
         value["lock_dir"] = tempfile.gettempdir()
 
-    load_agent(path, adapt)
-    return written
+    config = load_agent(path, adapt)
+    return Shared(written, is_certified(config))
+
+
+def is_certified(config: AgentConfig) -> bool:
+    """Whether an agent of a pool gets its certificate from the supervisors."""
+    files = config.tls_files()
+    return files is not None and files.cert == Path(config.state_dir) / CERTIFICATE
 
 
 def write(path: Path, own: Own) -> Path:
@@ -111,6 +130,7 @@ def adapt_to(value: dict[str, object], own: Own) -> None:
         value["state_dir"] = f"{state_dir}/{own.node}"
         short = hashlib.sha256(own.node.encode()).hexdigest()[:_RUN]
         value["run_dir"] = f"{run_dir if isinstance(run_dir, str) else state_dir}/{short}"
+    _certify(value)
     for name in ("listen", "advertise"):
         value.update(_address(name, value, own.offset))
     http = value.get("http")
@@ -131,6 +151,16 @@ def adapt_to(value: dict[str, object], own: Own) -> None:
     if isinstance(log, dict):
         # The engine keeps what an agent prints.
         log.pop("file", None)
+
+
+def _certify(value: dict[str, object]) -> None:
+    """Name the certificate that supervisors give the agent, where `tls` names none."""
+    tls, etcd = value.get("tls"), value.get("etcd")
+    if not isinstance(tls, dict) or tls.keys() & {"cert", "key"}:
+        return
+    for each in (tls, etcd.get("tls") if isinstance(etcd, dict) else None):
+        if isinstance(each, dict) and not each.keys() & {"cert", "key"}:
+            each.update(cert=f"{value.get('state_dir')}/{CERTIFICATE}", key=f"{value.get('state_dir')}/{KEY}")
 
 
 def make_locks(value: Mapping[str, object]) -> None:

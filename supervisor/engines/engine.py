@@ -7,28 +7,10 @@ so that a client that dies leaves nothing behind that only it knew.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
-
-from supervisor.contract.errors import UserError
-
-_POOL = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,30}")
-
-
-def check_pool(name: str) -> str:
-    """Return the name of a pool, or raise UserError.
-
-    A node of a pool is named POOL.PLACE, so that a dot in the pool's name could name the node of another.
-    """
-    if not _POOL.fullmatch(name):
-        raise UserError(
-            f"{name!r} is not a name for a pool: use 1 to 31 letters, digits, '_' or '-', beginning with a "
-            "letter or digit"
-        )
-    return name
 
 
 class State(Enum):
@@ -55,6 +37,7 @@ class Pool:
         queue, time: empty: the engine's default.
         notice_s: how long before its time limit an agent is told.
         requeue: after its time limit an agent is queued again.
+        token: the file by which its agents get certificates; `command` names it, too. Empty: they have some.
     """
 
     name: str
@@ -68,6 +51,7 @@ class Pool:
     time: str = ""
     notice_s: int = 60
     requeue: bool = False
+    token: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

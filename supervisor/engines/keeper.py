@@ -35,9 +35,10 @@ from supervisor.adapters.files.config import load_agent
 from supervisor.contract.addresses import split_host_port
 from supervisor.contract.errors import Conflict, Refused, TfSupervisorError, UserError
 from supervisor.contract.ids import check_name
+from supervisor.contract.pool.record import check_pool
 from supervisor.engines import agent_file
 from supervisor.engines.agent_file import Own
-from supervisor.engines.engine import check_pool
+from supervisor.engines.credentials import Credentials
 
 MOST_BESIDE = 64
 """Most agents of a pool on one machine, and of all pools at one address."""
@@ -64,6 +65,7 @@ class Order:
         client: the options of `supervisorctl` that name the cluster; empty: the keeper drains no node.
         then: the command after a notice of the time limit; empty: none.
         labels: more of the node's labels, each as `NAME=VALUE`.
+        token: the file with the pool's token; None where the shared file names certificates.
     """
 
     pool: str
@@ -77,6 +79,7 @@ class Order:
     notice_s: int = 60
     then: tuple[str, ...] = ()
     labels: tuple[str, ...] = ()
+    token: Path | None = None
 
 
 @dataclass(slots=True)
@@ -112,16 +115,18 @@ class Claims:
 class Keeper:
     """One agent and its end."""
 
-    def __init__(self, order: Order, node: str, config: Path) -> None:
+    def __init__(self, order: Order, node: str, config: Path, credentials: Credentials | None = None) -> None:
         self._order = order
         self._node = node
         self._config = config
+        self._credentials = credentials
         self._drained = config.with_name(DRAINED)
         self._told: asyncio.Queue[signal.Signals] = asyncio.Queue()
         self._limit_at: float | None = None
         self._given_back = False
         self._leaving = asyncio.Event()
         self._agent: asyncio.subprocess.Process | None = None
+        self._renewing: asyncio.Task[NoReturn] | None = None
 
     async def run(self) -> int:
         """Keep the agent until a signal says otherwise; returns the exit code."""
@@ -136,13 +141,14 @@ class Keeper:
             if not telling.done():
                 await keeping
             return await self._leave(telling.result())
-        except UserError as error:
+        except (UserError, Refused) as error:
             say(str(error))
             return error.exit_code
         finally:
-            for each in (keeping, telling, lifting):
+            beside = [keeping, telling, lifting, *([self._renewing] if self._renewing is not None else [])]
+            for each in beside:
                 each.cancel()
-            await asyncio.gather(keeping, telling, lifting, return_exceptions=True)
+            await asyncio.gather(*beside, return_exceptions=True)
 
     def _hear(self, number: signal.Signals) -> None:
         now = asyncio.get_running_loop().time()
@@ -153,7 +159,13 @@ class Keeper:
         self._told.put_nowait(number)
 
     async def _keep(self) -> NoReturn:
-        """Start the agent, again and again. Raises UserError if its configuration is wrong."""
+        """Start the agent, again and again, once it has a certificate if it needs one.
+
+        Raises UserError if its configuration is wrong, Refused if it gets no certificate.
+        """
+        if self._credentials is not None:
+            await self._credentials.obtain()
+            self._renewing = asyncio.create_task(self._credentials.keep())
         wait_s = AGAIN_S
         loop = asyncio.get_running_loop()
         while not self._leaving.is_set():
@@ -294,6 +306,19 @@ def prepare(order: Order, claims: Claims) -> tuple[str, Path]:
     return node, agent_file.write(order.file, own)
 
 
+def credentials_of(order: Order, file: Path) -> Credentials | None:
+    """The certificate that this configuration needs; None if it names one. Raises UserError."""
+    config = load_agent(file)
+    if not agent_file.is_certified(config):
+        return None
+    if order.token is None:
+        raise UserError(
+            f"{order.file}: tls names no `cert` and `key`: add them, or start the pool by `supervisorctl "
+            "pool up` of this release, which gives its agents a token"
+        )
+    return Credentials(config, order.token, say)
+
+
 def _names(order: Order) -> list[str]:
     first = check_name("node", f"{order.pool}.{order.place}")
     return [first, *(check_name("node", f"{first}.{number}") for number in range(2, MOST_BESIDE + 1))]
@@ -318,7 +343,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="tfsup-keeper")
     for name in ("--pool", "--place", "--id", "--agent-config"):
         parser.add_argument(name, required=True)
-    for name in ("--state", "--config", "--then"):
+    for name in ("--state", "--config", "--then", "--token"):
         parser.add_argument(name, default="")
     parser.add_argument("--label", action="append", default=[], metavar="NAME=VALUE")
     parser.add_argument("--cpus", type=float, default=0)
@@ -339,12 +364,13 @@ def main() -> None:
             notice_s=given.notice,
             then=tuple(shlex.split(given.then)),
             labels=tuple(given.label),
+            token=Path(given.token) if given.token else None,
         )
         # Where a job says `python` it means the one that has TensorFlow: this one.
         os.environ["PATH"] = f"{Path(sys.executable).parent}:{os.environ.get('PATH', '/usr/bin:/bin')}"
         node, config = prepare(order, claims := Claims())
         say(f"node {node}, on {order.place}; its configuration is {config}")
-        code = asyncio.run(Keeper(order, node, config).run())
+        code = asyncio.run(Keeper(order, node, config, credentials_of(order, config)).run())
         claims.release()
     except TfSupervisorError as error:
         say(str(error))

@@ -8,7 +8,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from supervisor.contract.errors import Conflict, NotFound, Unreachable, UserError
-from supervisor.engines.engine import Engine, Pool, PoolAgent, State, check_pool
+from supervisor.contract.pool.record import check_pool
+from supervisor.engines.engine import Engine, Pool, PoolAgent, State
 
 MOST_AGENTS = 1000
 LOOK_S = 0.5
@@ -21,10 +22,7 @@ _OURS = ("tfsup-keeper: ", "tfsup-bootstrap: ")
 
 def start(engine: Engine, pool: Pool, agents: int) -> list[PoolAgent]:
     """Start a pool, and return its agents. Raises Conflict if one of this name is there."""
-    check_pool(pool.name)
-    _check_number(agents)
-    if there := live(engine, pool.name):
-        raise _taken(pool.name, len(there))
+    check_free(engine, pool.name, agents)
     ours = engine.start(pool, agents)
     found = live(engine, pool.name)
     if found and found[0].id not in ours:
@@ -32,6 +30,14 @@ def start(engine: Engine, pool: Pool, agents: int) -> list[PoolAgent]:
         engine.cancel(ours)
         raise _taken(pool.name, len(found) - len(ours))
     return found
+
+
+def check_free(engine: Engine, name: str, agents: int) -> None:
+    """Raise Conflict if there is a pool of this name, UserError for a name or number that cannot be."""
+    check_pool(name)
+    _check_number(agents)
+    if there := live(engine, name):
+        raise _taken(name, len(there))
 
 
 def scale(engine: Engine, name: str, agents: int) -> str:

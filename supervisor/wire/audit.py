@@ -33,7 +33,7 @@ MOST_READS = 100
 """Most different reads of one caller that have lines in AGAIN_S."""
 _NAMED = (
     *("job", "task", "node", "gpu", "member", "ref", "from_ref", "refs", "path", "step", "digest", "index"),
-    *("mode", "number", "by", "save", "hold", "drain", "pinned", "dry_run", "follow"),
+    *("pool", "mode", "number", "by", "save", "hold", "drain", "pinned", "dry_run", "follow"),
 )
 """Fields of requests that a line may hold."""
 

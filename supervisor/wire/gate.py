@@ -6,7 +6,7 @@ caller may call the method at all. After that it checks the job or the node in t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -14,7 +14,7 @@ import grpc
 
 from supervisor.adapters.caller import CALLER
 from supervisor.adapters.certificates.reload import Certificates
-from supervisor.adapters.certificates.x509 import issuer, subjects, uris
+from supervisor.adapters.certificates.x509 import fingerprint, issuer, subjects, uris
 from supervisor.contract.access import (
     EVERY_USER,
     Caller,
@@ -26,6 +26,7 @@ from supervisor.contract.access import (
     identify,
     needs_owner,
     needs_target,
+    pool_id_of,
     target_of,
 )
 from supervisor.contract.errors import Refused
@@ -45,6 +46,11 @@ def no_jobs(target: Target) -> Target:
     return target
 
 
+def no_pools(caller: Caller) -> str:
+    """The `pools` of a daemon that takes no certificate of a pool."""
+    return f"{caller} is of a pool, and this daemon knows none"
+
+
 @dataclass(slots=True)
 class Policy:
     """The callers that a daemon knows. A change applies from the next request on.
@@ -53,20 +59,27 @@ class Policy:
         users: name -> standing in the configuration; `*` stands for all others.
         denied: callers that are refused in spite of their certificates, as `user:NAME`.
         owner: completes a target with the owner of its job; may raise an error of our tree.
+        pools: why a certificate of the authority of pools is refused; empty for one that is good.
     """
 
     users: Mapping[str, Standing] = field(default_factory=dict)
     denied: Collection[str] = ()
     owner: Callable[[Target], Target] = no_jobs
+    pools: Callable[[Caller], str] = no_pools
 
     def standing(self, user: str) -> Standing:
         """The standing of a user."""
         return self.users.get(user) or self.users.get(EVERY_USER) or NOBODYS
 
     def check_denied(self, caller: Caller) -> None:
-        """Raise Refused for a denied caller."""
+        """Raise Refused for a denied caller, and for one of a pool that was revoked.
+
+        Raises Unreachable while that is not known.
+        """
         if caller.kind is not Kind.LOCAL and str(caller) in self.denied:
             raise Refused(f"{caller} is shut out: it is among `denied` in this daemon's configuration")
+        if caller.pool_id and (why := self.pools(caller)):
+            raise Refused(f"{caller} is refused: {why}")
 
 
 def policy_of(config: DaemonConfig) -> Policy:
@@ -99,17 +112,29 @@ class Gate:
 
     def holder(self, pem: bytes) -> Caller:
         """Identify the holder of a certificate; empty: the caller has shown none. Raises as `identify`."""
-        kind, name = identify([uri.decode(errors="replace") for uri in uris(pem)] if pem else [])
+        shown = [uri.decode(errors="replace") for uri in uris(pem)] if pem else []
+        kind, name = identify(shown)
         caller = Caller(kind, name)
+        if self._is_of_pools(pem):
+            return _of_pool(caller, shown, pem)
+        if kind is Kind.POOL:
+            raise Refused(f"no authority of pools that is known here has signed the certificate of {caller}")
         if kind is not Kind.USER:
             self._check_authority(caller, pem)
         if kind is not Kind.USER or str(caller) in self._policy.denied:
             return caller
         return replace(caller, standing=self._policy.standing(name))
 
+    def _is_of_pools(self, pem: bytes) -> bool:
+        """Whether the authority of pools has signed a certificate. It has a name of its own."""
+        if self._certificates is None or self._certificates.files.pool_ca is None:
+            return False
+        return issuer(pem) in subjects(self._certificates.current().pool_ca)
+
     def _check_authority(self, caller: Caller, pem: bytes) -> None:
-        """Raise Refused for a daemon's certificate that the authority of users has signed."""
-        if self._certificates is None or self._certificates.files.user_ca is None:
+        """Raise Refused for a daemon's certificate that another authority than the daemons' has signed."""
+        files = self._certificates.files if self._certificates is not None else None
+        if self._certificates is None or files is None or (files.user_ca is None and files.pool_ca is None):
             return
         if issuer(pem) not in subjects(self._certificates.current().ca):
             raise Refused(
@@ -154,3 +179,14 @@ class Gate:
         if caller.kind is Kind.LOCAL or not needs_target(method):
             return
         check_target(method, caller, self.target(method, request))
+
+
+def _of_pool(caller: Caller, uris: Sequence[str], pem: bytes) -> Caller:
+    """The holder of a certificate of the authority of pools. Raises Refused unless it is a pool's."""
+    if caller.kind not in (Kind.AGENT, Kind.POOL):
+        raise Refused(f"the authority of pools has signed the certificate of {caller}: it makes agents alone")
+    return replace(
+        caller,
+        pool_id=pool_id_of(uris),
+        token=fingerprint(pem) if caller.kind is Kind.POOL else "",
+    )

@@ -82,13 +82,19 @@ class Guard:
         handshake = ((PROTOCOL_KEY, str(API_PROTOCOL)),)
         return (*handshake, (GUARD_KEY, self.token)) if self.token else handshake
 
-    def channel(self, address: str) -> grpc.aio.Channel:
+    def channel(self, address: str, pool_server: str = "") -> grpc.aio.Channel:
         """A connection to `host:port` or `unix:/path`; raises UserError for an address without
         authentication.
+
+        `pool_server`: the server is an agent of a pool, whose certificate has this name and no address.
         """
         check_open_door(address, self.tls, insecure=self.insecure)
         if self.certificates is None or address.startswith("unix:"):
             return grpc.aio.insecure_channel(address, options=_CHANNEL_OPTIONS)
+        if pool_server and self.certificates.files.pool_ca is not None:
+            credentials = self.certificates.current().pool_credentials()
+            options = (*_CHANNEL_OPTIONS, ("grpc.ssl_target_name_override", pool_server))
+            return grpc.aio.secure_channel(address, credentials, options=options)
         credentials = self.certificates.client_credentials()
         return grpc.aio.secure_channel(address, credentials, options=_CHANNEL_OPTIONS)
 

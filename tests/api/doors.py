@@ -25,6 +25,7 @@ from supervisor.contract.code import CodePart
 from supervisor.contract.desired import LeaderRecord
 from supervisor.contract.job.spec import CodeRef
 from supervisor.contract.observed import LINK_PROTOCOL, Beat, NodeResources
+from supervisor.contract.pool.requests import CertifyRequest, OpenPoolRequest, PoolRequest, RevokePoolRequest
 from supervisor.contract.promise import PromiseAnswer, PromiseRequest
 from supervisor.contract.secret import SecretsRequest
 from supervisor.contract.timing import FAST
@@ -114,6 +115,10 @@ REQUESTS: dict[str, object] = {
     "Control.Exec": ExecRequest(NO_TASK, ("true",), 1_000),
     "Control.Events": EventsRequest(JOB),
     "Control.Tail": TailRequest(NO_TASK),
+    "Control.Pools": PoolRequest(),
+    "Control.OpenPool": OpenPoolRequest("train", "", 60_000),
+    "Control.RevokePool": RevokePoolRequest("train"),
+    "Control.Certify": CertifyRequest("train.n1", ""),
     "Node.Outputs": OutputsRequest("uuid", f"{JOB}/worker:0"),
     "Node.Read": ReadRequest("uuid", OutputPlace(f"{NO_TASK}@1.1"), 1),
     "Node.Signal": SignalRequest(NO_TASK, 15),
@@ -144,6 +149,8 @@ class Doors:
     stack: AsyncExitStack
     users: Authority | None = None
     """Another authority, for users alone."""
+    pools: Authority | None = None
+    """Another authority, for agents of pools alone."""
     authority: Authority = field(init=False)
     addresses: dict[str, str] = field(init=False)
     job_service: FakeJobService = field(init=False)
@@ -170,7 +177,9 @@ class Doors:
         place = Place(self.root, self.stack)
         tls = self.files("s0", "supervisor:s0")
         shown = {name: str(getattr(tls, name)) for name in ("ca", "cert", "key")}
-        more = {"user_ca": str(self.users.certificate)} if self.users is not None else {}
+        more: dict[str, object] = {"user_ca": str(self.users.certificate)} if self.users is not None else {}
+        if self.pools is not None:
+            more["pools"] = {"issuer": {"cert": str(self.pools.certificate), "key": str(self.pools.key())}}
         config = place.config("s0", listen=self.addresses["supervisor"], tls=shown, users=USERS, **more)
         self.policies = [policy_of(config), Policy()]
         promising, supervisors = Promising(), self.policies[0]

@@ -13,12 +13,20 @@ from recovery.stores.memory import MemoryCheckpointStore
 from supervisor.adapters.files.config import SupervisorConfig, load_supervisor
 from supervisor.api.client import ControlClient
 from supervisor.api.server import serve_api
+from supervisor.contract.access import Caller
 from supervisor.contract.boundaries import CheckpointStore
 from supervisor.contract.checkpoint import CheckpointRef, CommitRecord
 from supervisor.contract.code import CodePart, CodeState
 from supervisor.contract.desired import LeaderRecord
 from supervisor.contract.job.spec import CodeRef
 from supervisor.contract.observed import Beat
+from supervisor.contract.pool.requests import (
+    Certificate,
+    CertifyRequest,
+    OpenPoolRequest,
+    PoolList,
+    RevokePoolRequest,
+)
 from supervisor.contract.views.checkpoints import (
     AdoptRequest,
     CheckProgress,
@@ -41,6 +49,7 @@ from supervisor.control.services.checkpoints import CheckpointService
 from supervisor.control.services.jobs import JobService
 from supervisor.control.services.nodes import NodeService
 from supervisor.control.services.pauses import PauseService
+from supervisor.control.services.pools import PoolService
 from supervisor.wire.rpc import Guard
 
 URI = "file:///c"
@@ -125,6 +134,31 @@ class FakePauseService(PauseService):
 
 
 @dataclass
+class FakePoolService(PoolService):
+    """Grants all that is asked about pools, and takes every certificate of them."""
+
+    asked: list[object] = field(default_factory=list)
+
+    def objection(self, caller: Caller) -> str:
+        return ""
+
+    def pools(self, name: str) -> PoolList:
+        return PoolList()
+
+    async def open(self, request: OpenPoolRequest) -> Certificate:
+        self.asked.append(request)
+        return Certificate("", 0)
+
+    async def revoke(self, request: RevokePoolRequest) -> Accepted:
+        self.asked.append(request)
+        return Accepted("", "done")
+
+    async def certify(self, request: CertifyRequest) -> Certificate:
+        self.asked.append(request)
+        return Certificate("", 0)
+
+
+@dataclass
 class FakeJobService(JobService):
     """A leader, or a follower that knows who leads."""
 
@@ -139,6 +173,7 @@ class FakeJobService(JobService):
     checkpoints: CheckpointService = field(default_factory=FakeCheckpointService)
     nodes: NodeService = field(default_factory=FakeNodeService)
     pauses: PauseService = field(default_factory=FakePauseService)
+    pools: PoolService = field(default_factory=FakePoolService)
     open_logs: Callable[[str], CheckpointStore] = field(default=lambda _uri: MemoryCheckpointStore())
 
     def snapshot(self) -> Snapshot | None:

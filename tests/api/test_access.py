@@ -70,6 +70,7 @@ MAY = {
     Right.OPERATE: {"user:olga", "user:adam"},
     Right.OWN_NODE: {"agent:n1"},
     Right.SUPERVISORS: {"supervisor:s1"},
+    Right.POOL_NODE: set(),  # of another authority: tests/api/test_pools.py
 }
 """The callers that have each right, where the job is alice's and the node n1."""
 

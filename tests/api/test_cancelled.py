@@ -9,7 +9,7 @@ from typing import cast
 import grpc
 import pytest
 
-from supervisor.api.agents import Agents
+from supervisor.api.agents import AgentAddress, Agents
 from supervisor.api.client import ControlClient
 from supervisor.contract import codec
 from supervisor.contract.views.jobs import ClusterStatus, EventBatch, EventsRequest
@@ -56,8 +56,9 @@ def of_the_leader(call: Call) -> AsyncGenerator[EventBatch, None]:
 
 def of_an_agent(call: Call) -> AsyncGenerator[EventBatch, None]:
     clients = Agents(Guard())
-    clients._channels["n1"] = cast(grpc.aio.Channel, Channel(call))
-    return clients.stream("n1", "Tail", EventsRequest(), EventBatch, 60.0)
+    address = AgentAddress("n1")
+    clients._channels[address] = cast(grpc.aio.Channel, Channel(call))
+    return clients.stream(address, "Tail", EventsRequest(), EventBatch, 60.0)
 
 
 @pytest.mark.parametrize("open_stream", [of_the_leader, of_an_agent])

@@ -85,6 +85,7 @@ ROWS = (
     Row("incidents/", keys.incident_record, st.tuples(NAMES, PLANS), as_given),
     Row("notified/", keys.notified, st.tuples(NAMES), as_given),
     Row("goodput/", keys.goodput_of, st.tuples(NAMES), as_given),
+    Row("pools/", keys.pool_record, st.tuples(NAMES), as_given),
     Row("code/", keys.shipped, st.tuples(DIGESTS), as_given),
     Row(
         "bulk/code/",

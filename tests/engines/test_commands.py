@@ -53,7 +53,10 @@ def test_pools_are_listed(commands: Commands, tmp_path: Path) -> None:
         ["other", "slurm", "0", "0", "1"],
     ]
     listed = json.loads(ctl(tmp_path, "-o", "json", "pool", "list", PATH=commands.path).stdout)
-    assert listed == {"pools": {"digits": {"running": 1, "waiting": 1}, "other": {"leaving": 1}}}
+    assert listed == {
+        "pools": {"digits": {"running": 1, "waiting": 1}, "other": {"leaving": 1}},
+        "certificates": [],
+    }
 
 
 def test_a_pool_is_shown_with_what_the_cluster_knows_of_it(commands: Commands, tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ ADOPTING = "tests/control/test_adopting.py::"
 ACCESS = "tests/api/test_access.py::"
 ROTATION = "tests/api/test_rotation.py::"
 AUDIT = "tests/api/test_audit.py::"
+POOLS = "tests/api/test_pools.py::"
 CALLERS = "tests/control/test_callers.py::"
 
 ROWS = (
@@ -400,8 +401,8 @@ ROWS = (
         12,
         "An identity counts with its whole length, also behind a NUL.",
         "supervisor/wire/gate.py",
-        "for uri in uris(pem)] if pem else [])\n",
-        'for uri in context.auth_context().get("peer_uri", ())])\n',
+        "for uri in uris(pem)] if pem else []\n",
+        'for uri in (each.partition(b"\\0")[0] for each in uris(pem))] if pem else []\n',
         ACCESS + "test_an_identity_that_a_nul_would_end_is_nobodys[within]",
     ),
     Guarantee(
@@ -427,6 +428,38 @@ ROWS = (
         "        return (Wanted(file, identity, USERS, ",
         "        return (Wanted(file, identity, AUTHORITY, ",
         "tests/cli/test_certs.py::test_users_have_an_authority_that_etcd_does_not_trust",
+    ),
+    Guarantee(
+        12,
+        "The authority of pools makes agents of pools and their tokens, and no user or supervisor.",
+        "supervisor/wire/gate.py",
+        "        if self._is_of_pools(pem):\n",
+        "        if self._is_of_pools(pem) and kind in (Kind.AGENT, Kind.POOL):\n",
+        POOLS + "test_every_other_identity_that_it_signs_is_refused_everything",
+    ),
+    Guarantee(
+        12,
+        "Beats of an agent of a pool that was revoked are refused, also on a stream that is open.",
+        "supervisor/wire/gate.py",
+        "        if caller.pool_id and (why := self.pools(caller)):\n",
+        "        if caller.token and (why := self.pools(caller)):\n",
+        POOLS + "test_beats_that_are_under_way_end_when_their_pool_is_revoked",
+    ),
+    Guarantee(
+        12,
+        "A pool that begins anew takes no certificate of the one before.",
+        "supervisor/contract/pool/record.py",
+        "    if record is None or record.id != pool_id:\n",
+        "    if record is None:\n",
+        "tests/control/test_pools.py::test_what_is_revoked_is_refused_and_a_pool_of_the_same_name_is_another",
+    ),
+    Guarantee(
+        12,
+        "A supervisor takes no agent of a pool for another node's.",
+        "supervisor/api/agents.py",
+        '    server = server_name(node, pool.value.id) if pool is not None else ""\n',
+        '    server = server_name("x.y", pool.value.id) if pool is not None else ""\n',
+        POOLS + "test_supervisors_know_the_agent_of_a_pool_by_a_name_that_no_other_has",
     ),
     Guarantee(
         12,

@@ -19,32 +19,34 @@ from supervisor.contract.errors import UserError
 class TlsFiles:
     """PEM files: the authority of peers, and our own certificate and private key.
 
-    `user_ca`: another authority, for users that call this server. Certificates of servers are not accepted
-    from it.
+    `user_ca`: another authority, for users that call this server. `pool_ca`: another one, for agents of pools
+    alone. Certificates of other servers are not accepted from either.
     """
 
     ca: Path
     cert: Path
     key: Path
     user_ca: Path | None = None
+    pool_ca: Path | None = None
 
     @property
     def all(self) -> tuple[Path, ...]:
         """Every file."""
-        own = (self.ca, self.cert, self.key)
-        return own if self.user_ca is None else (*own, self.user_ca)
+        others = (each for each in (self.user_ca, self.pool_ca) if each is not None)
+        return (self.ca, self.cert, self.key, *others)
 
     def load(self) -> TlsMaterial:
         """Read all of them; raises UserError that names the file and its error."""
-        material = TlsMaterial(*map(_read, self.all))
+        read = {path: _read(path) for path in self.all}
+        others = (read[each] if each is not None else b"" for each in (self.user_ca, self.pool_ca))
+        material = TlsMaterial(read[self.ca], read[self.cert], read[self.key], *others)
         mode = stat.S_IMODE(self.key.stat().st_mode)
         if mode & 0o077:
             raise UserError(
                 f"{self.key}: private key has mode {mode:04o}, so others on this machine can read it; "
                 f"run: chmod 600 {self.key}"
             )
-        pems = (material.ca, material.cert, material.key, material.user_ca)
-        for path, pem in zip(self.all, pems, strict=False):
+        for path, pem in read.items():
             marker = b"PRIVATE KEY" if path == self.key else b"CERTIFICATE"
             if b"-----BEGIN " not in pem or marker not in pem:
                 raise UserError(f"{path}: no PEM block of kind {marker.decode()} in it")
@@ -59,10 +61,15 @@ class TlsMaterial:
     cert: bytes
     key: bytes
     user_ca: bytes = b""
+    pool_ca: bytes = b""
 
     def client_credentials(self) -> grpc.ChannelCredentials:
         """Credentials of a client that shows its certificate and checks the server's."""
         return grpc.ssl_channel_credentials(self.ca, self.key, self.cert)
+
+    def pool_credentials(self) -> grpc.ChannelCredentials:
+        """The same, of a client of an agent of a pool."""
+        return grpc.ssl_channel_credentials(self.pool_ca, self.key, self.cert)
 
     def server_configuration(self) -> grpc.ServerCertificateConfiguration:
         """A server's own certificate, and the authorities of its callers."""
@@ -92,7 +99,7 @@ class TlsMaterial:
     @property
     def _callers(self) -> bytes:
         """The authorities of callers."""
-        return b"\n".join(filter(None, (self.ca, self.user_ca)))
+        return b"\n".join(filter(None, (self.ca, self.user_ca, self.pool_ca)))
 
 
 def check_open_door(address: str, tls: TlsFiles | None, *, insecure: bool) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import ssl
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ _EXTENSIONS, _URI = 0xA3, 0x86
 _ALTERNATIVE_NAMES = bytes.fromhex("551d11")
 """The identifier 2.5.29.17."""
 _BEGIN, _END = b"-----BEGIN CERTIFICATE-----", b"-----END CERTIFICATE-----"
-_COMMON_NAME = bytes.fromhex("550403")
+COMMON_NAME = bytes.fromhex("550403")
 """The identifier 2.5.4.3 in DER."""
 RENEW_SHARE = 5
 """A certificate should be renewed when less than one part in this number of its life is left."""
@@ -68,9 +69,17 @@ def common_name(pem: bytes) -> str:
             _, name, names = _element(names)
             _, pair, _ = _element(name)
             _, kind, rest = _element(pair)
-            if kind == _COMMON_NAME:
+            if kind == COMMON_NAME:
                 return _element(rest)[1].decode("utf-8")
         raise ValueError("it has no common name")
+    except (ValueError, IndexError) as error:
+        raise UserError(f"no certificate that can be read: {error}") from error
+
+
+def fingerprint(pem: bytes) -> str:
+    """The SHA-256 of the first certificate in a PEM text, in hex. Raises UserError."""
+    try:
+        return hashlib.sha256(_der(pem)).hexdigest()
     except (ValueError, IndexError) as error:
         raise UserError(f"no certificate that can be read: {error}") from error
 
@@ -101,15 +110,15 @@ def uris(pem: bytes) -> tuple[bytes, ...]:
     """
     found: list[bytes] = []
     try:
-        for tag, content in _elements(_from_validity(pem)):
+        for tag, content in elements(_from_validity(pem)):
             if tag != _EXTENSIONS:
                 continue
-            ((_, extensions),) = _elements(content)
-            for _, extension in _elements(extensions):
-                (_, identifier), *_, (_, value) = _elements(extension)
+            ((_, extensions),) = elements(content)
+            for _, extension in elements(extensions):
+                (_, identifier), *_, (_, value) = elements(extension)
                 if identifier == _ALTERNATIVE_NAMES:
-                    ((_, names),) = _elements(value)
-                    found += [name for kind, name in _elements(names) if kind == _URI]
+                    ((_, names),) = elements(value)
+                    found += [name for kind, name in elements(names) if kind == _URI]
     except (ValueError, IndexError) as error:
         raise UserError(f"no certificate that can be read: {error}") from error
     return tuple(found)
@@ -122,9 +131,7 @@ def _from_validity(pem: bytes) -> bytes:
 
 def _from_issuer(pem: bytes) -> bytes:
     """The first certificate in a PEM text, from the name of its authority on. Raises as `_from_validity`."""
-    start = pem.index(_BEGIN)
-    text = pem[start : pem.index(_END, start) + len(_END)]
-    _, certificate, _ = _element(ssl.PEM_cert_to_DER_cert(text.decode("ascii")))
+    _, certificate, _ = _element(_der(pem))
     _, rest, _ = _element(certificate)
     if rest[0] == _VERSION:
         _, _, rest = _element(rest)
@@ -133,7 +140,14 @@ def _from_issuer(pem: bytes) -> bytes:
     return rest
 
 
-def _elements(data: bytes) -> Iterator[tuple[int, bytes]]:
+def _der(pem: bytes) -> bytes:
+    """The first certificate in a PEM text. Raises ValueError."""
+    start = pem.index(_BEGIN)
+    text = pem[start : pem.index(_END, start) + len(_END)]
+    return ssl.PEM_cert_to_DER_cert(text.decode("ascii"))
+
+
+def elements(data: bytes) -> Iterator[tuple[int, bytes]]:
     """The tags and contents of all elements of DER, one after the other."""
     while data:
         tag, content, data = _element(data)

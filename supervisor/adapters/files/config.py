@@ -10,11 +10,13 @@ import dataclasses
 import ipaddress
 import os
 from collections.abc import Callable, Sequence
+from datetime import timedelta
 from pathlib import Path
 from typing import Annotated, Literal, TypeVar
 
 from pydantic import AfterValidator, Field
 
+from supervisor.adapters.certificates.issuer import Issuer
 from supervisor.adapters.certificates.tls import (
     TlsFiles,
     check_open_door,
@@ -280,6 +282,20 @@ class BrakeConfig(Strict):
     window: DurationMs = Field(default=300_000, gt=0)
 
 
+class IssuerConfig(Strict):
+    """The authority that signs certificates of pools' agents."""
+
+    cert: Text = Field(description="add `cert: pool-ca.pem`; `supervisorctl certs pool-authority` makes it")
+    key: Text = Field(description="add `key: pool-ca.key`")
+
+
+class PoolsConfig(Strict):
+    """Certificates for agents of pools (docs/engines.md)."""
+
+    issuer: IssuerConfig | None = None
+    life: DurationMs = Field(default=86_400_000, ge=30_000, le=7 * 86_400_000)
+
+
 class SupervisorConfig(DaemonConfig):
     """`tfsup-supervisord --config FILE`."""
 
@@ -294,6 +310,14 @@ class SupervisorConfig(DaemonConfig):
     fence: FenceConfig = FenceConfig()
     brake: BrakeConfig = BrakeConfig()
     notify: NotifyConfig = NotifyConfig()
+    pools: PoolsConfig = PoolsConfig()
+
+    @property
+    def issuer(self) -> Issuer | None:
+        """The authority of pools; None where supervisors certify no agent."""
+        own = self.pools.issuer
+        life = timedelta(milliseconds=self.pools.life)
+        return Issuer(Path(own.cert), Path(own.key), life) if own is not None else None
 
     @property
     def fence_after_ms(self) -> int:
@@ -305,11 +329,13 @@ class SupervisorConfig(DaemonConfig):
         return timing.unread_ms - timing.suspect_ms if self.fence.after is None else self.fence.after
 
     def tls_files(self) -> TlsFiles | None:
-        """Certificates of the supervisor's own address, and the authority of users."""
+        """Certificates of the supervisor's own address, and the authorities of users and of pools."""
         files = super().tls_files()
-        if files is None or self.user_ca is None:
-            return files
-        return dataclasses.replace(files, user_ca=Path(self.user_ca))
+        if files is None:
+            return None
+        user_ca = Path(self.user_ca) if self.user_ca is not None else None
+        pool_ca = Path(self.pools.issuer.cert) if self.pools.issuer is not None else None
+        return dataclasses.replace(files, user_ca=user_ca, pool_ca=pool_ca)
 
     @property
     def address(self) -> str:
@@ -440,6 +466,7 @@ def _load(model: type[C], path: Path, adapt: Adapt | None = None) -> C:
         _check_code_store(document, config)
         check_fence(document, config.fence)
         check_notify(document, config.notify, insecure=config.insecure)
+        _check_issuer(document, config)
     if isinstance(config, AgentConfig):
         _check_agent(document, config)
     if isinstance(config, ClientConfig):
@@ -461,6 +488,7 @@ _PATHS: tuple[tuple[str, ...], ...] = (
     ("gpus", "library"),
     ("docker", "socket"),
     ("hadoop", "kerberos", "keytab"),
+    *(("pools", "issuer", name) for name in ("cert", "key")),
     *(("tls", name) for name in _TLS),
     *(("etcd", "tls", name) for name in _TLS),
 )
@@ -671,6 +699,20 @@ def _check_secrets(document: Document, config: SupervisorConfig) -> None:
             ("secrets",),
             "whoever reaches `listen` would get them; configure TLS or `token_file`, or listen on unix:/PATH",
         )
+
+
+def _check_issuer(document: Document, config: SupervisorConfig) -> None:
+    issuer, where = config.issuer, ("pools", "issuer")
+    if issuer is None:
+        return
+    if config.tls is None:
+        document.problem(where, "needs `tls: {ca, cert, key}`: without it nobody shows a certificate")
+        return
+    check_private(document, (*where, "key"), str(issuer.key))
+    try:
+        issuer.check(*(Path(each) for each in (config.tls.ca, config.user_ca) if each is not None))
+    except UserError as error:
+        document.problem((*where, "cert"), str(error))
 
 
 def _check_reachable(document: Document, config: SupervisorConfig | AgentConfig) -> None:

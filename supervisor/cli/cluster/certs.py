@@ -8,23 +8,22 @@ from __future__ import annotations
 
 import hashlib
 import ipaddress
-import os
 import secrets
-import shutil
-import subprocess
-import tempfile
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import click
 
+from supervisor.adapters.certificates import openssl
 from supervisor.contract.access import Kind, identify
 from supervisor.contract.errors import Conflict, Refused, TfSupervisorError, UserError
 from supervisor.contract.ids import check_name
+from supervisor.contract.pool.record import DOMAIN
 
-AUTHORITY, USERS, PEERS = "ca", "user-ca", "peer-ca"
-"""The authorities of machines, which etcd trusts; of users; and of the certificates among members of etcd."""
+AUTHORITY, USERS, PEERS, POOLS = "ca", "user-ca", "peer-ca", "pool-ca"
+"""The authorities of machines, which etcd trusts; of users; of the certificates among members of etcd; and of
+the agents of pools."""
 AUTHORITY_DAYS = 3650
 DAYS = 90
 ETCD, ETCDCTL = "etcd", "etcdctl"
@@ -34,7 +33,17 @@ _SUBJECTS = {
     AUTHORITY: "tf-supervisor authority",
     USERS: "tf-supervisor users",
     PEERS: "tf-supervisor peers of etcd",
+    POOLS: "tf-supervisor pools",
 }
+_NO_ADDRESS = ",".join(
+    (
+        "nameConstraints=critical",
+        f"permitted;DNS:{DOMAIN}",
+        "excluded;IP:0.0.0.0/0.0.0.0",
+        "excluded;IP:::/::",
+    )
+)
+"""The authority of pools names no machine's address, also where a client trusts it by mistake."""
 _BOTH, _CLIENT = "serverAuth,clientAuth", "clientAuth"
 
 
@@ -81,8 +90,7 @@ def issue(directory: Path, holders: tuple[str, ...], days: int, renew: bool) -> 
     that members show each other.
     """
     wanted = [each for holder in holders for each in read_holder(holder)]
-    if shutil.which("openssl") is None:
-        raise Refused("openssl is needed; run: apt-get install openssl")
+    openssl.require()
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     there = [each.file for each in wanted if (directory / f"{each.file}.pem").exists()]
     if there and not renew:
@@ -112,6 +120,21 @@ def user_authority(directory: Path) -> None:
         raise UserError(f"{directory} holds no authority; `certs issue` makes a directory with both")
     _make_authority(directory, USERS)
     click.echo(f"{directory / USERS}.pem: signs users from now on; name it as `user_ca` in all supervisors")
+
+
+@certs.command("pool-authority")
+@click.argument("directory", type=click.Path(path_type=Path, file_okay=False))
+def pool_authority(directory: Path) -> None:
+    """Make the authority by which supervisors issue certificates to agents of pools.
+
+    Give both files to all supervisors as `pools.issuer`, and the certificate to etcd alone beside them.
+    """
+    openssl.require()
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    _make_authority(directory, POOLS)
+    click.echo(
+        f"{directory / POOLS}.pem and {directory / POOLS}.key: name them as `pools.issuer` in all supervisors"
+    )
 
 
 def read_holder(text: str) -> tuple[Wanted, ...]:
@@ -176,18 +199,19 @@ def _make_authority(directory: Path, name: str) -> None:
             raise Refused(
                 f"{certificate} is there, and {key} is not: bring the authority's key, or use a new directory"
             )
-        with _scratch(directory) as scratch:
-            _new_key(Path(scratch) / "key")
+        with openssl.scratch(directory) as scratch:
+            openssl.new_key(Path(scratch) / "key")
             (Path(scratch) / "key").replace(key)
     if certificate.exists():
         return
-    with _scratch(directory) as scratch:
+    with openssl.scratch(directory) as scratch:
         made = Path(scratch) / "pem"
         subject = ("-days", str(AUTHORITY_DAYS), "-subj", f"/CN={_SUBJECTS[name]} {_mark_of(key, scratch)}")
         constraints = ("-addext", "basicConstraints=critical,CA:TRUE,pathlen:0")
         usage = ("-addext", "keyUsage=critical,keyCertSign,cRLSign")
+        names = ("-addext", _NO_ADDRESS) if name == POOLS else ()
         sign = ("req", "-x509", "-new", "-sha256", "-key", str(key), "-out", str(made))
-        _openssl(*sign, *subject, *constraints, *usage)
+        openssl.run(*sign, *subject, *constraints, *usage, *names)
         made.replace(certificate)
 
 
@@ -197,47 +221,27 @@ def _mark_of(key: Path, scratch: str) -> str:
     With two authorities of one name in a file TLS may try only the first.
     """
     public = Path(scratch) / "public"
-    _openssl("pkey", "-in", str(key), "-pubout", "-outform", "DER", "-out", str(public))
+    openssl.run("pkey", "-in", str(key), "-pubout", "-outform", "DER", "-out", str(public))
     return hashlib.sha256(public.read_bytes()).hexdigest()[:8]
 
 
 def _sign(directory: Path, wanted: Wanted, days: int) -> None:
-    with _scratch(directory) as scratch:
+    with openssl.scratch(directory) as scratch:
         key, request, made, extensions = (Path(scratch) / name for name in ("key", "request", "pem", "ext"))
-        _new_key(key)
+        openssl.new_key(key)
         extensions.write_text(
             f"subjectAltName={','.join(wanted.alternatives)}\nextendedKeyUsage={wanted.usage}\n"
             "keyUsage=critical,digitalSignature\nbasicConstraints=critical,CA:FALSE\n"
         )
-        _openssl("req", "-new", "-key", str(key), "-subj", f"/CN={wanted.name}", "-out", str(request))
+        openssl.run("req", "-new", "-key", str(key), "-subj", f"/CN={wanted.name}", "-out", str(request))
         authority = directory / wanted.authority
         signer = ("-CA", f"{authority}.pem", "-CAkey", f"{authority}.key")
         life = ("-days", str(days), "-set_serial", f"0x{secrets.token_hex(16)}")
         files = ("-in", str(request), "-out", str(made), "-extfile", str(extensions))
         try:
-            _openssl("x509", "-req", "-sha256", *signer, *life, *files)
+            openssl.run("x509", "-req", "-sha256", *signer, *life, *files)
         except TfSupervisorError as error:
             raise Refused(f"no certificate for {wanted.name}: {error}") from error
         # The key first: who reads the two meanwhile finds that they do not match, and keeps the old pair.
         key.replace(directory / f"{wanted.file}.key")
         made.replace(directory / f"{wanted.file}.pem")
-
-
-def _scratch(directory: Path) -> tempfile.TemporaryDirectory[str]:
-    """A directory of mode 0700 on the same file system."""
-    return tempfile.TemporaryDirectory(prefix=".making-", dir=directory)
-
-
-def _new_key(path: Path) -> None:
-    _openssl("ecparam", "-name", "prime256v1", "-genkey", "-noout", "-out", str(path))
-
-
-def _openssl(*arguments: str) -> None:
-    """Run openssl. Its files get mode 0600. Its output is used only for an error."""
-    before = os.umask(0o077)
-    try:
-        done = subprocess.run(["openssl", *arguments], capture_output=True, text=True, check=False)
-    finally:
-        os.umask(before)
-    if done.returncode != 0:
-        raise Refused(f"openssl says: {done.stderr.strip()[-1000:]}")

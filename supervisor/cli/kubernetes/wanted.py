@@ -11,7 +11,7 @@ from supervisor.contract.access import valid_user
 from supervisor.contract.addresses import split_host_port
 from supervisor.contract.errors import UserError
 from supervisor.contract.ids import check_name
-from supervisor.engines.engine import check_pool
+from supervisor.contract.pool.record import check_pool
 
 SUPERVISOR, AGENT = "supervisor", "agent"
 """The StatefulSets. A pod is named after its set and its number."""

@@ -12,14 +12,17 @@ import click
 
 from supervisor.cli import render
 from supervisor.cli.options import Globals, global_options
-from supervisor.cli.pool.order import Wanted, pool_of, wanted_options
+from supervisor.cli.pool import tokens
+from supervisor.cli.pool.order import LASTING, Wanted, pool_of, wanted_options
 from supervisor.cli.target import find_target
 from supervisor.cli.terminal import neutralise
-from supervisor.contract.errors import NotFound, TfSupervisorError
+from supervisor.contract.errors import Conflict, NotFound, TfSupervisorError
+from supervisor.contract.pool.record import check_pool
 
 if TYPE_CHECKING:
+    from supervisor.contract.pool.requests import PoolView
     from supervisor.contract.views.nodes import NodeView
-    from supervisor.engines.engine import Engine, PoolAgent
+    from supervisor.engines.engine import Engine, Pool, PoolAgent
 
 ENGINES = ("slurm",)
 on_option = click.option(
@@ -42,12 +45,60 @@ def up(given: Globals, wanted: Wanted, name: str, on: str, agents: int) -> None:
     """Start the pool NAME: agents that join this cluster as soon as the engine has room for each."""
     from supervisor.engines import pools
 
-    engine = _engine(on)
-    found = pools.start(engine, pool_of(given, name, wanted), agents)
+    engine, asked = _engine(on), pool_of(given, name, wanted)
+    found = (
+        _start(given, engine, asked, agents, wanted) if asked.token else pools.start(engine, asked, agents)
+    )
     if given.json:
         render.emit_json({"pool": name, "agents": found})
         return
     click.echo(f"pool {name}: {len(found)} agents are queued; see `supervisorctl pool status {name}`")
+
+
+def _start(given: Globals, engine: Engine, asked: Pool, agents: int, wanted: Wanted) -> Sequence[PoolAgent]:
+    """Start a pool whose agents the supervisors certify."""
+    from supervisor.engines import pools
+
+    pools.check_free(engine, asked.name, agents)
+    made = tokens.obtain(given, asked.name, Path(asked.token), wanted.token_for)
+    try:
+        return pools.start(engine, asked, agents)
+    except TfSupervisorError as error:
+        # With another client that starts this pool at the same moment it shares the token.
+        if made.is_new and not isinstance(error, Conflict):
+            Path(asked.token).unlink(missing_ok=True)
+            tokens.revoke(given, asked.name)
+        raise
+
+
+@pool.command()
+@click.argument("name")
+@click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
+@click.option("--token-for", default=LASTING, show_default=True, help="How long it is valid.")
+@global_options
+def token(given: Globals, name: str, file: Path, token_for: str) -> None:
+    """Make another token for the pool NAME in FILE, in place of one that ends, or that was lost.
+
+    FILE is the one that `pool up` has told: agents that begin later read it. Those that run need none.
+    """
+    made = tokens.obtain(given, check_pool(name), file.expanduser().absolute(), token_for)
+    _print(
+        given, name, f"{file} is its token until {tokens.shown(made.ends_wall_ms)}; former ones are refused"
+    )
+
+
+@pool.command()
+@click.argument("name")
+@click.argument("node", default="")
+@global_options
+def revoke(given: Globals, name: str, node: str) -> None:
+    """Refuse the agents and the token of the pool NAME from now on, or the agent of one NODE of it."""
+
+    async def ask() -> str:
+        async with find_target(given).client() as client:
+            return (await client.revoke_pool(check_pool(name), node)).detail
+
+    _print(given, name, asyncio.run(ask()))
 
 
 @pool.command()
@@ -74,15 +125,15 @@ def pack(given: Globals, directory: Path, more: tuple[str, ...]) -> None:
 @global_options
 def status(given: Globals, name: str, on: str) -> None:
     """Show the agents of the pool NAME: in the engine, and in the cluster."""
-    from supervisor.engines.engine import check_pool
-
     found = _engine(on).agents(check_pool(name))
     if not found:
         raise NotFound(f"there is no pool {name}; see `supervisorctl pool list`")
     nodes, problem = _nodes_of(given, name)
     rows = [(each, nodes.get((each.id, each.place))) for each in found]
+    certified = next(iter(tokens.known(given, name)), None) if not problem else None
     if given.json:
-        render.emit_json({"pool": name, "agents": [{"agent": each, "node": node} for each, node in rows]})
+        shown = [{"agent": each, "node": node} for each, node in rows]
+        render.emit_json({"pool": name, "agents": shown, "certificates": certified})
         return
     cells = [
         (
@@ -92,11 +143,13 @@ def status(given: Globals, name: str, on: str) -> None:
             node.node if node else "-",
             node.state if node else "-",
             each.ends or "-",
-            _reason(each, node, problem),
+            _reason(each, node, problem, certified),
         )
         for each, node in rows
     ]
     render.table(("agent", "state", "place", "node", "node is", "ends", "reason"), cells)
+    if certified is not None:
+        click.echo(neutralise(tokens.told(certified)))
 
 
 @pool.command()
@@ -132,7 +185,14 @@ def down(given: Globals, name: str, on: str, now: bool, within: int) -> None:
     from supervisor.engines import pools
 
     say = (lambda _: None) if given.json else _sayer()
-    many = pools.end(_engine(on), name, 0 if now else within, say)
+    try:
+        many = pools.end(_engine(on), name, 0 if now else within, say)
+    except NotFound:
+        if not tokens.revoke(given, name):
+            raise
+        _print(given, name, "it had no agents any more; its certificates are revoked")
+        return
+    tokens.revoke(given, name)
     _print(given, name, f"{many} agents have ended; the engine has everything back")
 
 
@@ -147,13 +207,20 @@ def list_pools(given: Globals, on: str) -> None:
     counts: dict[str, Counter[State]] = {}
     for each in pools.live(_engine(on)):
         counts.setdefault(each.pool, Counter())[each.state] += 1
+    try:
+        certified = tokens.known(given)
+    except TfSupervisorError as error:
+        click.echo(f"the cluster does not say which pools have certificates: {error}", err=True)
+        certified = ()
     if given.json:
         plain = {name: {state.value: number for state, number in of.items()} for name, of in counts.items()}
-        render.emit_json({"pools": plain})
+        render.emit_json({"pools": plain, "certificates": certified})
         return
     states = (State.RUNNING, State.WAITING, State.LEAVING)
     rows = [(name, on, *(of[state] for state in states)) for name, of in sorted(counts.items())]
     render.table(("pool", "engine", *(state.value for state in states)), rows, "there is no pool")
+    for view in certified:
+        click.echo(neutralise(f"pool {view.pool} of {view.owner} has certificates: {tokens.told(view)}"))
 
 
 def _engine(on: str) -> Engine:
@@ -181,7 +248,7 @@ def _nodes_of(given: Globals, name: str) -> tuple[dict[tuple[str, str], NodeView
     return {(each.labels.get("agent", ""), each.labels.get("place", "")): each for each in ours}, ""
 
 
-def _reason(agent: PoolAgent, node: NodeView | None, problem: str) -> str:
+def _reason(agent: PoolAgent, node: NodeView | None, problem: str, certified: PoolView | None = None) -> str:
     from supervisor.engines import pools
     from supervisor.engines.engine import State
 
@@ -190,10 +257,20 @@ def _reason(agent: PoolAgent, node: NodeView | None, problem: str) -> str:
     if agent.state is State.ENDED:
         why = "; ".join(filter(None, (agent.reason, pools.last_words(agent))))
     elif node is None:
-        why = problem or "no supervisor knows its node"
+        why = problem or _unknown(agent, certified)
     else:
         why = node.reason or f"its node is {node.state}"
     return "; ".join(filter(None, (why, f"see {agent.log}" if agent.log else "")))
+
+
+def _unknown(agent: PoolAgent, certified: PoolView | None) -> str:
+    """Why no supervisor knows the node of an agent that runs."""
+    if certified is None:
+        return "no supervisor knows its node"
+    first = f"{certified.pool}.{agent.place}"
+    if any(each == first or each.startswith(f"{first}.") for each in certified.certified):
+        return "it has a certificate, and no supervisor knows its node: it may not reach etcd"
+    return "the supervisor that leads has given it no certificate: its machine may reach none"
 
 
 def _print(given: Globals, name: str, text: str) -> None:

@@ -18,6 +18,7 @@ from supervisor.cli.local.layout import POOL, Layout
 from supervisor.cli.options import Globals
 from supervisor.cli.target import find_target, place_of
 from supervisor.contract.errors import NotFound, UserError
+from supervisor.contract.pool.record import check_pool
 
 if TYPE_CHECKING:
     from supervisor.engines.engine import Pool
@@ -27,7 +28,8 @@ R = TypeVar("R")
 LEAST_NOTICE_S = 20
 INSTALLATIONS = "installations"
 """A directory beside those of the nodes, whose names have a dot."""
-
+LASTING = "7d"
+"""How long a token is valid by default. Agents that wait in a queue need it until they begin."""
 _GPUS = re.compile(r"(?:[A-Za-z0-9_.-]{1,40}:)?[1-9][0-9]{0,3}")
 _QUEUE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.,-]{0,200}")
 _TIME = re.compile(r"(?:[0-9]{1,4}-)?[0-9]{1,6}(?::[0-9]{1,2}){0,2}")
@@ -48,6 +50,8 @@ class Wanted:
     archive: Path | None
     agent_config: Path | None
     logs: Path
+    token: Path | None = None
+    token_for: str = LASTING
 
 
 def wanted_options(function: Callable[Concatenate[Wanted, P], R]) -> Callable[P, R]:
@@ -87,6 +91,13 @@ def wanted_options(function: Callable[Concatenate[Wanted, P], R]) -> Callable[P,
         default=Path(),
         help="The directory for the agents' output; by default this one.",
     )
+    @click.option(
+        "--token",
+        type=click.Path(path_type=Path, dir_okay=False),
+        help="The file for the pool's token, where supervisors certify agents; by default POOL.token beside "
+        "--agent-config.",
+    )
+    @click.option("--token-for", default=LASTING, show_default=True, help="How long the token is valid.")
     @functools.wraps(function)
     def wrapped(*args: P.args, **kwargs: P.kwargs) -> R:
         values: dict[str, Any] = {each.name: kwargs.pop(each.name) for each in fields(Wanted)}
@@ -99,7 +110,7 @@ def pool_of(given: Globals, name: str, wanted: Wanted) -> Pool:
     """The pool that the options ask for, checked. Raises UserError, NotFound."""
     from supervisor.adapters.files.quantities import size_bytes
     from supervisor.engines import agent_file
-    from supervisor.engines.engine import Pool, check_pool
+    from supervisor.engines.engine import Pool
 
     check_pool(name)
     for option, value, form, example in (
@@ -123,7 +134,9 @@ def pool_of(given: Globals, name: str, wanted: Wanted) -> Pool:
     if not file.is_file():
         again = "; run `supervisorctl local up` again, which makes it" if wanted.agent_config is None else ""
         raise NotFound(f"{file}: no such file{again}")
-    program, archive = _program(wanted, agent_file.check(file, name))
+    shared = agent_file.check(file, name)
+    program, archive = _program(wanted, shared.state_dir)
+    token = _path("--token", str(wanted.token or file.parent / f"{name}.token")) if shared.certified else ""
     command = (
         *program,
         *("-P", "-m", "supervisor.engines.keeper"),
@@ -133,6 +146,7 @@ def pool_of(given: Globals, name: str, wanted: Wanted) -> Pool:
         *("--cpus", str(wanted.cpus)),
         *(("--memory", str(memory)) if memory else ()),
         *("--notice", str(wanted.notice)),
+        *(("--token", token) if token else ()),
     )
     return Pool(
         name=name,
@@ -146,6 +160,7 @@ def pool_of(given: Globals, name: str, wanted: Wanted) -> Pool:
         time=wanted.time,
         notice_s=wanted.notice,
         requeue=wanted.requeue,
+        token=token,
     )
 
 

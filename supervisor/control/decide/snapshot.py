@@ -47,6 +47,7 @@ from supervisor.contract.observed import (
     Staged,
     TaskBeat,
 )
+from supervisor.contract.pool.record import PoolRecord
 from supervisor.contract.promise import Word
 from supervisor.contract.timing import Timing
 from supervisor.control.decide.set_aside import Aside, Left
@@ -254,8 +255,9 @@ class Snapshot:
     a change of leader (`recovery.policy.history`). `quarantines` are by node and UUID of the GPU, lifted ones
     among them. `word`: this supervisor's promises (rule 11). `deleted`: jobs that were deleted, by name;
     `strays`: records about those, which came late. `aside`: jobs that are not among `jobs`, because they are
-    set aside; `nodes_aside`: nodes that are set aside, with the reasons. `news`: the number of the newest
-    news of any node. `pause`: the record of the cluster's pause, also of one that is over. `read_ms`: when
+    set aside; `nodes_aside`: nodes that are set aside, with the reasons. `pools`: those that may have
+    certificates. `news`: the number of the newest news of any node. `pause`: the record of the cluster's
+    pause, also of one that is over. `read_ms`: when
     this process first read etcd: what is newer it has seen being written.
     """
 
@@ -281,6 +283,7 @@ class Snapshot:
     strays: tuple[Versioned[object], ...] = ()
     aside: Mapping[str, Aside] = field(default_factory=dict)
     nodes_aside: Mapping[str, Left] = field(default_factory=dict)
+    pools: Mapping[str, Versioned[PoolRecord]] = field(default_factory=dict)
     news: int = field(default=0, compare=False)
     read_ms: int = 0
     derived: dict[Callable[[Snapshot], object], object] = field(

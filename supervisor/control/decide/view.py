@@ -42,6 +42,7 @@ from supervisor.contract.observed import (
     GpuReport,
     Incarnation,
 )
+from supervisor.contract.pool.record import PoolRecord
 from supervisor.contract.promise import Word
 from supervisor.contract.timing import Timing
 from supervisor.control.decide.rest.news import is_news, settled
@@ -263,6 +264,7 @@ class View:
             strays=self._once(_STRAYS, lambda: tuple(self._strays())),
             aside=self._aside,
             nodes_aside=self._nodes_aside,
+            pools=self._all("pools/", PoolRecord, lambda held: held.value.name),
             events=self._once("events/", self._events),
             codes=self._all("code/", ShippedCode, lambda held: held.value.digest),
             quarantines=self._all(

@@ -36,6 +36,7 @@ from supervisor.contract.errors import (
     first_of,
 )
 from supervisor.contract.observed import MOST_NOTICES, Beat, Incarnation
+from supervisor.contract.pool.record import PoolRecord
 from supervisor.contract.promise import PromiseAnswer, PromiseRequest, Taking
 from supervisor.contract.timing import Timing
 from supervisor.control.decide import parking
@@ -194,6 +195,7 @@ class ControlDaemon:
         self.job_service.secrets = settings.secrets
         self.job_service.uploads.store = settings.code_store
         self.job_service.stacks_wanted = self._stacks_wanted
+        self.job_service.pools.record = self._pool
         self.looked: Looked = lambda _decided_s, _applied_s, _outcomes: None
 
     def set_brake(self, brake: BrakeSettings) -> None:
@@ -268,6 +270,12 @@ class ControlDaemon:
 
     def _leader(self) -> LeaderRecord | None:
         held = self._view.get(LeaderRecord, keys.LEADER)
+        return held.value if held is not None else None
+
+    def _pool(self, name: str) -> PoolRecord | None:
+        if not self._view.revision:
+            raise Unreachable("this supervisor has not read etcd yet")
+        held = self._view.get(PoolRecord, keys.pool_record(name))
         return held.value if held is not None else None
 
     def _event(self, action: Action) -> tuple[Op, ...]:

@@ -51,6 +51,7 @@ from supervisor.control.services.checkpoints import CheckpointService, LeaderCon
 from supervisor.control.services.code_uploads import CodeUploads
 from supervisor.control.services.nodes import NodeService
 from supervisor.control.services.pauses import PauseService
+from supervisor.control.services.pools import PoolService
 
 SEEN_MS = 5_000
 SEEN_LOOK_S = 0.02
@@ -97,6 +98,7 @@ class JobService:
         self.uploads = CodeUploads(coordination, self._leading, open_store, new_id)
         self.nodes = NodeService(self._leading, self._run)
         self.pauses = PauseService(self._leading, self._job, self._run, clock)
+        self.pools = PoolService(self._leading, self._run, clock, new_id)
         self.checkpoints = CheckpointService(
             LeaderContext(self._leading, self._job, self._run), coordination, open_store, clock
         )

@@ -1,0 +1,1 @@
+"""Pools of agents to which supervisors issue certificates."""

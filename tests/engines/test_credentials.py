@@ -1,0 +1,243 @@
+"""The certificate of a pool's agent: asked for until it is there, renewed, and told about in words."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Self
+
+import pytest
+from click.testing import CliRunner
+
+from supervisor.adapters.certificates import openssl
+from supervisor.adapters.certificates.issuer import Issuer, Leaf
+from supervisor.adapters.certificates.reload import Certificates
+from supervisor.adapters.certificates.tls import TlsFiles
+from supervisor.adapters.files.config import load_agent
+from supervisor.cli.cluster.certs import certs
+from supervisor.cli.pool import commands as commands_of_pool
+from supervisor.contract.errors import Refused, TfSupervisorError, Unreachable, UserError
+from supervisor.contract.pool.requests import Certificate, CertifyRequest, PoolView
+from supervisor.engines import agent_file, credentials, keeper
+from supervisor.engines.agent_file import Own
+from supervisor.engines.credentials import Credentials
+from supervisor.engines.engine import PoolAgent, State
+from supervisor.engines.keeper import Order
+from supervisor.wire.rpc import Guard
+from tests.support.waiting import wait_until
+
+NODE = "train.n1"
+HOUR = timedelta(hours=1)
+
+
+@pytest.fixture(scope="module")
+def tls(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("tls")
+    for words in (("issue", str(made), "supervisor:s0"), ("pool-authority", str(made))):
+        assert CliRunner().invoke(certs, words).exit_code == 0
+    return made
+
+
+@dataclass
+class Supervisors:
+    """Supervisors that answer as they are told. With no answer left they sign."""
+
+    tls: Path
+    answers: list[TfSupervisorError] = field(default_factory=list)
+    asked: list[tuple[str, str]] = field(default_factory=list)
+    """The node, and the certificate that was shown."""
+    shown: Path = Path()
+
+    def client(self, addresses: Sequence[str], guard: Guard, *, deadline_s: float) -> Self:
+        assert list(addresses) == ["127.0.0.1:7600"]
+        assert guard.tls is not None
+        guard.tls.load()
+        self.shown = guard.tls.cert
+        return self
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        pass
+
+    async def certify(self, request: CertifyRequest) -> Certificate:
+        self.asked.append((request.node, self.shown.name))
+        if self.answers:
+            raise self.answers.pop(0)
+        return Certificate(*self.sign(request.request, HOUR))
+
+    def sign(self, request: str, life: timedelta, ago: timedelta = timedelta()) -> tuple[str, int]:
+        issuer = Issuer(self.tls / "pool-ca.pem", self.tls / "pool-ca.key", life)
+        leaf = Leaf(name="pool:train", uris=(f"agent:{NODE}",), life=life)
+        pem, ends = issuer.sign(request, leaf, datetime.now(UTC) - ago)
+        return pem, round(ends.timestamp() * 1000)
+
+
+@pytest.fixture
+def supervisors(tls: Path, monkeypatch: pytest.MonkeyPatch) -> Supervisors:
+    made = Supervisors(tls)
+    monkeypatch.setattr(credentials, "ControlClient", made.client)
+    monkeypatch.setattr(credentials, "FIRST_MS", 1)
+    monkeypatch.setattr(credentials, "MOST_MS", 1)
+    return made
+
+
+@dataclass
+class Kept:
+    """An agent's certificate, and what its keeper says of it."""
+
+    kept: Credentials
+    own: TlsFiles
+    token: Path
+    said: list[str]
+
+
+@pytest.fixture
+def agent(tls: Path, tmp_path: Path, supervisors: Supervisors) -> Kept:
+    shared = tmp_path / "pool.yaml"
+    shared.write_text(json.dumps(body(tls, tmp_path)))
+    prepare_disk(tmp_path)
+    assert agent_file.check(shared, "train").certified
+    made = load_agent(agent_file.write(shared, Own(node=NODE)))
+    token, own, said = tmp_path / "train.token", made.tls_files(), list[str]()
+    assert own is not None
+    put_token(supervisors, token)
+    return Kept(Credentials(made, token, said.append), own, token, said)
+
+
+def body(tls: Path, directory: Path) -> dict[str, object]:
+    """A file that all agents of a pool share."""
+    ca = {"ca": str(tls / "ca.pem")}
+    return {
+        "cluster": "c",
+        "node": "any",
+        "supervisors": ["127.0.0.1:7600"],
+        "etcd": {"endpoints": ["127.0.0.1:2379"], "tls": ca},
+        "listen": "127.0.0.1:7601",
+        "tls": ca,
+        "state_dir": str(directory / "agents"),
+        "lock_dir": str(directory / "locks"),
+        "checkpoint_parent": str(directory / "tasks"),
+        **({"task_user": "0:0"} if os.geteuid() == 0 else {}),
+    }
+
+
+def prepare_disk(directory: Path) -> None:
+    """What a keeper has made before."""
+    (directory / "locks").mkdir()
+    (directory / "agents" / NODE).mkdir(mode=0o700, parents=True)
+
+
+def put_token(supervisors: Supervisors, path: Path, ago: timedelta = timedelta()) -> None:
+    key, request = openssl.key_and_request("token-of-pool:train")
+    credentials.write_private(path, key + supervisors.sign(request, HOUR, ago)[0].encode())
+
+
+async def test_an_agent_asks_until_a_supervisor_answers(agent: Kept, supervisors: Supervisors) -> None:
+    nobody = Unreachable("no leading supervisor answered within 20 s (127.0.0.1:7600: no connection)")
+    supervisors.answers = [nobody, nobody, Refused("its pool has ended, or was revoked"), nobody]
+    await agent.kept.obtain()
+    assert supervisors.asked == [(NODE, "train.token")] * 5
+    first, refused, again, done = agent.said
+    assert first == again, "told once, until it changes"
+    assert "127.0.0.1:7600: no connection" in first
+    assert "its pool has ended, or was revoked" in refused
+    assert done.startswith("train.n1 has a certificate until ")
+    assert (agent.own.key.stat().st_mode & 0o777, agent.own.cert.stat().st_mode & 0o777) == (0o600, 0o600)
+    Certificates(agent.own).current()
+
+
+async def test_it_gives_up_when_it_is_refused_for_a_while(
+    agent: Kept, supervisors: Supervisors, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(credentials, "REFUSED_S", 0)
+    supervisors.answers = [Refused("another token has taken the place of this one")] * 9
+    with pytest.raises(Refused, match="another token has taken the place of this one; it has had none"):
+        await agent.kept.obtain()
+    put_token(supervisors, agent.token, ago=2 * HOUR)
+    supervisors.asked.clear()
+    with pytest.raises(
+        Refused, match=r"train\.token expired at .*; `supervisorctl pool token` makes another"
+    ):
+        await agent.kept.obtain()
+    assert supervisors.asked == [], "servers end such a connection without a word"
+    agent.token.chmod(0o644)
+    with pytest.raises(UserError, match=r"train\.token: private key has mode 0644"):
+        await agent.kept.obtain()
+    agent.token.unlink()
+    with pytest.raises(UserError, match=r"train\.token: cannot read this TLS file"):
+        await agent.kept.obtain()
+
+
+async def test_it_renews_with_its_own_and_else_with_the_token(
+    agent: Kept, supervisors: Supervisors, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await agent.kept.obtain()
+    before = agent.own.load()
+    left = agent.kept._due - datetime.now(UTC)
+    assert 0.3 * HOUR < left < 0.7 * HOUR
+    monkeypatch.setattr(credentials, "LOOK_S", 0.001)
+    agent.kept._due = datetime.now(UTC)
+    supervisors.answers = [Unreachable("nobody leads"), Refused("too old"), Refused("of another pool")]
+    keeping = asyncio.create_task(agent.kept.keep())
+    await asyncio.to_thread(wait_until, lambda: agent.own.load().cert != before.cert, "it is renewed")
+    keeping.cancel()
+    assert [shown for _, shown in supervisors.asked] == [
+        "train.token",
+        "certificate.pem",
+        "certificate.pem",
+        "train.token",
+        "certificate.pem",
+    ]
+    assert agent.said[1:3] == [
+        f"the certificate of train.n1 is not renewed: {why}; asking again"
+        for why in ("nobody leads", "too old; of another pool")
+    ]
+    assert Certificates(agent.own).current().key != before.key, "each has a key of its own"
+
+
+async def test_a_certificate_of_before_serves_where_the_token_has_expired(
+    agent: Kept, supervisors: Supervisors
+) -> None:
+    await agent.kept.obtain()
+    put_token(supervisors, agent.token, ago=2 * HOUR)
+    await agent.kept.obtain()
+    assert [shown for _, shown in supervisors.asked] == ["train.token", "certificate.pem"]
+
+
+def test_a_file_that_names_certificates_needs_no_token(tls: Path, tmp_path: Path) -> None:
+    prepare_disk(tmp_path)
+    own = {"cert": str(tls / "agent-{node}.pem"), "key": str(tls / "agent-{node}.key")}
+    given = body(tls, tmp_path)
+    named = {"ca": str(tls / "ca.pem"), **own}
+    shared = tmp_path / "pool.yaml"
+    shared.write_text(
+        json.dumps({**given, "tls": named, "etcd": {"endpoints": ["127.0.0.1:2379"], "tls": named}})
+    )
+    assert not agent_file.check(shared, "train").certified
+    made = agent_file.write(shared, Own(node=NODE))
+    order = Order(pool="train", place="n1", id="1", file=shared, client=())
+    assert keeper.credentials_of(order, made) is None
+    shared.write_text(json.dumps(given))
+    with pytest.raises(UserError, match=r"tls names no `cert` and `key`: add them, or start the pool by"):
+        keeper.credentials_of(order, agent_file.write(shared, Own(node=NODE)))
+    shared.write_text(json.dumps({**given, "tls": {"ca": "ca.pem", "cert": "c.pem"}}))
+    with pytest.raises(UserError, match=r"tls\.key"):
+        agent_file.check(shared, "train")
+
+
+def test_pool_status_says_how_far_an_agent_has_come() -> None:
+    running = PoolAgent(id="1_0", pool="train", state=State.RUNNING, word="RUNNING", place="n1", log="/l")
+    view = PoolView("train", "user:olga", 0, (), {"train.n1": 1})
+    told = commands_of_pool._reason
+    assert told(running, None, "", None) == "no supervisor knows its node; see /l"
+    assert "it may not reach etcd; see /l" in told(running, None, "", view)
+    assert "has given it no certificate: its machine may reach none; see /l" in told(
+        running, None, "", PoolView("train", "user:olga", 0, (), {"train.n11": 1})
+    )
