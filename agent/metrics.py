@@ -18,7 +18,8 @@ from agent.daemon import AgentDaemon
 from agent.outputs.sender import NodeOutputs
 from recovery.io.daemon_threads import DaemonThreads
 from supervisor.adapters.certificates.watch import CertificateWatch
-from supervisor.adapters.metrics import LONG, Fill, Metrics, Rows, counter, gauge, histogram
+from supervisor.adapters.metrics.daemon import Fill, Metrics
+from supervisor.adapters.metrics.samples import LONG, Rows, counter, gauge, histogram
 from supervisor.contract.observed import GpuHealth, SaverBeat
 
 ATTEMPT_STATES = ("starting", "running", "ending", "ended")

@@ -27,12 +27,12 @@ from supervisor.adapters.etcd.maintenance import EtcdCalls
 from supervisor.adapters.fence_devices import FenceDevices
 from supervisor.adapters.files.config import HttpConfig, SupervisorConfig, load_supervisor
 from supervisor.adapters.messengers import messenger_of
-from supervisor.adapters.metrics import Metrics
+from supervisor.adapters.metrics.daemon import Metrics
 from supervisor.adapters.operator_command import executable
 from supervisor.adapters.secret_sources import SecretSources
 from supervisor.api.certificates import CertificateEvents
 from supervisor.api.server import ControlService, serve_api, sources_of
-from supervisor.contract.boundaries import Logger
+from supervisor.contract.boundaries import Coordination, Logger
 from supervisor.contract.errors import Refused, UserError
 from supervisor.control.decide.etcd_space import SpaceSettings
 from supervisor.control.decide.snapshot import BrakeSettings
@@ -90,51 +90,18 @@ async def _serve(config: SupervisorConfig, load: Callable[[], SupervisorConfig],
     metrics = Metrics("supervisor", metadata.version("tf-supervisor"), DaemonThreads(1, "metrics"), sink)
     stores.measured = metrics.store
     coordination = service.connect(config, metrics=metrics)
-    terms = Terms(config.promise_for, tuple(config.supervisors))
-    allowed = AllowedStores(entries_or_default(config.stores), config.hadoop.proxy_users)
-    secrets = SecretSources(sources_of(config))
-    settings = ControlSettings(
-        config.id,
-        config.cluster,
-        config.address,
-        os.getpid(),
-        timing,
-        terms,
-        allowed,
-        secrets,
-        config.code_store or "",
-        _brake(config),
-        config.http_url,
-    )
-    devices = FenceDevices()
+    secrets, devices = SecretSources(sources_of(config)), FenceDevices()
     _load_devices(devices, config)
-    directory = Path(config.state_dir)
-    files = StateFiles(StateDirWordFile(directory), StateDirMarkFile(directory))
-    daemon = ControlDaemon(
-        settings, coordination, stores.open, BootClock(), sink, lambda: uuid.uuid4().hex, files, devices
-    )
-    daemon.job_service.uploads.open_store = stores.open_code
-    daemon.job_service.pools.issuer = config.issuer
-    daemon.sweeper.open_logs = daemon.job_service.open_logs = lambda uri: stores.open_logs(uri)[0]
+    daemon = _daemon(config, coordination, stores, secrets, devices, sink)
     audit = open_audit(config.audit, sink)
     events = CertificateEvents(daemon.job_service, sink)
     watch = CertificateWatch(own_certificates(config, f"supervisor:{config.id}"), sink)
     policy = policy_of(config)
     api = await serve_api(daemon.job_service, daemon.on_beat, config, daemon, audit, events, policy, secrets)
-    care = EtcdCare(
-        EtcdCalls(config.etcd.endpoints, config.etcd_tls_files()),
-        coordination,
-        SpaceSettings(config.etcd_quota, config.etcd_history),
-        leads=lambda: daemon.job_service.snapshot() is not None,
-        leader=daemon.job_service.leader,
-        tell=daemon.job_service.tell,
-        clock=BootClock(),
-        sink=sink,
-    )
-    daemon.job_service.etcd_lines = lambda: care.lines
+    care = _care(config, coordination, daemon, sink)
     own.add_all(metrics, daemon, care, watch, config.etcd_quota)
-    sweep = CodeSweep(coordination, stores.open_code, daemon.job_service.snapshot, settings.code_store, sink)
     told, tell = daemon.job_service.snapshot, daemon.job_service.tell
+    sweep = CodeSweep(coordination, stores.open_code, told, config.code_store or "", sink)
     notifiers = Notifiers(lambda target: Notifier(target, coordination, told, tell, sink))
     _load_targets(notifiers, daemon, config)
     take = partial(_take, policy, secrets, devices, daemon, notifiers)
@@ -156,6 +123,57 @@ async def _serve(config: SupervisorConfig, load: Callable[[], SupervisorConfig],
             audit.close()
         await stores.close()
         await coordination.close()
+
+
+def _daemon(
+    config: SupervisorConfig,
+    coordination: Coordination,
+    stores: Stores,
+    secrets: SecretSources,
+    devices: FenceDevices,
+    sink: Logger,
+) -> ControlDaemon:
+    """The daemon that decides while this supervisor leads."""
+    settings = ControlSettings(
+        config.id,
+        config.cluster,
+        config.address,
+        os.getpid(),
+        config.timing,
+        Terms(config.promise_for, tuple(config.supervisors)),
+        AllowedStores(entries_or_default(config.stores), config.hadoop.proxy_users),
+        secrets,
+        config.code_store or "",
+        _brake(config),
+        config.http_url,
+    )
+    directory = Path(config.state_dir)
+    files = StateFiles(StateDirWordFile(directory), StateDirMarkFile(directory))
+    daemon = ControlDaemon(
+        settings, coordination, stores.open, BootClock(), sink, lambda: uuid.uuid4().hex, files, devices
+    )
+    daemon.job_service.uploads.open_store = stores.open_code
+    daemon.job_service.pools.issuer = config.issuer
+    daemon.sweeper.open_logs = daemon.job_service.open_logs = lambda uri: stores.open_logs(uri)[0]
+    return daemon
+
+
+def _care(
+    config: SupervisorConfig, coordination: Coordination, daemon: ControlDaemon, sink: Logger
+) -> EtcdCare:
+    """The care for etcd's space, whose lines `doctor` and the page show."""
+    care = EtcdCare(
+        EtcdCalls(config.etcd.endpoints, config.etcd_tls_files()),
+        coordination,
+        SpaceSettings(config.etcd_quota, config.etcd_history),
+        leads=lambda: daemon.job_service.snapshot() is not None,
+        leader=daemon.job_service.leader,
+        tell=daemon.job_service.tell,
+        clock=BootClock(),
+        sink=sink,
+    )
+    daemon.job_service.etcd_lines = lambda: care.lines
+    return care
 
 
 def _door(

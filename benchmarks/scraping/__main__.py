@@ -25,7 +25,7 @@ from benchmarks.scale import Cluster
 from benchmarks.support.figures import Goal, machine, row
 from benchmarks.support.load_cluster import CLUSTER, SUPERVISORS
 from supervisor.adapters.etcd.client import EtcdCoordination
-from supervisor.adapters.metrics import Metrics
+from supervisor.adapters.metrics.daemon import Metrics
 from supervisor.adapters.telemetry import get_logger
 from supervisor.metrics import cluster as cluster_metrics
 

@@ -15,8 +15,8 @@ from recovery.formats.crc32c import joined
 from recovery.formats.paths import MARKER, PART_PREFIX, split_directory, split_path
 from recovery.io.files import mapped_errors
 from recovery.io.parallel import in_parallel
-from recovery.stores.hdfs_client import FileInfo, HdfsClient
-from recovery.stores.hdfs_files import DataLost, HdfsReader, NotJoined
+from recovery.stores.hdfs_client import HdfsClient
+from recovery.stores.hdfs_files import DataLost, FileInfo, HdfsReader, NotJoined
 from recovery.stores.hdfs_sending import PARTED_BYTES, Sender
 from recovery.stores.local_side import NewFile, Steps
 from supervisor.adapters.failpoints import effect

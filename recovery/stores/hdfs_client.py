@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, TypeVar
 from hdfs_native import Client, FileReader, FileStatus, WriteOptions
 
 from recovery.stores.hdfs_errors import Failure, Meaning, read_failure
-from recovery.stores.hdfs_files import DataLost, HdfsReader, HdfsWriter, Patience, Place
+from recovery.stores.hdfs_files import DataLost, FileInfo, HdfsReader, HdfsWriter, Patience, Place
 from recovery.stores.hdfs_joining import Joiner
 from recovery.stores.hdfs_threads import Threads
 from supervisor.adapters.files.hadoop import (
@@ -57,16 +57,6 @@ _UNITS = {"k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 
 
 PATIENT = Patience()
-
-
-@dataclass(frozen=True, slots=True)
-class FileInfo:
-    """A NameNode's record of a file or directory; `mtime_ms` is on its wall clock."""
-
-    path: str
-    size: int
-    is_dir: bool
-    mtime_ms: int
 
 
 @dataclass(slots=True)

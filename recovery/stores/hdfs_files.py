@@ -48,6 +48,16 @@ class Patience:
         return Backoff(self.pause_ms, self.longest_pause_ms)
 
 
+@dataclass(frozen=True, slots=True)
+class FileInfo:
+    """A NameNode's record of a file or directory; `mtime_ms` is on its wall clock."""
+
+    path: str
+    size: int
+    is_dir: bool
+    mtime_ms: int
+
+
 class DataLost(StoreUnreachable):
     """DataNodes broke off a transfer, or made no progress for too long.
 

@@ -8,17 +8,14 @@ import pwd
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from recovery.stores.hdfs_errors import Failure, Meaning
-from recovery.stores.hdfs_files import NotJoined, Patience
+from recovery.stores.hdfs_files import FileInfo, NotJoined, Patience
 from recovery.stores.hdfs_threads import Threads
 from recovery.stores.hdfs_web import WebFailed, WebNameNode
 from supervisor.adapters.files.hadoop import USER_VARIABLE
 from supervisor.contract.boundaries import Logger
-
-if TYPE_CHECKING:
-    from recovery.stores.hdfs_client import FileInfo
 
 T = TypeVar("T")
 SILENT_S = 600.0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from supervisor.adapters.metrics import Measured
+from supervisor.adapters.metrics.daemon import Measured
 from supervisor.contract.boundaries import (
     CheckpointStore,
     Moved,

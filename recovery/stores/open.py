@@ -15,7 +15,7 @@ from recovery.stores.measured import MeasuredStore
 from recovery.stores.user_stores import UserStores
 from supervisor.adapters.files.hadoop import HadoopSettings, read_conf
 from supervisor.adapters.files.store_uri import Scheme, StoreUri, parse_record_uri, parse_uri
-from supervisor.adapters.metrics import Measured
+from supervisor.adapters.metrics.daemon import Measured
 from supervisor.contract.boundaries import CheckpointStore, Logger
 from supervisor.contract.errors import UserError
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from supervisor.adapters.metrics import Rows, counter, gauge
+from supervisor.adapters.metrics.samples import Rows, counter, gauge
 from supervisor.api.nodes import node_state, tasks_by_node
 from supervisor.contract.checkpoint import CheckpointRef
 from supervisor.contract.containment import contained

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from supervisor.adapters.metrics import LONG, SHORT, Rows, counter, histogram
+from supervisor.adapters.metrics.samples import LONG, SHORT, Rows, counter, histogram
 from supervisor.contract.desired import LeaderToken
 from supervisor.contract.incident import Incident, Outcome
 from supervisor.control.decide.snapshot import Snapshot

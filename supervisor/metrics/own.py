@@ -6,15 +6,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from supervisor.adapters.certificates.watch import CertificateWatch
-from supervisor.adapters.metrics import (
-    SHORT,
-    Fill,
-    Metrics,
-    Rows,
-    counter,
-    gauge,
-    histogram,
-)
+from supervisor.adapters.metrics.daemon import Fill, Metrics
+from supervisor.adapters.metrics.samples import SHORT, Rows, counter, gauge, histogram
 from supervisor.contract.etcd_member import EtcdMember
 from supervisor.control.decide.snapshot import Snapshot
 from supervisor.control.loop.apply import Applied

@@ -6,7 +6,7 @@ import asyncio
 import base64
 import json
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from supervisor.contract import codec
 from supervisor.contract.errors import TfSupervisorError, UserError
@@ -29,6 +29,10 @@ EVENT_STREAM = "text/event-stream"
 NEWS_S = 1.0
 MOST_LOG_BYTES = 1 << 20
 LOG_BYTES = 16_384
+_EVENTS = {
+    "last": "the number of past events, 100 if left out",
+    "after": "the `last` of an earlier answer: only events after it",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +47,7 @@ class Document:
     what: str
     kind: type
     answer: Callable[[Asked], Awaitable[object]]
-    query: Mapping[str, str]
+    query: Mapping[str, str] = field(default_factory=dict)
     as_stream: bool = False
 
 
@@ -52,7 +56,7 @@ class Api:
 
     def __init__(self, source: Source) -> None:
         self._source = source
-        self.documents = self._documents()
+        self.documents = (*self._of_jobs(), *self._of_nodes())
 
     def routes(self, elsewhere: Callable[[Asked], Answer | None], openapi: bytes) -> list[Route]:
         """Every path. `elsewhere`: as for Route."""
@@ -67,16 +71,12 @@ class Api:
             Route(f"{BASE}/openapi.json", "Http.Static", describe),
         ]
 
-    def _documents(self) -> tuple[Document, ...]:
-        source, none = self._source, dict[str, str]()
-        events = {
-            "last": "the number of past events, 100 if left out",
-            "after": "the `last` of an earlier answer: only events after it",
-        }
+    def _of_jobs(self) -> tuple[Document, ...]:
         log = {
             "bytes": f"the last bytes of each attempt, {LOG_BYTES} if left out, at most {MOST_LOG_BYTES}",
             "follow": "1: a stream of server-sent events that goes on with new output",
         }
+        source = self._source
 
         async def status(asked: Asked) -> ClusterStatus:
             return await source.status(asked.names.get("job", ""))
@@ -90,38 +90,37 @@ class Api:
         async def checkpoints(asked: Asked) -> CheckpointList:
             return await source.checkpoints(asked.names["job"])
 
-        async def nodes(asked: Asked) -> NodeList:
-            return await source.nodes(asked.names.get("node", ""))
-
-        async def gpus(asked: Asked) -> GpuList:
-            return await source.gpus(asked.names.get("node", ""))
-
-        async def listed(asked: Asked) -> EventBatch:
-            last, after = number(asked, "last", 100), number(asked, "after", -1)
-            return await source.events(asked.names.get("job", ""), last, after)
-
         return (
-            Document("/jobs", "Control.Status", "all jobs (`status`)", ClusterStatus, status, none),
-            Document("/jobs/{job}", "Control.Status", "a job (`status JOB`)", ClusterStatus, status, none),
+            Document("/jobs", "Control.Status", "all jobs (`status`)", ClusterStatus, status),
+            Document("/jobs/{job}", "Control.Status", "a job (`status JOB`)", ClusterStatus, status),
             Document(
-                *("/jobs/{job}/incidents", "Control.Explain", "a job and its incidents (`explain JOB`)"),
-                *(Explanation, explain, none),
+                "/jobs/{job}/incidents",
+                "Control.Explain",
+                "a job and its incidents (`explain JOB`)",
+                Explanation,
+                explain,
             ),
             Document(
-                *("/jobs/{job}/description", "Control.Describe", "a job's stored file (`describe JOB`)"),
-                *(Description, describe, none),
+                "/jobs/{job}/description",
+                "Control.Describe",
+                "a job's stored file (`describe JOB`)",
+                Description,
+                describe,
             ),
             Document(
-                *(
-                    "/jobs/{job}/checkpoints",
-                    "Control.Checkpoints",
-                    "a job's checkpoints (`checkpoints JOB`)",
-                ),
-                *(CheckpointList, checkpoints, none),
+                "/jobs/{job}/checkpoints",
+                "Control.Checkpoints",
+                "a job's checkpoints (`checkpoints JOB`)",
+                CheckpointList,
+                checkpoints,
             ),
             Document(
-                *("/jobs/{job}/events", "Control.Events", "a job's events (`events JOB`)"),
-                *(EventBatch, listed, events),
+                "/jobs/{job}/events",
+                "Control.Events",
+                "a job's events (`events JOB`)",
+                EventBatch,
+                self._events,
+                _EVENTS,
             ),
             Document(
                 "/jobs/{job}/logs/{task}",
@@ -132,14 +131,28 @@ class Api:
                 log,
                 as_stream=True,
             ),
-            Document("/nodes", "Control.Nodes", "all nodes (`nodes`)", NodeList, nodes, none),
-            Document("/nodes/{node}", "Control.Nodes", "a node", NodeList, nodes, none),
-            Document(
-                "/nodes/{node}/gpus", "Control.Gpus", "the GPUs of a node (`gpus NODE`)", GpuList, gpus, none
-            ),
-            Document("/gpus", "Control.Gpus", "all GPUs (`gpus`)", GpuList, gpus, none),
-            Document("/events", "Control.Events", "events (`events`)", EventBatch, listed, events),
         )
+
+    def _of_nodes(self) -> tuple[Document, ...]:
+        source = self._source
+
+        async def nodes(asked: Asked) -> NodeList:
+            return await source.nodes(asked.names.get("node", ""))
+
+        async def gpus(asked: Asked) -> GpuList:
+            return await source.gpus(asked.names.get("node", ""))
+
+        return (
+            Document("/nodes", "Control.Nodes", "all nodes (`nodes`)", NodeList, nodes),
+            Document("/nodes/{node}", "Control.Nodes", "a node", NodeList, nodes),
+            Document("/nodes/{node}/gpus", "Control.Gpus", "the GPUs of a node (`gpus NODE`)", GpuList, gpus),
+            Document("/gpus", "Control.Gpus", "all GPUs (`gpus`)", GpuList, gpus),
+            Document("/events", "Control.Events", "events (`events`)", EventBatch, self._events, _EVENTS),
+        )
+
+    async def _events(self, asked: Asked) -> EventBatch:
+        last, after = number(asked, "last", 100), number(asked, "after", -1)
+        return await self._source.events(asked.names.get("job", ""), last, after)
 
     async def _log(self, asked: Asked) -> Answer:
         """The output of a task: a list of chunks, or a stream of them."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from supervisor.adapters.metrics import Metrics
+from supervisor.adapters.metrics.daemon import Metrics
 from supervisor.wire.http import Answer, Asked, Route
 
 KIND = "text/plain; version=0.0.4; charset=utf-8"

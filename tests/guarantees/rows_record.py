@@ -18,7 +18,7 @@ ROWS = (
     Guarantee(
         4,
         "Metrics that take long, or never come, hold up neither a daemon nor those who ask again.",
-        "supervisor/adapters/metrics.py",
+        "supervisor/adapters/metrics/daemon.py",
         "made = asyncio.get_running_loop().run_in_executor(self._threads, partial(_render, fills, errors))",
         "made = asyncio.sleep(0, _render(fills, errors))",
         "tests/metrics/test_answers.py::test_an_answer_that_hangs_holds_up_nobody",

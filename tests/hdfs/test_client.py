@@ -8,8 +8,8 @@ from collections.abc import AsyncIterator
 import pytest
 
 from chaos.hdfs import HdfsCluster
-from recovery.stores.hdfs_client import FileInfo, HdfsClient
-from recovery.stores.hdfs_files import DataLost
+from recovery.stores.hdfs_client import HdfsClient
+from recovery.stores.hdfs_files import DataLost, FileInfo
 from supervisor.adapters.files.hadoop import HadoopSettings
 from supervisor.adapters.files.store_uri import parse_uri
 from supervisor.contract.errors import Conflict, NotFound, UserError

@@ -7,8 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from recovery.stores.hdfs_client import FileInfo
-from recovery.stores.hdfs_files import NotJoined, Patience
+from recovery.stores.hdfs_files import FileInfo, NotJoined, Patience
 from recovery.stores.hdfs_joining import REFUSED_S, SILENT_S, Joiner
 from recovery.stores.hdfs_threads import Threads
 from supervisor.contract.errors import NotFound

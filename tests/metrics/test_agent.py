@@ -18,7 +18,8 @@ from agent.core.instructions import Recipe
 from agent.core.saved.record import End
 from agent.core.state import AgentState, Attempt, Launcher
 from agent.metrics import CountedGpus, Disks, fill, savers
-from supervisor.adapters.metrics import Metrics, Rows
+from supervisor.adapters.metrics.daemon import Metrics
+from supervisor.adapters.metrics.samples import Rows
 from supervisor.contract.ids import attempt_id
 from supervisor.contract.observed import ExitReason, SaverBeat
 from supervisor.contract.timing import FAST

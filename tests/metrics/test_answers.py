@@ -11,17 +11,9 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from supervisor.adapters import metrics as metrics_module
-from supervisor.adapters.metrics import (
-    COLLECTOR_FAILURES,
-    Fill,
-    Metrics,
-    Rows,
-    counter,
-    gauge,
-    histogram,
-    reason_of,
-)
+from supervisor.adapters.metrics import daemon as metrics_module
+from supervisor.adapters.metrics.daemon import COLLECTOR_FAILURES, Fill, Metrics, reason_of
+from supervisor.adapters.metrics.samples import Rows, counter, gauge, histogram
 from supervisor.contract.errors import (
     CoordinationFull,
     CoordinationUnreachable,

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from supervisor.adapters.metrics import Metric, Rows
+from supervisor.adapters.metrics.samples import Metric, Rows
 from supervisor.contract import keys
 from supervisor.contract.boundaries import Put
 from supervisor.contract.desired import Cordon, GpuQuarantine, JobPhase

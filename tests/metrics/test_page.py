@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from ruamel.yaml import YAML
 
-from supervisor.adapters.metrics import Kind, Metric
+from supervisor.adapters.metrics.samples import Kind, Metric
 from tests.support import metrics_page
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from supervisor.adapters.metrics import Rows
+from supervisor.adapters.metrics.samples import Rows
 from supervisor.contract import keys
 from supervisor.contract.boundaries import Delete
 from supervisor.contract.incident import Outcome

@@ -8,12 +8,12 @@ from __future__ import annotations
 import importlib
 from pathlib import Path
 
-from supervisor.adapters.metrics import Metric
+from supervisor.adapters.metrics.samples import Metric
 
 PAGE = Path(__file__).resolve().parents[2] / "docs/metrics.md"
 BEGIN, END = "<!-- metrics: begin -->\n", "<!-- metrics: end -->\n"
 SECTIONS = {
-    "Both daemons": ("supervisor.adapters.metrics",),
+    "Both daemons": ("supervisor.adapters.metrics.daemon",),
     "Each supervisor": ("supervisor.metrics.own",),
     "The supervisor that leads": ("supervisor.metrics.cluster", "supervisor.metrics.incidents"),
     "Each agent": ("agent.metrics",),

@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 from recovery.formats.paths import split_directory
 from recovery.mount.backends.backend import Entry
-from recovery.stores.hdfs_client import FileInfo, HdfsClient
-from recovery.stores.hdfs_files import HdfsReader, HdfsWriter
+from recovery.stores.hdfs_client import HdfsClient
+from recovery.stores.hdfs_files import FileInfo, HdfsReader, HdfsWriter
 from supervisor.contract.errors import NotFound, StoreUnreachable, TfSupervisorError
 
 

@@ -18,7 +18,7 @@ from supervisor.adapters.certificates.tls import TlsFiles
 from supervisor.adapters.etcd.endpoints import EndpointPool, Link
 from supervisor.adapters.etcd.txn_rules import check_txn
 from supervisor.adapters.etcd.watch_stream import REQUIRE_LEADER, Watch, WatchStream
-from supervisor.adapters.metrics import ETCD_REFUSED, Metrics
+from supervisor.adapters.metrics.daemon import ETCD_REFUSED, Metrics
 from supervisor.contract.boundaries import (
     BULK,
     Absent,

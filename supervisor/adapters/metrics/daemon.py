@@ -2,7 +2,7 @@
 
 Most metrics are read from the daemon's state when somebody asks, so that they cost nothing otherwise. What
 takes time is measured where it happens. The text is made in another thread than the daemon's loop, from
-values that do not change. `adapters.exposition` writes it. It is loaded, and Prometheus' client library with
+values that do not change. `exposition` writes it. It is loaded, and Prometheus' client library with
 it, when somebody asks for the first time.
 """
 
@@ -11,16 +11,14 @@ from __future__ import annotations
 import asyncio
 import importlib
 import time
-from bisect import bisect_left
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from enum import Enum
 from functools import partial
 from typing import TypeVar
 
 from supervisor.adapters.certificates.x509 import Validity
+from supervisor.adapters.metrics.samples import LONG, SHORT, Metric, Rows, counter, gauge, histogram
 from supervisor.contract.boundaries import Logger
 from supervisor.contract.containment import contained, told
 from supervisor.contract.errors import (
@@ -38,47 +36,8 @@ from supervisor.contract.errors import (
 
 T = TypeVar("T")
 
-SHORT = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
-"""Limits of the buckets for what takes milliseconds, in seconds."""
-LONG = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 1800.0)
-"""The same for what takes seconds or minutes."""
-
 ANSWER_S = 5.0
 """The longest wait for an answer, which is less than Prometheus waits."""
-
-
-class Kind(Enum):
-    """The kinds of metrics that there are."""
-
-    GAUGE = "gauge"
-    COUNTER = "counter"
-    HISTOGRAM = "histogram"
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Metric:
-    """A metric, as docs/metrics.md lists it. `buckets`: of a histogram."""
-
-    kind: Kind
-    name: str
-    text: str
-    labels: tuple[str, ...] = ()
-    buckets: tuple[float, ...] = ()
-
-
-def gauge(name: str, text: str, *labels: str) -> Metric:
-    """A value that goes up and down."""
-    return Metric(Kind.GAUGE, name, text, labels)
-
-
-def counter(name: str, text: str, *labels: str) -> Metric:
-    """A number that only grows, until its daemon ends or another supervisor leads."""
-    return Metric(Kind.COUNTER, name, text, labels)
-
-
-def histogram(name: str, text: str, *labels: str, buckets: tuple[float, ...]) -> Metric:
-    """A distribution of durations."""
-    return Metric(Kind.HISTOGRAM, name, text, labels, buckets)
 
 
 BUILD = gauge("tfsup_build_info", "1, with the release of the daemon.", "version", "daemon")
@@ -142,61 +101,6 @@ _REASONS: tuple[tuple[type[TfSupervisorError], str], ...] = (
 def reason_of(error: BaseException) -> str:
     """The kind of a failure, one of a few words."""
     return next((reason for kind, reason in _REASONS if isinstance(error, kind)), "other")
-
-
-@dataclass(slots=True)
-class Spread:
-    """The durations that were seen: how many in each bucket, the last one without a limit, and their sum."""
-
-    counts: list[int]
-    total: float = 0.0
-
-    def copy(self) -> Spread:
-        """The same, which changes no more."""
-        return Spread(list(self.counts), self.total)
-
-
-@dataclass(slots=True)
-class Rows:
-    """Samples: for each set of labels of a metric a value, or a spread."""
-
-    values: dict[Metric, dict[tuple[str, ...], float]] = field(default_factory=dict)
-    spreads: dict[Metric, dict[tuple[str, ...], Spread]] = field(default_factory=dict)
-
-    def put(self, metric: Metric, value: float, *labels: str) -> None:
-        """Set a value."""
-        assert len(labels) == len(metric.labels), f"{metric.name} has the labels {metric.labels}"
-        self.values.setdefault(metric, {})[labels] = value
-
-    def add(self, metric: Metric, value: float, *labels: str) -> None:
-        """Add to a value, which is 0 at first."""
-        self.put(metric, self.get(metric, *labels) + value, *labels)
-
-    def get(self, metric: Metric, *labels: str) -> float:
-        """A value; 0 if there is none."""
-        return self.values.get(metric, {}).get(labels, 0.0)
-
-    def observe(self, metric: Metric, seconds: float, *labels: str) -> None:
-        """Add a duration to a histogram."""
-        spread = self.spread(metric, *labels)
-        spread.counts[bisect_left(metric.buckets, seconds)] += 1
-        spread.total += seconds
-
-    def spread(self, metric: Metric, *labels: str) -> Spread:
-        """A histogram, which is empty at first."""
-        assert len(labels) == len(metric.labels), f"{metric.name} has the labels {metric.labels}"
-        known = self.spreads.setdefault(metric, {})
-        if labels not in known:
-            known[labels] = Spread([0] * (len(metric.buckets) + 1))
-        return known[labels]
-
-    def take(self, other: Rows) -> None:
-        """Take over the samples of others as they are now."""
-        for metric, values in other.values.items():
-            self.values.setdefault(metric, {}).update(values)
-        for metric, spreads in other.spreads.items():
-            copies = {labels: each.copy() for labels, each in spreads.items()}
-            self.spreads.setdefault(metric, {}).update(copies)
 
 
 Fill = Callable[[Rows], None]
@@ -287,7 +191,7 @@ def _render(fills: Sequence[Fill], errors: list[Exception]) -> bytes:
     for fill in fills:
         with contained(errors.append):
             fill(rows)
-    text: bytes = importlib.import_module("supervisor.adapters.exposition").render(rows)
+    text: bytes = importlib.import_module("supervisor.adapters.metrics.exposition").render(rows)
     return text
 
 

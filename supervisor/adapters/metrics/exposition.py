@@ -11,7 +11,7 @@ from prometheus_client.core import Metric as Family
 from prometheus_client.exposition import generate_latest
 from prometheus_client.samples import Sample
 
-from supervisor.adapters.metrics import Metric, Rows, Spread
+from supervisor.adapters.metrics.samples import Metric, Rows, Spread
 
 _PROCESS = ProcessCollector(registry=None)
 
