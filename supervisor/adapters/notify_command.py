@@ -17,6 +17,14 @@ class NotifyCommand:
         """Raises Refused when there is no such program that may be executed."""
         self._command = (executable(command[0]), *command[1:])
 
+    def __eq__(self, other: object) -> bool:
+        """Whether the same command is run."""
+        return isinstance(other, NotifyCommand) and self._command == other._command
+
+    def __hash__(self) -> int:
+        """As for `__eq__`."""
+        return hash(self._command)
+
     async def send(self, message: bytes, identity: str) -> None:
         """Run it. Raises Refused for another code, or where it cannot be run, Unreachable when it is late."""
         del identity  # it is in the message

@@ -8,6 +8,7 @@ import hashlib
 import hmac
 import ssl
 import time
+from pathlib import Path
 
 import aiohttp
 
@@ -35,9 +36,22 @@ class Webhook:
         self._url = url
         self._key = key_of(secret) if secret else b""
         try:
-            self._tls = ssl.create_default_context(cafile=ca or None)
-        except (OSError, ssl.SSLError) as error:
+            self._ca = Path(ca).read_text(encoding="ascii", errors="ignore") if ca else None
+            self._tls = ssl.create_default_context(cadata=self._ca)
+        except (OSError, ValueError, ssl.SSLError) as error:
             raise UserError(f"{ca} is no authority in PEM form") from error
+
+    def __eq__(self, other: object) -> bool:
+        """Whether messages go to the same address, with the same secret and the same authority."""
+        return isinstance(other, Webhook) and self._way == other._way
+
+    def __hash__(self) -> int:
+        """As for `__eq__`."""
+        return hash(self._way)
+
+    @property
+    def _way(self) -> tuple[str, bytes, str | None]:
+        return self._url, self._key, self._ca
 
     async def send(self, message: bytes, identity: str) -> None:
         """Post it. Raises Unreachable if there is no answer, Refused for one other than 2xx."""

@@ -169,6 +169,18 @@ def test_a_command_that_is_missing_or_not_executable_is_found_at_the_start(tmp_p
         messenger_of(TargetConfig(command=[str(tmp_path / "text")]), insecure=False)
 
 
+def test_ways_are_equal_while_their_files_hold_the_same(tmp_path: Path) -> None:
+    secret, command = tmp_path / "secret", script(tmp_path / "tell", "true")
+    secret.write_text("one\n")
+    asked = TargetConfig(webhook="https://h/p", secret_file=str(secret))
+    first = messenger_of(asked, insecure=False)
+    assert first == messenger_of(asked, insecure=False)
+    secret.write_text("two\n")
+    assert first != messenger_of(asked, insecure=False)
+    assert NotifyCommand([command]) == NotifyCommand([command]) != NotifyCommand([command, "x"])
+    assert len({NotifyCommand([command]), NotifyCommand([command]), first}) == 2
+
+
 def test_files_of_a_webhook_are_read_at_the_start_and_not_quoted(tmp_path: Path) -> None:
     address, secret = tmp_path / "address", tmp_path / "secret"
     address.write_text("gopher://token-in-it\n")

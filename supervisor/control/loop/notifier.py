@@ -185,19 +185,36 @@ class Notifiers:
         self._changed = asyncio.Event()
 
     def load(self, targets: Sequence[Target]) -> None:
-        """Replace the targets. What a former one has not taken comes from its successor of the same name."""
+        """Replace the targets. One that is equal to a former one goes on: a try of it is not broken off.
+
+        What another former one has not taken comes from its successor of the same name.
+        """
         self._targets = tuple(targets)
         self._changed.set()
 
     async def run(self) -> NoReturn:
         """Tell all targets, until cancelled."""
-        while True:
-            self._changed.clear()
-            work = [asyncio.create_task(self._make(each).run()) for each in self._targets]
-            try:
+        work: list[tuple[Target, asyncio.Task[NoReturn]]] = []
+        try:
+            while True:
+                self._changed.clear()
+                wanted = self._targets
+                gone = [task for target, task in work if target not in wanted]
+                work = [(target, task) for target, task in work if task not in gone]
+                await _end(gone)
+                known = [target for target, _ in work]
+                work += [
+                    (each, asyncio.create_task(self._make(each).run()))
+                    for each in wanted
+                    if each not in known
+                ]
                 await self._changed.wait()
-            finally:
-                for each in work:
-                    each.cancel()
-                # Two notifiers of one target would send each message twice.
-                await asyncio.gather(*work, return_exceptions=True)
+        finally:
+            await _end([task for _, task in work])
+
+
+async def _end(tasks: Sequence[asyncio.Task[NoReturn]]) -> None:
+    """End notifiers. Two of one target would send each message twice, so their ends are waited for."""
+    for each in tasks:
+        each.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
