@@ -111,6 +111,7 @@ spark: $(VENV)/.locked
 
 .PHONY: yarn
 yarn: hadoop
+	@deploy/get-java.sh javac >/dev/null
 	@deploy/hdfs/get-jars.sh yarn >/dev/null
 
 .PHONY: hdfs-up

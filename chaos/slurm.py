@@ -77,8 +77,12 @@ class SlurmCluster:
     @property
     def environment(self) -> dict[str, str]:
         """The environment in which Slurm's commands find this one."""
+        return os.environ | self.variables
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """The part of the environment that is of this Slurm."""
         return {
-            **os.environ,
             "PATH": f"{os.environ['PATH']}:{_SYSTEM_PATH}",
             "SLURM_CONF": str(self.directory / "slurm.conf"),
         }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
@@ -35,11 +36,13 @@ while True:
 class EngineSuite:
     """The contract. A subclass has a fixture `engine` with three places of one agent each."""
 
+    memory_mib = 0
+
     @pytest.fixture
     def pool(self, tmp_path: Path) -> Pool:
         (tmp_path / "agent.py").write_text(PROGRAM)
         command = ("python3", str(tmp_path / "agent.py"), str(tmp_path))
-        return Pool(name="digits", command=command, directory=str(tmp_path))
+        return Pool(name="digits", command=command, directory=str(tmp_path), memory_mib=self.memory_mib)
 
     def test_a_pool_has_agents_at_places_of_their_own_until_it_ends(
         self, engine: Engine, pool: Pool, tmp_path: Path
@@ -118,8 +121,8 @@ class EngineSuite:
         running(engine, 3)
         pools.end(engine, "digits", 0)
 
-    def test_two_pools_do_not_meet(self, engine: Engine, pool: Pool, tmp_path: Path) -> None:
-        other = Pool(name="digits-2", command=pool.command, directory=str(tmp_path))
+    def test_two_pools_do_not_meet(self, engine: Engine, pool: Pool) -> None:
+        other = replace(pool, name="digits-2")
         pools.start(engine, pool, 1)
         pools.start(engine, other, 1)
         running(engine, 2)
@@ -136,11 +139,10 @@ class EngineSuite:
         pools.end(engine, "digits", 0)
 
     def test_a_queue_that_is_not_there_is_refused_in_the_engines_words(
-        self, engine: Engine, pool: Pool, tmp_path: Path
+        self, engine: Engine, pool: Pool
     ) -> None:
-        wrong = Pool(name="digits", command=pool.command, directory=str(tmp_path), queue="nowhere")
         with pytest.raises(Refused) as told:
-            pools.start(engine, wrong, 1)
+            pools.start(engine, replace(pool, queue="nowhere"), 1)
         assert self.no_such_queue() in str(told.value)
         assert pools.live(engine) == []
 

@@ -5,80 +5,22 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
-import psutil
 import pytest
 
 from chaos.slurm import SlurmCluster
 from supervisor.cli.local.cluster import LocalCluster
-from tests.cli.shell import ROOT, Shell
+from tests.engines.pool_shell import JOB, PoolShell, ours, wait_long
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
-JOB = f"""
-name: digits
-command: [{sys.executable}, train.py, --steps, "1000000", --step-delay-ms, "5"]
-strategy: async
-code: {{dir: {ROOT}/examples/digits_async}}
-roles:
-  chief: {{count: 1}}
-  ps: {{count: 1}}
-  worker: {{count: 2}}
-preload: [tensorflow.compat.v1, sklearn.datasets, sklearn.model_selection]
-env: {{TF_CPP_MIN_LOG_LEVEL: "2", TF_ENABLE_ONEDNN_OPTS: "0"}}
-"""
-
-
-class PoolShell(Shell):
-    """`supervisorctl` where Slurm's commands are, and the job that trains."""
-
-    def __init__(self, cluster: LocalCluster, slurm: SlurmCluster) -> None:
-        super().__init__(cluster)
-        self.slurm = slurm
-        self.env = self.env | {
-            name: value for name, value in slurm.environment.items() if name in ("PATH", "SLURM_CONF")
-        }
-
-    def agents(self) -> dict[str, dict[str, object]]:
-        """The live agents of the pool by their Slurm node; waiting ones by their ids."""
-        rows = self.json("pool", "status", "p")["agents"]
-        assert isinstance(rows, list)
-        live = [row for row in rows if row["agent"]["state"] in ("running", "waiting", "leaving")]
-        return {row["agent"]["place"] or row["agent"]["id"]: row for row in live}
-
-    def ready(self) -> set[str]:
-        return {
-            place
-            for place, row in self.agents().items()
-            if isinstance(row["node"], dict) and row["node"]["state"] == "ready"
-        }
-
-    def job(self) -> dict[str, object]:
-        jobs = self.json("status", "digits")["jobs"]
-        assert isinstance(jobs, list)
-        return dict(jobs[0])
-
-    def tasks(self) -> dict[str, dict[str, object]]:
-        found = self.job()["tasks"]
-        assert isinstance(found, list)
-        return {str(each["task"]).partition("/")[2]: each for each in found}
-
-    def trains_on(self, what: str) -> None:
-        """Wait until every task runs and new steps are made."""
-        wait_long(
-            lambda: all(each["state"] == "running" for each in self.tasks().values()), f"{what}: all run"
-        )
-        step = int(str(self.job()["step"]))
-        wait_long(lambda: int(str(self.job()["step"])) > step + 20, f"{what}: new steps")
 
 
 @pytest.fixture
 def shell(tmp_path: Path, slurm_cluster: SlurmCluster) -> Iterator[PoolShell]:
     with LocalCluster(tmp_path / "state", nodes=1, supervisors=2) as cluster:
-        found = PoolShell(cluster, slurm_cluster)
+        found = PoolShell(cluster, "slurm", slurm_cluster.variables)
         found("cordon", "node-0", "--reason", "training is for the pool")
         yield found
         found.works("pool", "down", "p", "--now")
@@ -95,12 +37,12 @@ def test_training_survives_whatever_slurm_does(
 
     for task in ("worker:0", "ps:0"):
         os.kill(int(str(shell.tasks()[task]["pid"])), signal.SIGKILL)
-        wait_long(lambda: recoveries(shell) > 0, f"{task} is lost")
+        wait_long(lambda: shell.recoveries() > 0, f"{task} is lost")
         shell.trains_on(task)
 
     # scancel of a step, without a word: its node is lost (rule 3), and its tasks go on elsewhere.
     place = str(shell.tasks()["ps:0"]["node"]).removeprefix("p.")
-    slurm_cluster.run("scancel", "--batch", "--signal=KILL", ident(shell, place))
+    slurm_cluster.run("scancel", "--batch", "--signal=KILL", shell.ident(place))
     wait_long(lambda: place not in shell.agents(), "the job of the step has ended")
     wait_long(lambda: shell.tasks()["ps:0"]["node"] != f"p.{place}", "the parameter server has moved")
     shell.trains_on("step")
@@ -109,7 +51,7 @@ def test_training_survives_whatever_slurm_does(
 
     # scancel as usual: the keeper ends its node itself, and D is not waited for.
     place = str(shell.tasks()["ps:0"]["node"]).removeprefix("p.")
-    slurm_cluster.run("scancel", ident(shell, place))
+    slurm_cluster.run("scancel", shell.ident(place))
     wait_long(lambda: shell.tasks()["ps:0"]["node"] != f"p.{place}", "the parameter server has moved")
     shell.trains_on("scancel")
     shell("pool", "scale", "p", "3")
@@ -153,7 +95,9 @@ def test_a_time_limit_is_a_notice_and_the_next_allocation_goes_on(shell: PoolShe
     shell.trains_on("the next allocation")
 
 
-def test_a_client_that_is_killed_leaves_a_whole_pool_or_none(shell: PoolShell, tmp_path: Path) -> None:
+def test_a_client_that_is_killed_leaves_a_whole_pool_or_none(
+    shell: PoolShell, tmp_path: Path, slurm_cluster: SlurmCluster
+) -> None:
     argv = [*shell.argv, "pool", "up", "p", "--agents", "2", "--logs", str(tmp_path)]
     for after_s in (0.3, 0.8, 1.3, 1.8):
         client = subprocess.Popen(argv, env=shell.env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
@@ -162,38 +106,12 @@ def test_a_client_that_is_killed_leaves_a_whole_pool_or_none(shell: PoolShell, t
         except subprocess.TimeoutExpired:
             client.kill()
             client.wait()
-        there = shell.slurm.run("squeue", "--noheader", "--array").splitlines()
+        there = slurm_cluster.run("squeue", "--noheader", "--array").splitlines()
         assert len(there) in (0, 2)
         if there:
             shell("pool", "down", "p", "--now")
-            assert shell.slurm.run("squeue", "--noheader").strip() == ""
+            assert slurm_cluster.run("squeue", "--noheader").strip() == ""
 
 
 def logs(directory: Path) -> str:
     return "".join(path.read_text(errors="replace") for path in directory.glob("*.log"))
-
-
-def recoveries(shell: PoolShell) -> int:
-    job = shell.job()
-    return int(str(job["restarts_infrastructure"])) + int(str(job["restarts_program"]))
-
-
-def ident(shell: PoolShell, place: str) -> str:
-    agent = shell.agents()[place]["agent"]
-    assert isinstance(agent, dict)
-    return str(agent["id"])
-
-
-def ours(directory: Path) -> list[str]:
-    """The keepers and agents of the pool that are there, and what they have started."""
-    marks = (f"{directory}/state/pool/", "supervisor.engines.keeper")
-    lines = (" ".join(each.info["cmdline"] or ()) for each in psutil.process_iter(["cmdline"]))
-    return [line for line in lines if str(directory) in line and any(mark in line for mark in marks)]
-
-
-def wait_long(condition: Callable[[], bool], what: str) -> None:
-    """Wait for what may take minutes: Slurm looks at time limits once a minute, and machines are busy."""
-    deadline = time.monotonic() + 360
-    while not condition():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.5)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from supervisor.contract.views.nodes import NodeView
     from supervisor.engines.engine import Engine, Pool, PoolAgent
 
-ENGINES = ("slurm",)
+ENGINES = ("slurm", "yarn")
 on_option = click.option(
     "--on", type=click.Choice(ENGINES), default=ENGINES[0], show_default=True, help="The engine."
 )
@@ -225,6 +225,10 @@ def list_pools(given: Globals, on: str) -> None:
 
 def _engine(on: str) -> Engine:
     assert on in ENGINES
+    if on == "yarn":
+        from supervisor.engines.yarn.yarn import Yarn
+
+        return Yarn()
     from supervisor.engines.slurm import Slurm
 
     return Slurm()

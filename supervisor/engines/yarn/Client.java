@@ -1,0 +1,375 @@
+package tfsup.yarn;
+
+import com.fasterxml.jackson.databind.JsonNode;
+import com.fasterxml.jackson.databind.ObjectMapper;
+import com.fasterxml.jackson.databind.node.ArrayNode;
+import com.fasterxml.jackson.databind.node.ObjectNode;
+import java.io.BufferedReader;
+import java.io.IOException;
+import java.io.InputStreamReader;
+import java.io.PrintStream;
+import java.net.ConnectException;
+import java.net.NoRouteToHostException;
+import java.net.SocketTimeoutException;
+import java.net.UnknownHostException;
+import java.nio.ByteBuffer;
+import java.util.ArrayList;
+import java.util.Arrays;
+import java.util.Collections;
+import java.util.EnumSet;
+import java.util.HashMap;
+import java.util.HashSet;
+import java.util.List;
+import java.util.Map;
+import java.util.Set;
+import java.util.TreeMap;
+import org.apache.hadoop.fs.FileStatus;
+import org.apache.hadoop.fs.FileSystem;
+import org.apache.hadoop.fs.Path;
+import org.apache.hadoop.fs.permission.FsPermission;
+import org.apache.hadoop.io.DataOutputBuffer;
+import org.apache.hadoop.security.Credentials;
+import org.apache.hadoop.security.UserGroupInformation;
+import org.apache.hadoop.yarn.api.ApplicationConstants;
+import org.apache.hadoop.yarn.api.protocolrecords.GetApplicationsRequest;
+import org.apache.hadoop.yarn.api.protocolrecords.UpdateApplicationTimeoutsRequest;
+import org.apache.hadoop.yarn.api.records.ApplicationId;
+import org.apache.hadoop.yarn.api.records.ApplicationReport;
+import org.apache.hadoop.yarn.api.records.ApplicationSubmissionContext;
+import org.apache.hadoop.yarn.api.records.ApplicationTimeout;
+import org.apache.hadoop.yarn.api.records.ApplicationTimeoutType;
+import org.apache.hadoop.yarn.api.records.ContainerLaunchContext;
+import org.apache.hadoop.yarn.api.records.ContainerReport;
+import org.apache.hadoop.yarn.api.records.ContainerState;
+import org.apache.hadoop.yarn.api.records.LocalResource;
+import org.apache.hadoop.yarn.api.records.LocalResourceType;
+import org.apache.hadoop.yarn.api.records.LocalResourceVisibility;
+import org.apache.hadoop.yarn.api.records.QueueInfo;
+import org.apache.hadoop.yarn.api.records.Resource;
+import org.apache.hadoop.yarn.api.records.ResourceInformation;
+import org.apache.hadoop.yarn.api.records.SignalContainerCommand;
+import org.apache.hadoop.yarn.api.records.URL;
+import org.apache.hadoop.yarn.api.records.YarnApplicationState;
+import org.apache.hadoop.yarn.client.api.YarnClient;
+import org.apache.hadoop.yarn.client.api.YarnClientApplication;
+import org.apache.hadoop.yarn.conf.YarnConfiguration;
+import org.apache.hadoop.yarn.exceptions.ApplicationNotFoundException;
+import org.apache.hadoop.yarn.exceptions.YarnException;
+import org.apache.hadoop.yarn.util.Times;
+
+/**
+ * Speaks with a ResourceManager for supervisor/engines/yarn/yarn.py: reads requests and writes replies, each a line of
+ * JSON. A reply has "ok", or "error" and whether it is "unreachable".
+ */
+public final class Client {
+    static final String PREFIX = "tfsup:";
+    private static final String TYPE = "tf-supervisor";
+    private static final String STAGED = "staged-";
+    private static final String NOTICE = "notice-";
+    private static final String GPU = "yarn.io/gpu";
+    private static final int MASTER_MIB = 256;
+    private static final long FAILURES_COUNT_MS = 600_000;
+    /** An application that is to leave or to end ends by YARN's own hand so long after its agent should have. */
+    private static final long LATE_S = 60;
+    private static final long ENDING_S = 30;
+    private static final ObjectMapper JSON = new ObjectMapper();
+
+    private final YarnConfiguration conf = new YarnConfiguration();
+    private final YarnClient yarn;
+    private final String user = UserGroupInformation.getCurrentUser().getShortUserName();
+
+    private Client() throws IOException {
+        // Hadoop's own patience is 15 minutes; a person waits for these replies.
+        conf.setInt("yarn.resourcemanager.connect.max-wait.ms", 15_000);
+        conf.setInt("yarn.resourcemanager.connect.retry-interval.ms", 1_000);
+        conf.setInt("ipc.client.connect.timeout", 5_000);
+        conf.setInt("ipc.client.connect.max.retries", 2);
+        conf.setInt("ipc.client.connect.max.retries.on.timeouts", 1);
+        conf.setInt("yarn.client.application-client-protocol.poll-interval-ms", 50);
+        conf.setBoolean("yarn.client.load.resource-types.from-server", true);
+        yarn = YarnClient.createYarnClient();
+        yarn.init(conf);
+        yarn.start();
+    }
+
+    public static void main(String[] arguments) throws IOException {
+        PrintStream replies = new PrintStream(System.out, true, "UTF-8");
+        System.setOut(System.err);
+        BufferedReader requests = new BufferedReader(new InputStreamReader(System.in, "UTF-8"));
+        Client client = null;
+        for (String line = requests.readLine(); line != null; line = requests.readLine()) {
+            ObjectNode reply = JSON.createObjectNode();
+            try {
+                client = client == null ? new Client() : client;
+                reply.set("ok", client.answer(JSON.readTree(line)));
+            } catch (Exception error) {
+                error.printStackTrace();
+                // What the ResourceManager refuses comes with its stack.
+                reply.put("error", String.valueOf(error.getMessage()).split("\n")[0]);
+                reply.put("unreachable", isUnreachable(error));
+            }
+            replies.println(JSON.writeValueAsString(reply));
+        }
+        System.exit(0);
+    }
+
+    private JsonNode answer(JsonNode request) throws Exception {
+        switch (request.get("verb").asText()) {
+            case "submit":
+                return submit(request);
+            case "list":
+                return list(request.path("pool").asText());
+            case "notify":
+                for (JsonNode id : request.get("ids")) {
+                    leave(ApplicationId.fromString(id.asText()));
+                }
+                return JSON.createArrayNode();
+            case "cancel":
+                for (JsonNode id : request.get("ids")) {
+                    cancel(ApplicationId.fromString(id.asText()), request.get("waiting_only").asBoolean());
+                }
+                return JSON.createArrayNode();
+            default:
+                throw new IllegalArgumentException("there is no verb " + request.get("verb"));
+        }
+    }
+
+    /** Queue applications, all of them or none, with the files of "files" or those of the application "like". */
+    private JsonNode submit(JsonNode request) throws Exception {
+        Path staged;
+        if (request.has("like")) {
+            ApplicationReport like = yarn.getApplicationReport(ApplicationId.fromString(request.get("like").asText()));
+            staged = new Path(staging(), tag(like, STAGED));
+        } else {
+            staged = stage(request.get("digest").asText(), request.get("files"));
+        }
+        FileSystem files = staged.getFileSystem(conf);
+        JsonNode order;
+        try (java.io.InputStream stream = files.open(new Path(staged, "order.json"))) {
+            order = JSON.readTree(stream);
+        }
+        List<ApplicationId> made = new ArrayList<>();
+        try {
+            for (int left = request.get("agents").asInt(); left > 0; left--) {
+                YarnClientApplication application = yarn.createApplication();
+                check(order, application.getNewApplicationResponse().getMaximumResourceCapability());
+                made.add(yarn.submitApplication(context(application, order, files, staged)));
+            }
+        } catch (Exception error) {
+            for (ApplicationId id : made) {
+                yarn.killApplication(id, "another agent of its pool could not be queued");
+            }
+            throw error;
+        }
+        ArrayNode ids = JSON.createArrayNode();
+        made.forEach(id -> ids.add(id.toString()));
+        return ids;
+    }
+
+    private void check(JsonNode order, Resource most) throws YarnException {
+        long gpus = order.get("gpus").asLong();
+        ResourceInformation known =
+                Arrays.stream(most.getResources()).filter(each -> each.getName().equals(GPU)).findAny().orElse(null);
+        if (gpus > 0 && known == null) {
+            throw new YarnException("this YARN has no resource " + GPU);
+        }
+        if (order.get("memory_mib").asLong() > most.getMemorySize() || order.get("cpus").asInt() > most.getVirtualCores()
+                || (gpus > 0 && gpus > known.getValue())) {
+            throw new YarnException("an agent asks for more than YARN gives to one container, which is " + most);
+        }
+    }
+
+    private ApplicationSubmissionContext context(
+            YarnClientApplication application, JsonNode order, FileSystem files, Path staged) throws Exception {
+        Map<String, LocalResource> resources = new HashMap<>();
+        Map<String, String> environment = new HashMap<>();
+        for (FileStatus status : files.listStatus(staged)) {
+            String name = status.getPath().getName();
+            if (Arrays.asList("master.jar", "order.json").contains(name)) {
+                resources.put(name, resource(status.getPath().toUri().toString(), status.getLen(), status.getModificationTime()));
+            }
+            environment.put(Master.variable(name),
+                    status.getPath().toUri() + " " + status.getLen() + " " + status.getModificationTime());
+        }
+        List<String> classpath = new ArrayList<>(Collections.singletonList("./master.jar"));
+        classpath.addAll(Arrays.asList(conf.getTrimmedStrings(
+                YarnConfiguration.YARN_APPLICATION_CLASSPATH, YarnConfiguration.DEFAULT_YARN_APPLICATION_CLASSPATH)));
+        environment.put("CLASSPATH", String.join(":", classpath));
+        String command = "exec $JAVA_HOME/bin/java -Xmx64m -Xss512k -XX:+UseSerialGC -XX:ReservedCodeCacheSize=32m "
+                + "-XX:CompressedClassSpaceSize=32m -XX:TieredStopAtLevel=1 -XX:-UsePerfData " + Master.class.getName()
+                + " 1>" + ApplicationConstants.LOG_DIR_EXPANSION_VAR + "/stdout 2>"
+                + ApplicationConstants.LOG_DIR_EXPANSION_VAR + "/stderr";
+        ApplicationSubmissionContext context = application.getApplicationSubmissionContext();
+        context.setApplicationName(PREFIX + order.get("pool").asText());
+        context.setApplicationType(TYPE);
+        context.setApplicationTags(new HashSet<>(
+                Arrays.asList(STAGED + staged.getName(), NOTICE + order.get("notice_s").asInt())));
+        if (!order.get("queue").asText().isEmpty()) {
+            context.setQueue(order.get("queue").asText());
+        }
+        context.setResource(Resource.newInstance(MASTER_MIB, 1));
+        // An ApplicationMaster that fails takes no agent with it.
+        context.setKeepContainersAcrossApplicationAttempts(true);
+        context.setAttemptFailuresValidityInterval(FAILURES_COUNT_MS);
+        context.setAMContainerSpec(ContainerLaunchContext.newInstance(
+                resources, environment, Collections.singletonList(command), null, tokens(files), null));
+        return context;
+    }
+
+    /** What the NodeManagers need to fetch the files where HDFS has Kerberos. */
+    private ByteBuffer tokens(FileSystem files) throws Exception {
+        if (!UserGroupInformation.isSecurityEnabled()) {
+            return null;
+        }
+        Credentials credentials = new Credentials();
+        files.addDelegationTokens(conf.get(YarnConfiguration.RM_PRINCIPAL), credentials);
+        DataOutputBuffer buffer = new DataOutputBuffer();
+        credentials.writeTokenStorageToStream(buffer);
+        return ByteBuffer.wrap(buffer.getData(), 0, buffer.getLength());
+    }
+
+    private Path staging() throws IOException {
+        FileSystem files = FileSystem.get(conf);
+        return files.makeQualified(new Path(files.getHomeDirectory(), ".tfsup/yarn"));
+    }
+
+    /** The directory with these files, which is named after what is in them. It is there as a whole or not at all. */
+    private Path stage(String digest, JsonNode local) throws IOException {
+        Path staged = new Path(staging(), digest);
+        FileSystem files = staged.getFileSystem(conf);
+        if (files.exists(staged)) {
+            return staged;
+        }
+        Path partial = new Path(staging(), digest + "." + System.nanoTime());
+        FileSystem.mkdirs(files, partial, new FsPermission((short) 0700));
+        java.util.Iterator<String> names = local.fieldNames();
+        while (names.hasNext()) {
+            String name = names.next();
+            files.copyFromLocalFile(new Path(local.get(name).asText()), new Path(partial, name));
+        }
+        if (!files.rename(partial, staged) || files.exists(new Path(staged, partial.getName()))) {
+            // Another client was faster.
+            files.delete(partial, true);
+            files.delete(new Path(staged, partial.getName()), true);
+        }
+        return staged;
+    }
+
+    private JsonNode list(String pool) throws Exception {
+        GetApplicationsRequest asked = GetApplicationsRequest.newInstance(
+                Collections.singleton(TYPE), EnumSet.allOf(YarnApplicationState.class));
+        asked.setUsers(Collections.singleton(user));
+        ArrayNode rows = JSON.createArrayNode();
+        Map<String, Double> used = new TreeMap<>();
+        for (ApplicationReport report : yarn.getApplications(asked)) {
+            if (!report.getName().startsWith(PREFIX + pool) || !report.getUser().equals(user)) {
+                continue;
+            }
+            ObjectNode row = rows.addObject();
+            row.put("id", report.getApplicationId().toString());
+            row.put("name", report.getName());
+            row.put("state", report.getYarnApplicationState().toString());
+            row.put("final", report.getFinalApplicationStatus().toString());
+            row.put("diagnostics", String.valueOf(report.getDiagnostics()));
+            row.put("finished_ms", report.getFinishTime());
+            row.put("queue", report.getQueue());
+            row.put("notice_s", Long.parseLong(tag(report, NOTICE)));
+            ApplicationTimeout timeout = report.getApplicationTimeouts().get(ApplicationTimeoutType.LIFETIME);
+            row.put("left_s", timeout == null ? -1 : timeout.getRemainingTime());
+            ContainerReport agent = agentOf(report);
+            if (agent != null) {
+                row.put("host", agent.getAssignedNode().getHost());
+            } else if (report.getYarnApplicationState() == YarnApplicationState.RUNNING) {
+                if (!used.containsKey(report.getQueue())) {
+                    QueueInfo queue = yarn.getQueueInfo(report.getQueue());
+                    used.put(report.getQueue(), queue == null ? -1.0 : queue.getCurrentCapacity() * 100.0);
+                }
+                row.put("queue_used", used.get(report.getQueue()));
+            }
+        }
+        return rows;
+    }
+
+    /** The container of an application's agent; null while it waits for one, and when it is over. */
+    private ContainerReport agentOf(ApplicationReport report) throws Exception {
+        if (report.getYarnApplicationState() != YarnApplicationState.RUNNING) {
+            return null;
+        }
+        try {
+            for (ContainerReport each : yarn.getContainers(report.getCurrentApplicationAttemptId())) {
+                if (each.getPriority().getPriority() == Master.PRIORITY
+                        && each.getContainerState() != ContainerState.COMPLETE) {
+                    return each;
+                }
+            }
+        } catch (YarnException over) {
+            return null;
+        }
+        return null;
+    }
+
+    /** Tell an agent that runs to leave. YARN ends it if it stays too long, also when nobody looks any more. */
+    private void leave(ApplicationId id) throws Exception {
+        ApplicationReport report = live(id);
+        ContainerReport agent = report == null ? null : agentOf(report);
+        if (agent != null) {
+            limit(report, Long.parseLong(tag(report, NOTICE)) + LATE_S);
+            // The one signal of YARN's that does not end a process by itself: SIGQUIT.
+            yarn.signalToContainer(agent.getContainerId(), SignalContainerCommand.OUTPUT_THREAD_DUMP);
+        }
+    }
+
+    private void cancel(ApplicationId id, boolean waitingOnly) throws Exception {
+        ApplicationReport report = live(id);
+        if (report == null) {
+            return;
+        }
+        ContainerReport agent = agentOf(report);
+        if (agent == null) {
+            yarn.killApplication(id, "cancelled before it had an agent");
+        } else if (!waitingOnly) {
+            // A kill of the application would give its agent 250 ms: too few to end its tasks.
+            limit(report, ENDING_S);
+            yarn.signalToContainer(agent.getContainerId(), SignalContainerCommand.GRACEFUL_SHUTDOWN);
+        }
+    }
+
+    private void limit(ApplicationReport report, long seconds) throws Exception {
+        ApplicationTimeout timeout = report.getApplicationTimeouts().get(ApplicationTimeoutType.LIFETIME);
+        if (timeout == null || timeout.getRemainingTime() < 0 || timeout.getRemainingTime() > seconds) {
+            String until = Times.formatISO8601(System.currentTimeMillis() + seconds * 1000);
+            yarn.updateApplicationTimeouts(UpdateApplicationTimeoutsRequest.newInstance(
+                    report.getApplicationId(), Collections.singletonMap(ApplicationTimeoutType.LIFETIME, until)));
+        }
+    }
+
+    private ApplicationReport live(ApplicationId id) throws Exception {
+        try {
+            ApplicationReport report = yarn.getApplicationReport(id);
+            return report.getFinishTime() > 0 ? null : report;
+        } catch (ApplicationNotFoundException over) {
+            return null;
+        }
+    }
+
+    private static String tag(ApplicationReport report, String prefix) {
+        Set<String> tags = report.getApplicationTags();
+        return tags.stream().filter(each -> each.startsWith(prefix)).findAny()
+                .map(each -> each.substring(prefix.length())).orElse("0");
+    }
+
+    static LocalResource resource(String uri, long size, long modified) {
+        return LocalResource.newInstance(URL.fromURI(java.net.URI.create(uri)), LocalResourceType.FILE,
+                LocalResourceVisibility.APPLICATION, size, modified);
+    }
+
+    private static boolean isUnreachable(Throwable error) {
+        for (Throwable each = error; each != null; each = each.getCause()) {
+            if (each instanceof ConnectException || each instanceof SocketTimeoutException
+                    || each instanceof NoRouteToHostException || each instanceof UnknownHostException) {
+                return true;
+            }
+        }
+        return false;
+    }
+}

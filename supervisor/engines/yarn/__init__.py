@@ -1,0 +1,1 @@
+"""Pools on Hadoop YARN (docs/engines.md)."""

@@ -1,0 +1,106 @@
+"""`supervisorctl` about the pool `p` of an engine, and the job that trains there."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import psutil
+
+from supervisor.cli.local.cluster import LocalCluster
+from tests.cli.shell import ROOT, Shell
+
+JOB = f"""
+name: digits
+command: [{sys.executable}, train.py, --steps, "1000000", --step-delay-ms, "5"]
+strategy: async
+code: {{dir: {ROOT}/examples/digits_async}}
+roles:
+  chief: {{count: 1}}
+  ps: {{count: 1}}
+  worker: {{count: 2}}
+preload: [tensorflow.compat.v1, sklearn.datasets, sklearn.model_selection]
+env: {{TF_CPP_MIN_LOG_LEVEL: "2", TF_ENABLE_ONEDNN_OPTS: "0"}}
+"""
+
+
+class PoolShell(Shell):
+    """`supervisorctl` where an engine's commands are.
+
+    Attributes:
+        on: the engine.
+        environment: the variables by which its commands find it.
+    """
+
+    def __init__(self, cluster: LocalCluster, on: str, environment: Mapping[str, str]) -> None:
+        super().__init__(cluster)
+        self.on = on
+        self.env = {**self.env, **environment}
+
+    def agents(self) -> dict[str, dict[str, object]]:
+        """The live agents of the pool by their places; waiting ones by their ids."""
+        rows = self.json("pool", "status", "p")["agents"]
+        assert isinstance(rows, list)
+        live = [row for row in rows if row["agent"]["state"] in ("running", "waiting", "leaving")]
+        return {row["agent"]["place"] or row["agent"]["id"]: row for row in live}
+
+    def ready(self) -> set[str]:
+        return {
+            place
+            for place, row in self.agents().items()
+            if isinstance(row["node"], dict) and row["node"]["state"] == "ready"
+        }
+
+    def job(self) -> dict[str, object]:
+        jobs = self.json("status", "digits")["jobs"]
+        assert isinstance(jobs, list)
+        return dict(jobs[0])
+
+    def tasks(self) -> dict[str, dict[str, object]]:
+        found = self.job()["tasks"]
+        assert isinstance(found, list)
+        return {str(each["task"]).partition("/")[2]: each for each in found}
+
+    def trains_on(self, what: str) -> None:
+        """Wait until every task runs and new steps are made."""
+        wait_long(
+            lambda: all(each["state"] == "running" for each in self.tasks().values()), f"{what}: all run"
+        )
+        step = int(str(self.job()["step"]))
+        wait_long(lambda: int(str(self.job()["step"])) > step + 20, f"{what}: new steps")
+
+    def recoveries(self) -> int:
+        """How many times the job has recovered."""
+        job = self.job()
+        return int(str(job["restarts_infrastructure"])) + int(str(job["restarts_program"]))
+
+    def ident(self, place: str) -> str:
+        """The engine's name of the agent at a place."""
+        agent = self.agents()[place]["agent"]
+        assert isinstance(agent, dict)
+        return str(agent["id"])
+
+    def _run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        words = list(arguments)
+        if "pool" in words:
+            after_verb = words.index("pool") + 2
+            words[after_verb:after_verb] = ["--on", self.on]
+        return super()._run(*words)
+
+
+def ours(directory: Path) -> list[str]:
+    """The keepers and agents of the pool that are there, and what they have started."""
+    marks = (f"{directory}/state/pool/", "supervisor.engines.keeper")
+    lines = (" ".join(each.info["cmdline"] or ()) for each in psutil.process_iter(["cmdline"]))
+    return [line for line in lines if str(directory) in line and any(mark in line for mark in marks)]
+
+
+def wait_long(condition: Callable[[], bool], what: str) -> None:
+    """Wait for what may take minutes: Slurm looks at time limits once a minute, and machines are busy."""
+    deadline = time.monotonic() + 360
+    while not condition():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.5)
