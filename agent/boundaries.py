@@ -422,6 +422,84 @@ class NoEnvironments:
         """Do nothing."""
 
 
+class JobData(Protocol):
+    """The data of jobs: directories that their tasks only read. `data` is a job's: a name and a URI each."""
+
+    async def ensure(self, job: str, job_uuid: str, data: Mapping[str, str]) -> None:
+        """Bring the data to this node, without reading it.
+
+        Raises NotFound, Unreachable, Refused, UserError, each with the name and the place.
+        """
+
+    def directories(self, job_uuid: str, data: Mapping[str, str]) -> dict[str, str]:
+        """The directory of each, as tasks see it. Raises NoRoom, Refused, Unreachable."""
+
+    def binds(self, job_uuid: str, data: Mapping[str, str]) -> dict[str, str]:
+        """The directories to show in a container, so that `directories` are there. Raises as that."""
+
+    def sign(self, job_uuid: str, data: Mapping[str, str], name: str) -> str:
+        """The path of a file of this name in a directory that shows it while its store answers; or empty."""
+
+    def keep(self, used: frozenset[tuple[str, str]]) -> None:
+        """The data that tasks of this node use: the job's UUID and a URI each. Others may go."""
+
+    def failed(self, job_uuid: str) -> tuple[int, str]:
+        """The time at which data last failed a program of the job, on the clock, and its URI; -1: never."""
+
+    def stalled(self, job_uuid: str) -> bool:
+        """Whether a program that reads data of the job waits for its store now."""
+
+    def check(self) -> None:
+        """Raise the unexpected error that ended the background work."""
+
+    async def close(self) -> None:
+        """End the background work. What tasks use stays."""
+
+
+class NoData:
+    """`JobData` of a node that has none for jobs."""
+
+    async def ensure(self, job: str, job_uuid: str, data: Mapping[str, str]) -> None:
+        """Raise Refused if there is any."""
+        del job, job_uuid
+        if data:
+            raise Refused("this node has no data for jobs")
+
+    def directories(self, job_uuid: str, data: Mapping[str, str]) -> dict[str, str]:
+        """None."""
+        del job_uuid, data
+        return {}
+
+    def binds(self, job_uuid: str, data: Mapping[str, str]) -> dict[str, str]:
+        """None."""
+        del job_uuid, data
+        return {}
+
+    def sign(self, job_uuid: str, data: Mapping[str, str], name: str) -> str:
+        """None."""
+        del job_uuid, data, name
+        return ""
+
+    def keep(self, used: frozenset[tuple[str, str]]) -> None:
+        """Do nothing."""
+
+    def failed(self, job_uuid: str) -> tuple[int, str]:
+        """Never."""
+        del job_uuid
+        return -1, ""
+
+    def stalled(self, job_uuid: str) -> bool:
+        """Never."""
+        del job_uuid
+        return False
+
+    def check(self) -> None:
+        """Do nothing."""
+
+    async def close(self) -> None:
+        """Do nothing."""
+
+
 class Gpus(Protocol):
     """The watch over the node's GPUs."""
 
@@ -526,3 +604,4 @@ class Outside:
     secrets: TaskSecrets = field(default_factory=TaskSecrets)
     disk: Disk = field(default_factory=UnlimitedDisk)
     environments: Environments = field(default_factory=NoEnvironments)
+    data: JobData = field(default_factory=NoData)

@@ -36,6 +36,7 @@ from agent.core.state import AgentState
 from agent.core.step import step
 from agent.effects import Effects
 from agent.inside import protocol
+from agent.logs.steps import reading
 from agent.membership import Former, Membership
 from agent.settings import AgentSettings
 from agent.state_file_check import strange_lives
@@ -162,6 +163,7 @@ class AgentDaemon:
         await self._out.launchers.close()
         await self._out.links.close()
         await self._out.checkpoints.close()
+        await self._out.data.close()
         await self._out.outputs.close()
         await self._out.runtime.close()
 
@@ -407,10 +409,15 @@ class AgentDaemon:
         self._beat_due_ms = now_ms + self._settings.timing.beat_ms
         self._out.outputs.check(self._broken)
         ended = {str(each.id) for each in self.state.attempts.values() if each.end is not None}
+        self._out.data.check()
+        waiting = {
+            str(each.id) for each in self.state.attempts.values() if self._out.data.stalled(each.job_uuid)
+        }
         tasks = tuple(
             replace(each, ended=True) if each.attempt in ended else each
             for each in self._out.files.progress(now_ms, report.utilisation(self.state), self._broken)
         )
+        tasks = tuple(reading(each) if each.attempt in waiting else each for each in tasks)
         if me is not None:
             self._seq += 1
             savers = self._out.checkpoints.beats(self._broken)

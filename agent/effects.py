@@ -43,6 +43,7 @@ from agent.core.instructions import (
     FollowCommits,
     Instruction,
     KeepCode,
+    KeepData,
     Launch,
     LookAtGpus,
     Note,
@@ -104,6 +105,7 @@ Lasting = (
     | Dump
     | BringIn
     | KeepCode
+    | KeepData
     | SetFirewall
 )
 """Instructions that take time. Each runs as a task of its own."""
@@ -259,8 +261,8 @@ class Effects:
                 await self._dump(instruction)
             case BringIn():
                 await self._bring_in(instruction)
-            case KeepCode():
-                await self._keep_code(instruction)
+            case KeepCode() | KeepData():
+                await self._keep_used(instruction)
             case SetFirewall():
                 await self._set_firewall(instruction)
             case FetchSecrets():
@@ -291,6 +293,7 @@ class Effects:
         code = launch.assignment.code
         code_dir = self._out.code.directory(code) if code is not None else ""
         must_see = f"{checkpoint_dir}/{SIGN}" if launch.assignment.checkpoint_mode == MOUNTED else ""
+        wanted = launch.assignment.data
         outputs = self._out.outputs.directories(uuid, launch.assignment.task)
         secrets = self._out.secrets.of(str(attempt_id))
         if missing(launch.assignment.secrets, secrets):
@@ -303,13 +306,23 @@ class Effects:
             return
         try:
             message = start_message(
-                launch, state.life, attempt_dir, checkpoint_dir, code_dir, must_see, outputs, secrets
+                launch,
+                state.life,
+                attempt_dir,
+                checkpoint_dir,
+                code_dir,
+                must_see or self._out.data.sign(uuid, wanted, SIGN),
+                replace(outputs, data=self._out.data.directories(uuid, wanted)),
+                secrets,
             )
             if self._settings.nvml:
                 message = replace(message, nvml=self._settings.nvml)
             protocol.encode(message)
         except (KeyError, IndexError) as error:
             self._cannot_start(launch, f"the ClusterSpec lacks {error}")
+            return
+        except TfSupervisorError as error:
+            self._cannot_start(launch, str(error))
             return
         except protocol.ProtocolError as error:
             advice = "let the program read TF_CONFIG instead of placeholders such as {worker_hosts}"
@@ -351,6 +364,9 @@ class Effects:
             if recipe.environment is not None:
                 made = await self._out.environments.ensure(recipe.environment, recipe.workdir)
                 recipe = replace(recipe, env={**recipe.env, ENVIRONMENT: made})
+            if recipe.data:
+                await self._out.data.ensure(recipe.job, recipe.job_uuid, recipe.data)
+                recipe = replace(recipe, data=self._out.data.binds(recipe.job_uuid, recipe.data))
         except TfSupervisorError as error:
             self._post(SpawnFailed(spawn.launcher_id, str(error), unknown=error.retryable))
             return
@@ -493,13 +509,18 @@ class Effects:
     def _with_store(self, end: Exit, report: Report) -> Exit:
         """The end with `store_lost`, if the attempt ended shortly after its store had failed it."""
         generation = report.record.generation
-        failed_ms = self._out.checkpoints.store_failed_ms(report.job_uuid, generation)
+        saved = self._out.checkpoints.store_failed_ms(report.job_uuid, generation)
+        failed_ms, what = max((saved, "the store behind its checkpoint directory"), self._data_failed(report))
         before_ms = report.ended_ms - failed_ms
         if failed_ms < 0 or before_ms > STORE_EXPLAINS_MS:
             return end
-        said = f"the store behind its checkpoint directory failed it {max(0, before_ms) / 1000:.1f} s before"
+        said = f"{what} failed it {max(0, before_ms) / 1000:.1f} s before"
         detail = f"{end.detail}; {said}" if end.detail else said
         return replace(end, detail=detail, store_lost=True)
+
+    def _data_failed(self, report: Report) -> tuple[int, str]:
+        failed_ms, uri = self._out.data.failed(report.job_uuid)
+        return failed_ms, f"the store of its data {uri}"
 
     async def _stage(self, stage: Stage) -> None:
         failure, detail = None, ""
@@ -525,13 +546,15 @@ class Effects:
             what = "its environment cannot be made here"
             if wanted.environment is not None:
                 await self._out.environments.ensure(wanted.environment, workdir)
+            what = "its data is not here"
+            await self._out.data.ensure(wanted.job, wanted.job_uuid, wanted.data)
             what = "its container cannot be made here"
             if wanted.container is not None:
                 await self._out.runtime.bring_in(wanted.container, wanted.plan_id)
         except TfSupervisorError as error:
             failure, unknown, hopeless = f"{what}: {error}", error.retryable, isinstance(error, BadArchive)
             self._out.sink.warning(
-                "a plan's code, environment or image is not ready here; the leader is told",
+                "a plan's code, environment, data or image is not ready here; the leader is told",
                 plan=wanted.plan_id,
                 reason=failure,
             )
@@ -544,7 +567,10 @@ class Effects:
             done = FirewallSet(wanted.openings, str(error))
         self._post(done)
 
-    async def _keep_code(self, keep: KeepCode) -> None:
+    async def _keep_used(self, keep: KeepCode | KeepData) -> None:
+        if isinstance(keep, KeepData):
+            self._out.data.keep(keep.used)
+            return
         for kept in (self._out.code, self._out.environments):
             try:
                 await kept.keep(keep.digests)

@@ -41,6 +41,7 @@ from agent.checkpoints.mounts import NodeMounts
 from agent.code.store import NodeCode
 from agent.core.desired import DOCKER
 from agent.daemon import AgentDaemon
+from agent.data.mounts import DataMounts, shown_kinds
 from agent.environments.files import PlainFiles
 from agent.environments.install import Installer
 from agent.environments.store import NodeEnvironments
@@ -242,6 +243,8 @@ def _outside(
     _register(tasks, sink)
     checkpoints.mounts = NodeMounts(parent, coordination, stores, hadoop, clock, sink, tasks)
     checkpoints.mounts.open()
+    data = DataMounts(parent, stores, hadoop, clock, sink, tasks, checkpoints.places)
+    data.open()
     runtime, launchers = _runtime(config, sink, tasks)
     output_files = OutputFiles(config.node, parent, state_dir / "outputs")
     outputs = NodeOutputs(output_files, coordination, stores.open, clock, sink, new_id, quiet_threads())
@@ -273,6 +276,7 @@ def _outside(
         new_id=new_id,
         code=NodeCode(state_dir / CODE, coordination, stores.open_code, sink),
         environments=environments,
+        data=data,
         outputs=outputs,
         gpus=CountedGpus(NvmlGpus(_gpu_settings(config), sink), metrics),
         secrets=secrets,
@@ -490,6 +494,7 @@ def settings_of(config: AgentConfig) -> AgentSettings:
             tuple(config.docker.networks) if config.runtime == "docker" else (),
             secrets=True,
             environments=config.runtime != DOCKER,
+            data=shown_kinds(),
             spares=config.spare_launchers > 0,
         ),
         spare_launchers=config.spare_launchers,

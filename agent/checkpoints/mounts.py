@@ -8,18 +8,16 @@ mount, heals it when its process has died or hangs, and ends it when its generat
 from __future__ import annotations
 
 import asyncio
-import subprocess
 from collections.abc import Collection
-from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
 
+from agent.checkpoints.healing import MountHealer
 from agent.host.task_users import TaskUsers
 from agent.retry_log import require_sound
 from recovery.commit.outbox import generation_directory
 from recovery.io.files import mapped_errors
 from recovery.io.trees import remove_tree
-from recovery.mount import control
 from recovery.mount.control import MountState
 from recovery.mount.layout import live_path
 from recovery.mount.live import LiveDirectory
@@ -38,9 +36,7 @@ LOOK_S = 0.3
 QUIET_S = 2.0
 """Seconds between looks while nothing is mounted. Whoever mounts looks at it until it serves."""
 RETIRE_MS = 5_000
-WANTED_MS = 5_000
 READY_MS = 30_000
-STARTING_MS = 20_000
 _GENERATION = "g"
 
 
@@ -68,11 +64,7 @@ class NodeMounts:
         self._clock = clock
         self._sink = sink
         self._lives: dict[tuple[str, str], LiveDirectory] = {}
-        self._children: dict[Path, subprocess.Popen[bytes]] = {}
-        self._began_ms: dict[Path, int] = {}
-        self._wanted_ms: dict[Path, int] = {}
-        self._served: set[Path] = set()
-        self._lost_ms: dict[Path, int] = {}
+        self._healer = MountHealer(clock, sink)
         self._retired_ms = clock.now_ms()
         self._ending = asyncio.Lock()
         self._task: asyncio.Task[NoReturn] | None = None
@@ -105,24 +97,16 @@ class NodeMounts:
         wish = MountWish(job, job_uuid, generation, uri, live, str(directory), hadoop=self._hadoop, user=user)
         files = MountFiles(parent, generation)
         async with self._ending:
-            await asyncio.to_thread(self._wish, files, wish)
+            await asyncio.to_thread(self._healer.wish, files, wish)
         limit_ms = self._clock.now_ms() + READY_MS
-        while (state := await asyncio.to_thread(self._heal, files, wish)) is not MountState.SERVING:
+        while (state := await asyncio.to_thread(self._healer.heal, files, wish)) is not MountState.SERVING:
             if self._clock.now_ms() > limit_ms:
                 raise StoreUnreachable(f"{directory} is not mounted: {state.value}; see {files.log_path}")
             await asyncio.sleep(LOOK_S / 3)
 
     def failed_ms(self, job_uuid: str, generation: int) -> int:
         """The time at which a mount last failed its programs, by EIO or by its absence; -1: never."""
-        files = MountFiles(self._parent / job_uuid, generation)
-        # A program that ends because its mount has gone may be faster than the next look at it.
-        with suppress(TfSupervisorError):
-            wish = files.read_wish()
-            if wish is not None:
-                now_ms = self._clock.now_ms()
-                self._note_loss(files, control.look(files, wish, now_ms), now_ms)
-        told_ms = files.failed_ms()
-        return max(-1 if told_ms is None else told_ms, self._lost_ms.get(files.wish_path, -1))
+        return self._healer.failed_ms(MountFiles(self._parent / job_uuid, generation))
 
     async def end_but(self, job_uuid: str, keep: Collection[int]) -> None:
         """End all mounts of a job except those of these generations. Raises StoreUnreachable, Refused."""
@@ -153,7 +137,7 @@ class NodeMounts:
         async with self._ending:
             try:
                 if await asyncio.to_thread(files.read_wish) == wish:
-                    await asyncio.to_thread(self._heal, files, wish)
+                    await asyncio.to_thread(self._healer.heal, files, wish)
             except TfSupervisorError as error:
                 self._sink.error(
                     "a checkpoint directory is not mounted; trying again",
@@ -189,64 +173,6 @@ class NodeMounts:
             found += wished(self._parent / home.name)
         return tuple(found)
 
-    def _wish(self, files: MountFiles, wish: MountWish) -> None:
-        if files.read_wish() != wish:
-            files.write_wish(wish)
-        files.write_wanted(self._clock.now_ms())
-
-    def _heal(self, files: MountFiles, wish: MountWish) -> MountState:
-        """Take one step towards SERVING; returns the state before. Blocking."""
-        now_ms = self._clock.now_ms()
-        key = files.wish_path
-        self._reap(key)
-        if now_ms - self._wanted_ms.get(key, 0) > WANTED_MS:
-            self._wanted_ms[key] = now_ms
-            files.write_wanted(now_ms)
-        state = control.look(files, wish, now_ms)
-        if state is MountState.SERVING:
-            self._served.add(key)
-            self._began_ms.pop(key, None)
-            return state
-        self._note_loss(files, state, now_ms)
-        late = now_ms - self._began_ms.setdefault(key, now_ms) > STARTING_MS
-        if state in {MountState.SILENT, MountState.OTHER} or (state is MountState.STARTING and late):
-            self._sink.warning(
-                "killing the process of a checkpoint mount; a new one follows",
-                job=wish.job,
-                directory=wish.directory,
-                state=state.value,
-            )
-            with effect("mounts.kill"):
-                control.kill(files, at_once=state is not MountState.OTHER)
-            if key in self._children:
-                with effect("mounts.kill_child"):
-                    self._children[key].kill()
-            self._began_ms.pop(key, None)
-        elif state is MountState.GONE and key not in self._children:
-            self._sink.info(
-                "starting the process of a checkpoint mount",
-                job=wish.job,
-                directory=wish.directory,
-                live=wish.live,
-            )
-            with effect("mounts.start"):
-                self._children[key] = control.start(self._parent / wish.job_uuid, wish.generation)
-            self._began_ms[key] = now_ms
-        return state
-
-    def _note_loss(self, files: MountFiles, state: MountState, now_ms: int) -> None:
-        """Note the loss of a mount that programs had, under this agent or an earlier one."""
-        if state is MountState.SERVING:
-            return
-        beat = files.read_beat()
-        if files.wish_path in self._served or (beat is not None and beat.ready):
-            self._lost_ms[files.wish_path] = now_ms
-
-    def _reap(self, key: Path) -> None:
-        child = self._children.get(key)
-        if child is not None and child.poll() is not None:
-            del self._children[key]
-
     def _end_but(self, parent: Path, keep: frozenset[int]) -> None:
         for generation in {wish.generation for wish in wished(parent)} - keep:
             self._end(parent, generation)
@@ -260,21 +186,7 @@ class NodeMounts:
                 remove_tree(home)
 
     def _end(self, parent: Path, generation: int) -> None:
-        files = MountFiles(parent, generation)
-        files.forget_wish()
-        # First our own child: one that has only begun has no beat to be found by, and would mount later.
-        child = self._children.get(files.wish_path)
-        if child is not None and not control.end_child(child):
-            raise StoreUnreachable(
-                f"{generation_directory(parent, generation)}: process {child.pid} of its mount does not end"
-            )
-        self._children.pop(files.wish_path, None)
-        with effect("mounts.end"):
-            control.end(files, generation_directory(parent, generation))
-        self._began_ms.pop(files.wish_path, None)
-        self._wanted_ms.pop(files.wish_path, None)
-        self._served.discard(files.wish_path)
-        self._lost_ms.pop(files.wish_path, None)
+        self._healer.end(MountFiles(parent, generation), generation_directory(parent, generation))
 
 
 def _is_needed(wish: MountWish, found: KeyValue | None) -> bool:

@@ -1,5 +1,5 @@
-"""Shipped code, images and environments: brought in while a plan is prepared, so that no start waits for
-them; code and environments are kept while they are used.
+"""Shipped code, images, environments and data: brought in while a plan is prepared, so that no start waits
+for them; all but images are kept while they are used.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from dataclasses import replace
 from agent.core import pool
 from agent.core.desired import DOCKER, Wants, recipe_of
 from agent.core.events import BroughtIn
-from agent.core.instructions import BringIn, KeepCode
+from agent.core.instructions import BringIn, KeepCode, KeepData
 from agent.core.state import CodeStanding
 from agent.core.step_context import Work
 from supervisor.contract.desired import Assignment
@@ -43,14 +43,17 @@ def bring_in(work: Work, wants: Wants) -> None:
             work.state.code[assignment.plan_id] = CodeStanding(delay=known.delay if known is not None else "")
             environment = assignment.environment
             workdir = assignment.workdir if environment is not None else ""
-            work.emit(BringIn(assignment.plan_id, assignment.code, container, environment, workdir))
+            needs = BringIn(assignment.plan_id, assignment.code, container, environment, workdir)
+            if assignment.data:
+                needs = replace(needs, data=assignment.data, job=assignment.job, job_uuid=assignment.job_uuid)
+            work.emit(needs)
     for plan_id in [each for each in work.state.code if each not in plans]:
         del work.state.code[plan_id]
 
 
 def _is_carried(assignment: Assignment) -> bool:
     """Whether it needs files on this node beside an image."""
-    return assignment.code is not None or assignment.environment is not None
+    return assignment.code is not None or assignment.environment is not None or bool(assignment.data)
 
 
 def _needs_image(work: Work, assignment: Assignment) -> bool:
@@ -90,6 +93,18 @@ def not_now(work: Work, plan_id: str, why: str) -> None:
     """Note that code or an image cannot be used for now, so that a plan in preparation asks for it again."""
     if plan_id in work.state.code:
         work.state.code[plan_id] = CodeStanding(again_ms=work.now_ms + AGAIN_MS, delay=why)
+
+
+def keep_data(work: Work, wants: Wants) -> None:
+    """Emit the data that tasks and containers use when it changes: other mounts may end."""
+    there = (wants.prepare, wants.run, wants.linger, wants.held)
+    tasks = [each for some in there for each in some.values()]
+    used = {(each.job_uuid, uri) for each in tasks for uri in each.data.values()}
+    recipes = [each.recipe for each in work.state.launchers.values()]
+    used |= {(each.job_uuid, uri) for each in recipes for uri in each.data.values()}
+    if used != work.state.data_kept:
+        work.state = replace(work.state, data_kept=frozenset(used))
+        work.emit(KeepData(frozenset(used)))
 
 
 def keep_used(work: Work) -> None:

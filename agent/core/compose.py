@@ -8,6 +8,7 @@ from types import MappingProxyType
 from agent.core.instructions import NOWHERE, Launch, OutputDirs
 from agent.inside import protocol
 from supervisor.contract.desired import Assignment, Cadence, ClusterSpec
+from supervisor.contract.job.data import placeholder_of, variable_of
 from supervisor.contract.job.placeholders import fill, fill_earlier
 from supervisor.contract.job.tf_config import placeholder_values, tf_config
 
@@ -51,6 +52,7 @@ def start_message(
         outputs.all,
         assignment.model_base,
     )
+    values |= {placeholder_of(name): directory for name, directory in outputs.data.items()}
     argv, asked = _filled(assignment, values)
     env = {
         _QUEUES: str(_queues(launch.spec)),
@@ -65,6 +67,7 @@ def start_message(
         "TFSUP_JOB": assignment.job,
         "TFSUP_TASK": str(task),
         "TFSUP_WORKERS": str(sum(len(each.addresses) for each in spec.roles if each.role == "worker")),
+        **{variable_of(name): directory for name, directory in outputs.data.items()},
         **_cadence_env(assignment.cadence),
         **({"TFSUP_PS_RECOVERY": "partial"} if assignment.partial_ps else {}),
         **device_env(assignment.gpus, shared=assignment.gpus_shared),

@@ -83,7 +83,13 @@ def _env_of(record: Assignment | Spare) -> dict[str, str]:
 def _contained(recipe: Recipe, record: Assignment | Spare, gpus: tuple[str, ...]) -> Recipe:
     """With what a container is given when it is made. Of the resources that is what limits it."""
     limits = Resources(record.resources.cpus, record.resources.memory_bytes)
-    return replace(recipe, container=record.container or ContainerSpec(), resources=limits, gpus=gpus)
+    return replace(
+        recipe,
+        container=record.container or ContainerSpec(),
+        resources=limits,
+        gpus=gpus,
+        data=record.data,
+    )
 
 
 def wants(view: Observed, me: Incarnation, aside: Collection[str] = ()) -> Wants:

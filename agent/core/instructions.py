@@ -27,9 +27,9 @@ class Recipe:
     """The environment in which a launcher has imported: launchers with equal recipes are interchangeable.
 
     With `code`, the directory is this node's copy of it, and `workdir` says where it came from. `container`,
-    `resources` and `gpus` are fixed when a container is made; a plain process has none of them. `first` is
-    the task that a container is made for, None for a spare, and makes no difference. It imports with the
-    Python of the `environment`, if there is one.
+    `resources`, `gpus` and `data` are fixed when a container is made; a plain process has none of them.
+    `first` is the task that a container is made for, None for a spare, and makes no difference. It imports
+    with the Python of the `environment`, if there is one.
     """
 
     job: str
@@ -44,6 +44,7 @@ class Recipe:
     gpus: tuple[str, ...] = ()
     first: First | None = field(default=None, compare=False)
     environment: EnvironmentRef | None = None
+    data: dict[str, str] = field(default_factory=dict)
 
     @property
     def networked(self) -> bool:
@@ -94,10 +95,11 @@ class Launch:
 
 @dataclass(frozen=True, slots=True)
 class OutputDirs:
-    """Directories of a task on this node: its own outputs, and copies of the outputs of all tasks."""
+    """Directories of a task on this node: its own outputs, copies of those of all tasks, and data by name."""
 
     own: str = ""
     all: str = ""
+    data: dict[str, str] = field(default_factory=dict)
 
 
 NOWHERE = OutputDirs()
@@ -157,7 +159,7 @@ class BringIn:
     """Have what a plan's launchers need on this node; answered by BroughtIn.
 
     `code`: on its disk, whole. `container`: its image, where launchers are containers. `environment`: made,
-    from a lock file below the code, or below `workdir` without code.
+    from a lock file below the code, or below `workdir` without code. `data`: shown; of the job.
     """
 
     plan_id: str
@@ -165,6 +167,9 @@ class BringIn:
     container: ContainerSpec | None = None
     environment: EnvironmentRef | None = None
     workdir: str = ""
+    data: dict[str, str] = field(default_factory=dict)
+    job: str = ""
+    job_uuid: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,6 +177,13 @@ class KeepCode:
     """Code of other digests, and environments of other keys, may be removed from this node's disk."""
 
     digests: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
+class KeepData:
+    """Tasks of this node use this data: the job's UUID and a URI each. Other mounts may end."""
+
+    used: frozenset[tuple[str, str]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -392,6 +404,7 @@ Instruction = (
     | ReadSpec
     | BringIn
     | KeepCode
+    | KeepData
     | Write
     | Report
     | Follow

@@ -311,7 +311,7 @@ class AgentState:
         found: UUIDs of jobs that have had directories here since before this life.
         spawn_failed_ms: when a launcher could not be started last, -1 for never.
         free_bytes: memory that is free on this machine, -1 until it is known.
-        code: of plans in preparation, by plan id; code_kept: the digests last said to be in use.
+        code: of plans in preparation, by plan id; code_kept, data_kept: what was last said to be in use.
         delays: of tasks that are prepared or wanted here, by reservation.
         gpus: this node's, as far as they are known; gpus_told: the report that etcd has; gpus_telling: one is
             being written; gpus_awaited: since when an attempt waits for the memory of its GPUs.
@@ -353,6 +353,7 @@ class AgentState:
     found: frozenset[str] = frozenset()
     code: dict[str, CodeStanding] = field(default_factory=dict)
     code_kept: frozenset[str] = frozenset()
+    data_kept: frozenset[tuple[str, str]] = frozenset()
     delays: dict[str, Delay] = field(default_factory=dict)
     gpus: GpuBook = field(default_factory=GpuBook)
     gpus_told: GpuReport | None = None

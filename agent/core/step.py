@@ -388,6 +388,7 @@ def _reconcile(work: Work) -> None:
     pool.tend(work, wanted)
     reporting.clean(work, wanted)
     code.keep_used(work)
+    code.keep_data(work, wanted)
 
 
 def _clear_out(work: Work) -> None:

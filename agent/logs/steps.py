@@ -10,7 +10,7 @@ import re
 from collections import deque
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from agent.checkpoints.saves import SavesReader
@@ -141,6 +141,12 @@ class StepReader:
             return
         with suppress(ValueError):
             self.matcher.reached(int(raw))
+
+
+def reading(beat: TaskBeat) -> TaskBeat:
+    """The beat of a task that waits for a file: it works, however long that takes."""
+    others = tuple(each for each in beat.signs if each.name != FILES)
+    return replace(beat, signs=(*others, Sign(FILES, 0))) if others else beat
 
 
 @dataclass(slots=True)

@@ -42,7 +42,7 @@ def binds(launcher_id: str, recipe: Recipe, node: DockerNode) -> tuple[Bind, ...
     if not recipe.networked:
         ours.append(_both(node.lock_dir))
     found = {each.target: each for each in ours}
-    for bind in (*_workdir(recipe, node), *_data(recipe, node)):
+    for bind in (*_workdir(recipe, node), *_read_alone(recipe, node), *_asked(recipe, node)):
         _check_source(bind, node)
         if bind.target in found:
             raise UserError(f"two mounts at {bind.target} in a container of job {recipe.job}")
@@ -73,7 +73,16 @@ def _workdir(recipe: Recipe, node: DockerNode) -> Iterable[Bind]:
     )
 
 
-def _data(recipe: Recipe, node: DockerNode) -> Iterable[Bind]:
+def _read_alone(recipe: Recipe, node: DockerNode) -> Iterable[Bind]:
+    """The job's data, at the same paths: `Recipe.data` has been filled with directories of this node."""
+    for path in sorted(set(recipe.data.values())):
+        own = is_within(path, str(node.checkpoints))
+        if not own:
+            _check_fixed(os.path.realpath(path), node)
+        yield Bind(os.path.realpath(path), path, slave=own and is_shared(Path(path)))
+
+
+def _asked(recipe: Recipe, node: DockerNode) -> Iterable[Bind]:
     for allowed in node.mounts:
         if allowed.always:
             yield Bind(allowed.source, allowed.source, allowed.read_only)

@@ -5,6 +5,7 @@ It reads files and the kernel's tables, and never touches a mounted directory, a
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import subprocess
@@ -28,6 +29,9 @@ SILENT_MS = 5_000
 """Milliseconds without a beat of a process's loop after which it is killed, and another one mounts."""
 
 _LIBRARY_VARIABLE = "FUSE_LIBRARY_PATH"
+_LIBRARIES = ("libfuse3.so.4", "libfuse3.so.3")
+"""Names that need no search, which takes a compiler where there is none of them."""
+
 _ROOT = Path(recovery.__file__).resolve().parents[1]
 PATIENCE_S = 3.0
 _STATUS = Path("/proc/self/status")
@@ -67,9 +71,9 @@ def look(files: MountFiles, wish: MountWish, now_ms: int) -> MountState:
     return MountState.SERVING if beat.ready else MountState.STARTING
 
 
-def start(parent: Path, generation: int) -> subprocess.Popen[bytes]:
-    """Start the process that serves a wish; it ends at once if another one does. Raises Refused."""
-    library = os.environ.get(_LIBRARY_VARIABLE) or find_library("fuse3")
+def require_fuse() -> str:
+    """The library to mount with; raises Refused if this process cannot mount."""
+    library = os.environ.get(_LIBRARY_VARIABLE) or _library()
     if library is None:
         raise Refused("libfuse 3 is not installed on this node; run deploy/get-fuse.sh, or install fuse3")
     if os.geteuid() != 0 and b"\nNoNewPrivs:\t1\n" in _STATUS.read_bytes():
@@ -77,6 +81,20 @@ def start(parent: Path, generation: int) -> subprocess.Popen[bytes]:
             "this agent may gain no privileges (NoNewPrivileges of its unit), and fusermount3 has to: run it "
             "as root (deploy/systemd/agent-docker.conf)"
         )
+    return library
+
+
+def _library() -> str | None:
+    for name in _LIBRARIES:
+        with suppress(OSError):
+            ctypes.CDLL(name)
+            return name
+    return find_library("fuse3")
+
+
+def start(parent: Path, generation: int) -> subprocess.Popen[bytes]:
+    """Start the process that serves a wish; it ends at once if another one does. Raises Refused."""
+    library = require_fuse()
     log = MountFiles(parent, generation).log_path
     try:
         with log.open("ab") as output, effect("mount.spawn"):

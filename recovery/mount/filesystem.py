@@ -12,7 +12,7 @@ import os
 import time
 from collections.abc import Callable, Coroutine, Iterator
 from concurrent import futures
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -81,7 +81,7 @@ class MountedFiles:
                 await self._require("")
                 return Stat(directory=False, size=0, mtime_ns=0)
             found = await self._require(name)
-            return _stat(found.entry)
+            return stat_of(found.entry)
 
     async def list(self, name: str) -> tuple[tuple[str, bool], ...]:
         """Names of the children, without `.` and `..`, and whether each is a directory. Raises OSError."""
@@ -330,26 +330,28 @@ class MountedFiles:
             raise NotFound(f"{name} does not exist")
         return found
 
-    @contextmanager
-    def _mapped(self, doing: str, conflict: int = errno.EEXIST) -> Iterator[None]:
-        """Turn errors of our tree into OSError, and log those that an operator should know."""
-        try:
-            yield
-        except NotFound as error:
-            raise OSError(errno.ENOENT, os.strerror(errno.ENOENT)) from error
-        except Conflict as error:
-            raise OSError(conflict, os.strerror(conflict)) from error
-        except Refused as error:
-            self._sink.warning("the store refuses an operation of a program", doing=doing, reason=str(error))
-            code = errno.EDQUOT if isinstance(error, OutOfSpace) else errno.EACCES
-            raise OSError(code, str(error)) from error
-        except UserError as error:
-            raise OSError(errno.EINVAL, str(error)) from error
-        except TfSupervisorError as error:
-            self._sink.warning(
-                "the store does not answer an operation of a program", doing=doing, reason=str(error)
-            )
-            raise OSError(errno.EIO, str(error)) from error
+    def _mapped(self, doing: str, conflict: int = errno.EEXIST) -> AbstractContextManager[None]:
+        return as_os_errors(self._sink, doing, conflict)
+
+
+@contextmanager
+def as_os_errors(sink: Logger, doing: str, conflict: int = errno.EEXIST) -> Iterator[None]:
+    """Turn errors of our tree into OSError, and log those that an operator should know."""
+    try:
+        yield
+    except NotFound as error:
+        raise OSError(errno.ENOENT, os.strerror(errno.ENOENT)) from error
+    except Conflict as error:
+        raise OSError(conflict, os.strerror(conflict)) from error
+    except Refused as error:
+        sink.warning("the store refuses an operation of a program", doing=doing, reason=str(error))
+        code = errno.EDQUOT if isinstance(error, OutOfSpace) else errno.EACCES
+        raise OSError(code, str(error)) from error
+    except UserError as error:
+        raise OSError(errno.EINVAL, str(error)) from error
+    except TfSupervisorError as error:
+        sink.warning("the store does not answer an operation of a program", doing=doing, reason=str(error))
+        raise OSError(errno.EIO, str(error)) from error
 
 
 def wait_for(
@@ -378,5 +380,6 @@ def wait_for(
         raise OSError(errno.EIO, f"not done within {limit_s:g} s") from error
 
 
-def _stat(entry: Entry) -> Stat:
+def stat_of(entry: Entry) -> Stat:
+    """The status of an entry of the store."""
     return Stat(entry.directory, entry.size, entry.mtime_ms * 1_000_000)

@@ -13,16 +13,53 @@ AHEAD = 3
 KEPT = 8
 
 
+class ChunkPool:
+    """The chunks in memory of one open file, or of all that share it: at most `most`, the newest.
+
+    `readers`: how many share it. `get` may be called from any thread; all else on the loop.
+    """
+
+    def __init__(self, most: int = KEPT) -> None:
+        self.most = most
+        self.readers = 0
+        self._lock = threading.Lock()
+        self._chunks: OrderedDict[tuple[ChunkedReader, int], bytes] = OrderedDict()
+
+    @property
+    def ahead(self) -> int:
+        """How many chunks one file may fetch early, so that none is dropped before it is read."""
+        return min(AHEAD, max(0, self.most // max(1, self.readers) - 1))
+
+    def get(self, reader: ChunkedReader, index: int) -> bytes | None:
+        """A chunk of a file; None if it is not here."""
+        with self._lock:
+            return self._chunks.get((reader, index))
+
+    def put(self, reader: ChunkedReader, index: int, chunk: bytes) -> None:
+        """Keep a chunk. The oldest ones go."""
+        with self._lock:
+            self._chunks[reader, index] = chunk
+            while len(self._chunks) > self.most:
+                self._chunks.popitem(last=False)
+
+    def forget(self, reader: ChunkedReader) -> None:
+        """Drop all chunks of a file."""
+        with self._lock:
+            for key in [each for each in self._chunks if each[0] is reader]:
+                del self._chunks[key]
+
+
 class ChunkedReader:
-    """One open file. At most `KEPT` chunks are in memory; `AHEAD` of them are fetched early.
+    """One open file. At most `KEPT` chunks are in memory, or what `pool` keeps of it; `AHEAD` of them are
+    fetched early.
 
     `peek` may be called from any thread; all else on the loop.
     """
 
-    def __init__(self, reader: Reader) -> None:
+    def __init__(self, reader: Reader, pool: ChunkPool | None = None) -> None:
         self._reader = reader
-        self._lock = threading.Lock()
-        self._ready: OrderedDict[int, bytes] = OrderedDict()
+        self._pool = pool or ChunkPool()
+        self._pool.readers += 1
         self._coming: dict[int, asyncio.Task[bytes]] = {}
         self._last = -1
 
@@ -37,10 +74,9 @@ class ChunkedReader:
         if offset >= end:
             return b""
         index = offset // CHUNK_BYTES
-        with self._lock:
-            chunk = self._ready.get(index)
-            if chunk is None or index != self._last or (end - 1) // CHUNK_BYTES != index:
-                return None
+        chunk = self._pool.get(self, index)
+        if chunk is None or index != self._last or (end - 1) // CHUNK_BYTES != index:
+            return None
         return chunk[offset - index * CHUNK_BYTES : end - index * CHUNK_BYTES]
 
     async def read(self, offset: int, size: int) -> bytes:
@@ -50,7 +86,7 @@ class ChunkedReader:
             return b""
         first, last = offset // CHUNK_BYTES, (end - 1) // CHUNK_BYTES
         onward = first in {self._last, self._last + 1}
-        for index in range(first, last + 1 + (AHEAD if onward else 0)):
+        for index in range(first, last + 1 + (self._pool.ahead if onward else 0)):
             self._fetch(index)
         self._last = last
         pieces = []
@@ -65,13 +101,13 @@ class ChunkedReader:
         for task in self._coming.values():
             task.cancel()
         self._coming.clear()
-        with self._lock:
-            self._ready.clear()
+        self._pool.readers -= 1
+        self._pool.forget(self)
         await self._reader.close()
 
     def _fetch(self, index: int) -> None:
         start = index * CHUNK_BYTES
-        if start >= self.size or index in self._ready or index in self._coming:
+        if start >= self.size or index in self._coming or self._pool.get(self, index) is not None:
             return
         size = min(CHUNK_BYTES, self.size - start)
         task = asyncio.get_running_loop().create_task(self._reader.read(start, size))
@@ -85,16 +121,11 @@ class ChunkedReader:
         # One that failed is fetched again by whoever needs it, and then tells why.
         if done.cancelled() or done.exception() is not None:
             return
-        with self._lock:
-            self._ready[index] = done.result()
-            while len(self._ready) > KEPT:
-                self._ready.popitem(last=False)
+        self._pool.put(self, index, done.result())
 
     async def _chunk(self, index: int) -> bytes:
-        with self._lock:
-            chunk = self._ready.get(index)
+        chunk = self._pool.get(self, index)
         if chunk is not None:
             return chunk
         self._fetch(index)
-        coming = self._coming.get(index)
-        return self._ready[index] if coming is None else await asyncio.shield(coming)
+        return await asyncio.shield(self._coming[index])

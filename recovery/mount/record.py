@@ -5,6 +5,8 @@
     g7.beat   written by its loop: the wish that it serves, and a sign of progress.
     g7.want   written by agents while they use the mount: without it the mount ends by itself.
     g7.failed the time at which a program last got EIO because the store did not answer.
+    g7.ask    of a mount of data: when an agent last wanted to know whether its source can be read.
+    g7.answer the answer to that.
 
 Several agents of one machine that share PARENT share its mounts: the lock says whether one must be started.
 They are not in `PARENT/JOB_UUID`, where the job's programs may write, even from a container: an agent opens
@@ -18,6 +20,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from enum import Enum
 from pathlib import Path
 
 from recovery.io.files import mapped_errors, read_small
@@ -43,6 +46,7 @@ class MountWish:
         call_ms: limit for one call to the store; then it fails with EIO.
         flush_ms: limit for closing a file of any size.
         user: (uid, gid) of the owner of all its files, who alone may use it, beside root; None: our own.
+        data: it shows the directory of `uri` itself, to be read alone. `uri` may name a user of HDFS then.
     """
 
     job: str
@@ -55,17 +59,40 @@ class MountWish:
     flush_ms: int = 600_000
     hadoop: HadoopSettings = _HADOOP
     user: tuple[int, int] | None = None
+    data: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class MountBeat:
-    """A sign of life. `at_ms` is on CLOCK_BOOTTIME; `ready`: the kernel has mounted it."""
+    """A sign of life. `at_ms` is on CLOCK_BOOTTIME; `ready`: the kernel has mounted it.
+
+    `stalled`: a program waits for the store, and has for a while.
+    """
 
     pid: int
     start_ticks: int
     at_ms: int
     live: str
     ready: bool
+    stalled: bool = False
+
+
+class Trouble(Enum):
+    """The kinds of reasons why a source cannot be read."""
+
+    NONE = "none"
+    ABSENT = "absent"
+    REFUSED = "refused"
+    AWAY = "away"
+
+
+@dataclass(frozen=True, slots=True)
+class MountAnswer:
+    """Whether the source of a mount of data can be read: the answer to the question of `asked_ms`."""
+
+    asked_ms: int
+    trouble: Trouble = Trouble.NONE
+    reason: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,11 +106,11 @@ class MountFiles:
     """The files of one generation's mount; `parent` is its job's directory. All methods block."""
 
     def __init__(self, parent: Path, generation: int) -> None:
-        self._home = mounts_home(parent)
+        self.home = mounts_home(parent)
         self._stem = f"g{generation}"
-        self.wish_path = self._home / f"{self._stem}.json"
-        self.log_path = self._home / f"{self._stem}.log"
-        self.spool = self._home / SPOOL
+        self.wish_path = self.home / f"{self._stem}.json"
+        self.log_path = self.home / f"{self._stem}.log"
+        self.spool = self.home / SPOOL
 
     def read_wish(self) -> MountWish | None:
         """The wish; None if nothing should be mounted."""
@@ -96,7 +123,7 @@ class MountFiles:
     def write_wish(self, wish: MountWish) -> None:
         """Replace it."""
         with mapped_errors(f"write {self.wish_path}"), effect("mount.make_spool"):
-            self._home.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self.home.mkdir(mode=0o700, parents=True, exist_ok=True)
             self.spool.mkdir(exist_ok=True)
         _write(self.wish_path, codec.encode(wish))
 
@@ -119,6 +146,22 @@ class MountFiles:
     def failed_ms(self) -> int | None:
         """The time at which a program last got an error because of the store; None before the first."""
         return self._time("failed")
+
+    def write_ask(self, now_ms: int) -> None:
+        """Ask whether the source can be read."""
+        _write(self._path("ask"), codec.encode(MountTime(now_ms)))
+
+    def asked_ms(self) -> int | None:
+        """The time of the last question whether the source can be read; None before the first."""
+        return self._time("ask")
+
+    def write_answer(self, answer: MountAnswer) -> None:
+        """Answer it."""
+        _write(self._path("answer"), codec.encode(answer))
+
+    def read_answer(self) -> MountAnswer | None:
+        """The last answer; None before the first."""
+        return _read(self._path("answer"), MountAnswer)
 
     def served(self) -> bool:
         """Whether a process holds the lock."""
@@ -147,7 +190,7 @@ class MountFiles:
     def forget(self) -> None:
         """Remove all files of the mount."""
         with mapped_errors(f"forget {self.wish_path}"):
-            for name in ("json", "beat", "want", "failed", "log", "lock"):
+            for name in ("json", "beat", "want", "failed", "ask", "answer", "log", "lock"):
                 with effect("mount.forget"):
                     self._path(name).unlink(missing_ok=True)
 
@@ -156,7 +199,7 @@ class MountFiles:
         return found.at_ms if found is not None else None
 
     def _path(self, kind: str) -> Path:
-        return self._home / f"{self._stem}.{kind}"
+        return self.home / f"{self._stem}.{kind}"
 
 
 def mounts_home(parent: Path) -> Path:

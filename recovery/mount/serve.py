@@ -13,19 +13,22 @@ from pathlib import Path
 from typing import NoReturn
 
 from recovery.mount.backends.backend import Backend
+from recovery.mount.data import KEPT_S, DataFiles
 from recovery.mount.filesystem import MountedFiles
-from recovery.mount.kernel import MountOptions, Operations, mount
+from recovery.mount.kernel import MountOptions, Operations, ReadOperations, mount, read_further_ahead
 from recovery.mount.live import LiveDirectory
 from recovery.mount.open import open_own_backend
 from recovery.mount.points import prepare_point, take_away
-from recovery.mount.record import MountBeat, MountFiles, MountWish, start_ticks
+from recovery.mount.record import MountAnswer, MountBeat, MountFiles, MountWish, Trouble, start_ticks
 from supervisor.adapters import failpoints
 from supervisor.adapters.clock import BootClock
 from supervisor.adapters.telemetry import configure_logging, get_logger
 from supervisor.contract.boundaries import Logger
+from supervisor.contract.containment import contained
 from supervisor.contract.errors import TfSupervisorError
 
 BEAT_S = 0.3
+ASKED_S = 0.05
 ORPHAN_MS = 120_000
 """Milliseconds without an agent after which the mount ends. The tasks are dead long before."""
 
@@ -42,6 +45,8 @@ class Server:
         self._sink = sink
         self._clock = BootClock()
         self._ready = False
+        self._operations: ReadOperations | None = None
+        self._tasks: list[asyncio.Task[None]] = []
         self._main = threading.get_ident()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="work", daemon=True)
@@ -50,17 +55,25 @@ class Server:
         """Mount and serve; returns when it is over. Raises OSError, RuntimeError, TfSupervisorError."""
         wish, directory = self._wish, Path(self._wish.directory)
         self._thread.start()
-        mounted, backend = asyncio.run_coroutine_threadsafe(self._open(), self._loop).result()
+        try:
+            mounted, backend = asyncio.run_coroutine_threadsafe(self._open(), self._loop).result()
+        except TfSupervisorError as error:
+            asked_ms = self._files.asked_ms()
+            if wish.data and asked_ms is not None:
+                self._files.write_answer(MountAnswer(asked_ms, Trouble.REFUSED, str(error)))
+            raise
         options = MountOptions(
-            source=f"{wish.uri}/{wish.live}".replace(",", "_"),
+            source=(wish.uri if wish.data else f"{wish.uri}/{wish.live}").replace(",", "_"),
             answer_s=wish.call_ms / 1000 + 1,
             flush_s=wish.flush_ms / 1000,
             user=wish.user or (os.geteuid(), os.getegid()),
             allow_other=os.geteuid() == 0,
+            kept_s=KEPT_S if wish.data else None,
         )
         prepare_point(directory)
+        self._operations = self._made(mounted, options)
         try:
-            mount(self._operations(mounted, options), str(directory), options)
+            mount(self._operations, str(directory), options)
         finally:
             self._ready = False
             asyncio.run_coroutine_threadsafe(mounted.finish(), self._loop).result(options.answer_s)
@@ -68,8 +81,9 @@ class Server:
             self._loop.call_soon_threadsafe(self._loop.stop)
             take_away(directory)
 
-    def _operations(self, mounted: MountedFiles, options: MountOptions) -> Operations:
-        return Operations(mounted, self._loop, options, self._now_ready, self._now_failed)
+    def _made(self, files: MountedFiles | DataFiles, options: MountOptions) -> ReadOperations:
+        rest = (self._loop, options, self._now_ready, self._now_failed)
+        return ReadOperations(files, *rest) if isinstance(files, DataFiles) else Operations(files, *rest)
 
     def _now_ready(self) -> None:
         self._ready = True
@@ -80,19 +94,41 @@ class Server:
         except TfSupervisorError as error:
             self._sink.warning("cannot note that the store has failed a program", reason=str(error))
 
-    async def _open(self) -> tuple[MountedFiles, Backend]:
+    async def _open(self) -> tuple[MountedFiles | DataFiles, Backend]:
         wish = self._wish
+        if wish.data:
+            backend = open_own_backend(wish.uri, wish.hadoop, wish.call_ms, list_ms=wish.call_ms)
+            data = DataFiles(backend, self._loop, self._sink)
+            self._tasks += [asyncio.create_task(self._beat()), asyncio.create_task(self._answer(data))]
+            return data, backend
         backend = open_own_backend(wish.uri, wish.hadoop, wish.call_ms)
         mounted = MountedFiles(LiveDirectory(backend, wish.live), self._files.spool, self._sink)
-        self._tasks = [asyncio.create_task(self._beat()), asyncio.create_task(mounted.keep_flushing())]
+        self._tasks += [asyncio.create_task(self._beat()), asyncio.create_task(mounted.keep_flushing())]
         return mounted, backend
+
+    async def _answer(self, data: DataFiles) -> NoReturn:
+        """Look at the source whenever an agent asks, and let the kernel read ahead once it is mounted."""
+        answered_ms, deep = -1, False
+        while True:
+            asked_ms = self._files.asked_ms()
+            if asked_ms is not None and asked_ms > answered_ms:
+                answer = await data.answer(asked_ms)
+                with contained(lambda error: self._sink.warning("cannot answer an agent", reason=str(error))):
+                    self._files.write_answer(answer)
+                    answered_ms = asked_ms
+            if self._ready and not deep:
+                read_further_ahead(self._wish.directory)
+                deep = True
+            await asyncio.sleep(ASKED_S)
 
     async def _beat(self) -> NoReturn:
         pid = os.getpid()
         ticks, began_ms = start_ticks(pid), self._clock.now_ms()
         while True:
             now_ms = self._clock.now_ms()
-            self._files.write_beat(MountBeat(pid, ticks, now_ms, self._wish.live, ready=self._ready))
+            stalled = self._operations is not None and self._operations.stalled
+            beat = MountBeat(pid, ticks, now_ms, self._wish.live, ready=self._ready, stalled=stalled)
+            self._files.write_beat(beat)
             orphan = now_ms - max(self._files.wanted_ms() or 0, began_ms) > ORPHAN_MS
             if self._ready and (orphan or self._files.read_wish() is None):
                 # To the thread that libfuse waits on: another one would not wake it.
@@ -116,7 +152,7 @@ def main(parent: Path, generation: int) -> int:
         try:
             Server(files, wish, sink).run()
         except (TfSupervisorError, OSError, RuntimeError) as error:
-            sink.error("the checkpoint directory is not mounted", directory=wish.directory, reason=str(error))
+            sink.error("the directory is not mounted", directory=wish.directory, reason=str(error))
             return 1
         finally:
             tee.close()

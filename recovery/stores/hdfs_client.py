@@ -119,8 +119,18 @@ class HdfsClient:
 
     async def list(self, path: str) -> tuple[FileInfo, ...]:
         """The children of a directory, sorted by name; for a file, the file alone. Raises NotFound."""
-        found = await self._call(f"list {path}", lambda hdfs: [_info(one) for one in hdfs.list_status(path)])
+        found = await self._call(
+            f"list {path}",
+            lambda hdfs: [_info(one) for one in hdfs.list_status(path)],
+            answer_ms=self.patience.list_ms,
+        )
         return tuple(sorted(found, key=lambda one: one.path))
+
+    async def probe(self, path: str) -> None:
+        """Prove that a path is a directory whose first entries can be listed. Raises NotFound."""
+        if not (await self.info(path)).is_dir:
+            raise NotFound(f"{path} in {self.uri} is a file; name its directory")
+        await self._call(f"list {path}", lambda hdfs: next(iter(hdfs.list_status(path)), None))
 
     async def mkdirs(self, path: str) -> None:
         """Make a directory and its parents; it may be there. Raises Conflict where a file is in the way."""
@@ -257,18 +267,23 @@ class HdfsClient:
         making: bool = False,
         trail: _Trail | None = None,
         late: Callable[[T], object] | None = None,
+        answer_ms: int | None = None,
     ) -> T:
-        """Run one call of the library, with retries, until it has a final answer or `call_ms` are over."""
+        """Run one call of the library, with retries, until it has a final answer or `call_ms` are over.
+
+        `answer_ms`: limit for one try; None: that of `patience`.
+        """
         trail = trail or _Trail()
         patience = self.patience
         clock = asyncio.get_running_loop().time
         end = clock() + patience.call_ms / 1000
         pauses = patience.pauses()
-        failure = silence = Failure(Meaning.UNKNOWN, f"no answer within {patience.answer_ms / 1000:g} s")
+        answer_ms = answer_ms or patience.answer_ms
+        failure = silence = Failure(Meaning.UNKNOWN, f"no answer within {answer_ms / 1000:g} s")
         while True:
             lane, hdfs = self._lane, self._connection()
             left_s = max(0.001, end - clock())
-            limit_s = min(patience.answer_ms / 1000, left_s)
+            limit_s = min(answer_ms / 1000, left_s)
             try:
                 result = await self._threads.run(partial(work, hdfs), limit_s, late)
             except TimeoutError:

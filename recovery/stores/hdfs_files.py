@@ -31,6 +31,7 @@ class Patience:
     Attributes:
         answer_ms: limit for one answer of a NameNode; then the next one is asked, on a new connection.
         call_ms: limit for one call with all its retries.
+        list_ms: limit for one listing, which takes an answer for each thousand entries.
         piece_ms: limit for one mebibyte to or from DataNodes.
         close_ms: limit for closing a file, which waits until its last block is on enough DataNodes.
         pause_ms: pause before the second attempt; doubled up to `longest_pause_ms`.
@@ -38,6 +39,7 @@ class Patience:
 
     answer_ms: int = 4_000
     call_ms: int = 20_000
+    list_ms: int = 4_000
     piece_ms: int = 10_000
     close_ms: int = 30_000
     pause_ms: int = 100

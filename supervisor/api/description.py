@@ -103,6 +103,7 @@ def _fields(spec: JobSpec, given: frozenset[str]) -> Iterator[Field]:
     yield from _code(spec, given)
     if spec.environment is not None:
         yield from _environment(spec.environment)
+    yield from _entries(spec.data, "data")
     yield from _variables(spec.env, spec.secrets)
     yield from _part(preload=flow(spec.preload))
     yield from _failures(spec)

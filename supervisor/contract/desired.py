@@ -153,7 +153,8 @@ class Assignment:
     is new in it, so that no other task was told of its address when it started. `hears_moves`: its program is
     told of each address that changes so (`JobSwitch.edition`). `ends`: the attempt is to end, as its task
     moves or leaves. `partial_ps`: after the loss of a parameter server a chief restores the variables of that
-    one alone. `serving`: of the task whose exported models are published, to `model_base`.
+    one alone. `serving`: of the task whose exported models are published, to `model_base`. `data`: what it
+    reads: by name, the URI, which may name a user of HDFS.
     """
 
     job: str
@@ -205,6 +206,7 @@ class Assignment:
     serving: ServingSpec | None = None
     model_base: str = ""
     environment: EnvironmentRef | None = field(default=None, metadata=NEEDED)
+    data: dict[str, str] = field(default_factory=dict, metadata=NEEDED)
 
     @property
     def moves(self) -> bool:
@@ -246,6 +248,7 @@ class Spare:
     wanted: bool = True
     templated: bool = False
     environment: EnvironmentRef | None = field(default=None, metadata=NEEDED)
+    data: dict[str, str] = field(default_factory=dict, metadata=NEEDED)
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,7 +31,7 @@ CAUSES = {
     "wall_time": "reached its time limit",
     "gpu": "lost a GPU",
     "drained": "had to leave a node that is drained",
-    "store_lost": "could not reach its checkpoint store",
+    "store_lost": "could not reach its store",
     "base_missed": "did not find the checkpoint that it had to begin from",
     "resized": "was given another number of tasks",
 }

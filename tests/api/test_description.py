@@ -87,6 +87,7 @@ packing: pack
 LOCK = "numpy==2.1.0 --hash=sha256:" + "0" * 64
 PACKED = SMALL + f"environment: {{archive: 'file:///data/venv.tar.gz', sha256: '{'1' * 64}'}}\n"
 LOCKED = SMALL + "environment: {requirements: lock.txt, wheelhouse: /data/wheels, python: python3.12}\n"
+READING = SMALL + "data: {train: 'hdfs://ns1/data/digits', other: /data/x}\n"
 
 
 def loaded(directory: Path, text: str, name: str | None = None) -> JobFile:
@@ -112,7 +113,7 @@ def text_of(found: Description) -> str:
     return "\n".join(lines(found)) + "\n"
 
 
-@pytest.mark.parametrize("text", [SMALL, FULL, PACKED, LOCKED, SMALL + "workdir: /opt/program\n"])
+@pytest.mark.parametrize("text", [SMALL, FULL, PACKED, LOCKED, READING, SMALL + "workdir: /opt/program\n"])
 def test_what_is_shown_is_a_job_file_of_the_same_job(tmp_path: Path, text: str) -> None:
     first = loaded(tmp_path, text)
     shown = text_of(described(first))

@@ -194,7 +194,7 @@ BAD = [
     (HEAD + ROLES + "comand: [x]\n", ["5: comand: unknown key; did you mean 'command'?"]),
     (
         HEAD + ROLES + "zzz: 1\n",
-        ["5: zzz: unknown key; known here: checkpoint, code, command, container, env, environment, limits,"],
+        ["5: zzz: unknown key; known here: checkpoint, code, command, container, data, env, environment,"],
     ),
     (
         HEAD.replace("name: a", "name: a/b") + ROLES,

@@ -8,6 +8,7 @@ TAKE = "tests/mount/test_take.py::"
 MODES = "tests/mount/test_modes.py::"
 LAYOUT = "tests/mount/test_layout.py::"
 CRASH = "tests/mount/test_crash_points.py::"
+DATA = "tests/data/test_mounts.py::"
 SWEEP = "tests/control/test_sweep.py::"
 
 ROWS = (
@@ -18,6 +19,22 @@ ROWS = (
         '    extra["default_permissions"] = True\n',
         "",
         "tests/mount/test_files.py::test_a_mount_is_the_tasks_users_alone[local]",
+    ),
+    Guarantee(
+        5,
+        "No task can change the data that its job reads.",
+        "recovery/mount/kernel.py",
+        '        extra["ro"] = True\n',
+        "",
+        DATA + "test_tasks_read_a_directory_and_cannot_change_it",
+    ),
+    Guarantee(
+        5,
+        "Jobs whose tasks have different users share no mount of data.",
+        "agent/data/mounts.py",
+        'f"{uri} {user}"',
+        'f"{uri}"',
+        DATA + "test_jobs_of_one_user_share_a_mount_and_others_do_not",
     ),
     Guarantee(
         5,
@@ -135,11 +152,19 @@ ROWS = (
     Guarantee(
         13,
         "A program that ends because its mount has gone is not blamed, however quick it is.",
-        "agent/checkpoints/mounts.py",
+        "agent/checkpoints/healing.py",
         "                self._note_loss(files, control.look(files, wish, now_ms), now_ms)\n",
         "                control.look(files, wish, now_ms)\n",
         "tests/mount/test_agent.py::"
         "test_an_error_after_the_mount_has_failed_the_program_is_the_stores[True-False]",
+    ),
+    Guarantee(
+        13,
+        "A task that waits for its data is not taken for one that hangs.",
+        "agent/logs/steps.py",
+        "replace(beat, signs=(*others, Sign(FILES, 0))) if others else beat",
+        "beat",
+        "tests/data/test_core.py::test_a_task_that_waits_for_its_data_works",
     ),
     Guarantee(
         13,

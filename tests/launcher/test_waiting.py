@@ -98,7 +98,7 @@ def test_a_program_runs_when_the_sign_of_its_directory_is_seen(
     rig.write("prog.py", "print('the program runs')\n")
     sign = tmp_path / "ckpt" / "sign"
     attempt = rig.start(agent, "python", "prog.py", warm=warm, must_see=str(sign))
-    assert f"its checkpoint directory {sign.parent} is not mounted" in rig.logged("not mounted").decode()
+    assert f"its directory {sign.parent} is not mounted" in rig.logged("not mounted").decode()
     assert not agent.all(protocol.Exited)
     sign.parent.mkdir()
     sign.touch()
@@ -110,7 +110,7 @@ def test_a_directory_that_is_never_seen_ends_the_attempt(pair: tuple[Rig, Agent]
     rig, agent = pair
     exited = rig.run(agent, "echo", "hello", must_see=str(tmp_path / "sign"), see_ms=100)
     assert (exited.code, exited.reason) == (waiting.NO_DIRECTORY, "start_failed")
-    assert exited.detail == f"its checkpoint directory {tmp_path} is not mounted: No such file or directory"
+    assert exited.detail == f"its directory {tmp_path} is not mounted: No such file or directory"
     assert b"hello" not in rig.log()
 
 

@@ -322,11 +322,11 @@ async def test_a_mount_that_has_only_begun_ends_with_its_generation(tmp_path: Pa
     parent = site.home / UUID
     files = MountFiles(parent, 1)
     files.write_wish(site.wish(node=UUID))
-    child = mounts._children[files.wish_path] = _sleeper()
+    child = mounts._healer._children[files.wish_path] = _sleeper()
     await mounts.end_but(UUID, ())
     assert child.returncode is not None
     assert files.read_wish() is None
-    assert not mounts._children
+    assert not mounts._healer._children
 
 
 async def test_commits_that_fail_are_no_failure_of_the_mount(tmp_path: Path) -> None:

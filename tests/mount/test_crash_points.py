@@ -75,6 +75,9 @@ class PointedBackend:
     async def open(self, path: str) -> Reader:
         return await self.inner.open(path)
 
+    async def probe(self, path: str) -> None:
+        await self.inner.probe(path)
+
     async def mkdirs(self, path: str) -> None:
         await self._call("mkdirs", lambda: self.inner.mkdirs(path))
 

@@ -55,7 +55,7 @@ def wait_to_see(path: str, wait_ms: int) -> str:
             os.stat(path)
             break
         except OSError as error:
-            failure = f"its checkpoint directory {os.path.dirname(path)} is not mounted: {error.strerror}"
+            failure = f"its directory {os.path.dirname(path)} is not mounted: {error.strerror}"
         if now_ms() - began >= wait_ms:
             return failure
         if not told:

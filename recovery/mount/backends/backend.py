@@ -65,6 +65,12 @@ class Backend(Protocol):
     async def list(self, path: str) -> tuple[Entry, ...]:
         """The children of a directory, sorted by name. Raises NotFound."""
 
+    async def probe(self, path: str) -> None:
+        """Prove that a path is a directory that can be listed, without all of its listing.
+
+        Raises NotFound, also for a file.
+        """
+
     async def mkdirs(self, path: str) -> None:
         """Make a directory and its parents; not an error if it is there. Raises Conflict for a file."""
 

@@ -77,6 +77,10 @@ class HdfsBackend:
         found = [_entry(each) for each in await self._client.list(self._at(path))]
         return tuple(sorted(found, key=lambda entry: entry.name))
 
+    async def probe(self, path: str) -> None:
+        """See `Backend`."""
+        await self._client.probe(self._at(path))
+
     async def mkdirs(self, path: str) -> None:
         """See `Backend`."""
         await self._client.mkdirs(self._at(path))

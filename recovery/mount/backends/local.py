@@ -101,6 +101,16 @@ class LocalBackend:
 
         return await _run(scan, f"list {target}")
 
+    async def probe(self, path: str) -> None:
+        """See `Backend`."""
+        target = self._at(path)
+
+        def scan() -> None:
+            with os.scandir(target) as entries:
+                next(entries, None)
+
+        await _run(scan, f"list {target}")
+
     async def mkdirs(self, path: str) -> None:
         """See `Backend`."""
         target = self._at(path)

@@ -231,6 +231,7 @@ def _spec(model: JobModel, workdir: str, checkpoint_base: str) -> JobSpec:
         container=_container(model.container) if model.container is not None else None,
         packing=model.packing,
         templated=True,
+        data=dict(model.data),
         serving=_serving(model.serving, model.name, roles) if model.serving is not None else None,
     )
 
@@ -350,7 +351,8 @@ def _cross_checks(document: Document) -> None:
             document.problem(("restart", "scope", name), "no such role" + suggest(name, roles))
     _check_rules(document, top)
     _check_after(document, roles)
-    known = known_words(roles) - ({MODEL_BASE} if top.get("serving") is None else frozenset())
+    data = [str(name) for name in _mapping(top.get("data"))]
+    known = known_words(roles, data) - ({MODEL_BASE} if top.get("serving") is None else frozenset())
     _check_placeholders(document, (), top, known)
     for name, role in roles.items():
         _check_placeholders(document, ("roles", name), _mapping(role), known)

@@ -30,6 +30,7 @@ from supervisor.contract.errors import UserError
 from supervisor.contract.job import container, environment
 from supervisor.contract.job.adopted_path import check_adopted
 from supervisor.contract.job.bounds import CADENCES, OVERHEAD
+from supervisor.contract.job.data import check_name as check_data_name
 from supervisor.contract.job.file_pattern import compile_pattern
 from supervisor.contract.job.serving import MAX_KEPT_MODELS, MAX_SERVERS, check_export, check_server
 from supervisor.contract.job.spec import (
@@ -403,6 +404,9 @@ class JobModel(JobPart):
     checkpoint: CheckpointModel = CheckpointModel()
     code: Annotated[CodeModel | None, BeforeValidator(_code)] = None
     environment: EnvironmentModel | None = None
+    data: dict[Annotated[Text, _by(check_data_name)], Annotated[Text, AfterValidator(_uri)]] = Field(
+        default_factory=dict
+    )
     workdir: Annotated[Text, AfterValidator(_workdir)] | None = None
     env: Env = Field(default_factory=dict)
     preload: list[Annotated[Text, AfterValidator(_module)]] | None = None

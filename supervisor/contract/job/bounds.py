@@ -17,7 +17,7 @@ from supervisor.contract import bounds, codec, secret
 from supervisor.contract.desired import ClusterSpec, RoleAddresses
 from supervisor.contract.errors import UserError
 from supervisor.contract.ids import check_name
-from supervisor.contract.job import container, environment, serving
+from supervisor.contract.job import container, data, environment, serving
 from supervisor.contract.job.container import Objection, Where
 from supervisor.contract.job.file_pattern import compile_pattern
 from supervisor.contract.job.placeholders import fill, fill_earlier
@@ -102,6 +102,7 @@ def objections(spec: JobSpec) -> Iterator[Objection]:
     yield from container.objections(spec)
     yield from serving.objections(spec)
     yield from environment.objections(spec)
+    yield from data.objections(spec)
 
 
 def workdir_objection(path: str) -> str:
@@ -252,6 +253,7 @@ def _filled(spec: JobSpec) -> Iterator[Objection]:
     values = placeholder_values(cluster, spec.tasks()[0], _SPARE_DIRECTORY, spec.protocol, address)
     values |= {"output_dir": _SPARE_DIRECTORY, "all_outputs": _SPARE_DIRECTORY}
     values["model_base"] = serving.model_base(spec)
+    values |= {data.placeholder_of(name): _SPARE_DIRECTORY for name in spec.data}
     size_of = filled_bytes(values, fill if spec.templated else fill_earlier)
     # Each task is told of the whole cluster in TF_CONFIG.
     base = sum(len(role.name) + role.count * (len(address) + 3) for role in spec.roles)

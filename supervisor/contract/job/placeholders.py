@@ -31,7 +31,7 @@ OF_TASK = (
     "port",
     "protocol",
 )
-"""Placeholders with a value in every task, beside `{ROLE_hosts}`."""
+"""Placeholders with a value in every task, beside `{ROLE_hosts}` and `{data.NAME}`."""
 
 CLASSIC_ROLES = (*CHIEF_ROLES, "ps", "worker")
 """Roles that programs have flags for. Their hosts are empty in a job without the role."""
@@ -42,9 +42,10 @@ _EARLIER = re.compile(r"\{([A-Za-z0-9][A-Za-z0-9_.-]*)\}")
 _EARLIER_WORDS = frozenset({"job_name", "task_index", "checkpoint_dir", "host", "port", "protocol"})
 
 
-def known_words(roles: Iterable[str]) -> frozenset[str]:
-    """The placeholders of a job with these roles."""
-    return frozenset(OF_TASK) | {f"{role}_hosts" for role in (*CLASSIC_ROLES, *roles)}
+def known_words(roles: Iterable[str], data: Iterable[str] = ()) -> frozenset[str]:
+    """The placeholders of a job with these roles, and data of these names."""
+    hosts = {f"{role}_hosts" for role in (*CLASSIC_ROLES, *roles)}
+    return frozenset(OF_TASK) | hosts | {f"data.{name}" for name in data}
 
 
 def words_in(text: str) -> tuple[str, ...]:

@@ -348,6 +348,7 @@ class JobSpec:
     `secrets` is as in a role. `notify`: targets of the supervisors' configuration that are told of it.
     `serving`: the models that it exports are published; None: it exports none.
     With an `environment` its programs run under the Python in that, on nodes without containers.
+    `data`: directories that its tasks only read: by name, the URI (`job.data`).
     """
 
     name: str
@@ -369,6 +370,7 @@ class JobSpec:
     notify: tuple[str, ...] = ()
     serving: ServingSpec | None = None
     environment: EnvironmentRef | None = field(default=None, metadata=NEEDED)
+    data: dict[str, str] = field(default_factory=dict, metadata=NEEDED)
 
     def role(self, name: str) -> RoleSpec:
         """The role of this name; raises KeyError."""
@@ -416,7 +418,7 @@ class JobRecord:
     runs, so the time since then is added. `former`: its UUIDs in lives that `submit --fresh` has ended, the
     newest last. `submitted_ms`: the time of its submission, on the time that leaders count. `owner`: its
     submitter (`access.Caller`), empty in records of earlier releases. `group`: the group that the owner
-    shares it with. `hdfs_user`: as whom the daemons reach its store in HDFS; empty: as themselves. `given`:
+    shares it with. `hdfs_user`: as whom the daemons reach its places in HDFS; empty: as themselves. `given`:
     the fields that its job file gives, as `roles.worker.count`; empty: it is not known which.
     """
 
@@ -440,8 +442,8 @@ class JobRecord:
 
 
 def as_hdfs_user(uri: str, user: str) -> str:
-    """The URI of a store that is to be reached as a user of HDFS; empty: as the daemon itself."""
-    return uri.replace("://", f"://{user}@", 1) if user else uri
+    """The URI of a place that is to be reached as a user, if it is in HDFS; empty: as the daemon itself."""
+    return uri.replace("hdfs://", f"hdfs://{user}@", 1) if user and uri.startswith("hdfs://") else uri
 
 
 class Wanted(Enum):

@@ -191,16 +191,30 @@ class JobService:
     def _store_user(self, spec: JobSpec, owner: str) -> str:
         """The HDFS user for a job's store; empty: the daemons' own.
 
-        Raises UserError if the store is not allowed, or a place that the job's environment comes from.
+        Raises UserError if the store is not allowed, or a place that its environment or its data comes from.
         """
         self._check_environment(spec, owner)
+        data_user = self._data_user(spec, owner)
         place = parse_uri(normal_uri(spec.checkpoint.uri))
         self._allowed.check(place, owner)
         self._check_apart_from_code(place)
         user = self._allowed.hdfs_user(place, owner)
         if user and spec.checkpoint.mode == MOUNTED:
             raise UserError(NOT_MOUNTED).about("checkpoint", "mode")
-        return user
+        return user or data_user
+
+    def _data_user(self, spec: JobSpec, owner: str) -> str:
+        """The HDFS user for a job's data. Raises UserError for data that its owner may not use."""
+        users = {""}
+        for name, uri in spec.data.items():
+            try:
+                place = parse_uri(normal_uri(uri))
+                self._allowed.check(place, owner)
+                users.add(self._allowed.hdfs_user(place, owner))
+            except UserError as error:
+                text = str(error).replace("checkpoint.uri", f"data.{name}", 1)
+                raise UserError(text).about("data", name) from error
+        return max(users)
 
     def _check_apart_from_code(self, place: StoreUri) -> None:
         """A job's tasks and its sweep write to its own directory, and must not reach the code of others."""

@@ -11,6 +11,7 @@ from supervisor.contract.addresses import bracketed, port_of
 from supervisor.contract.boundaries import Absent, Compare, Op
 from supervisor.contract.desired import Assignment, JobPhase, Placement, Plan
 from supervisor.contract.ids import TaskId
+from supervisor.contract.job.data import as_user
 from supervisor.contract.job.serving import model_base
 from supervisor.contract.job.spec import (
     CHIEF_ROLES,
@@ -183,6 +184,7 @@ def assignment_of(snap: Snapshot, job: JobState, plan: Plan, placement: Placemen
         bare,
         cadence=cadence_of(snap, job, plan) if bare.saver or placement.member == job.saver.member else None,
         checkpoint_uri=record.store_uri,
+        data=as_user(record.spec.data, record.hdfs_user),
         restart_count=ledger.program + ledger.infrastructure,
         avoid_ports=_ports_still_known(snap, job, placement.node),
         gpu_faults=known_faults(snap, placement.node, placement.gpus),
@@ -221,6 +223,7 @@ def bare_assignment(spec: JobSpec, uuid: str, plan: Plan, placement: Placement) 
         protocol=spec.protocol,
         code=spec.code,
         environment=spec.environment,
+        data=spec.data,
         watch_nan=spec.progress.watch_nan,
         hold_on_failure_ms=spec.limits.hold_on_failure_ms,
         output_budget_bytes=spec.limits.output_budget_bytes,

@@ -8,6 +8,7 @@ from supervisor.contract import codec, keys
 from supervisor.contract.bounds import MAX_GIVEN_BYTES
 from supervisor.contract.desired import ClusterSpec, Placement, Plan, RoleAddresses
 from supervisor.contract.errors import UserError
+from supervisor.contract.job.data import as_user
 from supervisor.contract.job.spec import JobRecord, JobSpec, as_hdfs_user
 from supervisor.control.decide.jobs.admission import MOST_FORMER
 from supervisor.control.decide.jobs.prepare import bare_assignment
@@ -55,6 +56,7 @@ def check_sizes(snap: Snapshot, spec: JobSpec) -> None:
         first = next(each for each in placements if each.role == role.name)
         uri = as_hdfs_user(spec.checkpoint.uri, LONGEST_USER)
         order = replace(bare_assignment(spec, life, plan, first), avoid_ports=SPARE_PORTS, checkpoint_uri=uri)
+        order = replace(order, data=as_user(spec.data, LONGEST_USER))
         records.append((f"role {role.name}", keys.assignment(node, order.task, plan.plan_id), order))
     for what, key, record in records:
         size, most = len(codec.encode(record)), keys.family(key).max_bytes

@@ -13,6 +13,7 @@ from functools import partial
 from supervisor.contract import keys
 from supervisor.contract.boundaries import Delete, Op
 from supervisor.contract.desired import Spare
+from supervisor.contract.job.data import as_user, kinds
 from supervisor.contract.job.spec import JobSpec, Resources, RoleSpec
 from supervisor.contract.secret import environment_of
 from supervisor.control.decide.assess.members import Member, MemberState
@@ -125,6 +126,7 @@ def _kinds(snap: Snapshot) -> dict[object, tuple[NodeOffer, set[str]]]:
             resources.memory_bytes,
             resources.runtime,
             resources.environments,
+            resources.data,
             devices,
             *sorted(resources.labels.items()),
         )
@@ -152,6 +154,7 @@ def _best(job: JobState, empty: NodeOffer) -> Spare | None:
         Resources(cpus, memory_bytes),
         templated=spec.templated,
         environment=spec.environment,
+        data=as_user(spec.data, job.record.value.hdfs_user),
     )
 
 
@@ -187,6 +190,8 @@ def _shared(spec: JobSpec, empty: NodeOffer) -> Surroundings | None:
     if spec.container is not None and not contained:
         return None
     if spec.environment is not None and not empty.resources.environments:
+        return None
+    if not set(kinds(spec.data)) <= set(empty.resources.data):
         return None
     votes: dict[Surroundings, int] = {}
     for role in spec.roles:

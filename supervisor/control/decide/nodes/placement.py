@@ -10,6 +10,7 @@ from heapq import heappop, heappush
 from itertools import chain, filterfalse
 
 from supervisor.contract.ids import TaskId
+from supervisor.contract.job.data import kinds
 from supervisor.contract.job.spec import JobSpec, Packing, Resources, RoleSpec
 from supervisor.contract.secret import uses
 from supervisor.control.decide.facts.gpus import Devices, asked_for
@@ -173,6 +174,21 @@ class _Rooms:
             heappush(self._ranked, (self._prefer(room, ""), room, others))
 
 
+def _showing_data(spec: JobSpec, nodes: Offers) -> tuple[Offers, PlacementResult | None]:
+    """The nodes that can show a job's data; or the answer that there is none."""
+    if not nodes.by_node or not spec.data:
+        return nodes, None
+    wanted = set(kinds(spec.data))
+    left = nodes.only(lambda offer: wanted <= set(offer.resources.data))
+    if left.by_node:
+        return left, None
+    waiting_for = (
+        f"{spec.name} needs a node that can show `data` to tasks; the agents of all {len(nodes.by_node)} "
+        "nodes cannot mount (docs/data.md: fuse3, /dev/fuse), or are of an earlier release"
+    )
+    return nodes, PlacementResult(waiting_for=waiting_for, asks=("data",))
+
+
 def place(spec: JobSpec, nodes: Offers, before: Before) -> PlacementResult:
     """Place all tasks of a job; equal arguments give equal results.
 
@@ -215,6 +231,9 @@ def place(spec: JobSpec, nodes: Offers, before: Before) -> PlacementResult:
                 "containers, or their agents are of an earlier release"
             )
             return PlacementResult(waiting_for=waiting_for, asks=("environment",))
+    nodes, lacks = _showing_data(spec, nodes)
+    if lacks is not None:
+        return lacks
     preferred = _pack if spec.packing is Packing.PACK else _spread
     result = _arrange(spec, nodes, before, preferred, homes_first=True)
     for prefer in (preferred, _pack):

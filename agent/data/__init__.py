@@ -1,0 +1,1 @@
+"""The data of jobs on this node: directories that their tasks only read."""

@@ -1,0 +1,1 @@
+"""The throughput of data that jobs read through mounts."""
