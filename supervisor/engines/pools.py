@@ -16,8 +16,7 @@ LOOK_S = 0.5
 KILL_S = 60
 """How long an engine may take to end what it was told to end. Slurm's KillWait is 30 s unless set."""
 
-_TAIL_BYTES = 16 << 10
-_OURS = ("tfsup-keeper: ", "tfsup-bootstrap: ")
+_TAIL_BYTES, _MOST_LINE = 4 << 10, 500
 
 
 def start(engine: Engine, pool: Pool, agents: int) -> list[PoolAgent]:
@@ -106,18 +105,15 @@ def live(engine: Engine, name: str = "") -> list[PoolAgent]:
 
 
 def last_words(agent: PoolAgent) -> str:
-    """The last line that an agent's keeper, or what brings its installation, has written into the log.
-
-    Empty where the log is not to be read from here, or has none.
-    """
+    """The last line of the log of an agent that has failed. Empty where it is not to be read from here."""
     try:
         with Path(agent.log).open("rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL_BYTES))
             lines = file.read(_TAIL_BYTES).decode(errors="replace").splitlines()
     except OSError:
         return ""
-    ours = [each.partition(": ")[2] for each in lines if each.startswith(_OURS)]
-    return ours[-1] if ours else ""
+    last = next((each.strip() for each in reversed(lines) if each.strip()), "")
+    return last[-_MOST_LINE:]
 
 
 def _staying(agents: Sequence[PoolAgent]) -> list[PoolAgent]:

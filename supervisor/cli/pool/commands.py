@@ -259,7 +259,7 @@ def _reason(agent: PoolAgent, node: NodeView | None, problem: str, certified: Po
     if agent.state in (State.WAITING, State.LEAVING) or (node is not None and node.state == "ready"):
         return agent.reason
     if agent.state is State.ENDED:
-        why = "; ".join(filter(None, (agent.reason, pools.last_words(agent))))
+        why = "; ".join(filter(None, (agent.reason, pools.last_words(agent)))) if agent.reason else ""
     elif node is None:
         why = problem or _unknown(agent, certified)
     else:
