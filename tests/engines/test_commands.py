@@ -9,6 +9,7 @@ import json
 import shlex
 import sys
 import tarfile
+from importlib import metadata
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Self
@@ -115,12 +116,11 @@ def test_a_pool_is_queued_with_its_installation(commands: Commands, tmp_path: Pa
     """The machines' Python checks and unpacks it before anything of it runs."""
     commands.put("squeue", "true")
     commands.put("sbatch", f"cat >{tmp_path}/script; echo 41")
-    manifest = b'{"python": "3.11", "abi": "cpython-311-x86_64-linux-gnu"}'
-    with tarfile.open(tmp_path / "a.tar.gz", "w:gz") as tar:
-        member = tarfile.TarInfo(MANIFEST)
-        member.size = len(manifest)
-        tar.addfile(member, io.BytesIO(manifest))
     up = ("--state", "state", "pool", "up", "digits", "--archive", "a.tar.gz")
+    _write_archive(tmp_path / "a.tar.gz", "0.0.1")
+    done = ctl(tmp_path, *up, PATH=commands.path)
+    assert (done.returncode, "packed by version 0.0.1, and this is " in done.stderr) == (2, True), done.stderr
+    _write_archive(tmp_path / "a.tar.gz", metadata.version("tf-supervisor"))
     done = ctl(tmp_path, *up, PATH=commands.path)
     assert done.returncode == 0, done.stderr
     script = (tmp_path / "script").read_text()
@@ -134,6 +134,15 @@ def test_a_pool_is_queued_with_its_installation(commands: Commands, tmp_path: Pa
     shared.write_text(shared.read_text().replace("/pool", "/{node}/pool"))
     again = ctl(tmp_path, *up, PATH=commands.path)
     assert (again.returncode, "leave {node} out there" in again.stderr) == (2, True), again.stderr
+
+
+def _write_archive(path: Path, version: str) -> None:
+    told = {"version": version, "python": "3.11", "abi": "cpython-311-x86_64-linux-gnu"}
+    manifest = json.dumps(told).encode()
+    with tarfile.open(path, "w:gz") as tar:
+        member = tarfile.TarInfo(MANIFEST)
+        member.size = len(manifest)
+        tar.addfile(member, io.BytesIO(manifest))
 
 
 def test_the_last_words_of_an_agent_are_the_last_line_of_its_log(tmp_path: Path) -> None:

@@ -166,6 +166,8 @@ def pool_of(given: Globals, name: str, wanted: Wanted) -> Pool:
 
 def _program(wanted: Wanted, state_dir: str) -> tuple[tuple[str, ...], str]:
     """The words that run a Python with tf-supervisor, and the archive that brings it, else empty."""
+    from importlib import metadata
+
     from supervisor.engines.installation import archive, bootstrap
 
     if wanted.archive is None:
@@ -179,6 +181,11 @@ def _program(wanted: Wanted, state_dir: str) -> tuple[tuple[str, ...], str]:
             "{node} out there, as each node has a directory of its own below it"
         )
     found = archive.read(wanted.archive)
+    if found.version != (own := metadata.version(archive.OWN)):
+        raise UserError(
+            f"--archive {wanted.archive}: it was packed by version {found.version}, and this is {own}, whose "
+            "agents may take other options; pack it again with `supervisorctl pool pack`"
+        )
     python = wanted.python or f"python{found.python}"
     path = _path("--archive", str(wanted.archive))
     return (

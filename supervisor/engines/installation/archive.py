@@ -56,6 +56,7 @@ sys.exit({attribute}())
 class Archive:
     """An archive that was found good. `python` is a version as MAJOR.MINOR; `abi` names the platform, too."""
 
+    version: str
     sha256: str
     python: str
     abi: str
@@ -113,7 +114,7 @@ def read(path: Path) -> Archive:
                 first = tar.next()
                 content = tar.extractfile(first) if first is not None and first.name == MANIFEST else None
                 manifest = json.loads(content.read(_MOST_MANIFEST)) if content is not None else {}
-        python, abi = str(manifest["python"]), str(manifest["abi"])
+        version, python, abi = (str(manifest[name]) for name in ("version", "python", "abi"))
         if not re.fullmatch(r"3\.\d{1,3}", python) or not re.fullmatch(r"[a-z0-9_.-]{1,100}", abi):
             raise ValueError
     except FileNotFoundError as error:
@@ -122,7 +123,7 @@ def read(path: Path) -> Archive:
         raise Refused(f"cannot read {path}: {error.strerror}") from error
     except (tarfile.TarError, zlib.error, EOFError, ValueError, TypeError, KeyError) as error:
         raise UserError(f"{path} is no archive that `supervisorctl pool pack` makes") from error
-    return Archive(sha256, python, abi)
+    return Archive(version, sha256, python, abi)
 
 
 def _closure(names: Sequence[str]) -> dict[str, metadata.Distribution]:
