@@ -85,12 +85,13 @@ async def test_a_process_that_hides_ends_with_its_program(tmp_path: Path, last: 
     assert ended.late == ("sleep" in last)
 
 
-async def test_processes_that_fork_and_end_on_and_on_are_ended(tmp_path: Path) -> None:
+@pytest.mark.parametrize("count", [1, 20])
+async def test_processes_that_fork_and_end_on_and_on_are_ended(tmp_path: Path, count: int) -> None:
     """Each lives for a moment, so it is gone when it is looked for."""
-    pid = tmp_path / "pid"
-    mark = f"fork-on-{os.getpid()}"
+    pid, mark = tmp_path / "pid", f"fork-on-{os.getpid()}-{count}"
+    many = f"import os\nfor _ in range({count - 1}):\n  if os.fork() == 0: break\n"
     begun = time.monotonic()
-    await run(child(escaping(pid, "", f"{FORKS_ON}  # {mark}"), limit_s=60.0))
+    await run(child(escaping(pid, "", f"{many}{FORKS_ON}  # {mark}")))
     assert time.monotonic() - begun < 20
     assert not any(mark.encode() in _command_of(each) for each in Path("/proc").glob("[0-9]*"))
 
@@ -100,6 +101,13 @@ def _command_of(process: Path) -> bytes:
         return (process / "cmdline").read_bytes()
     except OSError:
         return b""
+
+
+async def test_signals_for_the_service_of_its_daemon_do_not_end_the_guard_first(tmp_path: Path) -> None:
+    pid = tmp_path / "pid"
+    last = "import signal; os.kill(os.getppid(), signal.SIGTERM); print(signal.getsignal(signal.SIGTERM))"
+    ended = await run(child(escaping(pid, last)))
+    assert (ended.code, ended.output, is_alive(pid)) == (0, b"0\n", False)
 
 
 async def test_a_process_that_hides_ends_when_its_caller_is_cancelled(tmp_path: Path) -> None:

@@ -31,8 +31,11 @@ _MOST_READ = 16 << 20
 """A program that prints more waits for its end: it is read no more."""
 _PAUSE_S, _LONGEST_PAUSE_S = 0.001, 0.1
 _PIECE = 1 << 16
+_MOST_REAPED = 1_000
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
+_LEFT_ALONE = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+"""Signals that end the guard's daemon, perhaps with all of its service. The guard ends after it."""
 _SIGNALS_OF_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -65,24 +68,69 @@ class Output:
         return self._kept
 
 
+class Descendants:
+    """All that the program started, and itself. `code`: the program's, once it was reaped."""
+
+    def __init__(self, child: int) -> None:
+        self._child = child
+        self.code = -int(signal.SIGKILL)
+
+    def reap(self) -> bool:
+        """Reap what has ended, a bounded number at a time. False if no descendant is left."""
+        try:
+            for _ in range(_MOST_REAPED):
+                pid, status = os.waitpid(-1, os.WNOHANG)
+                if pid == 0:
+                    break
+                if pid == self._child:
+                    self.code = os.waitstatus_to_exitcode(status)
+        except ChildProcessError:
+            return False
+        return True
+
+    def kill(self) -> bool:
+        """Kill until none is left, or for GONE_S; returns whether none is left.
+
+        Only children are killed: their pids are theirs until they are reaped here. Those of a dead child
+        become children of this process.
+        """
+        until, pause_s, killed = time.monotonic() + GONE_S, _PAUSE_S, set[int]()
+        while self.reap():
+            found = _children()
+            for each in found:
+                # It may run as another user, with more rights than the guard.
+                with suppress(OSError):
+                    os.kill(each, signal.SIGKILL)
+            if time.monotonic() > until:
+                return False
+            # A program that forks and ends on and on is only met without a pause.
+            if found <= killed:
+                time.sleep(pause_s)
+                pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+            killed = found
+        return True
+
+
 def main() -> None:
     """Run the program of the request to its end, or to the end of its caller, time or memory."""
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    for number in _LEFT_ALONE:
+        signal.signal(number, signal.SIG_IGN)
     caller = socket.socket(fileno=0)
     asked = json.loads(_line(caller))
     output = Output(asked["kept"])
     try:
         child = _start(asked, output.pipe)
     except OSError as error:
-        # A fork of it may be left whose program did not start.
-        _kill_all()
         _answer(caller, {"errno": error.errno}, b"")
         return
-    why = _watch(child, caller, output, time.monotonic() + asked["limit_s"], asked["memory"])
-    code, gone = _kill_all(child)
-    _answer(caller, {"code": code, "end": why}, output.end())
+    all_of_it = Descendants(child)
+    until = time.monotonic() + asked["limit_s"]
+    why = _watch(all_of_it, child, caller, output, until, asked["memory"])
+    gone = all_of_it.kill()
+    _answer(caller, {"code": all_of_it.code, "end": why}, output.end())
     while not gone:
-        _, gone = _kill_all()
+        gone = all_of_it.kill()
 
 
 def _line(caller: socket.socket) -> bytes:
@@ -139,7 +187,7 @@ def _become(asked: dict[str, Any], told: int, output: int, failed: int, guard: i
         _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != guard:
             os._exit(1)
-        for number in _SIGNALS_OF_PYTHON:
+        for number in (*_LEFT_ALONE, *_SIGNALS_OF_PYTHON):
             signal.signal(number, signal.SIG_DFL)
         errors = output if asked["errors"] else os.open(os.devnull, os.O_WRONLY)
         for source, target in ((told, 0), (output, 1), (errors, 2)):
@@ -151,7 +199,9 @@ def _become(asked: dict[str, Any], told: int, output: int, failed: int, guard: i
         os._exit(127)
 
 
-def _watch(child: int, caller: socket.socket, output: Output, until: float, memory: int) -> str:
+def _watch(
+    all_of_it: Descendants, child: int, caller: socket.socket, output: Output, until: float, memory: int
+) -> str:
     """Wait for the first end: of the program, its caller, its time or its memory; returns which."""
     with selectors.DefaultSelector() as selector:
         ended = os.pidfd_open(child)
@@ -169,39 +219,9 @@ def _watch(child: int, caller: socket.socket, output: Output, until: float, memo
                 selector.unregister(output.fd)
             if time.monotonic() >= look:
                 look = time.monotonic() + _LOOK_S
+                all_of_it.reap()
                 if memory and _resident() > memory:
                     return MEMORY
-
-
-def _kill_all(child: int = -1) -> tuple[int, bool]:
-    """Kill until no descendant is left, or for GONE_S; returns the code of `child`, and if none is left.
-
-    Only children are killed: their pids are theirs until they are reaped here. Those of a dead child become
-    children of this process.
-    """
-    until, code, pause_s, killed = time.monotonic() + GONE_S, -int(signal.SIGKILL), _PAUSE_S, set[int]()
-    while True:
-        try:
-            pid, status = os.waitpid(-1, os.WNOHANG)
-        except ChildProcessError:
-            return code, True
-        if pid:
-            killed.discard(pid)
-            if pid == child:
-                code = os.waitstatus_to_exitcode(status)
-            continue
-        found = _children()
-        for each in found:
-            # It may run as another user, with more rights than the guard.
-            with suppress(OSError):
-                os.kill(each, signal.SIGKILL)
-        if time.monotonic() > until:
-            return code, False
-        # A program that forks and ends on and on is only met without a pause.
-        if found <= killed:
-            time.sleep(pause_s)
-            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
-        killed = found
 
 
 def _children() -> set[int]:
