@@ -64,7 +64,9 @@ class EngineSuite:
         pools.start(engine, pool, 4)
         there = running(engine, 3)
         (waiting,) = (each for each in pools.live(engine) if each.state is State.WAITING)
-        wait_until(lambda: bool(engine.agents("digits")[-1].reason), "the engine says why")
+        wait_until(
+            lambda: any(each.reason for each in pools.live(engine) if each.id == waiting.id), "it says why"
+        )
         assert waiting.place == ""
         notes(tmp_path, there)
         # The one that leaves makes room for the one that waits.

@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -56,7 +56,7 @@ def test_an_order_has_no_secret_of_the_environment() -> None:
 
 def test_an_installation_goes_where_yarn_brings_it() -> None:
     pool = Pool(name="digits", command=POOL.command, directory="/", memory_mib=1024, archive="/tmp/a.pyz")
-    assert order_of(pool, {})["command"] == ["python3", "-m", "keeper", "archive"]
+    assert order_of(pool, {})["command"] == ["python3", "-m", "keeper", "./archive"]
 
 
 @pytest.mark.parametrize(
@@ -130,15 +130,19 @@ def test_gpus_are_those_that_yarn_names_or_lets_it_open(monkeypatch: pytest.Monk
 class Container:
     """container.py in a directory as a NodeManager makes it, and the note of the suite's program."""
 
-    def __init__(self, directory: Path, gpus: int = 0) -> None:
+    def __init__(self, directory: Path, gpus: int = 0, command: Sequence[str] = ()) -> None:
         self.directory = directory / "container"
-        self.directory.mkdir()
+        self.directory.mkdir(exist_ok=True)
         (directory / "agent.py").write_text(PROGRAM)
-        command = [sys.executable, str(directory / "agent.py"), str(directory)]
-        self.order = {"command": command, "environment": {"GIVEN": "1"}, "gpus": gpus}
-        (self.directory / "order.json").write_text(json.dumps(self.order))
+        command = command or [sys.executable, str(directory / "agent.py"), str(directory)]
+        order = {"command": command, "environment": {}, "gpus": gpus}
+        (self.directory / "order.json").write_text(json.dumps(order))
         self.note = directory / "application_1_0001"
-        environment = {**os.environ, "CONTAINER_ID": "container_1_0001_01_000002", "NM_HOST": "n1"}
+        environment = os.environ | {
+            "CONTAINER_ID": "container_1_0001_01_000002",
+            "HADOOP_TOKEN_FILE_LOCATION": str(self.directory / "tokens"),
+            "NM_HOST": "n1",
+        }
         self.process = subprocess.Popen(
             [sys.executable, "-P", str(HERE / "container.py")],
             cwd=self.directory,
@@ -191,6 +195,21 @@ def test_what_yarn_has_forgotten_ends(there: Container) -> None:
     (there.directory / "order.json").unlink()
     there.directory.rmdir()
     assert there.ends() == (0, "n1 SIGTERM")
+
+
+def test_the_command_has_its_installation_and_no_token(tmp_path: Path) -> None:
+    program = """
+import os, sys
+assert os.getcwd() == "/" and os.path.isfile(sys.argv[1]), sys.argv
+assert "HADOOP_TOKEN_FILE_LOCATION" not in os.environ
+assert not os.path.exists(os.path.dirname(sys.argv[1]) + "/tokens")
+"""
+    (tmp_path / "container").mkdir()
+    for name in ("archive", "tokens"):
+        (tmp_path / "container" / name).touch()
+    found = Container(tmp_path, command=[sys.executable, "-c", program, "./archive"])
+    assert found.process.communicate(timeout=30)[1] == ""
+    assert found.process.returncode == 0
 
 
 def test_gpus_that_are_not_kept_apart_are_refused(tmp_path: Path) -> None:

@@ -24,6 +24,9 @@ from typing import NoReturn
 
 AGAIN = 75
 """The exit status after which the ApplicationMaster asks for another container (`Master.java`)."""
+ARCHIVE = "./archive"
+"""The word of a command that stands for the agents' installation, which YARN has brought."""
+TOKENS = "HADOOP_TOKEN_FILE_LOCATION"
 LOOK_S = 1.0
 PR_SET_PDEATHSIG = 1
 HEARD = {signal.SIGQUIT, signal.SIGTERM, signal.SIGCHLD}
@@ -41,8 +44,12 @@ def main() -> int:
             "with LinuxContainerExecutor and control groups, or with Docker"
         )
         return 2
+    if tokens := os.environ.get(TOKENS):
+        # YARN has fetched the files by these. Tasks must not find them.
+        Path(tokens).unlink(missing_ok=True)
     ident = application_of(os.environ["CONTAINER_ID"])
-    command = [*order["command"], "--place", os.environ["NM_HOST"], "--id", ident]
+    words = (str(directory / word) if word == ARCHIVE else word for word in order["command"])
+    command = [*words, "--place", os.environ["NM_HOST"], "--id", ident]
     environment = environment_of(order["environment"], gpus)
     child = os.fork()
     if not child:
@@ -71,6 +78,8 @@ def main() -> int:
 def run(command: list[str], environment: dict[str, str]) -> NoReturn:
     """In the child: become the command, which hears all signals, and SIGTERM when this program is killed."""
     os.setsid()
+    # YARN removes the container's directory before the command has ended what it must.
+    os.chdir("/")
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     try:
@@ -88,7 +97,7 @@ def environment_of(given: dict[str, str], gpus: list[str]) -> dict[str, str]:
         "HOME": pwd.getpwuid(os.getuid()).pw_dir,
         "CUDA_VISIBLE_DEVICES": ",".join(gpus),
     }
-    found.pop("HADOOP_TOKEN_FILE_LOCATION", None)
+    found.pop(TOKENS, None)
     return found
 
 

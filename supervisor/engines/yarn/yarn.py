@@ -20,6 +20,7 @@ from typing import cast
 from supervisor.adapters.neutral import one_line
 from supervisor.contract.errors import NotFound, UserError
 from supervisor.engines.engine import Pool, PoolAgent, State
+from supervisor.engines.yarn.container import ARCHIVE
 from supervisor.engines.yarn.java import HERE, PATIENCE_S, Bridge
 
 PREFIX = "tfsup:"
@@ -28,8 +29,6 @@ LATE_S = 60
 """How much longer than its notice an agent that is to leave may take (`Client.java`)."""
 SHOWN_S = 300
 """How long an agent that has ended is shown. YARN itself keeps the last 1000 applications."""
-ARCHIVE = "archive"
-"""The name of the agents' installation in a container's directory."""
 _KEPT = ("PATH", "LANG", "TZ", "LD_LIBRARY_PATH", "HADOOP_CONF_DIR", "HADOOP_HOME", "JAVA_HOME")
 """The environment that agents get: users have secrets in theirs."""
 _PLAIN = re.compile(r"[A-Za-z0-9/._+-]+")
