@@ -48,6 +48,11 @@ class Credentials:
         self._said = ""
         self._due = datetime.now(UTC)
 
+    @property
+    def is_there(self) -> bool:
+        """Whether this node has ever had a certificate, so that an agent may have run here."""
+        return self._own.cert.exists()
+
     async def obtain(self) -> None:
         """Get the first certificate; asks until a supervisor answers.
 

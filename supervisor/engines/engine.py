@@ -37,7 +37,8 @@ class Pool:
         queue, time: empty: the engine's default.
         notice_s: how long before its time limit an agent is told.
         requeue: after its time limit an agent is queued again.
-        token: the file by which its agents get certificates; `command` names it, too. Empty: they have some.
+        token: the file by which its agents get certificates, as a word of the command. An engine that brings
+            files to machines puts its place there instead, and lets no other user read it; empty: none.
     """
 
     name: str

@@ -180,9 +180,15 @@ class Keeper:
             wait_s = AGAIN_S if loop.time() - began > AGAIN_MOST_S else min(2 * wait_s, AGAIN_MOST_S)
             await asyncio.sleep(wait_s)
             if not self._leaving.is_set():
-                say(f"the agent has ended with code {code}; it is started again")
+                say(f"the agent has ended with code {code}; it is started again{self._hint(code)}")
         await asyncio.Event().wait()
         raise AssertionError
+
+    def _hint(self, code: int) -> str:
+        """A likely cause of an agent's end, which its own line does not tell."""
+        if self._credentials is None or code != Refused.exit_code:
+            return ""
+        return f" (where etcd has users, `supervisorctl etcd setup` makes pool:{self._order.pool})"
 
     async def _leave(self, number: signal.Signals) -> int:
         order = self._order
@@ -197,7 +203,8 @@ class Keeper:
                 await self._drain(why, until)
         self._leaving.set()
         await self._end_agent()
-        if await _run(FENCING_S, "agent.main", "--config", str(self._config), "--fence") != 0:
+        began = self._credentials is None or self._credentials.is_there
+        if began and await _run(FENCING_S, "agent.main", "--config", str(self._config), "--fence") != 0:
             say("the node's tasks are not known to be dead: the cluster waits for D")
         await self._lift()
         # An engine may queue a job again that its user has cancelled.

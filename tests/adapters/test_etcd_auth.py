@@ -30,7 +30,7 @@ from tests.support.etcd_server import EtcdServer, etcd_binaries
 from tests.support.sinks import ListSink
 
 CLUSTER = "c"
-HOLDERS = ("supervisor:s0", "agent:n1", "agent:n2")
+HOLDERS = ("supervisor:s0", "agent:n1", "agent:n2", "pool:train")
 TASK = task_id("digits", "worker", 0)
 OWN = (keys.node("n1"), keys.gpus("n1"), keys.appeal("n1", "life"))
 SHARED = (keys.prepared(TASK, "p"), keys.staged("digits", "p", "n1"), "commits/digits/1", keys.head("digits"))
@@ -157,6 +157,30 @@ async def test_etcd_refuses_an_agent_what_is_not_its_own(guarded: Guarded) -> No
         assert await refused(client.list(keys.assignments_of("n2")))
         assert await refused(client.list(""))
         assert await refused(client.txn((), [Get(keys.node("n1")), Get(keys.intent("digits"))]))
+    finally:
+        await client.close()
+
+
+async def test_the_agents_of_a_pool_are_one_user_and_write_for_its_nodes_alone(guarded: Guarded) -> None:
+    client = guarded.client("pool:train")
+    try:
+        for node in ("train.n1", "train.n2.2"):
+            for key in (keys.node(node), keys.gpus(node), keys.appeal(node, "life")):
+                assert not await refused(put(client, key)), key
+            assert await refused(put(client, keys.lost(node, "life")))
+            assert not await refused(client.get(keys.lost(node, "life")))
+            assert not await refused(client.list(keys.assignments_of(node)))
+            assert not await refused(client.list(keys.spares_of(node)))
+        for node in ("n1", "train", "train2.n1", "Train.n1", "trainxn1"):
+            assert await refused(put(client, keys.node(node))), node
+            assert await refused(client.list(keys.assignments_of(node))), node
+        for key in (*SHARED, *READ):
+            assert await refused(client.get(key)) is (key == keys.lost("n1", "l")), key
+        for key in (keys.pool_record("train"), keys.switch("digits"), keys.LEADER, keys.CLUSTER):
+            assert await refused(put(client, key)), key
+        assert await refused(client.get(keys.pool_record("train")))
+        assert may("pool:train", keys.node("train.n1"), writes=True)
+        assert not may("pool:train", keys.node("n1"), writes=True)
     finally:
         await client.close()
 

@@ -17,6 +17,7 @@ from click.testing import CliRunner, Result
 from supervisor.adapters.certificates.tls import TlsFiles
 from supervisor.cli.main import cli
 from supervisor.cli.pool import commands
+from supervisor.contract.errors import Conflict, Refused
 from tests.engines.fake_engine import FakeEngine
 from tests.support.etcd_server import EtcdServer, free_port
 from tests.support.waiting import wait_until
@@ -197,6 +198,43 @@ def test_agents_of_a_pool_are_certified_and_revoked(site: Site) -> None:
     # The end of the pool is the end of its token.
     assert site.ctl("pool", "down", "train", "--now").exception is None
     assert site.json("pool", "list")["certificates"] == []
+
+
+@pytest.mark.slow
+def test_what_goes_wrong_is_told_on_both_sides(site: Site) -> None:
+    # A pool that the engine does not take leaves no token.
+    done = site.up("train", "--queue", "nowhere")
+    assert isinstance(done.exception, Refused)
+    assert not (site.root / "train.token").exists()
+    assert site.json("pool", "list")["certificates"] == []
+
+    # An agent whose machine reaches no supervisor, and one that etcd does not know.
+    shared = json.loads((site.root / "pool.yaml").read_text())
+    lost = shared | {"supervisors": [f"127.0.0.1:{free_port()}"]}
+    (site.root / "lost.yaml").write_text(json.dumps(lost))
+    assert site.up("train", "--agent-config", str(site.root / "lost.yaml")).exception is None
+    assert site.up("unknown").exception is None
+    nowhere = lost["supervisors"][0]
+    wait_until(lambda: f"({nowhere}: no connection)" in site.logs(), "the keeper names the address")
+    told = site.ctl("pool", "status", "train").output
+    assert "has given it no certificate: its machine may reach none" in told
+    wait_until(lambda: "unknown.n2 has a certificate until" in site.logs(), "it has a certificate")
+    wait_until(lambda: "`supervisorctl etcd setup` makes pool:unknown" in site.logs(), "etcd refuses it")
+    assert "it may not reach etcd" in site.ctl("pool", "status", "unknown").output
+
+    # Another operator takes no pool over; the owner replaces the token, which is told where it is used.
+    as_otto = {"cluster": "c", "supervisors": shared["supervisors"], "tls": site.files("user-otto")}
+    (site.root / "otto.yaml").write_text(json.dumps(as_otto))
+    file = str(site.root / "train.token")
+    otto = CliRunner().invoke(cli, ["--config", str(site.root / "otto.yaml"), "pool", "token", "train", file])
+    assert isinstance(otto.exception, Conflict)
+    assert "pool train is of user:olga" in str(otto.exception)
+    assert "expired" not in site.ctl("pool", "scale", "train", "2").output
+    assert site.ctl("pool", "token", "train", file, "--token-for", "1m").exception is None
+    for each in ("train", "unknown"):
+        assert site.ctl("pool", "down", each, "--now").exception is None
+    assert site.json("pool", "list")["certificates"] == []
+    assert "cannot read this TLS file" not in site.logs(), "no agent has run there"
 
 
 def run(*words: str) -> None:

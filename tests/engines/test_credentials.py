@@ -21,6 +21,7 @@ from supervisor.adapters.certificates.tls import TlsFiles
 from supervisor.adapters.files.config import load_agent
 from supervisor.cli.cluster.certs import certs
 from supervisor.cli.pool import commands as commands_of_pool
+from supervisor.cli.pool import tokens
 from supervisor.contract.errors import Refused, TfSupervisorError, Unreachable, UserError
 from supervisor.contract.pool.requests import Certificate, CertifyRequest, PoolView
 from supervisor.engines import agent_file, credentials, keeper
@@ -241,3 +242,12 @@ def test_pool_status_says_how_far_an_agent_has_come() -> None:
     assert "has given it no certificate: its machine may reach none; see /l" in told(
         running, None, "", PoolView("train", "user:olga", 0, (), {"train.n11": 1})
     )
+
+
+def test_a_pools_certificates_are_told_in_words() -> None:
+    ends = datetime(2099, 1, 2, 3, 4, tzinfo=UTC)
+    view = PoolView("train", "user:olga", round(ends.timestamp() * 1000), ("train.n2",), {"train.n1": 1})
+    assert tokens.told(view) == (
+        "its token is valid until 2099-01-02 03:04 UTC; 1 nodes have had certificates; revoked: train.n2"
+    )
+    assert "`supervisorctl pool token p FILE` makes another; 0 nodes" in tokens.told(PoolView("p", "", 0))

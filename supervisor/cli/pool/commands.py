@@ -130,7 +130,7 @@ def status(given: Globals, name: str, on: str) -> None:
         raise NotFound(f"there is no pool {name}; see `supervisorctl pool list`")
     nodes, problem = _nodes_of(given, name)
     rows = [(each, nodes.get((each.id, each.place))) for each in found]
-    certified = next(iter(tokens.known(given, name)), None) if not problem else None
+    certified = next(iter(_certified(given, name)), None) if not problem else None
     if given.json:
         shown = [{"agent": each, "node": node} for each, node in rows]
         render.emit_json({"pool": name, "agents": shown, "certificates": certified})
@@ -162,7 +162,8 @@ def scale(given: Globals, name: str, agents: int, on: str) -> None:
     from supervisor.engines import pools
 
     done = pools.scale(_engine(on), name, agents)
-    _print(given, name, done)
+    expired = [tokens.told(each) for each in _certified(given, name) if tokens.is_over(each)]
+    _print(given, name, "; ".join((done, *expired)))
 
 
 @pool.command()
@@ -207,11 +208,7 @@ def list_pools(given: Globals, on: str) -> None:
     counts: dict[str, Counter[State]] = {}
     for each in pools.live(_engine(on)):
         counts.setdefault(each.pool, Counter())[each.state] += 1
-    try:
-        certified = tokens.known(given)
-    except TfSupervisorError as error:
-        click.echo(f"the cluster does not say which pools have certificates: {error}", err=True)
-        certified = ()
+    certified = _certified(given)
     if given.json:
         plain = {name: {state.value: number for state, number in of.items()} for name, of in counts.items()}
         render.emit_json({"pools": plain, "certificates": certified})
@@ -250,6 +247,15 @@ def _nodes_of(given: Globals, name: str) -> tuple[dict[tuple[str, str], NodeView
         return {}, f"the cluster does not say: {error}"
     ours = [each for each in nodes if each.labels.get("pool") == name]
     return {(each.labels.get("agent", ""), each.labels.get("place", "")): each for each in ours}, ""
+
+
+def _certified(given: Globals, name: str = "") -> Sequence[PoolView]:
+    """The pools that supervisors certify, or one of them, as far as the cluster says that."""
+    try:
+        return tokens.known(given, name)
+    except TfSupervisorError as error:
+        click.echo(f"the cluster does not say which pools have certificates: {error}", err=True)
+        return ()
 
 
 def _reason(agent: PoolAgent, node: NodeView | None, problem: str, certified: PoolView | None = None) -> str:

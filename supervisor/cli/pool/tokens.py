@@ -70,12 +70,17 @@ def known(given: Globals, pool: str = "") -> tuple[PoolView, ...]:
         return ()  # supervisors of an earlier release
 
 
+def is_over(view: PoolView) -> bool:
+    """Whether a pool's token has expired."""
+    return datetime.now(UTC).timestamp() * 1000 >= view.token_ends_wall_ms
+
+
 def told(view: PoolView) -> str:
     """A sentence about a pool's certificates."""
     ends = shown(view.token_ends_wall_ms)
-    over = datetime.now(UTC).timestamp() * 1000 >= view.token_ends_wall_ms
-    text = f"its token expired at {ends}: `supervisorctl pool token` makes another" if over else ""
-    said = [text or f"its token is valid until {ends}", f"{len(view.certified)} nodes have had certificates"]
+    again = f"its token expired at {ends}: `supervisorctl pool token {view.pool} FILE` makes another"
+    valid = f"its token is valid until {ends}"
+    said = [again if is_over(view) else valid, f"{len(view.certified)} nodes have had certificates"]
     if view.revoked:
         said.append(f"revoked: {', '.join(view.revoked)}")
     return "; ".join(said)
