@@ -141,4 +141,20 @@ ROWS = (
         "    if (index.generation, index.attempt) > (generation + 1, attempt):",
         MODELS + "test_an_attempt_that_is_over_publishes_nothing[local]",
     ),
+    Guarantee(
+        9,
+        "A repaired index of a model gives no number again that the damaged one may have given.",
+        "recovery/models/repair.py",
+        "        last=max(base.last + serial - base.serial, *seen, 0),\n",
+        "        last=max(base.last, *seen, 0),\n",
+        "tests/cli/test_models.py::test_a_broken_index_is_repaired_and_servers_see_the_same",
+    ),
+    Guarantee(
+        9,
+        "Models that hang hold up the outputs of a task that has ended for a bounded time.",
+        "agent/models/publisher.py",
+        "        if self._tried_ms >= FINAL_TRIALS_MS:\n",
+        "        if self._tried_ms < 0:\n",
+        MODELS + "test_models_that_hang_hold_up_a_look_and_the_end_of_their_task_for_a_bounded_time",
+    ),
 )

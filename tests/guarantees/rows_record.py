@@ -377,6 +377,14 @@ ROWS = (
     ),
     Guarantee(
         13,
+        "A target that a reload leaves as it was goes on with the message that it is told.",
+        "supervisor/control/loop/notifier.py",
+        "gone = [task for target, task in work if target not in wanted]",
+        "gone = [task for _, task in work]",
+        "tests/control/test_notifier.py::test_a_target_that_is_read_again_as_it_was_goes_on_with_its_try",
+    ),
+    Guarantee(
+        13,
         "The address and the secret of a target are in no error, event or log.",
         "supervisor/adapters/webhook.py",
         'raise Unreachable(f"there is no answer ({type(error).__name__})") from None',
