@@ -27,7 +27,7 @@ from recovery.outputs.scan import Seen, shown
 from supervisor.adapters.failpoints import effect
 from supervisor.contract.boundaries import CheckpointStore, Clock, Logger
 from supervisor.contract.errors import BadCheckpoint, StoreUnreachable, UserError
-from supervisor.contract.job.serving import Exports
+from supervisor.contract.job.serving import Exports, pattern_of
 from supervisor.contract.job.spec import ModelCheck
 
 T = TypeVar("T")
@@ -104,6 +104,7 @@ class ModelPublisher:
         assert state.exports is not None
         self._exports = state.exports
         self._serving = state.exports.serving
+        self._pattern = pattern_of(self._serving.export)
         self._models = ModelStore(store, self._serving.model)
         self._directory = directory
         self._spool = spool
@@ -156,9 +157,7 @@ class ModelPublisher:
 
     async def _look(self, motion: Motion, what: str, *, final: bool) -> bool:
         """Take all new exports; returns whether some are left."""
-        found = await self._worker.run(
-            partial(find_exports, self._directory, self._serving.export, self._uid)
-        )
+        found = await self._worker.run(partial(find_exports, self._directory, self._pattern, self._uid))
         self._handled = {each.source: dict(each.files) for each in found if self._is_handled(each)}
         left = False
         for export in found:
@@ -191,7 +190,7 @@ class ModelPublisher:
                 copied = await self._worker.run_stoppable(
                     partial(copy_export, self._directory, export, copy, moved=motion)
                 )
-                check = partial(is_unchanged, self._directory, export, self._serving.export, self._uid)
+                check = partial(is_unchanged, self._directory, export, self._pattern, self._uid)
                 if not await self._worker.run(check):
                     raise Changed(export.source)
                 index = await self._models.read()

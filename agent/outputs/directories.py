@@ -8,19 +8,23 @@ Notes, and files in transfer, are elsewhere.
 from __future__ import annotations
 
 import os
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from agent.host.task_users import TaskUsers, User
+from recovery.commit.outbox import generation_directory
+from recovery.formats.paths import OUTPUTS_PREFIX
 from recovery.io import files
 from recovery.io.trees import remove_tree
 from recovery.outputs.bring import remove_file
 from recovery.outputs.note import OutputState, load_state, state_path
 from recovery.outputs.scan import scan
 from supervisor.adapters.failpoints import effect
+from supervisor.contract.job.serving import link_of
 
-OWN, COPIES, OWNER, ASIDE = "outputs-", "all-outputs-", ".outputs-", "kept-"
+OWN, COPIES, OWNER, ASIDE = OUTPUTS_PREFIX, "all-outputs-", ".outputs-", "kept-"
 """Prefixes of names in a job's directory: a task's outputs, copies for its readers, the owner's mark of a
 task's directory, and files put aside."""
 
@@ -79,6 +83,28 @@ class OutputFiles:
                 each.mkdir(mode=0o700, parents=True, exist_ok=True)
         if state.follow:
             self.make_copies(state.job_uuid)
+
+    def link_exports(self, state: OutputState) -> None:
+        """Let the directory of exports in $CHECKPOINT_DIR lead to that in the output directory, if asked.
+
+        What is there already stays, as it may be of the generation's base. Raises OSError then, too.
+        """
+        name = link_of(state.exports.serving.export) if state.exports is not None else ""
+        if not name:
+            return
+        own, user = self.own(state.job_uuid, state.member), self.user(state.job_uuid)
+        generation = generation_directory(self.parent / state.job_uuid, state.generation)
+        with _opened(own) as outputs, _opened(generation) as checkpoints, effect("outputs.link"):
+            with suppress(FileExistsError):
+                os.mkdir(name, dir_fd=outputs)
+                if user is not None and os.geteuid() == 0:
+                    os.chown(name, *user, dir_fd=outputs, follow_symlinks=False)
+            target = f"../{own.name}/{name}"
+            try:
+                os.symlink(target, name, dir_fd=checkpoints)
+            except FileExistsError:
+                if os.readlink(name, dir_fd=checkpoints) != target:
+                    raise
 
     def make_copies(self, job_uuid: str, *, empty: bool = False) -> None:
         """Make the directory of copies. Tasks of another user can read it, at any umask of the agent.
@@ -178,3 +204,12 @@ def _remove(name: str, fd: int) -> None:
 
 def _text(node: str, generation: int, attempt: int) -> bytes:
     return f"{node} {generation} {attempt}\n".encode()
+
+
+@contextmanager
+def _opened(directory: Path) -> Iterator[int]:
+    fd = os.open(directory, _DIRECTORY)
+    try:
+        yield fd
+    finally:
+        os.close(fd)

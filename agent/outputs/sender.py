@@ -180,6 +180,7 @@ class NodeOutputs:
             await self._call(partial(self.files.mark, state))
             # Before its program writes: a successor of this agent knows of it by the note alone.
             await self._call(partial(save_state, self.files.notes(uuid), state))
+            await self._call(partial(self.files.link_exports, state))
         except TfSupervisorError as error:
             self._sink.error(
                 "the output directory of a task cannot be prepared", task=str(task), reason=str(error)

@@ -18,6 +18,7 @@ from pathlib import Path
 from recovery.families.families import Sight, StateFile, bundle_of, is_temporary, prefix_below
 from recovery.families.watch_rule import FileMark
 from recovery.formats.manifest import MAX_TEXT, check_file_name
+from recovery.formats.paths import OUTPUTS_PREFIX
 from recovery.formats.tf_files import (
     MAX_STATE_BYTES,
     STATE_FILE,
@@ -168,6 +169,8 @@ class Eyes:
         """Record a link as refused, unless its target is looked at anyway."""
         with suppress(OSError):
             target = os.readlink(name, dir_fd=fd)
+            if target.startswith(f"../{OUTPUTS_PREFIX}"):
+                return  # the agent's own link to a task's exports
             if prefix_below(target, path.rpartition("/")[0], self._roots()) is None:
                 found.refused[path] = (
                     "it is a symbolic link out of $CHECKPOINT_DIR, which is not followed: save below it"

@@ -10,6 +10,9 @@ from supervisor.contract.errors import UserError
 PART_PREFIX = ".part-"
 """Names of files that are still being written; never listed, never accepted from a caller."""
 
+OUTPUTS_PREFIX = "outputs-"
+"""Before a task's name in that of its output directory, which lies beside the generations' directories."""
+
 MARKER = ".tfsup-store"
 """A file in the root of each prepared store. Its absence shows an empty mount point."""
 

@@ -609,6 +609,8 @@ def test_serving_has_defaults_of_the_job(tmp_path: Path) -> None:
         ("keep: 3", "serving.export: missing; add `export: export/*`"),
         ("export: /tmp/x", "serving.export: '/tmp/x' must be a path below {output_dir}: export/*"),
         ("export: 'export/{step}'", "write * where the number is"),
+        ("export: '{checkpoint_dir}/e*/x'", "the first directory below {checkpoint_dir} must be a name"),
+        ("export: '{checkpoint_dir}/../x'", "must be a path below {output_dir}: export/*"),
         ("export: e, check: run", "serving.check: must be one of checksums, load, call"),
         ("export: e, keep: 0", "serving.keep:"),
         ("export: e, role: chief", "serving.role: there is no role 'chief'; the roles are worker, exporter"),

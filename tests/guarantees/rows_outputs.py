@@ -41,8 +41,8 @@ ROWS = (
         "A successor of an agent that dies at any moment sends what a task has written.",
         "agent/outputs/sender.py",
         "            await self._call(partial(save_state, self.files.notes(uuid), state))\n"
-        "        except TfSupervisorError as error:\n",
-        "        except TfSupervisorError as error:\n",
+        "            await self._call(partial(self.files.link_exports, state))\n",
+        "            await self._call(partial(self.files.link_exports, state))\n",
         "tests/outputs/test_crash_points.py::test_some_points[crash-local]",
     ),
     Guarantee(

@@ -16,6 +16,8 @@ import pytest
 from agent.host.task_users import OneUser
 from agent.outputs.directories import OutputFiles
 from agent.outputs.sender import NodeOutputs
+from recovery.commit.sight import Eyes
+from recovery.io.trees import remove_tree
 from recovery.outputs.index import OutputIndex, directory_of
 from recovery.outputs.note import save_state, state_path
 from recovery.outputs.stored import read_index
@@ -127,6 +129,40 @@ async def test_a_published_model_is_told_of_and_counted_also_after_its_job(site:
     (notice,) = node.notices()
     text = "version 1 of model digits is published: export/7 of worker.0"
     assert (notice.kind, notice.text, counted) == ("model_published", text, [1])
+
+
+@pytest.mark.parametrize("site", ["memory"], indirect=True)
+async def test_exports_below_the_checkpoint_directory_are_published_also_when_that_is_gone(
+    site: Site,
+) -> None:
+    node, checkpoints = site.node(), site.root / "n1" / UUID / "g1"
+    checkpoints.mkdir(parents=True)
+    serving = ServingSpec("digits", "{checkpoint_dir}/export/*", "worker", ModelCheck.CHECKSUMS, 3)
+    asked = replace(FIRST, exports=Exports(serving, "python"))
+    await node.prepare(asked)
+    export(checkpoints, "export/7", b"1")
+    assert Eyes(checkpoints).look().refused == {}, "the saver looks for checkpoints alone there"
+    await asyncio.to_thread(remove_tree, checkpoints)
+    (site.root / "n1" / UUID / "g2").mkdir()
+    await node.prepare(replace(asked, attempt=AttemptId(TASK, 2, 1)))
+    export(site.root / "n1" / UUID / "g2", "export/8", b"2")
+    node.over(AttemptId(TASK, 2, 1))
+    await until(lambda: len(node.notices()) == 2)
+    exports = {notice.text.partition(": ")[2] for notice in node.notices()}
+    assert exports == {"export/7 of worker.0", "export/8 of worker.0"}
+
+
+@pytest.mark.parametrize("site", ["memory"], indirect=True)
+async def test_a_directory_of_the_base_is_no_place_for_exports(site: Site) -> None:
+    node, own = site.node(), site.root / "n1" / UUID / "g1/export"
+    own.mkdir(parents=True)
+    serving = ServingSpec("digits", "{checkpoint_dir}/export/*", "worker", ModelCheck.CHECKSUMS, 3)
+    await node.prepare(replace(FIRST, exports=Exports(serving, "python")))
+    assert own.is_dir()
+    assert not own.is_symlink()
+    assert [event for level, event, _ in site.sink.lines if level == "error"] == [
+        "the output directory of a task cannot be prepared"
+    ]
 
 
 @pytest.mark.parametrize("site", ["memory"], indirect=True)

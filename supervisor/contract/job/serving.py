@@ -15,6 +15,9 @@ from supervisor.contract.job.spec import EnvironmentRef, JobSpec, ModelCheck, Se
 MODELS = "models"
 """The directory of a store that holds the published versions of all models."""
 
+CHECKPOINT_DIR = "{checkpoint_dir}/"
+"""Before a pattern whose first directory is made to lead from $CHECKPOINT_DIR to the output directory."""
+
 MAX_SERVERS = 16
 MAX_KEPT_MODELS = 100
 OF_A_PYTHON = ("LD_LIBRARY_PATH", "PATH", "PYTHONHOME", "PYTHONPATH", "TF_USE_LEGACY_KERAS")
@@ -49,8 +52,21 @@ def model_base(spec: JobSpec) -> str:
     return base_of(spec.checkpoint.uri, spec.serving.model) if spec.serving is not None else ""
 
 
-def check_export(pattern: str) -> str:
-    """Return a pattern of directories below an output directory; raises UserError for any other text."""
+def pattern_of(export: str) -> str:
+    """The pattern of directories below the output directory, of a text in `serving.export`."""
+    return export.removeprefix(CHECKPOINT_DIR)
+
+
+def link_of(export: str) -> str:
+    """The name in $CHECKPOINT_DIR that leads to the same name in the output directory; empty: none does."""
+    return pattern_of(export).partition("/")[0] if export.startswith(CHECKPOINT_DIR) else ""
+
+
+def check_export(export: str) -> str:
+    """Return a text for `serving.export`; raises UserError for any other text."""
+    pattern, link = pattern_of(export), link_of(export)
+    if "*" in link or "?" in link:
+        raise UserError(f"{export!r}: the first directory below {{checkpoint_dir}} must be a name")
     if STEP in pattern:
         raise UserError(f"{pattern!r}: write * where the number is; versions are counted by the cluster")
     try:
@@ -60,7 +76,7 @@ def check_export(pattern: str) -> str:
             "$CHECKPOINT_DIR, such as backup/model-{step}.keras", "{output_dir}: export/*"
         )
         raise UserError(text) from error
-    return pattern
+    return export
 
 
 def check_server(address: str) -> str:
@@ -83,6 +99,9 @@ def objections(spec: JobSpec) -> Iterator[Objection]:
     if spec.container is not None and serving.check is not ModelCheck.CHECKSUMS:
         text = f"{serving.check.value} is not possible in containers; write check: checksums"
         yield Objection((*where, "check"), text)
+    if link_of(serving.export) and spec.checkpoint.mode != "staged":
+        text = "a mounted $CHECKPOINT_DIR leads nowhere else; write the exports below {output_dir}"
+        yield Objection((*where, "export"), text)
     if len(serving.servers) > MAX_SERVERS:
         text = f"{len(serving.servers)} servers; at most {MAX_SERVERS} are possible"
         yield Objection((*where, "servers"), text)
