@@ -219,6 +219,7 @@ def test_a_pod_without_gpus_sees_none() -> None:
         ((*LEAST, "--reach", "10.1.0.7:8020-1"), "--reach '10.1.0.7:8020-1'"),
         ((*LEAST, "--reach", "namenode:8020"), "--reach 'namenode:8020'"),
         ((*LEAST, "--drain-as", "admin"), "name another than --admin"),
+        ((*LEAST, "--drain-as", "a@b"), "a Secret has no file with '@' in its name"),
         ((*LEAST, "--drain-as", "a b"), "'a b' is no name of a user"),
         (("a.b", *LEAST[1:]), "'a.b' is not a name for a pool"),
     ],

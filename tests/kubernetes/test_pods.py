@@ -13,12 +13,14 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from ruamel.yaml import YAML
 
 from chaos.container_image import IMAGE
 from chaos.dockerd import Dockerd
 from supervisor.adapters.files.config import load_client, load_supervisor
 from supervisor.cli.main import cli
 from supervisor.engines import agent_file
+from supervisor.engines.agent_file import Own
 from tests.examples.harness import EXAMPLES
 from tests.kubernetes.pods import Pod, Stage, secret
 from tests.kubernetes.printed import LEAST, Document, Printed, hadoop, manifests
@@ -61,7 +63,11 @@ def test_the_daemons_take_their_files(
     for files in (supervisor.tls_files(), supervisor.etcd_tls_files(), supervisor.http_tls_files()):
         assert files is not None
         files.load()
-    agent_file.check(tmp_path / "agent/pool.yaml", "training")
+    agent_file.check(pool := tmp_path / "agent/pool.yaml", "training")
+    given = YAML(typ="safe").load(pool)["gpus"]
+    # With GPUs all that are visible; a keeper whose file says nothing would offer none (docs/engines.md).
+    agent_file.adapt_to(found := {"gpus": given}, Own(node="training.agent-0"))
+    assert found["gpus"] == {"only": None if more else []}
     if more:
         client = load_client(tmp_path / "agent/client.yaml")
         assert client.supervisors == [f"supervisor-{n}.supervisor.tf-supervisor.svc:7600" for n in range(3)]
@@ -180,6 +186,7 @@ def test_a_cluster_of_the_manifests_trains_and_outlives_its_pods(cluster: Cluste
     number = int(view["tasks"][0]["node"][-1])
     agents[number].stop()
     assert f"its tasks save, and training.agent-{number} is drained" in agents[number].log
+    assert "drained" in [each["cause"] for each in cluster.ctl("explain", "plain")["incidents"]]
     # The same name, and nothing of the pod before: no state, another incarnation, no drain.
     again = Pod(cluster.stage, "agent", number, life=1)
     again.start()

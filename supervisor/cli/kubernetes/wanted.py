@@ -114,6 +114,8 @@ class Wanted:
         for user in (self.admin, self.drain_as or self.admin):
             if not valid_user(user) or user == "*":
                 raise UserError(f"{user!r} is no name of a user: use letters, digits, '_', '.', '-' and '@'")
+        if "@" in self.drain_as:
+            raise UserError(f"--drain-as {self.drain_as}: a Secret has no file with '@' in its name")
         if self.drain_as == self.admin:
             raise UserError(f"--drain-as {self.drain_as}: tasks can read its key; name another than --admin")
 
