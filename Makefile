@@ -51,7 +51,7 @@ test: setup etcd-current hadoop fuse docker compiler networks nft browser system
 	$(BIN)/pytest -n $(TEST_JOBS) --dist worksteal -m "not slow" $(PYTEST_ARGS)
 
 .PHONY: test-all
-test-all: setup etcd-current hadoop fuse docker compiler networks nft browser systemd prometheus slurm spark yarn ## Every test with its full counts; a dated report in var/reports/.
+test-all: setup etcd-current hadoop fuse docker compiler networks nft browser systemd prometheus kubernetes-check slurm spark yarn ## Every test with its full counts; a dated report in var/reports/.
 	@mkdir -p var/reports
 	@report="var/reports/$$(date -u +%Y-%m-%dT%H%M%SZ)"; \
 	{ echo "commit $$(git describe --always --dirty 2>/dev/null || echo unknown)"; uname -sr; nproc; etcd --version | head -n 1; } >"$$report.txt"; \
@@ -63,6 +63,11 @@ test-all: setup etcd-current hadoop fuse docker compiler networks nft browser sy
 .PHONY: etcd-current
 etcd-current:
 	@deploy/build-etcd.sh var/etcd-3.7 || [[ $$? -eq 3 ]]
+
+# The same, for the manifests for Kubernetes.
+.PHONY: kubernetes-check
+kubernetes-check:
+	@deploy/build-kubernetes-check.sh var/kubernetes-1.37 || [[ $$? -eq 3 ]]
 
 .PHONY: hadoop
 hadoop:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -67,3 +68,17 @@ def hadoop(directory: Path) -> Sequence[str]:
         "--reach",
         "10.1.0.0/16:9866-9867",
     )
+
+
+CHOICES = (
+    ("--gpus", "2"),
+    ("--drain-as", "keeper"),
+    ("--agents", "3", "--supervisors", "1"),
+    ("--etcd", "10.0.0.2:2379", "--etcd", "[fd00::2]:2379"),
+)
+
+
+def choices(directory: Path) -> list[tuple[str, ...]]:
+    """The options that change what there is: each alone, none, and all."""
+    hdfs = ("training", "--image", "tfsup/cluster:1", "--etcd", "etcd-1:2379", *hadoop(directory))
+    return [LEAST, *(LEAST + each for each in CHOICES), hdfs, (*LEAST, *hdfs[5:], *itertools.chain(*CHOICES))]

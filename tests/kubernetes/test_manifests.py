@@ -3,31 +3,21 @@
 from __future__ import annotations
 
 import copy
-import itertools
+import subprocess
 from pathlib import Path
 
 import pytest
 
 from supervisor.contract.errors import UserError
-from tests.kubernetes.printed import LEAST, Document, Printed, hadoop, manifests
+from tests.examples.harness import ROOT
+from tests.kubernetes.printed import LEAST, Document, Printed, choices, hadoop, manifests
 from tests.kubernetes.schema import load
 
 API = load()
+CHECK = ROOT / "var/kubernetes-1.37/check"
 OLDEST, NEWEST = 29, 37
 """Releases of Kubernetes whose API the manifests are checked against."""
 SETS = ("supervisor", "agent")
-CHOICES = (
-    ("--gpus", "2"),
-    ("--drain-as", "keeper"),
-    ("--agents", "3", "--supervisors", "1"),
-    ("--etcd", "10.0.0.2:2379", "--etcd", "[fd00::2]:2379"),
-)
-
-
-def choices(directory: Path) -> list[tuple[str, ...]]:
-    """The options that change what there is: each alone, none, and all."""
-    hdfs = ("training", "--image", "tfsup/cluster:1", "--etcd", "etcd-1:2379", *hadoop(directory))
-    return [LEAST, *(LEAST + each for each in CHOICES), hdfs, (*LEAST, *hdfs[5:], *itertools.chain(*CHOICES))]
 
 
 def test_every_document_is_valid_to_a_strict_api_server(tmp_path: Path) -> None:
@@ -74,6 +64,25 @@ def test_a_field_of_a_later_release_is_none_of_an_earlier_one() -> None:
     assert API.problems(document, 25) == [
         "PodDisruptionBudget.spec: PodDisruptionBudgetSpec has no field unhealthyPodEvictionPolicy in 1.25"
     ]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not CHECK.exists(), reason="deploy/build-kubernetes-check.sh needs a recent Go")
+def test_the_validation_of_the_api_server_has_nothing_against_them(tmp_path: Path) -> None:
+    def check(text: str) -> tuple[int, str]:
+        done = subprocess.run([CHECK], input=text, capture_output=True, text=True, check=False)
+        return done.returncode, done.stdout
+
+    for words in choices(tmp_path):
+        assert check(manifests(*words).text) == (0, ""), words
+    wrong = manifests(*LEAST).text
+    for right, mistake in (("maxSkew: 1", "maxSkew: 0"), ("runAsNonRoot: true", "runAsNonRoot: false")):
+        assert right in wrong
+        wrong = wrong.replace(right, mistake)
+    code, said = check(wrong)
+    assert code == 1
+    assert "maxSkew: Invalid value: 0: must be greater than zero" in said
+    assert "runAsNonRoot != true" in said
 
 
 def test_what_documents_name_is_there(tmp_path: Path) -> None:

@@ -47,7 +47,7 @@ def objects(wanted: Wanted) -> list[Object]:
 def text(wanted: Wanted) -> str:
     """The documents, below the steps that come first as a comment."""
     comment = "".join(f"# {line}".rstrip() + "\n" for line in steps(wanted))
-    return comment + "".join(f"---\n{files.text(_readable(each))}" for each in objects(wanted))
+    return comment + "---\n".join(files.text(_readable(each)) for each in objects(wanted))
 
 
 def steps(wanted: Wanted) -> list[str]:
