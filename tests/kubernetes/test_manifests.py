@@ -7,6 +7,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from ruamel.yaml import YAML
 
 from supervisor.contract.errors import UserError
 from tests.examples.harness import ROOT
@@ -227,7 +228,10 @@ def test_a_pod_without_gpus_sees_none() -> None:
         ((*LEAST, "--memory", "16G"), "--memory: "),
         ((*LEAST, "--reach", "10.1.0.7:8020-1"), "--reach '10.1.0.7:8020-1'"),
         ((*LEAST, "--reach", "namenode:8020"), "--reach 'namenode:8020'"),
-        ((*LEAST, "--drain-as", "admin"), "name another than --admin"),
+        ((*LEAST, "--drain-as", "admin"), "name nobody of --user"),
+        ((*LEAST, "--user", "bob"), "--user 'bob': write NAME:ROLE, the role one of viewer, submitter,"),
+        ((*LEAST, "--user", "bob:root"), "--user 'bob:root': write NAME:ROLE"),
+        ((*LEAST, "--user", ":admin"), "'' is no name of a user"),
         ((*LEAST, "--drain-as", "a@b"), "a Secret has no file with '@' in its name"),
         ((*LEAST, "--drain-as", "a b"), "'a b' is no name of a user"),
         (("a.b", *LEAST[1:]), "'a.b' is not a name for a pool"),
@@ -237,6 +241,18 @@ def test_mistakes_are_told_of(words: tuple[str, ...], told: str) -> None:
     with pytest.raises(UserError) as error:
         manifests(*words)
     assert told in str(error.value)
+
+
+def test_users_have_their_roles_and_a_certificate_each() -> None:
+    printed = manifests(*LEAST, "--user", "ann:admin", "--user", "prometheus:viewer", "--drain-as", "keeper")
+    for component, file in (("supervisor", "supervisor-1.yaml"), ("agent", "pool.yaml")):
+        told = YAML(typ="safe").load(printed.find("ConfigMap", component)["data"][file])
+        assert told["users"] == {
+            "ann": {"role": "admin"},
+            "prometheus": {"role": "viewer"},
+            "keeper": {"role": "operator"},
+        }
+    assert printed.commands("supervisorctl")[0].endswith(" user:ann user:prometheus user:keeper")
 
 
 def test_hdfs_has_to_be_reached(tmp_path: Path) -> None:

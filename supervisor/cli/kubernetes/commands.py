@@ -39,7 +39,7 @@ class Given:
     shm: str
     notice: int
     interface: str
-    admin: str
+    user: tuple[str, ...]
     drain_as: str
     hadoop_conf: Path | None
     hadoop_user: str
@@ -68,7 +68,14 @@ def given_options(function: Callable[Concatenate[Given, P], R]) -> Callable[P, R
         help="Seconds that an agent has to leave before its pod ends.",
     )
     @click.option("--interface", default="eth0", show_default=True, help="Of pods, with an IPv4 address.")
-    @click.option("--admin", default="admin", show_default=True, help="The user who may do everything.")
+    @click.option(
+        "--user",
+        multiple=True,
+        default=("admin:admin",),
+        show_default=True,
+        metavar="NAME:ROLE",
+        help="Once for each user: viewer, submitter, operator or admin.",
+    )
     @click.option(
         "--drain-as",
         default="",
@@ -99,7 +106,7 @@ def given_options(function: Callable[Concatenate[Given, P], R]) -> Callable[P, R
 def manifests(given: Given, cluster: str) -> None:
     """Print the manifests of CLUSTER, with the steps before `kubectl apply` as comments at their top."""
     from supervisor.cli.kubernetes import manifests as made
-    from supervisor.cli.kubernetes.wanted import Wanted, reach_of
+    from supervisor.cli.kubernetes.wanted import Wanted, reach_of, users_of
 
     wanted = Wanted(
         cluster=cluster,
@@ -115,7 +122,7 @@ def manifests(given: Given, cluster: str) -> None:
         shm=_size("--shm", given.shm),
         notice_s=given.notice,
         interface=given.interface,
-        admin=given.admin,
+        users=users_of(given.user),
         drain_as=given.drain_as,
         hadoop=_hadoop(given.hadoop_conf) if given.hadoop_conf is not None else {},
         hadoop_user=given.hadoop_user,

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from ruamel.yaml import YAML
 
 from supervisor.cli.kubernetes.wanted import AGENT_PORT, HIGH, HTTP_PORT, LOW, PORT, Wanted
+from supervisor.contract.access import Role
 
 CONFIG = "/etc/tf-supervisor/config"
 HADOOP = "/etc/tf-supervisor/hadoop"
@@ -94,8 +95,8 @@ def _common(wanted: Wanted, port: int, host: str) -> dict[str, object]:
 
 
 def _users(wanted: Wanted) -> Mapping[str, object]:
-    drainer = {wanted.drain_as: {"role": "operator"}} if wanted.drain_as else {}
-    return {wanted.admin: {"role": "admin"}, **drainer}
+    drainer = {wanted.drain_as: Role.OPERATOR} if wanted.drain_as else {}
+    return {name: {"role": role.value} for name, role in {**wanted.users, **drainer}.items()}
 
 
 def _addresses(wanted: Wanted) -> list[str]:

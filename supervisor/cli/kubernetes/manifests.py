@@ -54,7 +54,7 @@ def steps(wanted: Wanted) -> list[str]:
     """What has to be done by hand, as commands of a shell."""
     supervisors = " ".join(f"supervisor:{pod},{wanted.host(pod)}" for pod in wanted.supervisor_names)
     agents = " ".join(f"agent:{wanted.node(pod)},{wanted.host(pod)}" for pod in wanted.agent_names)
-    users = " ".join(f"user:{each}" for each in (wanted.admin, wanted.drain_as) if each)
+    users = " ".join(f"user:{each}" for each in (*wanted.users, wanted.drain_as) if each)
     drainer = f" certs/user-{wanted.drain_as}.*" if wanted.drain_as else ""
     store = f"file://{STORE}" if wanted.claim else "hdfs://NAMESERVICE/DIR"
     return [
@@ -121,6 +121,8 @@ def _set(wanted: Wanted, component: str, replicas: int, pod: Object, claims: lis
     spec = {
         "serviceName": component,
         "replicas": replicas,
+        # A rollout goes on when a pod has had the time to join the cluster again.
+        "minReadySeconds": 20,
         "podManagementPolicy": "Parallel",
         "selector": {"matchLabels": _labels(component)},
         "template": {"metadata": {"labels": _labels(component)}, "spec": pod},

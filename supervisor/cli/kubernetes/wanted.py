@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from supervisor.contract.access import valid_user
+from supervisor.contract.access import Role, valid_user
 from supervisor.contract.addresses import split_host_port
 from supervisor.contract.errors import UserError
 from supervisor.contract.ids import check_name
@@ -64,7 +64,7 @@ class Wanted:
     shm: int
     notice_s: int
     interface: str
-    admin: str
+    users: Mapping[str, Role]
     drain_as: str = ""
     hadoop: Mapping[str, str] = field(default_factory=dict)
     hadoop_user: str = ""
@@ -111,13 +111,13 @@ class Wanted:
             raise UserError(f"--image {self.image!r}: use letters, digits and '._:/@-'")
         if not _INTERFACE.fullmatch(self.interface):
             raise UserError(f"--interface {self.interface!r}: use letters, digits and '._-'")
-        for user in (self.admin, self.drain_as or self.admin):
+        for user in (*self.users, *filter(None, (self.drain_as,))):
             if not valid_user(user) or user == "*":
                 raise UserError(f"{user!r} is no name of a user: use letters, digits, '_', '.', '-' and '@'")
         if "@" in self.drain_as:
             raise UserError(f"--drain-as {self.drain_as}: a Secret has no file with '@' in its name")
-        if self.drain_as == self.admin:
-            raise UserError(f"--drain-as {self.drain_as}: tasks can read its key; name another than --admin")
+        if self.drain_as in self.users:
+            raise UserError(f"--drain-as {self.drain_as}: tasks can read its key; name nobody of --user")
 
     @property
     def supervisor_names(self) -> list[str]:
@@ -136,6 +136,19 @@ class Wanted:
     def host(self, pod: str) -> str:
         """The name of a pod in the cluster's DNS: the headless Service is named after the set."""
         return f"{pod}.{pod.rpartition('-')[0]}.{self.namespace}.svc"
+
+
+def users_of(texts: Sequence[str]) -> dict[str, Role]:
+    """Read `NAME:ROLE` of each user. Raises UserError."""
+    found: dict[str, Role] = {}
+    for text in texts:
+        name, _, role = text.rpartition(":")
+        try:
+            found[name] = Role(role)
+        except ValueError as error:
+            roles = ", ".join(each.value for each in Role)
+            raise UserError(f"--user {text!r}: write NAME:ROLE, the role one of {roles}") from error
+    return found
 
 
 def reach_of(text: str) -> Reach:
