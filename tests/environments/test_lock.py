@@ -106,7 +106,12 @@ def test_a_job_file_names_an_archive_by_its_sha256(tmp_path: Path) -> None:
         ("{requirements: /etc/passwd}", "", "must be a path below the program's directory"),
         ("{requirements: r.lock, sha256: 00}", "", "64 hex digits"),
         ("{requirements: r.lock, python: /usr/bin/python3}", "", "no name of an interpreter"),
-        ("{archive: 'file:///a/v.tar.zst', sha256: x}", "", "is no .tar.gz or .tgz file; pack it with `tar"),
+        ("{archive: 'file:///a/v.zip', sha256: x}", "", "is no .tar.gz or .tgz file; pack it with `tar"),
+        (
+            "{archive: 'file:///a/v.tar.zst', sha256: x}",
+            "",
+            "turn it into one with `zstd -dc FILE.tar.zst | gzip",
+        ),
         ("{archive: 'file:///a/v.tar.gz'}", "", "environment.sha256: missing; add what `sha256sum FILE`"),
         ("{archive: 'ftp://a/v.tar.gz'}", "", "its scheme is not understood"),
         ("{requirements: r.lock}", "container: {image: x}", "has the environment of its image"),

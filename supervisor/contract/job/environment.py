@@ -22,6 +22,9 @@ MAX_REQUIREMENTS = 2000
 ARCHIVES = (".tar.gz", ".tgz")
 """Endings of archives that agents unpack."""
 
+ZSTANDARD = (".tar.zst", ".tzst")
+"""Endings of archives that no Python of an agent can read without a package of its own."""
+
 OWN_VARIABLES = ("PATH", "VIRTUAL_ENV", "PYTHONHOME")
 """Variables that are the environment's own."""
 
@@ -181,8 +184,10 @@ def path_objection(path: str) -> str:
 def archive_advice(archive: str) -> str:
     """The advice about an archive of another kind."""
     shown = posixpath.basename(archive)[:60]
-    pack = "`tar -C VENV --format=posix -czf FILE.tar.gz .`"
-    return f"{shown!r} is no {' or '.join(ARCHIVES)} file; pack it with {pack}"
+    what = f"{shown!r} is no {' or '.join(ARCHIVES)} file"
+    if archive.endswith(ZSTANDARD):
+        return f"{what}; turn it into one with `zstd -dc FILE.tar.zst | gzip >FILE.tar.gz`"
+    return f"{what}; pack it with `tar -C VENV --format=posix -czf FILE.tar.gz .`"
 
 
 def check_python(name: str) -> str:
