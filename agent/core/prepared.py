@@ -54,7 +54,8 @@ def tell_delays(work: Work, wants: Wants) -> None:
     delays = work.state.delays
     for name, assignment in wanted.items():
         hold, known, preparing = work.state.holds.get(name), delays.get(name), name in wants.prepare
-        reason = hold.delay if hold is not None else code.standing(work, assignment).delay
+        brought = code.standing_at(work, assignment, launcher=hold is not None)
+        reason = (hold.delay if hold is not None else "") or brought.delay
         reason = reason or secrets.delay(work, assignment)
         # When it is prepared after all, the answer itself says so.
         news = reason != (known.reason if known is not None else "") and (reason or not preparing)

@@ -105,8 +105,12 @@ def test_a_launcher_that_is_there_reserves_meanwhile_and_prepared_still_waits() 
     agent.give(LauncherSaid(launcher, protocol.Reserved(asked.reservation, 20002)))
     assert agent.unpacks == [BringIn("p2", CODE)]
     assert agent.answers == []
+    agent.give(BroughtIn("p2", "HDFS does not answer", unknown=True))
+    assert [(answer.address, answer.delay) for answer in agent.answers] == [("", "HDFS does not answer")]
+    agent.give(Written("delayed/p2.worker.0", ok=True))
+    agent.give(Tick(), AGAIN_MS)
     agent.give(BroughtIn("p2"))
-    assert [answer.address for answer in agent.answers] == ["h:20002"]
+    assert [answer.address for answer in agent.answers[1:]] == ["h:20002"]
 
 
 def test_code_that_cannot_be_had_is_a_failure_with_its_reason() -> None:
