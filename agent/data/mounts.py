@@ -185,7 +185,7 @@ class DataMounts:
                 if serves or answer.trouble is not Trouble.NONE:
                     self._asked_ms.pop(point, None)
                 if answer.trouble is Trouble.ABSENT:
-                    raise NotFound(f"{place} does not exist: {answer.reason}")
+                    raise NotFound(f"{place} {answer.reason}")
                 if answer.trouble is Trouble.REFUSED:
                     raise Refused(f"{place} cannot be read: {answer.reason}")
                 if answer.trouble is Trouble.AWAY:
@@ -230,7 +230,7 @@ class DataMounts:
     async def _retire(self) -> None:
         """End mounts that no agent has wanted for a while."""
         mine = [self._wishes.get(each) for each in self._used]
-        for wish in await asyncio.to_thread(self._wished):
+        for wish in await asyncio.to_thread(self.wished):
             files, point = _files(wish), _point(wish)
             if wish in mine:
                 continue
@@ -248,7 +248,7 @@ class DataMounts:
             point.parent.rmdir()
             remove_tree(files.home)
 
-    def _wished(self) -> tuple[MountWish, ...]:
+    def wished(self) -> tuple[MountWish, ...]:
         """All mounts below PARENT, of any agent."""
         homes = sorted((self._home / MOUNTS).glob("*"))
         return tuple(wish for home in homes for wish in wished(self._home / home.name))

@@ -67,9 +67,12 @@ class DataFiles:
     async def answer(self, asked_ms: int) -> MountAnswer:
         """Whether the source is a directory that can be listed."""
         try:
+            entry = await self._backend.info("")
+            if entry is None:
+                return MountAnswer(asked_ms, Trouble.ABSENT, "does not exist")
+            if not entry.directory:
+                return MountAnswer(asked_ms, Trouble.ABSENT, "is a file; name its directory")
             await self._backend.probe("")
-        except NotFound as error:
-            return MountAnswer(asked_ms, Trouble.ABSENT, str(error))
         except TfSupervisorError as error:
             return MountAnswer(asked_ms, Trouble.AWAY if error.retryable else Trouble.REFUSED, str(error))
         return MountAnswer(asked_ms)

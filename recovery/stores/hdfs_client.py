@@ -127,9 +127,7 @@ class HdfsClient:
         return tuple(sorted(found, key=lambda one: one.path))
 
     async def probe(self, path: str) -> None:
-        """Prove that a path is a directory whose first entries can be listed. Raises NotFound."""
-        if not (await self.info(path)).is_dir:
-            raise NotFound(f"{path} in {self.uri} is a file; name its directory")
+        """Prove that the first entries of a directory can be listed; a file is one. Raises NotFound."""
         await self._call(f"list {path}", lambda hdfs: next(iter(hdfs.list_status(path)), None))
 
     async def mkdirs(self, path: str) -> None:

@@ -128,6 +128,24 @@ async def test_a_job_in_hdfs_is_reached_as_its_owner() -> None:
     assert record.spec.checkpoint.uri == "hdfs://nn:1/a", "what people are shown"
 
 
+async def test_a_job_reads_data_that_its_owner_may_use_and_as_that_owner() -> None:
+    leader = Leader()
+    leader.job_service._allowed = AllowedStores(("file:", "hdfs://nn:1/data/{owner}"), proxy_users=True)
+    CALLER.set(ALICE)
+    for uri, why in (
+        ("hdfs://nn:1/data/olga", r"data\.train hdfs://nn:1/data/olga is in no store"),
+        ("s3://a/b", r"data\.train 's3://a/b': its scheme is not understood"),
+    ):
+        for asked in (leader.job_service.submit, leader.job_service.validate):
+            with pytest.raises(UserError, match=why) as caught:
+                await asked(SubmitRequest(replace(other_job(), data={"train": uri})))
+            assert caught.value.field == ("data", "train")
+    spec = replace(other_job(), data={"train": "hdfs://nn:1/data/alice", "here": "file:///x"})
+    assert leader.job_service._store_user(spec, "user:alice") == "alice"
+    with pytest.raises(UserError, match=r"can never run here.* cannot mount"):
+        await leader.job_service.submit(SubmitRequest(spec))
+
+
 async def test_a_job_names_secrets_that_its_owner_may_use_and_who_submits_it() -> None:
     leader = Leader()
     leader.job_service.secrets.sources = {

@@ -24,7 +24,8 @@ from supervisor.contract.bounds import MAX_PATH_LENGTH
 from supervisor.contract.desired import Assignment, ClusterSpec, JobPhase, JobSwitch, RoleAddresses
 from supervisor.contract.errors import IncompatibleRecord, UserError
 from supervisor.contract.job.bounds import objections
-from supervisor.contract.job.spec import JobSpec
+from supervisor.contract.job.data import as_user
+from supervisor.contract.job.spec import JobRecord, JobSpec
 from supervisor.contract.observed import NodeResources, Sign, TaskBeat
 from supervisor.contract.timing import FAST
 from supervisor.control.decide.nodes.offers import grouped
@@ -178,6 +179,14 @@ def test_what_is_wrong_with_it_is_told_with_its_line(tmp_path: Path, data: str, 
         load(tmp_path, f"{FILE}data: {data}\n")
     assert says in str(error.value)
     assert "job.yaml:" in str(error.value)
+
+
+def test_a_user_of_hdfs_is_named_in_places_of_hdfs_alone() -> None:
+    assert as_user(DATA, "ann") == {**DATA, "train": "hdfs://ann@ns1/data/digits"}
+    record = JobRecord(replace(job_spec(), data=DATA), "u", 0, hdfs_user="ann")
+    assert record.store_uri == "file:///checkpoints/digits"
+    assert record.hdfs_uri == "hdfs://ann@ns1/data/digits"
+    assert JobRecord(job_spec(), "u", 0).hdfs_uri == ""
 
 
 def test_a_leader_holds_other_clients_to_the_bounds() -> None:

@@ -127,6 +127,11 @@ async def test_tasks_read_a_directory_and_cannot_change_it(node: Node) -> None:
             assert refused(change) == errno.EROFS
 
     await asyncio.to_thread(work, node.directory())
+    # The page cache is kept while size and time stay the same.
+    source, before = node.source / "sub" / "a", (node.source / "sub" / "a").stat()
+    source.write_bytes(bytes(len(data)))
+    os.utime(source, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert await asyncio.to_thread((node.directory() / "sub" / "a").read_bytes) == data
     assert node.mounts.sign("u", node.data, SIGN) == str(node.directory() / SIGN)
     assert node.mounts.failed("u")[0] == -1
     # Nothing uses it any more: it goes, and all that was made for it.
@@ -137,10 +142,10 @@ async def test_tasks_read_a_directory_and_cannot_change_it(node: Node) -> None:
 
 async def test_a_source_that_is_absent_is_told_and_found_once_it_is_there(node: Node) -> None:
     node.source.rmdir()
-    with pytest.raises(NotFound, match=rf"data\.train: .*{node.source}"):
+    with pytest.raises(NotFound, match=rf"data\.train: .*{node.source} does not exist"):
         await node.mounts.ensure("job", "u", node.data)
     node.source.touch()
-    with pytest.raises(NotFound, match="Not a directory"):
+    with pytest.raises(NotFound, match="source is a file; name its directory"):
         await node.mounts.ensure("job", "u", node.data)
     node.source.unlink()
     node.source.mkdir()
@@ -166,7 +171,10 @@ async def test_a_mount_that_dies_is_replaced_and_explains_an_error(node: Node) -
     assert after is not None
     assert now is not None
     assert after.pid == now.pid != beat.pid
-    node.mounts = again.mounts
+    former, node.mounts = node.mounts, again.mounts
+    await node.end()
+    for child in former._healer._children.values():
+        await asyncio.to_thread(child.wait, 30)
 
 
 def _read(path: Path) -> bytes | None:

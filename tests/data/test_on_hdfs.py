@@ -28,7 +28,12 @@ PROGRAM = """
 import os, sys, time
 top = os.environ["TFSUP_DATA_TRAIN"]
 assert sys.argv[1] == top, sys.argv
-for attempt in (lambda: open(f"{top}/new", "w"), lambda: os.rename(f"{top}/0", f"{top}/new")):
+attempts = [lambda: open(f"{top}/new", "w"), lambda: os.rename(f"{top}/0", f"{top}/new")]
+plain = os.environ.get("TFSUP_DATA_PLAIN")
+if plain:
+    assert open(f"{plain}/a").read() == "plain"
+    attempts.append(lambda: open(f"{plain}/b", "w"))
+for attempt in attempts:
     try:
         attempt()
     except OSError as error:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -18,6 +16,7 @@ from supervisor.adapters.files.jobfile import load_job_file
 from supervisor.contract.errors import UserError
 from supervisor.contract.incident import Outcome
 from tests.examples.harness import EXAMPLES, Cluster, in_containers, read_job
+from tests.mount.sharing import shared
 from tests.mount.world import wait
 
 STEPS = 400
@@ -32,18 +31,6 @@ def example(hdfs: HdfsCluster, directory: Path) -> Path:
     with file.open("w") as out:
         YAML(typ="safe").dump(document, out)
     return file
-
-
-@contextmanager
-def shared(directory: Path) -> Iterator[None]:
-    """A directory whose mounts show in containers that have it, as docs/docker.md says."""
-    directory.mkdir()
-    subprocess.run(["mount", "--bind", directory, directory], check=True)
-    try:
-        subprocess.run(["mount", "--make-shared", directory], check=True)
-        yield
-    finally:
-        subprocess.run(["umount", directory], check=True)
 
 
 @pytest.fixture(params=["process", "docker"])

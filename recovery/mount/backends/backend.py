@@ -66,10 +66,7 @@ class Backend(Protocol):
         """The children of a directory, sorted by name. Raises NotFound."""
 
     async def probe(self, path: str) -> None:
-        """Prove that a path is a directory that can be listed, without all of its listing.
-
-        Raises NotFound, also for a file.
-        """
+        """Prove that a directory can be listed, without all of its listing. Raises NotFound."""
 
     async def mkdirs(self, path: str) -> None:
         """Make a directory and its parents; not an error if it is there. Raises Conflict for a file."""

@@ -118,7 +118,7 @@ async def _hdfs_users(scene: Scene) -> Told:
     finally:
         await coordination.close()
     records = [codec.decode(JobRecord, each.value) for each in found.entries]
-    uris = {each.hdfs_user: each.store_uri for each in records if each.hdfs_user}
+    uris = {each.hdfs_user: each.hdfs_uri for each in records if each.hdfs_user}
     users, refused = UserStores(scene.agent.hadoop.settings()), []
     try:
         for _, uri in sorted(uris.items())[:MOST_USERS]:

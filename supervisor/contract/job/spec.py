@@ -13,6 +13,7 @@ from supervisor.contract.ids import TaskId
 from supervisor.contract.job.pause import Pause
 
 HOST_NETWORK = "host"
+_HDFS = "hdfs://"
 
 PLAIN_PROTOCOL = "grpc"
 """The server protocol that every build of TensorFlow has."""
@@ -440,10 +441,17 @@ class JobRecord:
         """Its store, for a daemon to open."""
         return as_hdfs_user(self.spec.checkpoint.uri, self.hdfs_user)
 
+    @property
+    def hdfs_uri(self) -> str:
+        """Its store, or else data of it, in HDFS, for a daemon to open; empty: nothing of it is there."""
+        places = (self.spec.checkpoint.uri, *self.spec.data.values())
+        found = next((each for each in places if each.startswith(_HDFS)), "")
+        return as_hdfs_user(found, self.hdfs_user)
+
 
 def as_hdfs_user(uri: str, user: str) -> str:
     """The URI of a place that is to be reached as a user, if it is in HDFS; empty: as the daemon itself."""
-    return uri.replace("hdfs://", f"hdfs://{user}@", 1) if user and uri.startswith("hdfs://") else uri
+    return uri.replace(_HDFS, f"{_HDFS}{user}@", 1) if user and uri.startswith(_HDFS) else uri
 
 
 class Wanted(Enum):
