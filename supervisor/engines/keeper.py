@@ -11,6 +11,9 @@ cluster need not wait for D (docs/fencing.md).
 | SIGTERM | ends the agent and its tasks at once |
 
 After SIGUSR2, and after SIGTERM before the time limit, nothing runs `--then`.
+
+With `--leash` standard input is a pipe of the process that the engine runs. When it closes, because that
+process has ended however, this is SIGTERM: no engine needs to tell the keeper.
 """
 
 from __future__ import annotations
@@ -52,6 +55,8 @@ MARGIN_S = 15.0
 WRONG_CONFIGURATION = 2
 DRAINED = "drained"
 """A file of the node: a keeper has had it drained, and that was not lifted yet."""
+LAST_WORDS = "keeper.log"
+"""A file of the node: what is printed once nobody reads this process's output any more."""
 GPUS = "CUDA_VISIBLE_DEVICES"
 """The variable in which an engine says which GPUs of the machine it gave this agent."""
 
@@ -66,6 +71,7 @@ class Order:
         then: the command after a notice of the time limit; empty: none.
         labels: more of the node's labels, each as `NAME=VALUE`.
         token: the file with the pool's token; None where the shared file names certificates.
+        leash: the end of standard input ends the node.
     """
 
     pool: str
@@ -80,6 +86,7 @@ class Order:
     then: tuple[str, ...] = ()
     labels: tuple[str, ...] = ()
     token: Path | None = None
+    leash: bool = False
 
 
 @dataclass(slots=True)
@@ -133,6 +140,8 @@ class Keeper:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2):
             loop.add_signal_handler(number, self._hear, number)
+        if self._order.leash:
+            loop.add_reader(sys.stdin.fileno(), self._feel)
         lifting = asyncio.create_task(self._lift())
         keeping = asyncio.create_task(self._keep())
         telling = asyncio.create_task(self._told.get())
@@ -157,6 +166,19 @@ class Keeper:
         elif number == signal.SIGUSR2 or self._limit_at is None or now < self._limit_at:
             self._given_back = True
         self._told.put_nowait(number)
+
+    def _feel(self) -> None:
+        """Read the leash; when it is gone, end the node."""
+        if os.read(sys.stdin.fileno(), 1 << 12):
+            return
+        asyncio.get_running_loop().remove_reader(sys.stdin.fileno())
+        say("the process that kept this one has ended")
+        # It has read the output, too. Nothing that ends the node may fail because it prints.
+        words = os.open(self._config.with_name(LAST_WORDS), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        os.dup2(words, sys.stdout.fileno())
+        os.dup2(words, sys.stderr.fileno())
+        os.close(words)
+        self._hear(signal.SIGTERM)
 
     async def _keep(self) -> NoReturn:
         """Start the agent, again and again, once it has a certificate if it needs one.
@@ -342,7 +364,9 @@ def _offset(first: int, locks: Path, claims: Claims) -> int:
 
 def say(text: str) -> None:
     """Print a line into the engine's log of this agent."""
-    sys.stderr.write(f"tfsup-keeper: {text}\n")
+    with contextlib.suppress(BrokenPipeError):
+        sys.stderr.write(f"tfsup-keeper: {text}\n")
+        sys.stderr.flush()
 
 
 def main() -> None:
@@ -356,6 +380,7 @@ def main() -> None:
     parser.add_argument("--cpus", type=float, default=0)
     parser.add_argument("--memory", type=int, default=0)
     parser.add_argument("--notice", type=int, default=60)
+    parser.add_argument("--leash", action="store_true")
     given = parser.parse_args()
     client = ("--state", given.state) if given.state else ("--config", given.config) if given.config else ()
     try:
@@ -372,6 +397,7 @@ def main() -> None:
             then=tuple(shlex.split(given.then)),
             labels=tuple(given.label),
             token=Path(given.token) if given.token else None,
+            leash=given.leash,
         )
         # Where a job says `python` it means the one that has TensorFlow: this one.
         os.environ["PATH"] = f"{Path(sys.executable).parent}:{os.environ.get('PATH', '/usr/bin:/bin')}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,6 +20,7 @@ from supervisor.engines import keeper, pools
 from supervisor.engines.engine import Pool
 from supervisor.engines.keeper import Order
 from tests.cli.printing import JOB, PROGRAM, PrintingShell
+from tests.cli.shell import environment
 from tests.engines.fake_engine import FakeEngine
 from tests.support.waiting import until, wait_until
 
@@ -137,6 +139,37 @@ async def test_without_a_client_nothing_is_drained_and_the_node_is_fenced(
     os.kill(os.getpid(), signal.SIGUSR2)
     assert await asyncio.wait_for(running, 20) == 0
     assert started == [("agent.main",), ("agent.main", "--fence")]
+
+
+@pytest.mark.parametrize("read", [True, False])
+def test_the_end_of_its_leash_ends_the_node_also_when_nobody_reads_its_output(
+    tmp_path: Path, read: bool
+) -> None:
+    program = Path(__file__).with_name("leashed.py")
+    kept = subprocess.Popen(
+        [sys.executable, str(program), str(tmp_path)],
+        env=environment(),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
+    assert kept.stdin is not None
+    assert kept.stdout is not None
+    assert kept.stdout.readline() == b"tfsup-keeper: it keeps\n"
+    wait_until(lambda: psutil.Process(kept.pid).children() != [], "its agent runs")
+    agents = psutil.Process(kept.pid).children()
+    kept.stdin.write(b"a word\n")
+    kept.stdin.flush()
+    assert kept.poll() is None
+    if not read:
+        kept.stdout.close()
+    kept.stdin.close()
+    assert kept.wait(30) == 0
+    assert not any(each.is_running() for each in agents)
+    if read:
+        assert kept.stdout.read() == b"tfsup-keeper: the process that kept this one has ended\n"
+        kept.stdout.close()
+    assert (tmp_path / keeper.LAST_WORDS).read_text() == "fenced\nfenced\n"
 
 
 def states(shell: PrintingShell) -> dict[str, str]:
