@@ -32,6 +32,11 @@ def unmask(masked: int) -> int:
     return (rotated >> 17 | rotated << 15) & _U32
 
 
+def mask(crc: int) -> int:
+    """The form in which LevelDB and TensorFlow store a crc32c."""
+    return ((crc >> 15 | crc << 17) + _MASK_DELTA) & _U32
+
+
 @dataclass(frozen=True, slots=True)
 class _Block:
     offset: int

@@ -161,6 +161,12 @@ def test_without_slurm_it_says_where_to_go(tmp_path: Path) -> None:
     assert "there is no squeue on PATH: run this where Slurm's commands are" in done.stderr
 
 
+def test_a_pool_on_spark_is_its_drivers(tmp_path: Path) -> None:
+    done = ctl(tmp_path, "pool", "up", "digits", "--on", "spark")
+    assert done.returncode == 2
+    assert "`with TrainingPool(spark, agents=3)` of the module tfsup_spark" in done.stderr
+
+
 def test_the_node_of_an_agent_is_the_one_at_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
     """An agent that was queued again has left a node elsewhere."""
     here, there = (

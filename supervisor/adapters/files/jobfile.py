@@ -8,7 +8,7 @@ the raw values so that both are reported in one go.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path, PurePosixPath
@@ -56,6 +56,8 @@ FOLLOWERS = ("evaluator", "tensorboard")
 OUTSIDERS = ("dispatcher", "data_worker")
 """Roles of tf.data's service: by default TF_CONFIG does not name them."""
 
+Adapt = Callable[[dict[str, object]], None]
+
 _WRAPPERS = frozenset(
     {"sh", "bash", "dash", "ksh", "zsh", "env", "nice", "nohup", "setsid", "stdbuf", "taskset", "numactl"}
     | {"time", "timeout"}
@@ -90,19 +92,31 @@ class JobFile:
 
 
 def load_job_file(path: Path, *, checkpoint_base: str | None, name: str | None = None) -> JobFile:
-    """Read and check a job file, or a TFJob (docs/tfjob.md).
+    """As `job_of`, of what the file holds. Raises NotFound, too."""
+    return job_of(read(path), path, checkpoint_base=checkpoint_base, name=name)
+
+
+def job_of(
+    document: Document,
+    path: Path,
+    *,
+    checkpoint_base: str | None,
+    name: str | None = None,
+    adapt: Adapt | None = None,
+) -> JobFile:
+    """Check a job file, or a TFJob (docs/tfjob.md).
 
     Args:
+        document: what the file holds.
         path: the file; `code.dir` is relative to its directory, which is the default working directory.
         checkpoint_base: URI under which a job without `checkpoint.uri` gets the directory of its name; None
             without such a place.
         name: overrides the name in the file.
+        adapt: changes the fields before they are checked; a mistake in what it adds is an error of the file.
 
     Raises:
-        NotFound: there is no such file.
         UserError: all errors, one line each, in the order of the file; for a wrong `name` that error alone.
     """
-    document = read(path)
     hold = False
     if name is not None:
         check_name("--name", name)
@@ -111,6 +125,8 @@ def load_job_file(path: Path, *, checkpoint_base: str | None, name: str | None =
     assert isinstance(document.value, dict)
     if name is not None:
         document.value["name"] = name
+    if adapt is not None:
+        adapt(document.value)
     _cross_checks(document)
     model = build(JobModel, document)
     workdir = _workdir(document, model, path) if model is not None else ""

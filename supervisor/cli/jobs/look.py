@@ -67,7 +67,7 @@ def explain(given: Globals, job: str) -> None:
             {"job": codec.to_plain(document.job), "incidents": codec.to_plain(document.incidents)}
         )
     else:
-        _show_explanation(document)
+        click.echo(explanation(document))
 
 
 @click.command()
@@ -259,7 +259,8 @@ def _budget(job: JobView) -> str:
     )
 
 
-def _show_explanation(document: Explanation) -> None:
+def explanation(document: Explanation) -> str:
+    """What `explain` prints."""
     job = document.job
     reason = f": {job.reason}" if job.reason else ""
     lines = (
@@ -275,12 +276,8 @@ def _show_explanation(document: Explanation) -> None:
         *((f"trouble: {job.commit_trouble}",) if job.commit_trouble else ()),
         *(f"to do: {each}" for each in job.advice),
     )
-    click.echo(neutralise("\n".join(lines)))
-    for incident in document.incidents:
-        click.echo()
-        show_incident(incident)
-    if not document.incidents:
-        click.echo("nothing has failed")
+    told = [neutralise("\n".join(lines)), *(f"\n{_of_incident(each)}" for each in document.incidents)]
+    return "\n".join(told if document.incidents else (*told, "nothing has failed"))
 
 
 def _paused(job: JobView) -> list[str]:
@@ -315,8 +312,12 @@ def show_incident(incident: IncidentView) -> None:
     """Print a failure in a few lines: cause, decision, durations, and the last output if it shows the
     cause.
     """
+    click.echo(_of_incident(incident))
+
+
+def _of_incident(incident: IncidentView) -> str:
     where = f" on {incident.node}" if incident.node else ""
-    click.echo(
+    first = (
         f"{render.when(incident.wall_ms)}  "
         + neutralise(f"{incident.cause}: {incident.task or incident.job}{where}  ")
         + render.paint(incident.outcome.value)
@@ -334,5 +335,4 @@ def show_incident(incident: IncidentView) -> None:
     if incident.tail:
         last = incident.tail.splitlines()[-TAIL_LINES:]
         lines += ["last lines of its output:", *(f"  | {line}" for line in last)]
-    for line in lines:
-        click.echo(f"    {neutralise(line)}")
+    return "\n".join((first, *(f"    {neutralise(line)}" for line in lines)))

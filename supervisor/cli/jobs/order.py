@@ -59,7 +59,13 @@ def read_order(
     if resume and fresh:
         raise UserError("--resume and --fresh contradict each other; give one of them")
     mode = SubmitMode.RESUME if resume else SubmitMode.FRESH if fresh else SubmitMode.NEW
-    job = load_job_file(file, checkpoint_base=target.checkpoint_base or None, name=name)
+    return order_of(
+        load_job_file(file, checkpoint_base=target.checkpoint_base or None, name=name), mode, hold=hold
+    )
+
+
+def order_of(job: JobFile, mode: SubmitMode, *, hold: bool = False) -> Order:
+    """The order for a job. Raises UserError if its program cannot be packed."""
     spec, archive = _packed(job)
     return Order(SubmitRequest(spec, mode, hold or job.hold, job.given), archive, job.document)
 

@@ -16,7 +16,7 @@ from supervisor.cli.pool import tokens
 from supervisor.cli.pool.order import LASTING, Wanted, pool_of, wanted_options
 from supervisor.cli.target import find_target
 from supervisor.cli.terminal import neutralise
-from supervisor.contract.errors import Conflict, NotFound, TfSupervisorError
+from supervisor.contract.errors import Conflict, NotFound, TfSupervisorError, UserError
 from supervisor.contract.pool.record import check_pool
 
 if TYPE_CHECKING:
@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from supervisor.contract.views.nodes import NodeView
     from supervisor.engines.engine import Engine, Pool, PoolAgent
 
-ENGINES = ("slurm", "yarn")
+SPARK = "spark"
+ENGINES = ("slurm", "yarn", SPARK)
 on_option = click.option(
     "--on", type=click.Choice(ENGINES), default=ENGINES[0], show_default=True, help="The engine."
 )
@@ -222,6 +223,11 @@ def list_pools(given: Globals, on: str) -> None:
 
 def _engine(on: str) -> Engine:
     assert on in ENGINES
+    if on == SPARK:
+        raise UserError(
+            "a pool on Spark lives as long as the application that runs its agents, so the driver starts and "
+            "ends it: `with TrainingPool(spark, agents=3)` of the module tfsup_spark (docs/engines.md)"
+        )
     if on == "yarn":
         from supervisor.engines.yarn.yarn import Yarn
 

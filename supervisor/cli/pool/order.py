@@ -21,6 +21,7 @@ from supervisor.contract.errors import NotFound, UserError
 from supervisor.contract.pool.record import check_pool
 
 if TYPE_CHECKING:
+    from supervisor.engines.agent_file import Shared
     from supervisor.engines.engine import Pool
 
 P = ParamSpec("P")
@@ -109,7 +110,6 @@ def wanted_options(function: Callable[Concatenate[Wanted, P], R]) -> Callable[P,
 def pool_of(given: Globals, name: str, wanted: Wanted) -> Pool:
     """The pool that the options ask for, checked. Raises UserError, NotFound."""
     from supervisor.adapters.files.quantities import size_bytes
-    from supervisor.engines import agent_file
     from supervisor.engines.engine import Pool
 
     check_pool(name)
@@ -124,17 +124,8 @@ def pool_of(given: Globals, name: str, wanted: Wanted) -> Pool:
         memory = size_bytes(wanted.memory) if wanted.memory else 0
     except ValueError as error:
         raise UserError(f"--memory: {error}") from error
-    find_target(given)
+    file, shared = shared_file(given, name, wanted.agent_config)
     option, place = place_of(given)
-    file = wanted.agent_config or (Layout.of(place).config(POOL) if option == "--state" else None)
-    if file is None:
-        raise UserError(
-            "--agent-config FILE is needed: the configuration that all agents share (docs/engines.md)"
-        )
-    if not file.is_file():
-        again = "; run `supervisorctl local up` again, which makes it" if wanted.agent_config is None else ""
-        raise NotFound(f"{file}: no such file{again}")
-    shared = agent_file.check(file, name)
     program, archive = _program(wanted, shared.state_dir)
     token = _path("--token", str(wanted.token or file.parent / f"{name}.token")) if shared.certified else ""
     command = (
@@ -192,6 +183,27 @@ def _program(wanted: Wanted, state_dir: str) -> tuple[tuple[str, ...], str]:
         *(_path("--python", python) if "/" in python else python, "-I", "-c", inspect.getsource(bootstrap)),
         *(path, found.sha256, found.abi, f"{state_dir}/{INSTALLATIONS}"),
     ), path
+
+
+def shared_file(given: Globals, pool: str, wanted: Path | None) -> tuple[Path, Shared]:
+    """The file that all agents of a pool share, and what it says: the wanted one, or that of an embedded
+    cluster.
+
+    Raises UserError with its wrong lines, NotFound.
+    """
+    from supervisor.engines import agent_file
+
+    find_target(given)
+    option, place = place_of(given)
+    file = wanted or (Layout.of(place).config(POOL) if option == "--state" else None)
+    if file is None:
+        raise UserError(
+            "--agent-config FILE is needed: the configuration that all agents share (docs/engines.md)"
+        )
+    if not file.is_file():
+        again = "; run `supervisorctl local up` again, which makes it" if wanted is None else ""
+        raise NotFound(f"{file}: no such file{again}")
+    return file, agent_file.check(file, pool)
 
 
 def _path(option: str, text: str) -> str:

@@ -1,0 +1,424 @@
+"""`TrainingPool`: agents in a Spark application, and jobs that run on them, for the driver of Spark.
+
+What it does with a job `supervisorctl run` does, for people who have a notebook instead of a shell.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Coroutine, Iterator, Mapping
+from concurrent import futures
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from types import TracebackType
+from typing import Self, TypeVar
+
+from pyspark import RDD, SparkContext
+from pyspark.sql import SparkSession
+
+from supervisor.adapters.files.jobfile import job_of
+from supervisor.adapters.files.quantities import size_bytes
+from supervisor.adapters.files.yaml_file import parse, read
+from supervisor.cli.jobs.follow import Goal, wait_for
+from supervisor.cli.jobs.look import explanation
+from supervisor.cli.jobs.order import Order, order_of, show_cautions
+from supervisor.cli.options import Globals
+from supervisor.cli.pool import tokens
+from supervisor.cli.pool.order import LASTING, shared_file
+from supervisor.cli.pool.placed import keep_to_pool, name_data
+from supervisor.cli.target import find_target
+from supervisor.cli.terminal import neutralise
+from supervisor.contract.desired import JobPhase
+from supervisor.contract.errors import NotFound, TfSupervisorError, Unreachable, UserError
+from supervisor.contract.pool.record import check_pool
+from supervisor.contract.views.jobs import JobView, SubmitMode
+from supervisor.contract.views.nodes import NodeView
+from supervisor.engines.engine import PoolAgent, State
+from supervisor.engines.spark import records
+from supervisor.engines.spark.agents import SparkAgents
+from supervisor.engines.spark.nodes import LOOK_S, PoolNodes
+from supervisor.engines.spark.options import Wanted, completed
+
+R = TypeVar("R")
+SAY_S = 15.0
+"""How often progress is told while nothing but the step changes."""
+JOIN_S = 300.0
+WATCH_S = 2.0
+STOP_S = 60.0
+"""How long a job that is interrupted may take to save and stop."""
+END_S, GONE_S = 60.0, 30.0
+DRAINED = ("draining", "drained")
+
+
+class JobNotDone(TfSupervisorError):
+    """A job ended otherwise than by its own success. The message is what `supervisorctl explain` tells.
+
+    Attributes:
+        job: the job at its end.
+    """
+
+    exit_code = 10
+
+    def __init__(self, told: str, job: JobView) -> None:
+        super().__init__(told)
+        self.job = job
+
+
+class TrainingPool:
+    """Agents in a Spark application, as a context manager.
+
+    Args:
+        spark: the application, as SparkSession or SparkContext.
+        agents: how many. Each is a task of the application that runs as long as the pool does.
+        name: the pool's name; its nodes are NAME.HOST. Pools that share a cluster have different names.
+        cpus: processors of each agent; by default those of an executor (`spark.executor.cores`), else of a
+            task.
+        memory: memory that each agent gives to tasks, as "16GiB"; by default as much as an executor has.
+        gpus: GPUs of each agent; by default those of a task (`spark.task.resource.gpu.amount`).
+        config, state: the cluster, as by `supervisorctl`'s `--config` and `--state`.
+        agent_config: the configuration that all agents share, on all machines; an embedded cluster has one.
+        token: the file for the pool's token, where supervisors certify agents; by default NAME.token beside
+            `agent_config`. It is on all machines, too.
+        token_for: how long the token is valid.
+        notice_s: how long an agent may take to move its tasks away, where its end is known before.
+        tell: is given each line about progress, in any thread; by default it is printed to standard error.
+
+    Raises UserError, NotFound.
+    """
+
+    def __init__(
+        self,
+        spark: SparkSession | SparkContext,
+        agents: int,
+        *,
+        name: str = "spark",
+        cpus: int = 0,
+        memory: str = "",
+        gpus: int = 0,
+        config: str | Path | None = None,
+        state: str | Path | None = None,
+        agent_config: str | Path | None = None,
+        token: str | Path | None = None,
+        token_for: str = LASTING,
+        notice_s: float = 60.0,
+        tell: Callable[[str], None] | None = None,
+    ) -> None:
+        context = getattr(spark, "sparkContext", spark)
+        self.name = check_pool(name)
+        for what, number, least in (("agents", agents, 1), ("cpus", cpus, 0), ("gpus", gpus, 0)):
+            if number < least:
+                raise UserError(f"{what}={number}: give a number from {least} on")
+        self._given = Globals(Path(state) if state else None, Path(config) if config else None)
+        self._target = find_target(self._given)
+        file, shared = shared_file(self._given, name, Path(agent_config) if agent_config else None)
+        self._token = Path(token or file.parent / f"{name}.token").absolute() if shared.certified else None
+        self._token_for = token_for
+        wanted = Wanted(
+            pool=name,
+            agents=agents,
+            file=str(file.absolute()),
+            cpus=cpus,
+            memory=_size(memory),
+            gpus=gpus,
+            token=str(self._token or ""),
+        )
+        options = dict(context.getConf().getAll())
+        local = context.master.startswith("local") and not context.master.startswith("local-cluster")
+        self._notice_s = notice_s
+        self._tell = tell or _print
+        self._agents = SparkAgents(context, completed(wanted, options, local=local), self._tell)
+        self._nodes = PoolNodes(self._target.client, name, self._agents.ids)
+        self._watched = not local and options.get("spark.decommission.enabled") == "true"
+        self._watching: futures.Future[None] | None = None
+        self._submitted: set[str] = set()
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="tfsup-pool", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """End all agents; their tasks are moved away first, but not after an exception."""
+        try:
+            if self._watching is not None:
+                self._watching.cancel()
+            if self._agents.began:
+                self._end(drained=error is None)
+        finally:
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join()
+
+    def start(self) -> None:
+        """Start the agents, and wait until they have joined the cluster; `run` does it if need be.
+
+        Raises NotFound if none of them comes.
+        """
+        if self._agents.began:
+            return
+        if self._token is not None:
+            self._ask(asyncio.to_thread(tokens.obtain, self._given, self.name, self._token, self._token_for))
+        self._agents.start()
+        self._ask(self._joined())
+        if self._watched:
+            self._watching = asyncio.run_coroutine_threadsafe(self._watch(), self._loop)
+
+    def run(
+        self,
+        job: str | Path | Mapping[str, object],
+        *,
+        data: object = None,
+        name: str | None = None,
+        resume: bool = False,
+        fresh: bool = False,
+    ) -> JobView:
+        """Run a job on the agents of this pool to its end, and return what it came to.
+
+        An interrupt stops the job, which may save first. Its checkpoints stay: `resume` goes on from there.
+
+        Args:
+            job: a job file, or what is in one; then `code.dir` is relative to the working directory.
+            data: a DataFrame or an RDD that is written as TFRecords of Examples into the job's store, before
+                the agents start. The job finds the directory as `{data.train}` and `TFSUP_DATA_TRAIN`, and
+                that of `{"test": rows}` as `{data.test}`. It replaces one of its name in the file's `data`.
+            name: replaces the one in the file.
+            resume: go on from the newest checkpoint of a job of this name.
+            fresh: start from scratch although there was a job of this name.
+
+        Raises JobNotDone, with what `supervisorctl explain` tells; UserError for a mistake in the job.
+        """
+        if resume and fresh:
+            raise UserError("resume and fresh contradict each other; give one of them")
+        mode = SubmitMode.RESUME if resume else SubmitMode.FRESH if fresh else SubmitMode.NEW
+        rows = data if isinstance(data, Mapping) else {} if data is None else {"train": data}
+        order = self._order(job, name, mode, tuple(rows))
+        show_cautions(order.request.spec, order.document)
+        for each, frame in rows.items():
+            self._write(order.request.spec.data[each], frame)
+        self.start()
+        with order.located():
+            ended, told = self._followed(order)
+        if ended.phase is JobPhase.SUCCEEDED:
+            return ended
+        raise JobNotDone(told, ended)
+
+    def agents(self) -> list[PoolAgent]:
+        """The agents as Spark knows them."""
+        return self._agents.look()
+
+    def _order(
+        self,
+        job: str | Path | Mapping[str, object],
+        name: str | None,
+        mode: SubmitMode,
+        data: tuple[str, ...],
+    ) -> Order:
+        base = self._target.checkpoint_base or None
+        if isinstance(job, Mapping):
+            path, document = Path("job"), parse(json.dumps(job), "job")
+        else:
+            path = Path(job)
+            document = read(path)
+
+        def adapt(value: dict[str, object]) -> None:
+            keep_to_pool(self.name, value)
+            name_data(data, base, value)
+
+        order = order_of(job_of(document, path, checkpoint_base=base, name=name, adapt=adapt), mode)
+        if order.request.hold:
+            raise UserError(f"{path}: the job is suspended, so it would never end; remove suspend")
+        return order
+
+    def _write(self, uri: str, rows: RDD) -> None:
+        """Write rows into a directory, in place of what is there."""
+        if self._agents.began and not self._agents.has_room_beside():
+            raise UserError(
+                "the pool's agents hold all processors of the Spark application, so no data can be written. "
+                "The first `run` of a pool writes data before its agents start. For later ones, give the "
+                "agents fewer `cpus` than their executors have"
+            )
+        root, _, name = uri.rpartition("/")
+        fresh = f"{name}.new"
+        began = time.monotonic()
+        self._ask(records.make_room(root, fresh))
+        write = partial(records.write_partition, root, fresh)
+        many = sum(getattr(rows, "rdd", rows).mapPartitionsWithIndex(write).collect())
+        if not many:
+            raise UserError(f"the rows for {uri} are none")
+        self._ask(records.put_in_place(root, fresh, name))
+        self._tell(f"{uri} has {many} records, after {time.monotonic() - began:.1f} s")
+
+    def _followed(self, order: Order) -> tuple[JobView, str]:
+        name = order.request.spec.name
+        try:
+            with _plain_interrupts():
+                return self._ask(self._follow(order))
+        except Unreachable:
+            if name in self._submitted:
+                self._tell(f"{name} is not stopped: see `supervisorctl status {name}`")
+            raise
+        except TfSupervisorError:
+            raise
+        except BaseException:
+            if name in self._submitted:
+                self._tell(f"{name} is interrupted, and stops")
+                self._tell(self._ask(self._stop(name)))
+            raise
+
+    async def _follow(self, order: Order) -> tuple[JobView, str]:
+        """Submit a job, and follow it to its end: the job, and why it failed."""
+        name = order.request.spec.name
+        async with self._target.client() as client:
+            await order.upload(client)
+            self._submitted.add(name)
+            accepted = await client.submit(order.request)
+            for each in (*accepted.cautions, accepted.detail):
+                self._tell(f"{accepted.job}: {each}")
+            _, job = await wait_for(client, name, Goal("ended"), None, _Progress(self._tell).show)
+            assert job is not None
+            told = "" if job.phase is JobPhase.SUCCEEDED else explanation(await client.explain(name))
+            return job, told
+
+    async def _stop(self, name: str) -> str:
+        """Stop a job that was interrupted; returns what came of it."""
+        try:
+            async with self._target.client() as client:
+                await client.stop(name, save=True)
+                code, job = await wait_for(client, name, Goal("stopped"), STOP_S, lambda _: None)
+        except NotFound:
+            return f"{name} was not submitted yet"
+        except TfSupervisorError as error:
+            return f"{name} is not known to have stopped: {error}; see `supervisorctl status {name}`"
+        if code or job is None:
+            return f"{name} has not stopped within {STOP_S:g} s; see `supervisorctl status {name}`"
+        where = f"step {job.newest_commit.step}" if job.newest_commit is not None else "the beginning"
+        return f"{name} has stopped; with resume=True it goes on from {where}"
+
+    async def _joined(self) -> None:
+        """Wait until all agents are nodes that take tasks, or those that have an executor are."""
+        until = time.monotonic() + JOIN_S
+        said = ""
+        while True:
+            agents = await asyncio.to_thread(self._agents.look)
+            nodes = await self._nodes.by_agent()
+            ready = [each for each, node in nodes.items() if node.state == "ready"]
+            waiting = [each for each in agents if each.id not in ready]
+            if not waiting:
+                self._tell(f"pool {self.name}: {len(ready)} agents are there")
+                return
+            await self._nodes.lift([node for node in nodes.values() if node.state in DRAINED])
+            over = all(each.state is State.ENDED for each in waiting)
+            why = "; ".join(dict.fromkeys(each.reason or "its node is not ready yet" for each in waiting))
+            if over or time.monotonic() > until:
+                if not ready:
+                    raise NotFound(f"pool {self.name} has no agent: {why}")
+                self._tell(f"pool {self.name} begins with {len(ready)} of {len(agents)} agents: {why}")
+                return
+            told = f"pool {self.name}: {len(ready)} of {len(agents)} agents are there; {why}"
+            if told != said and time.monotonic() > until - JOIN_S + SAY_S:
+                self._tell(said := told)
+            await asyncio.sleep(LOOK_S)
+
+    async def _watch(self) -> None:
+        """Move agents from executors that Spark decommissions: their tasks first, then they."""
+        while True:
+            await asyncio.sleep(WATCH_S)
+            for agent in await asyncio.to_thread(self._agents.leaving):
+                try:
+                    await self._move(agent)
+                except TfSupervisorError as error:
+                    self._tell(f"pool {self.name}: {error}")
+
+    async def _move(self, agent: str) -> None:
+        nodes = [node for each, node in (await self._nodes.by_agent()).items() if each == agent]
+        names = ", ".join(node.node for node in nodes)
+        self._tell(f"Spark decommissions the executor of {names or agent}: its agent moves")
+        await self._nodes.drain(nodes, "its executor is decommissioned", self._notice_s)
+        await asyncio.to_thread(self._agents.move, agent)
+        await self._nodes.left(nodes, GONE_S)
+        await self._nodes.lift(nodes)
+
+    def _end(self, *, drained: bool) -> None:
+        """End all agents, and wait until the cluster knows it."""
+        nodes: list[NodeView] = []
+        try:
+            nodes = list(self._ask(self._nodes.by_agent()).values())
+            busy = [node for node in nodes if node.tasks and drained]
+            self._ask(self._nodes.drain(busy, "it ends", self._notice_s))
+        except TfSupervisorError as error:
+            self._tell(f"pool {self.name}: the agents end at once, as the cluster does not answer: {error}")
+        finally:
+            ended = self._agents.end(END_S)
+        try:
+            left = self._ask(self._nodes.left(nodes, GONE_S))
+            self._ask(self._nodes.lift(nodes))
+            if self._token is not None:
+                self._ask(asyncio.to_thread(tokens.revoke, self._given, self.name))
+        except TfSupervisorError as error:
+            left = [str(error)]
+        if not ended:
+            self._tell(f"pool {self.name}: Spark has not ended all of its tasks within {END_S:g} s")
+        if left:
+            self._tell(f"pool {self.name}: it is not known that these have ended: {', '.join(left)}")
+        if ended and not left:
+            self._tell(f"pool {self.name} has ended; Spark has everything back")
+
+    def _ask(self, asked: Coroutine[object, object, R]) -> R:
+        """Run on the loop of this pool: a notebook's own thread has a loop that runs already."""
+        running = asyncio.run_coroutine_threadsafe(asked, self._loop)
+        try:
+            return running.result()
+        except BaseException:
+            running.cancel()
+            raise
+
+
+class _Progress:
+    """Tells a job's progress: each change, and the step now and then."""
+
+    def __init__(self, tell: Callable[[str], None]) -> None:
+        self._tell = tell
+        self._state: tuple[object, ...] = ()
+        self._said = 0.0
+
+    def show(self, job: JobView) -> None:
+        """Tell what is new."""
+        state = (job.phase, job.generation, job.waiting_for)
+        if state == self._state and time.monotonic() < self._said + SAY_S:
+            return
+        self._state, self._said = state, time.monotonic()
+        step = f", step {job.step}" if job.step >= 0 else ""
+        waits = f", waiting for {job.waiting_for}" if job.waiting_for else ""
+        self._tell(f"{job.name}: {job.phase.value}, generation {job.generation}{step}{waits}")
+
+
+@contextmanager
+def _plain_interrupts() -> Iterator[None]:
+    """Let an interrupt be a KeyboardInterrupt alone: pyspark's handler cancels all jobs, the agents' too."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _size(memory: str) -> int:
+    try:
+        return size_bytes(memory) if memory else 0
+    except ValueError as error:
+        raise UserError(f"memory: {error}") from error
+
+
+def _print(line: str) -> None:
+    sys.stderr.write(f"{neutralise(line)}\n")

@@ -1,0 +1,73 @@
+"""The nodes of a pool in the cluster, as the driver that runs its agents looks after them."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Collection, Sequence
+
+from supervisor.api.client import ControlClient
+from supervisor.contract.views.nodes import NodeView
+
+LOOK_S = 0.5
+_AWAY = ("gone", "lost")
+
+
+class PoolNodes:
+    """Calls are for one event loop. Each raises what the cluster's client raises.
+
+    `ids`: the beginnings of the labels `agent`, one for each agent.
+    """
+
+    def __init__(self, client: Callable[[], ControlClient], pool: str, ids: Sequence[str]) -> None:
+        self._client = client
+        self._ids = ids
+        self._drains = f"pool {pool}: "
+        self._drained: set[str] = set()
+
+    async def by_agent(self) -> dict[str, NodeView]:
+        """The live nodes, by the agents' ids."""
+        nodes = [node for node in await self._all() if node.state not in _AWAY]
+        return {ident: node for node in nodes for ident in self._ids if _is_of(node, ident)}
+
+    async def drain(self, nodes: Collection[NodeView], why: str, within_s: float) -> None:
+        """Move the tasks of nodes away; returns when that is done, or the time is over."""
+        async with self._client() as client:
+            for node in nodes:
+                self._drained.add(node.node)
+                await client.cordon(node.node, f"{self._drains}{why}", drain=True)
+        names = {node.node for node in nodes}
+        until = time.monotonic() + within_s
+        while names and time.monotonic() < until:
+            await asyncio.sleep(LOOK_S)
+            names = {node.node for node in await self._all() if node.node in names and node.tasks}
+
+    async def lift(self, nodes: Collection[NodeView]) -> None:
+        """Lift those drains of nodes that this driver has asked for, or a former one of this pool.
+
+        The next agent there takes tasks again.
+        """
+        async with self._client() as client:
+            for node in nodes:
+                if node.node in self._drained or node.reason.startswith(self._drains):
+                    await client.uncordon(node.node)
+                    self._drained.discard(node.node)
+
+    async def left(self, nodes: Collection[NodeView], within_s: float) -> list[str]:
+        """Wait until the agents of nodes are gone; returns the names of those that are not."""
+        lives = {node.incarnation for node in nodes}
+        until = time.monotonic() + within_s
+        while True:
+            there = [node for node in await self._all() if node.incarnation in lives]
+            left = [node.node for node in there if node.state not in _AWAY]
+            if not left or time.monotonic() > until:
+                return left
+            await asyncio.sleep(LOOK_S)
+
+    async def _all(self) -> tuple[NodeView, ...]:
+        async with self._client() as client:
+            return (await client.nodes()).nodes
+
+
+def _is_of(node: NodeView, ident: str) -> bool:
+    return node.labels.get("agent", "").startswith(ident)

@@ -1,0 +1,246 @@
+"""What a pool on Spark decides without Spark: options, reasons, the keeper's command, where jobs go."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import struct
+import sys
+from decimal import Decimal
+from pathlib import Path
+from types import SimpleNamespace
+
+import google_crc32c
+import pytest
+
+from recovery.formats.sstable import unmask
+from supervisor.cli.pool.placed import keep_to_pool, name_data
+from supervisor.contract.errors import UserError
+from supervisor.engines.spark.command import AgentTask, argv_of, environment_of
+from supervisor.engines.spark.options import Wanted, completed, size_of
+from supervisor.engines.spark.reasons import reason_of
+from supervisor.engines.spark.records import make_room, put_in_place, record_of, write_partition
+from supervisor.wire.tensorflow_example_pb2 import Example, Feature
+
+WANTED = Wanted(pool="p", agents=3, file="/shared/pool.yaml", cpus=0, memory=0, gpus=0)
+LOST = """An error occurred while calling z:org.apache.spark.api.python.PythonRDD.collectAndServe.
+: org.apache.spark.SparkException: Job aborted due to stage failure: Task 0 in stage 1.0 failed 4 \
+times, most recent failure: Lost task 0.3 in stage 1.0 (TID 7) (10.0.0.7 executor 3): ExecutorLostFailure \
+(executor 3 exited caused by one of the running tasks) Reason: Command exited with code 137
+Driver stacktrace:
+\tat org.apache.spark.scheduler.DAGScheduler.failJobAndIndependentStages(DAGScheduler.scala:2898)
+"""
+RAISED = """An error occurred while calling z:org.apache.spark.api.python.PythonRDD.collectAndServe.
+: org.apache.spark.SparkException: Job aborted due to stage failure: Task 0 in stage 0.0 failed 4 \
+times, most recent failure: Lost task 0.3 in stage 0.0 (TID 3) (10.0.0.7 executor 0): \
+org.apache.spark.api.python.PythonException: Traceback (most recent call last):
+  File "/spark/pyspark.zip/pyspark/worker.py", line 1100, in main
+    func, profiler, deserializer, serializer = read_command(pickleSer, infile)
+  File "/spark/pyspark.zip/pyspark/serializers.py", line 472, in loads
+    return cloudpickle.loads(obj, encoding=encoding)
+%s
+
+\tat org.apache.spark.api.python.BasePythonRunner$ReaderIterator.handlePythonException(PythonRunner.scala:572)
+"""
+
+
+@pytest.mark.parametrize(
+    ("options", "local", "found"),
+    [
+        ({}, False, (1, 1 << 30, 0, True)),
+        ({"spark.executor.cores": "4", "spark.executor.memory": "6g"}, False, (4, 6 << 30, 0, False)),
+        ({"spark.executor.cores": "4", "spark.task.cpus": "4"}, False, (4, 1 << 30, 0, True)),
+        ({"spark.executor.cores": "4"}, True, (1, 1 << 30, 0, True)),
+        ({"spark.task.resource.gpu.amount": "2"}, False, (1, 1 << 30, 2, True)),
+        ({"spark.task.resource.gpu.amount": "0.5"}, False, (1, 1 << 30, 0, True)),
+    ],
+)
+def test_an_agent_has_what_its_executor_has(
+    options: dict[str, str], local: bool, found: tuple[int, int, int, bool]
+) -> None:
+    full = completed(WANTED, options, local=local)
+    assert (full.cpus, full.memory, full.gpus, full.plain) == found
+
+
+def test_more_processors_than_an_executor_has_are_refused() -> None:
+    wanted = Wanted(pool="p", agents=1, file="/f", cpus=8, memory=0, gpus=0)
+    with pytest.raises(UserError, match=r"cpus=8: an executor of this application has 4"):
+        completed(wanted, {"spark.executor.cores": "4"}, local=False)
+    assert not completed(wanted, {}, local=False).plain
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [("1g", 1 << 30), ("512m", 512 << 20), ("2048", 2 << 30), ("4GB", 4 << 30), ("8k", 8192)],
+)
+def test_sizes_as_spark_writes_them(text: str, size: int) -> None:
+    assert size_of(text) == size
+
+
+def test_what_is_no_size_is_refused() -> None:
+    with pytest.raises(
+        UserError, match=r"spark.executor.memory is '1\.5g', which is no size; write it as 4g"
+    ):
+        size_of("1.5g")
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        (LOST, "Lost task 0.3 in stage 1.0 (TID 7) (10.0.0.7 executor 3): ExecutorLostFailure"),
+        (RAISED % "ValueError: it is wrong", "ValueError: it is wrong"),
+        (
+            RAISED % "ModuleNotFoundError: No module named 'supervisor'",
+            "ModuleNotFoundError: No module named 'supervisor'; install tf-supervisor in the Python of the",
+        ),
+        ("", "Spark gives no reason"),
+        ("\x1b[31mred\nline", "\\x1b[31mred"),
+    ],
+)
+def test_the_reason_of_a_failed_job_is_a_line(text: str, reason: str) -> None:
+    assert reason_of(text).startswith(reason)
+    assert "\n" not in reason_of(text)
+
+
+def test_the_keeper_hears_of_the_task_by_a_leash_alone() -> None:
+    task = AgentTask(pool="p", id="app-1_2_1", file="/shared/pool.yaml", cpus=4, memory=1 << 30)
+    assert argv_of(task, "host", 3) == [
+        *(sys.executable, "-P", "-m", "supervisor.engines.keeper", "--leash"),
+        *("--pool", "p", "--place", "host", "--id", "app-1_2_1_3", "--agent-config", "/shared/pool.yaml"),
+        *("--cpus", "4", "--memory", str(1 << 30)),
+    ]
+
+
+def test_agents_get_no_secret_of_spark_and_the_gpus_that_it_gave() -> None:
+    given = {
+        "PATH": "/bin",
+        "_SPARK_AUTH_SECRET": "x",
+        "PYTHON_WORKER_FACTORY_SECRET": "x",
+        "SPARK_HOME": "/s",
+    }
+    assert environment_of(given, ("0", "3")) == {"PATH": "/bin", "CUDA_VISIBLE_DEVICES": "0,3"}
+    assert environment_of({"CUDA_VISIBLE_DEVICES": "0"}, ()) == {"CUDA_VISIBLE_DEVICES": ""}
+
+
+def test_a_job_of_a_pool_goes_to_its_agents() -> None:
+    roles = {
+        "chief": {},
+        "ps": {"resources": {"cpus": 1, "labels": {"rack": "r7"}}},
+        "worker": {"resources": {"labels": {"pool": "other"}}},
+        "wrong": 1,
+        "wrong-too": {"resources": []},
+    }
+    job: dict[str, object] = {"roles": roles}
+    keep_to_pool("p", job)
+    assert roles == {
+        "chief": {"resources": {"labels": {"pool": "p"}}},
+        "ps": {"resources": {"cpus": 1, "labels": {"rack": "r7", "pool": "p"}}},
+        "worker": {"resources": {"labels": {"pool": "other"}}},
+        "wrong": 1,
+        "wrong-too": {"resources": []},
+    }
+    keep_to_pool("p", {"roles": ["wrong"]})
+
+
+@pytest.mark.parametrize(
+    ("job", "root"),
+    [
+        ({"name": "digits"}, "file:///store/digits-data"),
+        ({"name": "digits", "checkpoint": {"uri": "hdfs://ns1/jobs/d"}}, "hdfs://ns1/jobs/d-data"),
+    ],
+)
+def test_data_lies_beside_the_checkpoints(job: dict[str, object], root: str) -> None:
+    job["data"] = {"train": "file:///elsewhere", "other": "file:///nfs/other"}
+    name_data(("train", "test"), "file:///store/", job)
+    assert job["data"] == {
+        "train": f"{root}/train",
+        "test": f"{root}/test",
+        "other": "file:///nfs/other",
+    }
+    bare: dict[str, object] = {"name": "digits"}
+    name_data((), None, bare)
+    assert bare == {"name": "digits"}
+
+
+def test_values_become_features() -> None:
+    row = {
+        "whole": True,
+        "number": 2.5,
+        "mixed": [1, 2.5],
+        "text": "é",
+        "raw": [b"a", bytearray(b"b")],
+        "array": SimpleNamespace(tolist=lambda: [1, 2]),
+        "vector": SimpleNamespace(toArray=lambda: SimpleNamespace(tolist=lambda: [0.5])),
+        "price": Decimal("1.5"),
+        "none": None,
+    }
+    made = Example.FromString(record_of(row)).features.feature
+    assert {name: (each.WhichOneof("kind"), values(each)) for name, each in made.items()} == {
+        "whole": ("int64_list", [1]),
+        "number": ("float_list", [2.5]),
+        "mixed": ("float_list", [1.0, 2.5]),
+        "text": ("bytes_list", ["é".encode()]),
+        "raw": ("bytes_list", [b"a", b"b"]),
+        "array": ("int64_list", [1, 2]),
+        "vector": ("float_list", [0.5]),
+        "price": ("float_list", [1.5]),
+        "none": (None, []),
+    }
+    assert record_of(SimpleNamespace(asDict=lambda: {"digit": 1})) == record_of({"digit": 1})
+    assert record_of(b"as it is") == b"as it is"
+
+
+@pytest.mark.parametrize(
+    ("row", "why"),
+    [
+        ((1, 2), "a row is a tuple: give a DataFrame, or an RDD of dictionaries, or of records as bytes"),
+        ({"tags": {"a": 1}}, "column tags has values of dict: a feature is a number"),
+        ({"pair": [1, "a"]}, "column pair has values of bytes, int"),
+        ({"gap": [1, None]}, "column gap has values of NoneType, int"),
+        ({"large": 1 << 63}, "column large: "),
+    ],
+)
+def test_rows_that_are_no_records_are_refused(row: object, why: str) -> None:
+    with pytest.raises(UserError, match=re.escape(why)):
+        record_of(row)
+
+
+def test_partitions_become_files_of_a_directory_that_takes_its_name_at_the_end(tmp_path: Path) -> None:
+    uri = f"file://{tmp_path}/store"
+    for content in (b"first", b"second"):
+        asyncio.run(make_room(uri, "train.new"))
+        rows: list[list[object]] = [[content, b""], [], [content * 3]]
+        assert [sum(write_partition(uri, "train.new", index, part)) for index, part in enumerate(rows)] == [
+            2,
+            0,
+            1,
+        ]
+        # Another attempt of a task finds the file of the first.
+        assert list(write_partition(uri, "train.new", 0, [b"other"])) == [1]
+        asyncio.run(put_in_place(uri, "train.new", "train"))
+        files = sorted((tmp_path / "store" / "train").iterdir())
+        assert [each.name for each in files] == ["part-00000.tfrecord", "part-00002.tfrecord"]
+        assert [read_records(each) for each in files] == [[content, b""], [content * 3]]
+    assert sorted(each.name for each in (tmp_path / "store").iterdir()) == [".tfsup-store", "train"]
+
+
+def read_records(path: Path) -> list[bytes]:
+    """The records of a file, as the format says: length, its checksum, the record, its checksum."""
+    raw, found = path.read_bytes(), []
+    while raw:
+        (size, length_crc) = struct.unpack_from("<QI", raw)
+        record = raw[12 : 12 + size]
+        (crc,) = struct.unpack_from("<I", raw, 12 + size)
+        assert (unmask(length_crc), unmask(crc)) == (
+            google_crc32c.value(raw[:8]),
+            google_crc32c.value(record),
+        )
+        found.append(record)
+        raw = raw[16 + size :]
+    return found
+
+
+def values(feature: Feature) -> list[object]:
+    """The values of a feature, of whichever kind."""
+    kind = feature.WhichOneof("kind")
+    return list(getattr(feature, kind).value) if kind else []

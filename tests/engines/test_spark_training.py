@@ -1,0 +1,182 @@
+"""Digits on agents in a real Spark: whatever ends, training goes on, and nothing outlives the driver."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from chaos.spark import SparkCluster
+from supervisor.cli.local.cluster import LocalCluster
+from tests.cli.shell import ROOT
+from tests.engines.pool_shell import JOB, PoolShell, ours, wait_long
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+DRIVER = Path(__file__).with_name("spark_training.py")
+COUNTS = f"""
+name: counts
+command: [{sys.executable}, -c, "print('step 1')"]
+strategy: plain
+roles: {{worker: {{count: 3}}}}
+preload: []
+restart: {{max: 0}}
+"""
+RECORDS = f"""
+name: records
+command: [{sys.executable}, train.py, --records, "{{data.train}}/*.tfrecord", --steps, "60"]
+code: {{dir: {ROOT}/examples/digits_records}}
+strategy: plain
+roles: {{worker: {{count: 1}}}}
+preload: [tensorflow]
+env: {{TF_CPP_MIN_LOG_LEVEL: "2", TF_ENABLE_ONEDNN_OPTS: "0"}}
+"""
+FAILS = COUNTS.replace("counts", "fails").replace("print('step 1')", "raise ValueError('it is wrong')")
+
+
+class SparkShell(PoolShell):
+    """`supervisorctl`, and drivers of Spark whose pool is `p`."""
+
+    def __init__(self, cluster: LocalCluster, spark: SparkCluster, directory: Path) -> None:
+        super().__init__(cluster, "spark", {})
+        self.spark = spark
+        self.directory = directory
+
+    def drive(self, *jobs: str) -> subprocess.Popen[bytes]:
+        """Start a driver that runs these jobs."""
+        paths = [self.directory / f"job-{number}.yaml" for number in range(len(jobs))]
+        for path, text in zip(paths, jobs, strict=True):
+            path.write_text(text)
+        state = self.cluster.layout.state
+        with (self.directory / "driver.log").open("wb") as log:
+            return subprocess.Popen(
+                [sys.executable, str(DRIVER), self.spark.master, str(state), *map(str, paths)],
+                env=self.spark.environment,
+                cwd=self.directory,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+    def told(self) -> str:
+        """The driver's output."""
+        return (self.directory / "driver.log").read_text(errors="replace")
+
+    def wait(self, condition: Callable[[], bool], what: str) -> None:
+        """As wait_long; a failure shows the driver's output."""
+        try:
+            wait_long(condition, what)
+        except AssertionError as error:
+            raise AssertionError(f"{what}; the driver's output ends with:\n{self.told()[-3000:]}") from error
+
+    def there(self) -> dict[str, dict[str, object]]:
+        """The live nodes of the pool by name."""
+        found = self.json("nodes")["nodes"]
+        assert isinstance(found, list)
+        return {each["node"]: each for each in found if each["labels"].get("pool") == "p" and each["pid"]}
+
+    def all_ready(self) -> bool:
+        """Whether three agents take tasks."""
+        return [each["state"] for each in self.there().values()] == ["ready"] * 3
+
+    def recovers(self, what: str, fail: Callable[[], None]) -> None:
+        """See training go on after a failure, and print how long that took."""
+        before, began = self.recoveries(), time.monotonic()
+        fail()
+        self.wait(lambda: self.recoveries() > before, f"{what} is noticed")
+        self.trains_on(what)
+        say(f"{what}: {time.monotonic() - began:.1f} s to 20 new steps")
+
+    def executor_of(self, node: str) -> psutil.Process:
+        """The executor in whose Python worker the keeper of a node was started."""
+        above = psutil.Process(int(str(self.there()[node]["pid"]))).parents()
+        return next(each for each in above if "CoarseGrainedExecutorBackend" in " ".join(each.cmdline()))
+
+    def all_given_back(self) -> None:
+        """Wait until nothing of the pool is left: no process, no node, no application."""
+        self.wait(lambda: ours(self.directory) == [], "no process of the pool is left")
+        self.wait(lambda: self.there() == {}, "the cluster knows it")
+        self.wait(lambda: self.spark.told()["activeapps"] == [], "Spark has everything back")
+
+
+@pytest.fixture
+def shell(tmp_path: Path) -> Iterator[SparkShell]:
+    with (
+        SparkCluster(tmp_path / "spark") as spark,
+        LocalCluster(tmp_path / "state", nodes=1, supervisors=2) as cluster,
+    ):
+        yield SparkShell(cluster, spark, tmp_path)
+
+
+def test_training_survives_what_spark_does_and_nothing_outlives_the_driver(shell: SparkShell) -> None:
+    driver = shell.drive(JOB)
+    try:
+        shell.wait(shell.all_ready, "three agents join")
+        shell.wait(lambda: shell.works("status", "digits"), "the job is there")
+        shell.trains_on("the beginning")
+        assert {str(each["node"]).partition(".")[0] for each in shell.tasks().values()} == {"p"}
+        for task in ("worker:0", "ps:0"):
+            attempt = psutil.Process(int(str(shell.tasks()[task]["pid"])))
+            shell.recovers(task, attempt.kill)
+
+        # An executor dies with its agent's leash: the keeper ends the node, and D is not waited for.
+        node = str(shell.tasks()["ps:0"]["node"])
+        lost = shell.there()[node]["incarnation"]
+        shell.recovers("executor", shell.executor_of(node).kill)
+        shell.wait(shell.all_ready, "another agent has come")
+        assert lost not in {each["incarnation"] for each in shell.there().values()}
+
+        # Spark says beforehand that this one will go.
+        node = str(shell.tasks()["ps:0"]["node"])
+        leaving = shell.there()[node]["incarnation"]
+        began = time.monotonic()
+        shell.executor_of(node).send_signal(signal.SIGPWR)
+        shell.wait(lambda: shell.tasks()["ps:0"]["node"] != node, "the parameter server has moved")
+        shell.trains_on("decommissioned")
+        say(f"decommissioned executor: {time.monotonic() - began:.1f} s to 20 new steps")
+        shell.wait(shell.all_ready, "its agent has moved")
+        assert leaving not in {each["incarnation"] for each in shell.there().values()}
+
+        began = time.monotonic()
+        driver.kill()
+        driver.wait()
+        shell.wait(lambda: ours(shell.directory) == [], "no process of the pool is left")
+        say(f"driver: all processes are gone {time.monotonic() - began:.1f} s after its SIGKILL")
+        shell.all_given_back()
+    finally:
+        driver.kill()
+        driver.wait()
+
+
+def test_a_driver_gets_the_end_of_its_jobs_and_leaves_nothing(shell: SparkShell) -> None:
+    driver = shell.drive(RECORDS, COUNTS, FAILS, JOB)
+    try:
+        shell.wait(lambda: shell.works("status", "digits"), "the third job is there")
+        shell.trains_on("the beginning")
+        driver.send_signal(signal.SIGINT)
+        assert driver.wait(120) == 0, shell.told()
+    finally:
+        driver.kill()
+        driver.wait()
+    shell.all_given_back()
+    told = shell.told()
+    assert "/records-data/train has 1797 records" in told
+    assert "ended: records succeeded at step 60" in told
+    assert "ended: counts succeeded" in told
+    assert "not done: fails is failed" in told
+    assert "| ValueError: it is wrong" in told
+    assert "digits has stopped; with resume=True it goes on from step" in told
+    assert told.index("interrupted") < told.index("pool p has ended; Spark has everything back")
+    assert told.splitlines()[-1] == "left"
+
+
+def say(line: str) -> None:
+    """Tell a duration to those who look for it with `pytest -s`."""
+    sys.stdout.write(f"{line}\n")
+    sys.stdout.flush()
