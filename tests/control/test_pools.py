@@ -201,6 +201,7 @@ async def test_a_pool_is_its_owners(made: Pools) -> None:
     with pytest.raises(Conflict, match=r"pool train is of user:olga: choose another name"):
         await made.open(by=OTTO)
     assert made.service.objection(await made.open(by=ADAM)) == ""
+    assert made.service.objection(await made.open()) == "", "it is hers still"
 
 
 async def test_a_pool_takes_no_name_of_nodes_that_are_there(made: Pools) -> None:

@@ -57,7 +57,7 @@ def etcd() -> None:
 )
 @global_options
 def setup(given: Globals, holders: tuple[str, ...], path: Path, cert: Path | None, enable: bool) -> None:
-    """Make users and roles for supervisor:NAME and agent:NODE. Repeating it does no harm."""
+    """Make users and roles for supervisor:NAME, agent:NODE and pool:NAME. Repeating it does no harm."""
     told, enabled = asyncio.run(_setup(_plan(given, holders, path, cert), enable=enable))
     _show(given, told, "done", enabled=enabled)
 

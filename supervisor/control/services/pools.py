@@ -125,7 +125,7 @@ class PoolService:
         record = PoolRecord(
             name=name,
             id=pool_id,
-            owner=str(caller),
+            owner=before.value.owner if before is not None else str(caller),
             token=fingerprint(pem.encode()),
             token_ends_wall_ms=ends_ms,
             revoked=before.value.revoked if before is not None else (),
