@@ -2,7 +2,7 @@
 
     with YarnCluster() as yarn:
         yarn.environment                     # for Hadoop's commands, and for supervisor.engines.yarn
-        yarn.script("kill", "nodemanager0")  # its containers live on; "start" brings it back
+        yarn.script("kill", "nodemanager0")  # its containers live on; `restore` brings it back
         yarn.yarn("node", "-list")           # the output of a command of Hadoop's
 
 NodeManager N is the machine 127.0.0.(N + 2), with memory for one agent of `AGENT_MIB` and some
@@ -12,6 +12,7 @@ ApplicationMasters. Starting takes about fifteen seconds on a calm machine.
 from __future__ import annotations
 
 import os
+import re
 import secrets
 import subprocess
 import tempfile
@@ -91,10 +92,40 @@ class YarnCluster:
         # The first is the ApplicationMaster's.
         return max(each[0] for each in words if each and each[0].startswith("container_"))
 
+    def container_at(self, place: str) -> str:
+        """The container of an agent on a machine, of whichever application."""
+        running = re.findall(
+            r"application_\d+_\d+", self.yarn("application", "-list", "-appStates", "RUNNING")
+        )
+        attempts = [each.replace("application", "appattempt") + "_000001" for each in set(running)]
+        lines = [line for each in attempts for line in self.yarn("container", "-list", each).splitlines()]
+        found = [line.split()[0] for line in lines if f"{place}:" in line]
+        return max(each for each in found if not each.endswith("_01_000001"))
+
     def decommission(self, place: str) -> None:
         """Tell YARN to take a machine away, with a minute of grace."""
-        (self.directory / "exclude").write_text(f"{place}\n" if place else "")
-        self.yarn("rmadmin", "-refreshNodes", *(("-g", "60", "-client") if place else ()))
+        (self.directory / "exclude").write_text(f"{place}\n")
+        self.yarn("rmadmin", "-refreshNodes", "-g", "60", "-server")
+
+    def restore(self) -> None:
+        """Have all machines again. The NodeManager of one that was decommissioned has ended."""
+        (self.directory / "exclude").write_text("")
+        self.yarn("rmadmin", "-refreshNodes")
+        for index in range(len(PLACES)):
+            # One that runs is left alone, with an error.
+            subprocess.run(
+                [str(_SCRIPT), "start", str(self.directory), f"nodemanager{index}"],
+                capture_output=True,
+                check=False,
+            )
+        self.script("ready")
+
+    def logs(self, application: str) -> str:
+        """What `yarn logs` shows of an application; empty before YARN has collected it."""
+        command = [str(self.directory / "bin/yarn"), "logs", "-applicationId", application]
+        return subprocess.run(
+            command, env=self.environment, capture_output=True, text=True, timeout=120, check=False
+        ).stdout
 
     def _run(self, *command: str) -> str:
         done = subprocess.run(

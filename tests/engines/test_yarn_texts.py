@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from supervisor.contract.errors import NotFound, Refused, Unreachable, UserError
@@ -87,12 +88,12 @@ def test_what_yarn_does_not_have_is_refused(fields: dict[str, Any], told: str) -
             {"queue_used": 167.0},
             State.WAITING,
             "WAITING",
-            "queue root.default, of which 167 % is used, has no room for its container",
+            "its container waits for room in queue root.default, of which 167 % is used",
         ),
         ({"host": "n1"}, State.RUNNING, "RUNNING", ""),
         ({"host": "n1", "left_s": 86_400}, State.RUNNING, "RUNNING", ""),
         ({"host": "n1", "left_s": 120}, State.LEAVING, "RUNNING", ""),
-        ({"left_s": 100}, State.LEAVING, "WAITING", ""),
+        ({"left_s": 100}, State.LEAVING, "RUNNING", ""),
         ({"state": "FINISHED", "final": "SUCCEEDED"}, State.ENDED, "SUCCEEDED", ""),
         (
             {"state": "FINISHED", "final": "FAILED", "diagnostics": FAILED},
@@ -143,21 +144,34 @@ class Container:
             "HADOOP_TOKEN_FILE_LOCATION": str(self.directory / "tokens"),
             "NM_HOST": "n1",
         }
-        self.process = subprocess.Popen(
-            [sys.executable, "-P", str(HERE / "container.py")],
-            cwd=self.directory,
-            env=environment,
-            stderr=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-        )
+        with (directory / "said").open("w") as said:
+            self.process = subprocess.Popen(
+                [sys.executable, "-P", str(HERE / "container.py")],
+                cwd=self.directory,
+                env=environment,
+                stderr=said,
+                start_new_session=True,
+            )
+        self.agent: psutil.Process | None = None
 
     def begun(self) -> None:
         wait_until(self.note.exists, "the program runs")
+        [self.agent] = psutil.Process(self.process.pid).children()
+
+    def over(self) -> tuple[int, str]:
+        """Its exit code, and what it has said."""
+        code = self.process.wait(30)
+        return code, (self.directory.parent / "said").read_text()
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        if self.agent is not None and self.agent.is_running():
+            self.agent.kill()
 
     def ends(self) -> tuple[int, str]:
         """Its exit code, and the note."""
-        self.process.communicate(timeout=30)
+        self.process.wait(30)
         wait_until(lambda: " SIG" in self.note.read_text(), "the program was told")
         return self.process.returncode, self.note.read_text()
 
@@ -167,8 +181,7 @@ def there(tmp_path: Path) -> Iterator[Container]:
     found = Container(tmp_path)
     found.begun()
     yield found
-    found.process.kill()
-    found.process.communicate()
+    found.close()
 
 
 def test_sigquit_to_all_of_the_container_tells_the_agent_to_leave(there: Container) -> None:
@@ -208,14 +221,13 @@ assert not os.path.exists(os.path.dirname(sys.argv[1]) + "/tokens")
     for name in ("archive", "tokens"):
         (tmp_path / "container" / name).touch()
     found = Container(tmp_path, command=[sys.executable, "-c", program, "./archive"])
-    assert found.process.communicate(timeout=30)[1] == ""
-    assert found.process.returncode == 0
+    assert found.over() == (0, "")
 
 
 def test_gpus_that_are_not_kept_apart_are_refused(tmp_path: Path) -> None:
     found = Container(tmp_path, gpus=64)
-    _, told = found.process.communicate(timeout=30)
-    assert found.process.returncode == 2
+    code, told = found.over()
+    assert code == 2
     assert told.startswith("tfsup-container: YARN gave this agent 64 GPUs, and it can open ")
 
 

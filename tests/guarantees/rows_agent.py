@@ -701,4 +701,12 @@ ROWS = (
         "            if not each.exists():\n",
         "tests/engines/test_bootstrap.py::test_one_that_nothing_uses_any_more_is_removed",
     ),
+    Guarantee(
+        3,
+        "An agent on YARN ends its node also where its container is killed without a word.",
+        "supervisor/engines/yarn/container.py",
+        "    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)\n",
+        "    ctypes.CDLL(None)\n",
+        "tests/engines/test_yarn_texts.py::test_a_container_that_is_killed_ends_its_agent_all_the_same",
+    ),
 )

@@ -76,6 +76,8 @@ public final class Client {
 
     private final YarnConfiguration conf = new YarnConfiguration();
     private final YarnClient yarn;
+    /** What containers were told. YARN loses a signal to one that has not begun yet, so each look tells it again. */
+    private final Map<ApplicationId, SignalContainerCommand> told = new HashMap<>();
     private final String user = UserGroupInformation.getCurrentUser().getShortUserName();
 
     private Client() throws IOException {
@@ -279,6 +281,9 @@ public final class Client {
             ContainerReport agent = agentOf(report);
             if (agent != null) {
                 row.put("host", agent.getAssignedNode().getHost());
+                if (told.containsKey(report.getApplicationId())) {
+                    yarn.signalToContainer(agent.getContainerId(), told.get(report.getApplicationId()));
+                }
             } else if (report.getYarnApplicationState() == YarnApplicationState.RUNNING) {
                 if (!used.containsKey(report.getQueue())) {
                     QueueInfo queue = yarn.getQueueInfo(report.getQueue());
@@ -314,8 +319,8 @@ public final class Client {
         ContainerReport agent = report == null ? null : agentOf(report);
         if (agent != null) {
             limit(report, Long.parseLong(tag(report, NOTICE)) + LATE_S);
-            // The one signal of YARN's that does not end a process by itself: SIGQUIT.
-            yarn.signalToContainer(agent.getContainerId(), SignalContainerCommand.OUTPUT_THREAD_DUMP);
+            // The one signal of YARN's that is not meant to end a process: SIGQUIT.
+            tell(id, agent, SignalContainerCommand.OUTPUT_THREAD_DUMP);
         }
     }
 
@@ -330,8 +335,13 @@ public final class Client {
         } else if (!waitingOnly) {
             // A kill of the application would give its agent 250 ms: too few to end its tasks.
             limit(report, ENDING_S);
-            yarn.signalToContainer(agent.getContainerId(), SignalContainerCommand.GRACEFUL_SHUTDOWN);
+            tell(id, agent, SignalContainerCommand.GRACEFUL_SHUTDOWN);
         }
+    }
+
+    private void tell(ApplicationId id, ContainerReport agent, SignalContainerCommand command) throws Exception {
+        told.put(id, command);
+        yarn.signalToContainer(agent.getContainerId(), command);
     }
 
     private void limit(ApplicationReport report, long seconds) throws Exception {

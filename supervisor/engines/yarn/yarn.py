@@ -140,7 +140,8 @@ def agent_of(row: Mapping[str, object]) -> PoolAgent:
         id=ident,
         pool=str(row["name"]).removeprefix(PREFIX),
         state=state,
-        word=word if place or word != "RUNNING" else "WAITING",
+        # An application runs as soon as its ApplicationMaster does.
+        word="WAITING" if state is State.WAITING and word == "RUNNING" else word,
         place=place,
         reason=_reason(row, state),
         ends=ends if state in (State.RUNNING, State.LEAVING) else "",
@@ -166,7 +167,7 @@ def _reason(row: Mapping[str, object], state: State) -> str:
         return f"{one_line(lines[0]).partition(': [')[0]}: {ours[-1]}"
     if state is State.WAITING and "queue_used" in row:
         used = float(str(row["queue_used"]))
-        return f"queue {row['queue']}, of which {used:.0f} % is used, has no room for its container"
+        return f"its container waits for room in queue {row['queue']}, of which {used:.0f} % is used"
     return told if state is not State.RUNNING else ""
 
 
