@@ -34,8 +34,8 @@ $(VENV)/.project: pyproject.toml $(VENV)/.locked
 	@touch $@
 
 .PHONY: demo
-demo: setup $(if $(filter hdfs,$(STORE)),hadoop) $(if $(filter docker,$(RUNTIME)),docker) ## Train, kill everything in turn, and see training go on; STORE=hdfs, RUNTIME=docker.
-	@$(BIN)/python -m examples.demo $(if $(STORE),--store $(STORE)) $(if $(RUNTIME),--runtime $(RUNTIME))
+demo: setup $(if $(filter hdfs,$(STORE)),hadoop) $(if $(filter docker,$(RUNTIME)),docker) $(if $(filter yarn,$(ON)),yarn) ## Train, kill everything in turn, and see training go on; STORE=hdfs, RUNTIME=docker, ON=yarn.
+	@$(BIN)/python -m examples.demo $(if $(STORE),--store $(STORE)) $(if $(RUNTIME),--runtime $(RUNTIME)) $(if $(ON),--on $(ON))
 
 .PHONY: check
 check: $(VENV)/.project ## Format, lint, strict types, import contracts, dead code.

@@ -15,7 +15,7 @@ import shutil
 import signal
 import sys
 import time
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import NoReturn
@@ -29,6 +29,7 @@ from examples.demo import kernel
 from examples.demo.acts import Acts, Kill, logs_of
 from examples.demo.boxes import Boxes
 from examples.demo.job import JOB_FILE, Training, digits_job
+from examples.demo.pool import Pool
 from examples.demo.screen import Screen
 from examples.demo.steplog import StepLog
 from examples.demo.watch import PromiseBroken, Watch, beside
@@ -80,7 +81,10 @@ def main() -> int:
     boxes = Boxes(state / OUTPUTS) if flags.runtime == "docker" else None
     timing = PROFILES[flags.profile or _profile(screen)]
     docker = boxes.docker if boxes is not None else None
-    cluster = LocalCluster(state, profile=timing.profile, docker=docker, progress=screen.say)
+    pool = Pool(state, screen.say) if flags.on == "yarn" else None
+    cluster = LocalCluster(
+        state, nodes=1 if pool else 3, profile=timing.profile, docker=docker, progress=screen.say
+    )
     hdfs = HdfsCluster() if flags.store == "hdfs" else None
     try:
         _fresh(cluster)
@@ -94,10 +98,11 @@ def main() -> int:
         if boxes is not None:
             screen.say("start a dockerd of our own; every task will be in a container")
             boxes.start()
-        screen.say(f"start etcd, two supervisors and three agents; all their state is under {state}")
+        agents = "an agent" if pool else "three agents"
+        screen.say(f"start etcd, two supervisors and {agents}; all their state is under {state}")
         screen.say(f"watch it in a browser: {cluster.up().page}")
         steps = flags.steps or (FAST_STEPS if flags.fast else STEPS)
-        outcome = asyncio.run(_run(cluster, timing, screen, steps, hdfs, boxes))
+        outcome = asyncio.run(_run(cluster, timing, screen, steps, hdfs, boxes, pool))
         _finish(screen, outcome, state)
         code = 0
     except KeyboardInterrupt:
@@ -136,6 +141,9 @@ def _flags() -> argparse.Namespace:
         "--runtime", choices=("process", "docker"), default="process", help="what tasks run in (%(default)s)"
     )
     parser.add_argument(
+        "--on", choices=("local", "yarn"), default="local", help="where agents run (%(default)s)"
+    )
+    parser.add_argument(
         "--profile", choices=sorted(PROFILES), help="timing; by default fast, unless this machine is busy"
     )
     flags = parser.parse_args()
@@ -145,6 +153,8 @@ def _flags() -> argparse.Namespace:
         )
     if flags.keep and flags.store == "hdfs":
         parser.error("--keep: the HDFS ends with the demonstration; use `make hdfs-up` to keep one")
+    if flags.on == "yarn" and (flags.keep or flags.store == "hdfs" or flags.runtime == "docker"):
+        parser.error("--on yarn: leave --keep, --store and --runtime out")
     return flags
 
 
@@ -200,6 +210,7 @@ async def _run(
     steps: int,
     hdfs: HdfsCluster | None,
     boxes: Boxes | None,
+    pool: Pool | None,
 ) -> Outcome:
     """Submit the job, kill everything in turn, and wait for its end."""
     state = cluster.layout.state
@@ -210,9 +221,11 @@ async def _run(
     spec = digits_job(training, base)
     if boxes is not None:
         spec = boxes.boxed(spec)
-    async with cluster.client() as client:
+    async with cluster.client() as client, pool or nullcontext():
+        if pool is not None:
+            await pool.up(client)
         watch = Watch(client, spec.name, step_log, screen.decided)
-        acts = Acts(cluster, watch, screen, timing.d_ms, hdfs)
+        acts = Acts(cluster, watch, screen, timing.d_ms, hdfs, pool)
         await client.submit(SubmitRequest(spec))
         screen.say(f"submit {JOB_FILE.name}: 1 chief, 1 ps, 2 workers, {steps} steps of training")
         screen.show(watch)

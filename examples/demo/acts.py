@@ -13,6 +13,7 @@ from pathlib import Path
 
 from chaos.hdfs import HdfsCluster
 from examples.demo.kernel import ProcessRef, process
+from examples.demo.pool import Pool
 from examples.demo.screen import Screen
 from examples.demo.watch import TRAINERS, PromiseBroken, Watch
 from supervisor.cli.local.cluster import LocalCluster
@@ -52,10 +53,17 @@ class Acts:
     """The whole story, on a running cluster with a submitted job."""
 
     def __init__(
-        self, cluster: LocalCluster, watch: Watch, screen: Screen, d_ms: int, hdfs: HdfsCluster | None
+        self,
+        cluster: LocalCluster,
+        watch: Watch,
+        screen: Screen,
+        d_ms: int,
+        hdfs: HdfsCluster | None,
+        pool: Pool | None = None,
     ) -> None:
         self._cluster = cluster
         self._hdfs = hdfs
+        self._pool = pool
         self._watch = watch
         self._screen = screen
         self._d_ms = d_ms
@@ -74,7 +82,7 @@ class Acts:
             self.parameter_server,
             self.agent,
             self.leader,
-            self.node,
+            self.node if self._pool is None else self.container,
         )
         for act in acts:
             self.kills.append(await act())
@@ -174,6 +182,22 @@ class Acts:
         homes = ", ".join(f"{name} on {watch.tasks[name].node}" for name in tasks)
         self._screen.say(f"they go on elsewhere: {homes}", "green")
         return self._restarted("node", node, pid, killed_ns, before, incident, {"tasks_ended_ms": ended_ms})
+
+    async def container(self) -> Kill:
+        """YARN kills an agent's container: its keeper ends the node, and its tasks go on elsewhere."""
+        pool, watch = self._pool, self._watch
+        assert pool is not None
+        await self._healthy()
+        node = self._node_to_lose()
+        names, pid = [name for name, task in watch.tasks.items() if task.node == node], watch.nodes[node].pid
+        self._screen.title(f"Have YARN kill the container of {node}; on it run {', '.join(names)}")
+        before = self._before()
+        container = await asyncio.to_thread(pool.kill, node)
+        told_ns = time.monotonic_ns()
+        incident = await self._recovered(before, told_ns)
+        homes = ", ".join(f"{name} on {watch.tasks[name].node}" for name in names)
+        self._screen.say(f"{container} is gone; they go on elsewhere: {homes}", "green")
+        return self._restarted("container", node, pid, told_ns, before, incident)
 
     async def _kill_task(self, name: str, what: str) -> Kill:
         await self._healthy()
