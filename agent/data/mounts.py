@@ -85,6 +85,7 @@ class DataMounts:
         self._threads = DaemonThreads(THREADS, "data")
         self._used: frozenset[tuple[str, str]] = frozenset()
         self._wishes: dict[tuple[str, str], MountWish] = {}
+        self._making: list[MountWish] = []
         self._asked_ms: dict[Path, int] = {}
         self._stalled: frozenset[tuple[str, str]] = frozenset()
         self._retired_ms = clock.now_ms()
@@ -165,7 +166,12 @@ class DataMounts:
                 raise StoreUnreachable(f"{place.path} gives no answer on this node") from error
             return
         self._stores.open(uri)  # as whom it is reached must agree with this daemon's configuration
-        await self._mount(place, await asyncio.to_thread(self._wish, job_uuid, uri))
+        wish = await asyncio.to_thread(self._wish, job_uuid, uri)
+        self._making.append(wish)
+        try:
+            await self._mount(place, wish)
+        finally:
+            self._making.remove(wish)
 
     async def _mount(self, place: StoreUri, wish: MountWish) -> None:
         files, point = _files(wish), _point(wish)
@@ -203,13 +209,22 @@ class DataMounts:
         while True:
             used = self._used
             try:
-                self._stalled = frozenset([each for each in used if await self._look_after(*each)])
+                self._note_stalled(frozenset([each for each in used if await self._look_after(*each)]))
                 if self._clock.now_ms() - self._retired_ms > RETIRE_MS:
                     self._retired_ms = self._clock.now_ms()
                     await self._retire()
             except TfSupervisorError as error:
                 self._sink.error("the data of a job is not looked after; trying again", reason=str(error))
             await asyncio.sleep(LOOK_S if used else QUIET_S)
+
+    def _note_stalled(self, stalled: frozenset[tuple[str, str]]) -> None:
+        for job_uuid, uri in stalled - self._stalled:
+            self._sink.warning(
+                "tasks wait for their data: its store does not answer", job=job_uuid, source=uri
+            )
+        for job_uuid, uri in self._stalled - stalled:
+            self._sink.info("tasks wait for their data no more", job=job_uuid, source=uri)
+        self._stalled = stalled
 
     async def _look_after(self, job_uuid: str, uri: str) -> bool:
         """Heal a mount that tasks of this node use; returns whether one of them waits for its store."""
@@ -232,7 +247,7 @@ class DataMounts:
         mine = [self._wishes.get(each) for each in self._used]
         for wish in await asyncio.to_thread(self.wished):
             files, point = _files(wish), _point(wish)
-            if wish in mine:
+            if wish in mine or wish in self._making:
                 continue
             async with self._changing:
                 wanted_ms = await asyncio.to_thread(files.wanted_ms)

@@ -54,7 +54,8 @@ class Node:
         stores = Stores(allowed=AllowedStores((self.root.as_uri(),)))
         users = cast(TaskUsers, self) if self.users else None
         parent, hadoop = self.root / "ckpt", HadoopSettings()
-        self.mounts = DataMounts(parent, stores, hadoop, BootClock(), ListSink(), users)
+        self.sink = ListSink()
+        self.mounts = DataMounts(parent, stores, hadoop, BootClock(), self.sink, users)
         self.mounts.mounted = frozenset({Scheme.FILE})
         self.mounts.open()
 
@@ -142,6 +143,7 @@ async def test_tasks_read_a_directory_and_cannot_change_it(node: Node) -> None:
 
 async def test_a_source_that_is_absent_is_told_and_found_once_it_is_there(node: Node) -> None:
     node.source.rmdir()
+    node.use("u")
     with pytest.raises(NotFound, match=rf"data\.train: .*{node.source} does not exist"):
         await node.mounts.ensure("job", "u", node.data)
     node.source.touch()
@@ -215,6 +217,14 @@ async def test_a_directory_of_this_machine_is_read_where_it_is(tmp_path: Path) -
         await node.mounts.ensure("job", "u", {"x": "/etc"})
     assert not (tmp_path / "ckpt" / DATA).exists()
     await node.mounts.close()
+
+
+async def test_who_waits_is_known_and_told_once(node: Node) -> None:
+    uses = ("u", node.data["train"])
+    for stalled in ({uses}, {uses}, set[tuple[str, str]]()):
+        node.mounts._note_stalled(frozenset(stalled))
+        assert (node.mounts.stalled("u"), node.mounts.stalled("v")) == (bool(stalled), False)
+    assert [level for level, *_ in node.sink.lines] == ["warning", "info"]
 
 
 async def _settled(tasks: set[asyncio.Task[object]]) -> None:
