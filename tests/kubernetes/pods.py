@@ -11,6 +11,7 @@ import re
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from ipaddress import IPv4Address
 from pathlib import Path
 
 from chaos.container_image import IMAGE, site_packages
@@ -18,6 +19,7 @@ from chaos.dockerd import Dockerd
 from tests.examples.harness import ROOT
 from tests.kubernetes.printed import Document, Printed
 
+_LISTEN = "0A"
 NAMESPACE = "tf-supervisor"
 PROGRAM = ("python3", "-P", "-m")
 
@@ -114,6 +116,21 @@ class Pod:
             self.log
         )
 
+    def connections(self) -> set[tuple[str, str, int]]:
+        """Each connection: `ingress` or `egress`, the address of the peer, and the port of who listens."""
+        told = self.stage.dockerd.cli("exec", self.container, "cat", "/proc/net/tcp", "/proc/net/tcp6")
+        rows = [line.split()[1:4] for line in told.splitlines() if "local_address" not in line]
+        listening = {_port(local) for local, _, state in rows if state == _LISTEN}
+        found = set()
+        for local, remote, state in rows:
+            if state == _LISTEN or _address(remote).is_loopback or _address(local).is_loopback:
+                continue
+            if _port(local) in listening:
+                found.add(("ingress", str(_address(remote)), _port(local)))
+            else:
+                found.add(("egress", str(_address(remote)), _port(remote)))
+        return found
+
     @property
     def runs(self) -> bool:
         """Whether the container runs."""
@@ -193,3 +210,12 @@ def secret(printed: Printed, name: str, directory: Path) -> list[Path]:
 
 def _expanded(text: str, environment: Mapping[str, str]) -> str:
     return re.sub(r"\$\((\w+)\)", lambda match: environment[match[1]], text)
+
+
+def _port(text: str) -> int:
+    return int(text.rpartition(":")[2], 16)
+
+
+def _address(text: str) -> IPv4Address:
+    """An address of /proc/net/tcp: words with their lowest byte first. IPv4 is the last one of IPv6."""
+    return IPv4Address(int(text.partition(":")[0][-8:], 16).to_bytes(4, "little"))

@@ -82,3 +82,16 @@ def choices(directory: Path) -> list[tuple[str, ...]]:
     """The options that change what there is: each alone, none, and all."""
     hdfs = ("training", "--image", "tfsup/cluster:1", "--etcd", "etcd-1:2379", *hadoop(directory))
     return [LEAST, *(LEAST + each for each in CHOICES), hdfs, (*LEAST, *hdfs[5:], *itertools.chain(*CHOICES))]
+
+
+def allowed(rules: list[Document]) -> set[tuple[str, str]]:
+    """Who, and to which ports: a component, a network, or anybody."""
+    found = set()
+    for rule in rules:
+        for peer in rule.get("from") or rule.get("to") or [{}]:
+            labels = peer.get("podSelector", {}).get("matchLabels", {})
+            who = next(iter(labels.values()), peer.get("ipBlock", {}).get("cidr", "anybody"))
+            for each in rule["ports"]:
+                last = f"-{each['endPort']}" if "endPort" in each else ""
+                found.add((who, f"{each['protocol']}:{each.get('port', 'any')}{last}"))
+    return found

@@ -11,7 +11,7 @@ from ruamel.yaml import YAML
 
 from supervisor.contract.errors import UserError
 from tests.examples.harness import ROOT
-from tests.kubernetes.printed import LEAST, Document, Printed, choices, hadoop, manifests
+from tests.kubernetes.printed import LEAST, Document, Printed, allowed, choices, hadoop, manifests
 from tests.kubernetes.schema import load
 
 API = load()
@@ -152,19 +152,6 @@ def test_programs_see_the_certificate_of_their_own_pod_alone() -> None:
 
 def policy(printed: Printed, name: str) -> Document:
     found: Document = printed.find("NetworkPolicy", name)["spec"]
-    return found
-
-
-def allowed(rules: list[Document]) -> set[tuple[str, str]]:
-    """Who, and to which ports: a component, a network, or anybody."""
-    found = set()
-    for rule in rules:
-        for peer in rule.get("from") or rule.get("to") or [{}]:
-            labels = peer.get("podSelector", {}).get("matchLabels", {})
-            who = next(iter(labels.values()), peer.get("ipBlock", {}).get("cidr", "anybody"))
-            for each in rule["ports"]:
-                last = f"-{each['endPort']}" if "endPort" in each else ""
-                found.add((who, f"{each['protocol']}:{each.get('port', 'any')}{last}"))
     return found
 
 

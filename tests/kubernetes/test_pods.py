@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import tempfile
 import time
+from base64 import b64decode
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -23,7 +24,7 @@ from supervisor.engines import agent_file
 from supervisor.engines.agent_file import Own
 from tests.examples.harness import EXAMPLES
 from tests.kubernetes.pods import Pod, Stage, secret
-from tests.kubernetes.printed import LEAST, Document, Printed, hadoop, manifests
+from tests.kubernetes.printed import LEAST, Document, Printed, allowed, hadoop, manifests
 from tests.support.etcd_server import etcd_binaries
 
 WAIT_S = 150.0
@@ -132,6 +133,21 @@ class Cluster:
         ours = ("supervisorctl", "--config", "/client/client.yaml", "--output", "json")
         return self.dockerd.attempt("exec", "client", *ours, *words, timeout_s=WAIT_S)
 
+    def check_connections(self, *pods: Pod) -> set[tuple[str, str, str, int]]:
+        """The connections of pods: of whom, in which direction, with whom. A NetworkPolicy allows each."""
+        names = self.dockerd.cli("ps", "--format={{.Names}}").split()
+        form = "--format={{range .NetworkSettings.Networks}}{{.IPAddress}}{{end}}"
+        whose = {self.dockerd.cli("inspect", form, name): name.partition("-")[0] for name in names}
+        found = set()
+        for pod in pods:
+            policy = self.stage.printed.find("NetworkPolicy", pod.component)["spec"]
+            for direction, address, port in pod.connections():
+                peer = whose[address]
+                found.add((pod.component, direction, peer, port))
+                fitting = {(who, f"TCP:{port}") for who in ({"client": "true"}.get(peer, peer), "anybody")}
+                assert fitting & allowed(policy[direction]), (pod.name, direction, peer, port)
+        return found
+
     def ready(self) -> set[str]:
         """The nodes that are ready."""
         done = self.attempt("nodes")
@@ -182,6 +198,14 @@ def test_a_cluster_of_the_manifests_trains_and_outlives_its_pods(cluster: Cluste
         file.write("code: {dir: .}\n")
     cluster.ctl("submit", "/client/job/job.yaml")
     cluster.ctl("wait", "plain", "--for", "step=20")
+    assert b"step 20" in b64decode(cluster.ctl("tail", "plain/worker:0")["data"])
+    assert cluster.check_connections(supervisor, *agents) >= {
+        ("agent", "egress", "etcd", 2379),
+        ("agent", "egress", "supervisor", 7600),
+        ("supervisor", "egress", "etcd", 2379),
+        ("supervisor", "egress", "agent", 7601),
+        ("supervisor", "ingress", "agent", 7600),
+    }
     (view,) = cluster.ctl("status", "plain")["jobs"]
     number = int(view["tasks"][0]["node"][-1])
     agents[number].stop()
