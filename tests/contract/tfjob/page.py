@@ -52,20 +52,30 @@ def _told(row: Field) -> str:
 
 def examples() -> str:
     """What becomes of each example, as it is and with the annotations that stand in its comments."""
-    lines = ["| example | replica types | as it is | with annotations |", "|---|---|---|---|"]
+    lines = [
+        "| example | replica types | as it is | with annotations | the program |",
+        "|---|---|---|---|---|",
+    ]
     for file in sorted(EXAMPLES.glob("*.yaml")):
         text = file.read_text()
         source = re.search(r"^# (examples/\S+)", text, re.MULTILINE)
-        annotations = re.findall(r"^# with (\S+: .*)", text, re.MULTILINE)
+        annotations = annotations_of(text)
+        program = re.search(r"^# program: (.*)", text, re.MULTILINE)
         types = re.findall(r"^    (\w+):\n      replicas: (\d+)", text, re.MULTILINE)
         assert source is not None
+        assert program is not None
         counts = ", ".join(f"{count} {name}" for name, count in types)
         helped = outcome(annotated(text, annotations)) if annotations else ""
         told = ", ".join(f"`{line.partition(': ')[0]}`" for line in annotations)
         with_them = f"{told}: {helped}" if annotations else ""
         name = source[1].removeprefix("examples/tensorflow/")
-        lines.append(f"| `{name}` | {counts} | {outcome(text)} | {with_them} |")
+        lines.append(f"| `{name}` | {counts} | {outcome(text)} | {with_them} | {program[1]} |")
     return "\n".join(lines) + "\n"
+
+
+def annotations_of(text: str) -> list[str]:
+    """The annotations in the comments of an example, each a line of YAML."""
+    return re.findall(r"^# with (\S+: .*)", text, re.MULTILINE)
 
 
 def annotated(text: str, annotations: list[str]) -> str:
