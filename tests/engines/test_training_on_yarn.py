@@ -1,0 +1,94 @@
+"""Digits on a pool of a real YARN: whatever ends, training goes on, and all is given back."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from chaos.yarn import AGENT_MIB, PLACES, YarnCluster
+from supervisor.cli.local.cluster import LocalCluster
+from tests.engines.pool_shell import JOB, PoolShell, ours, wait_long
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+UP = ("pool", "up", "p", "--agents", "3", "--notice", "40", "--memory", f"{AGENT_MIB}MiB")
+
+
+class YarnShell(PoolShell):
+    """The pool on a YARN, and what became of the job after each harm."""
+
+    def __init__(self, cluster: LocalCluster, yarn: YarnCluster, note: Callable[[str, object], None]) -> None:
+        super().__init__(cluster, "yarn", yarn.variables)
+        self.yarn = yarn
+        self._note = note
+
+    def survives(self, what: str, harm: Callable[[], object]) -> None:
+        """Do harm, wait until the job has recovered and makes new steps, and note the seconds."""
+        before, began = self.recoveries(), time.monotonic()
+        harm()
+        wait_long(lambda: self.recoveries() > before, f"{what}: it is seen")
+        self.trains_on(what)
+        self._note(what, round(time.monotonic() - began, 1))
+
+
+@pytest.fixture
+def shell(tmp_path: Path, record_testsuite_property: Callable[[str, object], None]) -> Iterator[YarnShell]:
+    with YarnCluster() as yarn, LocalCluster(tmp_path / "state", nodes=1, supervisors=2) as cluster:
+        found = YarnShell(cluster, yarn, record_testsuite_property)
+        found("cordon", "node-0", "--reason", "training is for the pool")
+        yield found
+        found.works("pool", "down", "p", "--now")
+
+
+def test_training_survives_whatever_yarn_does(shell: YarnShell, tmp_path: Path) -> None:
+    shell(*UP)
+    wait_long(lambda: shell.ready() == set(PLACES), "three agents join")
+    (tmp_path / "job.yaml").write_text(JOB)
+    shell("submit", str(tmp_path / "job.yaml"))
+    shell.trains_on("the beginning")
+
+    for task in ("worker:0", "ps:0"):
+        pid = int(str(shell.tasks()[task]["pid"]))
+        shell.survives(task, partial(os.kill, pid, signal.SIGKILL))
+
+    # The container is killed without a word: its keeper ends the node all the same, and D is not waited for.
+    place = place_of_ps(shell)
+    container = shell.yarn.container_of(shell.ident(place))
+    shell.survives(
+        "container -signal FORCEFUL_SHUTDOWN",
+        lambda: shell.yarn.yarn("container", "-signal", container, "FORCEFUL_SHUTDOWN"),
+    )
+    assert shell.tasks()["ps:0"]["node"] != f"p.{place}"
+    shell("pool", "scale", "p", "3")
+    wait_long(lambda: len(shell.ready()) == 3, "another agent has come")
+
+    # YARN kills the application, and with it the container: 250 ms after SIGTERM.
+    application = shell.ident(place := place_of_ps(shell))
+    shell.survives("application -kill", lambda: shell.yarn.yarn("application", "-kill", application))
+    assert shell.tasks()["ps:0"]["node"] != f"p.{place}"
+    shell("pool", "scale", "p", "3")
+    wait_long(lambda: len(shell.ready()) == 3, "another agent has come")
+
+    # A NodeManager dies. Its agent runs on until one is back, and moves then.
+    place = place_of_ps(shell)
+    daemon = f"nodemanager{PLACES.index(place)}"
+    began = shell.recoveries()
+    shell.yarn.script("kill", daemon)
+    wait_long(lambda: place not in shell.agents(), "YARN takes its machine for lost")
+    assert shell.recoveries() == began
+    shell.survives("nodemanager", shell.yarn.restore)
+    wait_long(lambda: len(shell.ready()) == 3, "YARN has given the agent a container again")
+
+    shell("pool", "down", "p", "--within", "20")
+    assert "application_" not in shell.yarn.yarn("application", "-list")
+    wait_long(lambda: ours(tmp_path) == [], "no process is left")
+
+
+def place_of_ps(shell: YarnShell) -> str:
+    """The machine of the parameter server."""
+    return str(shell.tasks()["ps:0"]["node"]).removeprefix("p.")
