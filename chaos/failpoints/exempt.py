@@ -39,6 +39,7 @@ _NO_EFFECT = "changes nothing outside this process"
 _REHEARSAL = "a measurement: its processes hold nothing and end with their agent"
 _LOCK = "a lock's file holds nothing: the lock ends with its process"
 _UNNAMED = "a file without a name: it ends with its process"
+_SCRATCH = "a file of one command of openssl, in a directory that goes with the command"
 _AGAIN = "made again, to the same end, whenever the daemon starts"
 _BEFORE_EACH_START = "looked at and made again before each start of a task"
 _OWN_END = "a process of the attempt signals another one, or itself: its launcher kills all of them"
@@ -56,6 +57,9 @@ EXEMPT = (
     Exempt("recovery/stores/memory.py", _FAKE),
     Exempt("supervisor/cli/", _CLI),
     Exempt("supervisor/engines/", _AGAIN),
+    Exempt("supervisor/adapters/certificates/issuer.py", _SCRATCH),
+    Exempt("supervisor/adapters/certificates/openssl.py", _SCRATCH),
+    Exempt("supervisor/api/pools.py", _POINT_INSIDE),
     Exempt("agent/logs/task_logs.py", _WISH, ("(each.reader.directory / WANTED).unlink",), 1),
     Exempt("recovery/commit/exchange.py", _CLI),
     Exempt("agent/inside/beside.py", _CLI),

@@ -14,8 +14,8 @@ from tests.examples.cases import CASES, Case
 from tests.examples.harness import EXAMPLES
 from tests.examples.table import Document, Entry, Row, page, read
 
-ELSEWHERE = {"digits_shards/job.yaml", "digits_async/tfjob.yaml"}
-"""Killed in tests/mount, as it is mounted, and in test_tfjob.py."""
+ELSEWHERE = {"digits_shards/job.yaml", "digits_records/job.yaml", "digits_async/tfjob.yaml"}
+"""Killed in tests/mount, as it is mounted, in test_spark_training.py, and in test_tfjob.py."""
 
 ROW = Row("ps", 0, "all", "async.ps.all", "killed", from_step=250, to_step=200, back_ms=1234, stepped=True)
 ENTRY = Entry("digits", "digits", "async", (ROW,), "accuracy 0.95")
