@@ -248,5 +248,12 @@ def test_hdfs_has_to_be_reached(tmp_path: Path) -> None:
         manifests(*LEAST, *conf)
     empty = tmp_path / "empty"
     empty.mkdir()
-    with pytest.raises(UserError, match=r"has neither core-site\.xml"):
-        manifests(*LEAST, "--hadoop-conf", str(empty), "--reach", "10.1.0.0/16:8020")
+    broken = ("--hadoop-conf", str(empty), "--reach", "10.1.0.0/16:8020")
+    with pytest.raises(UserError, match=r"has none of core-site\.xml, hdfs-site\.xml"):
+        manifests(*LEAST, *broken)
+    (empty / "core-site.xml").write_text("<configuration>")
+    with pytest.raises(UserError, match=r"core-site\.xml"):
+        manifests(*LEAST, *broken)
+    (empty / "core-site.xml").write_text(f"<configuration>{' ' * (129 << 10)}</configuration>")
+    with pytest.raises(UserError, match="takes 128 KiB at most"):
+        manifests(*LEAST, *broken)

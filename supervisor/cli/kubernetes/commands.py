@@ -14,8 +14,9 @@ from supervisor.contract.errors import UserError
 
 P = ParamSpec("P")
 R = TypeVar("R")
-MOST_HADOOP = 512 << 10
-"""Most bytes in the files of Hadoop's configuration: a ConfigMap holds 1 MiB."""
+MOST_HADOOP = 128 << 10
+"""Most bytes in the files of Hadoop's configuration. `kubectl apply` copies an object into an annotation of
+256 KiB."""
 
 
 @click.group()
@@ -143,16 +144,17 @@ def _size(option: str, text: str) -> int:
 
 
 def _hadoop(directory: Path) -> dict[str, str]:
-    """The files that clients of HDFS read."""
-    names = [name for name in ("core-site.xml", "hdfs-site.xml") if (directory / name).is_file()]
+    """The files that clients of HDFS read, checked. Raises UserError."""
+    from supervisor.adapters.files.hadoop import CONF_FILES, read_conf
+
+    read_conf(directory)
+    names = [name for name in CONF_FILES if (directory / name).is_file()]
     if not names:
-        raise UserError(f"--hadoop-conf {directory}: has neither core-site.xml nor hdfs-site.xml")
+        raise UserError(f"--hadoop-conf {directory}: has none of {', '.join(CONF_FILES)}")
     try:
         found = {name: (directory / name).read_text(encoding="utf-8") for name in names}
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"--hadoop-conf {directory}: cannot be read: {error}") from error
+    except UnicodeDecodeError as error:
+        raise UserError(f"--hadoop-conf {directory}: is no UTF-8, as a ConfigMap is: {error}") from error
     if sum(len(each.encode()) for each in found.values()) > MOST_HADOOP:
-        raise UserError(
-            f"--hadoop-conf {directory}: more than {MOST_HADOOP >> 10} KiB, which no ConfigMap takes"
-        )
+        raise UserError(f"--hadoop-conf {directory}: `kubectl apply` takes {MOST_HADOOP >> 10} KiB at most")
     return found
