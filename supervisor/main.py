@@ -24,6 +24,7 @@ from supervisor.adapters.audit import AuditLog, open_audit
 from supervisor.adapters.certificates.watch import CertificateWatch, own_certificates
 from supervisor.adapters.clock import BootClock
 from supervisor.adapters.etcd.maintenance import EtcdCalls
+from supervisor.adapters.etcd.users import lets_everybody_in
 from supervisor.adapters.fence_devices import FenceDevices
 from supervisor.adapters.files.config import HttpConfig, SupervisorConfig, load_supervisor
 from supervisor.adapters.messengers import messenger_of
@@ -154,6 +155,8 @@ def _daemon(
     )
     daemon.job_service.uploads.open_store = stores.open_code
     daemon.job_service.pools.issuer = config.issuer
+    if (etcd_tls := config.etcd_tls_files()) is not None:
+        daemon.job_service.pools.is_etcd_open = partial(lets_everybody_in, config.etcd.endpoints, etcd_tls)
     daemon.sweeper.open_logs = daemon.job_service.open_logs = lambda uri: stores.open_logs(uri)[0]
     return daemon
 

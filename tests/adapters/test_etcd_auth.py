@@ -16,6 +16,7 @@ from chaos.cluster.certificates import Authority
 from supervisor.adapters.certificates.tls import TlsFiles
 from supervisor.adapters.etcd.client import EtcdCoordination
 from supervisor.adapters.etcd.maintenance import EtcdCalls
+from supervisor.adapters.etcd.users import lets_everybody_in
 from supervisor.cli.main import cli
 from supervisor.contract import keys
 from supervisor.contract.boundaries import BULK, Coordination, Get, Op, Put, WatchBatch
@@ -114,6 +115,7 @@ def guarded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
         before = made.ctl("check", *HOLDERS)
         assert before.exit_code == 1, before.output
         assert "user agent:n1 is missing" in before.output
+        assert asyncio.run(lets_everybody_in([server.endpoint], made.of("supervisor:s0")))
         done = made.ctl("setup", *HOLDERS)
         assert done.exit_code == 0, done.output
         assert "etcd lets everybody in" in done.output
@@ -159,6 +161,11 @@ async def test_etcd_refuses_an_agent_what_is_not_its_own(guarded: Guarded) -> No
         assert await refused(client.txn((), [Get(keys.node("n1")), Get(keys.intent("digits"))]))
     finally:
         await client.close()
+
+
+async def test_everybody_finds_out_whether_etcd_lets_everybody_in(guarded: Guarded) -> None:
+    for holder in ("supervisor:s0", "user:admin"):
+        assert not await lets_everybody_in([guarded.server.endpoint], guarded.of(holder))
 
 
 async def test_the_agents_of_a_pool_are_one_user_and_write_for_its_nodes_alone(guarded: Guarded) -> None:

@@ -234,6 +234,13 @@ async def test_wrong_requests_name_what_to_do(made: Pools, monkeypatch: pytest.M
     monkeypatch.setattr(pools, "WAITING", 0)
     with pytest.raises(Unreachable, match="ask again"):
         await made.open()
+
+    async def is_open() -> bool:
+        return True
+
+    made.service.is_etcd_open = is_open
+    with pytest.raises(Refused, match="etcd has no users"):
+        await made.open()
     made.service.issuer = None
     with pytest.raises(Refused, match=r"add `pools: \{issuer: "):
         await made.open()

@@ -27,6 +27,7 @@ JOB = """
 name: count
 command: [{python}, -u, -c, "import time\\nfor i in range(9999):\\n  print('step', i); time.sleep(0.2)"]
 strategy: plain
+preload: []
 roles: {{worker: {{count: 1}}}}
 checkpoint: {{uri: "file://{store}"}}
 """

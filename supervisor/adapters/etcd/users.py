@@ -73,7 +73,7 @@ class EtcdAuth:
         """The present users and roles."""
         users, roles = {}, {}
         with _mapped():
-            enabled = await self._is_enabled()
+            enabled = await self.is_enabled()
             for user in (await self._stub.UserList(rpc.AuthUserListRequest(), timeout=CALL_S)).users:
                 answer = await self._stub.UserGet(rpc.AuthUserGetRequest(name=user), timeout=CALL_S)
                 users[user] = frozenset(answer.roles)
@@ -115,14 +115,21 @@ class EtcdAuth:
         with _mapped():
             await self._stub.AuthEnable(rpc.AuthEnableRequest(), timeout=CALL_S)
 
+    async def is_enabled(self) -> bool:
+        """Whether etcd authenticates callers."""
+        with _mapped():
+            return await self._is_enabled()
+
     async def _is_enabled(self) -> bool:
-        """Whether etcd authenticates callers. etcd 3.4 has no call for that; the error of a login shows
-        it.
+        """The same. Where it does, only an administrator may ask. etcd 3.4 has no call for that; there the
+        error of a login shows it.
         """
         try:
             answer = await self._stub.AuthStatus(rpc.AuthStatusRequest(), timeout=CALL_S)
             return bool(answer.enabled)
         except grpc.aio.AioRpcError as error:
+            if error.code() is grpc.StatusCode.PERMISSION_DENIED:
+                return True
             if error.code() is not grpc.StatusCode.UNIMPLEMENTED:
                 raise
         try:
@@ -157,6 +164,15 @@ async def etcd_auth(endpoints: Sequence[str], tls: TlsFiles) -> AsyncIterator[Et
         yield EtcdAuth(rpc.AuthStub(link.channel))
     finally:
         await pool.close()
+
+
+async def lets_everybody_in(endpoints: Sequence[str], tls: TlsFiles) -> bool:
+    """Whether etcd lets every holder of a certificate write everything, as any user of it can find out.
+
+    Raises CoordinationUnreachable, UserError.
+    """
+    async with etcd_auth(endpoints, tls) as auth:
+        return not await auth.is_enabled()
 
 
 @contextmanager

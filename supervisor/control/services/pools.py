@@ -62,6 +62,7 @@ class PoolService:
 
     Attributes:
         issuer: the authority of pools; None: no pool gets a certificate.
+        is_etcd_open: whether etcd lets everybody write everything who shows a certificate that it trusts.
         record: the record of a pool, also while this supervisor follows; None for a pool that has none.
             Raises Unreachable before etcd was read.
     """
@@ -78,6 +79,7 @@ class PoolService:
         self._clock = clock
         self._new_id = new_id
         self.issuer: Issuer | None = None
+        self.is_etcd_open: Callable[[], Awaitable[bool]] = _is_not_open
         self.record: Callable[[str], PoolRecord | None] = lambda _name: None
         self._signing = asyncio.Semaphore(SIGNING)
         self._waiting = 0
@@ -104,7 +106,7 @@ class PoolService:
 
         Raises:
             UserError: the name or the life is wrong.
-            Refused: there is no authority of pools, or the request asks for more than it may.
+            Refused: there is no authority of pools, etcd has no users, or the request asks for too much.
             Conflict: the pool is another user's, or there are nodes of this name that are no pool's.
         """
         snap, name = self._leading(), check_pool(request.pool)
@@ -114,6 +116,12 @@ class PoolService:
         if not LEAST_TOKEN_MS <= request.life_ms <= MOST_TOKEN_MS:
             raise UserError(f"a token is valid for a minute to {MOST_TOKEN_MS // 86_400_000} days")
         asked = check_request(request.request, f"token-of-pool:{name}")
+        self._require_issuer()
+        if await self.is_etcd_open():
+            raise Refused(
+                "etcd has no users, so that each agent of a pool could write everything in it: give it users "
+                "first, by `supervisorctl etcd setup --enable` (docs/security.md)"
+            )
         pool_id = before.value.id if before is not None else self._new_id()
         # Its common name is no user of etcd.
         leaf = Leaf(
@@ -240,6 +248,11 @@ class PoolService:
         if self.issuer is None:
             raise Refused(_NO_ISSUER)
         return self.issuer
+
+
+async def _is_not_open() -> bool:
+    """In place of a look at etcd, where there is nothing to look at."""
+    return False
 
 
 def _check_free(snap: Snapshot, name: str, before: Versioned[PoolRecord] | None, caller: Caller) -> None:
