@@ -15,6 +15,7 @@ from typing import NoReturn
 
 from supervisor.adapters.backoff import Backoff
 from supervisor.adapters.certificates import openssl
+from supervisor.adapters.certificates.reload import Certificates
 from supervisor.adapters.certificates.tls import TlsFiles
 from supervisor.adapters.certificates.x509 import validity
 from supervisor.adapters.files.config import AgentConfig
@@ -24,6 +25,8 @@ from supervisor.contract.pool.requests import CertifyRequest
 from supervisor.wire.rpc import Guard
 
 ASK_S = 20.0
+QUICK_S = 2.0
+"""How long an agent waits for another certificate that has one: its tasks end without it."""
 FIRST_MS, MOST_MS = 1_000, 30_000
 REFUSED_S = 30.0
 """A refusal counts after this time: a supervisor may hear later than another of a pool that has begun."""
@@ -56,24 +59,33 @@ class Credentials:
     async def obtain(self) -> None:
         """Get the first certificate; asks until a supervisor answers.
 
-        One of an earlier agent may be of a pool that has ended, so that the token comes first.
+        One of an earlier agent may be of a pool that has ended, so that the token comes first. While no
+        supervisor answers it serves: tasks of the node may run, and wait for their agent.
         Raises Refused when they have refused for a while, UserError for a token that cannot be read.
         """
         loop, backoff = asyncio.get_running_loop(), Backoff(FIRST_MS, MOST_MS)
         refused_at: float | None = None
         while True:
+            has_one = self._has_one()
             try:
-                await self._ask(self._token, self._own)
+                async with asyncio.timeout(QUICK_S if has_one else None):
+                    await self._ask(self._token, self._own)
+                return
+            except TimeoutError:
+                self._tell(f"{self._node} begins with the certificate that it had: no supervisor answers")
                 return
             except Refused as error:
                 refused_at = refused_at or loop.time()
                 if loop.time() - refused_at > REFUSED_S:
                     raise
                 self._tell(f"{self._node} gets no certificate: {error}; asking again")
-            except UserError:
-                raise
             except TfSupervisorError as error:
                 refused_at = None
+                if isinstance(error, UserError) and not has_one:
+                    raise
+                if has_one:
+                    self._tell(f"{self._node} begins with the certificate that it had: {error}")
+                    return
                 self._tell(f"{self._node} has no certificate yet: {error}; asking again")
             await backoff.wait()
 
@@ -89,6 +101,13 @@ class Credentials:
             except TfSupervisorError as error:
                 self._tell(f"the certificate of {self._node} is not renewed: {error}; asking again")
                 await asyncio.sleep(random.uniform(0.5, 1) * LOOK_S)
+
+    def _has_one(self) -> bool:
+        try:
+            Certificates(self._own).current()
+            return not self._objection(self._own)
+        except UserError:
+            return False
 
     async def _ask(self, *shown: TlsFiles) -> None:
         """Ask with the first of these certificates that is valid, and with the next if it is refused."""

@@ -212,6 +212,38 @@ async def test_a_certificate_of_before_serves_where_the_token_has_expired(
     assert [shown for _, shown in supervisors.asked] == ["train.token", "certificate.pem"]
 
 
+async def test_an_agent_comes_back_while_no_supervisor_answers(
+    agent: Kept, supervisors: Supervisors, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await agent.kept.obtain()
+    key, cert = agent.own.key.read_bytes(), agent.own.cert.read_bytes()
+    supervisors.answers = [Unreachable("no leading supervisor answered")]
+    await agent.kept.obtain()
+    assert agent.said[1:] == [
+        "train.n1 begins with the certificate that it had: no leading supervisor answered"
+    ]
+    monkeypatch.setattr(credentials, "QUICK_S", 0)
+    await agent.kept.obtain()
+    assert agent.said[2:] == ["train.n1 begins with the certificate that it had: no supervisor answers"]
+    assert agent.kept._due > datetime.now(UTC), "one of this life is renewed in its time"
+    monkeypatch.setattr(credentials, "QUICK_S", 60)
+    agent.token.unlink()
+    await agent.kept.obtain()
+    assert "train.token: cannot read this TLS file" in agent.said[-1]
+    # One that is broken, of another key or expired serves nobody.
+    put_token(supervisors, agent.token)
+    for name, pem in (("key", agent.token.read_bytes()), ("cert", b"x"), ("key", b"x")):
+        agent.own.key.write_bytes(key)
+        agent.own.cert.write_bytes(cert)
+        getattr(agent.own, name).write_bytes(pem)
+        assert not agent.kept._has_one(), name
+    agent.own.key.write_bytes(agent.token.read_bytes())
+    put_token(supervisors, agent.token, ago=2 * HOUR)
+    agent.own.key.write_bytes(agent.token.read_bytes())
+    agent.own.cert.write_bytes(agent.token.read_bytes())
+    assert not agent.kept._has_one()
+
+
 def test_a_file_that_names_certificates_needs_no_token(tls: Path, tmp_path: Path) -> None:
     prepare_disk(tmp_path)
     own = {"cert": str(tls / "agent-{node}.pem"), "key": str(tls / "agent-{node}.key")}

@@ -44,7 +44,11 @@ def revoke(given: Globals, pool: str) -> bool:
     Raises Unreachable, Refused if that cannot be done.
     """
     try:
-        if not known(given, pool):
+        try:
+            there = known(given, pool)
+        except Refused:
+            return False  # who may not even see pools has made no token
+        if not there:
             return False
         _ask(given, lambda client: client.revoke_pool(pool))
     except TfSupervisorError as error:
