@@ -298,6 +298,12 @@ def test_without_a_compiler_it_says_what_is_missing(commands: Commands) -> None:
         yarn.agents()
 
 
+def test_a_hadoop_that_does_not_fit_is_told(commands: Commands, yarn: Yarn) -> None:
+    commands.put("javac", "echo 'Client.java:3: error: package x does not exist'; exit 1")
+    with pytest.raises(Refused, match=r"`yarn classpath` names does not fit, .*: package x does not exist"):
+        yarn.agents()
+
+
 @pytest.mark.parametrize(
     ("says", "error", "told"),
     [

@@ -82,11 +82,11 @@ public final class Client {
 
     private Client() throws IOException {
         // Hadoop's own patience is 15 minutes; a person waits for these replies.
-        conf.setInt("yarn.resourcemanager.connect.max-wait.ms", 15_000);
+        conf.setInt("yarn.resourcemanager.connect.max-wait.ms", 10_000);
         conf.setInt("yarn.resourcemanager.connect.retry-interval.ms", 1_000);
         conf.setInt("ipc.client.connect.timeout", 5_000);
-        conf.setInt("ipc.client.connect.max.retries", 2);
-        conf.setInt("ipc.client.connect.max.retries.on.timeouts", 1);
+        conf.setInt("ipc.client.connect.max.retries", 0);
+        conf.setInt("ipc.client.connect.max.retries.on.timeouts", 0);
         conf.setInt("yarn.client.application-client-protocol.poll-interval-ms", 50);
         conf.setBoolean("yarn.client.load.resource-types.from-server", true);
         yarn = YarnClient.createYarnClient();
@@ -107,7 +107,8 @@ public final class Client {
             } catch (Exception error) {
                 error.printStackTrace();
                 // What the ResourceManager refuses comes with its stack.
-                reply.put("error", String.valueOf(error.getMessage()).split("\n")[0]);
+                String reason = error.getMessage() == null ? error.toString() : error.getMessage();
+                reply.put("error", reason.split("\n")[0]);
                 reply.put("unreachable", isUnreachable(error));
             }
             replies.println(JSON.writeValueAsString(reply));

@@ -46,7 +46,10 @@ def main() -> int:
         return 2
     if tokens := os.environ.get(TOKENS):
         # YARN has fetched the files by these. Tasks must not find them.
-        Path(tokens).unlink(missing_ok=True)
+        try:
+            Path(tokens).unlink(missing_ok=True)
+        except OSError as error:
+            say(f"tasks can read the tokens in {tokens}, which cannot be removed: {error.strerror}")
     ident = application_of(os.environ["CONTAINER_ID"])
     words = (str(directory / word) if word == ARCHIVE else word for word in order["command"])
     command = [*words, "--place", os.environ["NM_HOST"], "--id", ident]

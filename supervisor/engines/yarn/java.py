@@ -75,9 +75,13 @@ class Bridge:
         javac = self._program("javac", "JAVA_HOME", "a JDK (Debian: openjdk-17-jdk-headless)")
         with tempfile.TemporaryDirectory() as made:
             sources = [str(HERE / name) for name in SOURCES]
-            self._run(
-                javac, "--release", "8", "-nowarn", "-proc:none", "-cp", classpath, "-d", made, *sources
-            )
+            options = ("--release", "8", "-nowarn", "-proc:none", "-cp", classpath, "-d", made)
+            try:
+                self._run(javac, *options, *sources)
+            except Refused as error:
+                raise Refused(
+                    f"the Hadoop that `yarn classpath` names does not fit, as 3.4 does: {error}"
+                ) from error
             cache.mkdir(mode=0o700, parents=True, exist_ok=True)
             partial = jar.with_suffix(f".{os.getpid()}")
             with zipfile.ZipFile(partial, "w") as archive:
