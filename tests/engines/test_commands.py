@@ -155,6 +155,12 @@ def test_the_last_words_of_an_agent_are_the_last_line_of_its_log(tmp_path: Path)
     assert 0 < len(pools.last_words(agent)) <= 500
 
 
+def test_without_hadoop_it_says_what_is_missing(tmp_path: Path) -> None:
+    done = ctl(tmp_path, "pool", "list", "--on", "yarn", PATH=str(tmp_path), HADOOP_HOME="")
+    assert done.returncode == 3
+    assert "there is no yarn below HADOOP_HOME and on PATH" in done.stderr
+
+
 def test_without_slurm_it_says_where_to_go(tmp_path: Path) -> None:
     done = ctl(tmp_path, "pool", "list", PATH=str(tmp_path))
     assert done.returncode == 3
