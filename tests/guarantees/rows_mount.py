@@ -25,7 +25,7 @@ ROWS = (
         "No task can change the data that its job reads.",
         "recovery/mount/kernel.py",
         '        extra["ro"] = True\n',
-        "",
+        "        pass\n",
         DATA + "test_tasks_read_a_directory_and_cannot_change_it",
     ),
     Guarantee(
