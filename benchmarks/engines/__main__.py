@@ -14,17 +14,19 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractAsyncContextManager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from benchmarks.engines import ours
+from benchmarks.engines.against_tensorflowonspark import fetched
 from benchmarks.engines.losses import PS, VICTIM, WORKER, say
 from benchmarks.support.figures import Figures, Goal, figures, machine, medians, row
 from benchmarks.support.quiet import Quiet
 from benchmarks.support.subjects import Sample, Supervised, measure, until
 from chaos.slurm import SlurmCluster
+from chaos.spark import SparkCluster
 from chaos.yarn import YarnCluster
 from examples.demo.job import Training
 from examples.demo.watch import PromiseBroken, Watch, beside
@@ -68,22 +70,35 @@ class Results:
         return figures([each.first_ms for each in self.samples.get((engine, place, what), ())])
 
 
+Pool = Callable[[LocalCluster, Path], AbstractAsyncContextManager[None]]
+
+
 @contextmanager
-def _slurm() -> Iterator[Mapping[str, str]]:
+def _slurm() -> Iterator[Pool]:
     # Its sockets want a short path, and it runs as other users, too.
     with tempfile.TemporaryDirectory(prefix="tfsup-slurm-") as directory:
         Path(directory).chmod(0o755)
         with SlurmCluster(Path(directory) / "slurm") as slurm:
-            yield slurm.environment
+            yield lambda cluster, logs: ours.pool(cluster, "slurm", slurm.environment, logs)
 
 
 @contextmanager
-def _yarn() -> Iterator[Mapping[str, str]]:
+def _yarn() -> Iterator[Pool]:
     with YarnCluster() as yarn:
-        yield yarn.environment
+        yield lambda cluster, logs: ours.pool(cluster, "yarn", yarn.environment, logs)
 
 
-ENGINES = {"slurm": _slurm, "yarn": _yarn}
+@contextmanager
+def _spark() -> Iterator[Pool]:
+    fetched("deploy/get-spark.sh")
+    with (
+        tempfile.TemporaryDirectory(prefix="tfsup-spark-") as directory,
+        SparkCluster(Path(directory) / "spark") as spark,
+    ):
+        yield lambda cluster, logs: ours.pool_on_spark(cluster, spark, logs)
+
+
+ENGINES = {"slurm": _slurm, "yarn": _yarn, "spark": _spark}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -123,22 +138,19 @@ def _flags(arguments: Sequence[str] | None) -> Flags:
 def _engine(engine: str, flags: Flags, results: Results) -> None:
     directory = flags.state / engine
     training = Training(ENDLESS, flags.step_delay_ms, SAVE_STEPS, directory / "steps")
-    with ENGINES[engine]() as environment, LocalCluster(directory / "cluster") as cluster:
-        asyncio.run(_train(engine, environment, cluster, training, flags, results))
+    with ENGINES[engine]() as pool, LocalCluster(directory / "cluster") as cluster:
+        asyncio.run(_train(engine, pool, cluster, training, flags, results))
 
 
 async def _train(
     engine: str,
-    environment: Mapping[str, str],
+    pool: Pool,
     cluster: LocalCluster,
     training: Training,
     flags: Flags,
     results: Results,
 ) -> None:
-    async with (
-        ours.pool(cluster, engine, environment, flags.state),
-        ours.training(cluster, training) as watch,
-    ):
+    async with pool(cluster, flags.state), ours.training(cluster, training) as watch:
         await beside(_in_turn(engine, watch, flags, results), *watch.looks())
 
 

@@ -1,6 +1,6 @@
 """`python -m benchmarks.engines.against_tensorflowonspark`: recovery under TensorFlowOnSpark 2.2.5, and ours.
 
-The same program with the same flags and data on a Spark of three machines, and supervised. A worker and the
+The same program with the same flags and data on a Spark of three machines, under both. A worker and the
 parameter server are killed, and a machine is lost with all that it runs. JSON on standard output, progress on
 standard error. It needs root: each machine of the Spark has a network of its own.
 """
@@ -33,6 +33,7 @@ from benchmarks.engines.losses import (
 from benchmarks.engines.spark_nodes import SparkNodes, kill_family
 from benchmarks.support.figures import machine
 from benchmarks.support.quiet import Quiet
+from chaos.spark import SparkCluster
 from examples.demo.job import PROGRAM, Training
 from examples.demo.steplog import StepLog
 from examples.demo.watch import TRAINERS, PromiseBroken, beside
@@ -233,16 +234,23 @@ def _theirs(flags: Flags, losses: Losses) -> None:
 
 
 def _ours(flags: Flags, losses: Losses) -> None:
-    """On three nodes of this machine."""
     directory = flags.state / "ours"
     training = Training(ENDLESS, flags.step_delay_ms, SAVE_STEPS, directory / "steps")
-    with LocalCluster(directory / "cluster") as cluster:
-        asyncio.run(_supervised(cluster, training, flags, losses))
+    with (
+        SparkCluster(flags.state / "spark") as spark,
+        LocalCluster(directory / "cluster", nodes=1) as cluster,
+    ):
+        asyncio.run(_supervised(spark, cluster, training, flags, losses))
 
 
-async def _supervised(cluster: LocalCluster, training: Training, flags: Flags, losses: Losses) -> None:
-    async with ours.training(cluster, training) as watch:
-        tool = ours.Ours(watch, cluster)
+async def _supervised(
+    spark: SparkCluster, cluster: LocalCluster, training: Training, flags: Flags, losses: Losses
+) -> None:
+    async with (
+        ours.pool_on_spark(cluster, spark, flags.state),
+        ours.training(cluster, training) as watch,
+    ):
+        tool = ours.OnSpark(watch, cluster, spark)
         work = watcher(tool, "supervised", losses, flags, flags.most_s / 2).lose(flags.plan)
         await beside(work, *watch.looks())
 

@@ -68,7 +68,6 @@ class Loss:
     all_ms: float
     by_itself: bool
     lost: tuple[str, ...]
-    steps_again: int
 
 
 @dataclass(slots=True)
@@ -92,7 +91,6 @@ class Losses:
                 "all_step_ms": row([each.all_ms for each in found]),
                 "by_itself": all(each.by_itself for each in found),
                 "not_by_itself_within_s": self.never_by_itself.get(what),
-                "steps_made_again_p50": _median([each.steps_again for each in found]),
                 "tasks_lost": sorted({" ".join(each.lost) for each in found}),
             }
             for what, found in self.of.items()
@@ -127,7 +125,7 @@ class Watcher:
         await under_load(tool)
         await self.quiet.wait()
         log.read()
-        before, newest = log.processes(), log.newest()
+        before = log.processes()
         lost = tuple(tool.tasks_with(task)) if what == NODE else (task,)
         if what == NODE:
             began_ns = await tool.lose_node(task)
@@ -153,11 +151,8 @@ class Watcher:
         times = times_of(log, lost, began_ns, before)
         if what == NODE:
             await tool.node_back()
-        first = log.first_after(began_ns + IN_FLIGHT_NS, not_of=before) or newest
         assert times is not None
-        assert first is not None
-        assert newest is not None
-        return Loss(*times, by_itself, lost, max(0, newest.step - first.step))
+        return Loss(*times, by_itself, lost)
 
     async def _healed(
         self, lost: Collection[str], began_ns: int, before: frozenset[int], within_s: float
@@ -227,11 +222,6 @@ def times_faster(ours: Losses, theirs: Losses) -> dict[str, float | None]:
 def say(text: str) -> None:
     """Progress."""
     print(text, file=sys.stderr, flush=True)
-
-
-def _median(values: Sequence[float]) -> float | None:
-    found = figures(values)
-    return None if found is None else found.p50
 
 
 def rows(losses: Losses) -> list[dict[str, object]]:

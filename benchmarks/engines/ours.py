@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 from benchmarks.engines.yarn_nodes import bring_back, lose
 from benchmarks.support.nodes import lose_node, node_back
+from chaos.spark import SparkCluster
 from chaos.yarn import AGENT_MIB, YarnCluster
+from examples.demo import kernel
 from examples.demo.job import Training, digits_job
 from examples.demo.steplog import StepLog
 from examples.demo.watch import PromiseBroken, Watch
@@ -27,6 +31,7 @@ JOINED_S = 240.0
 BACK_S = 120.0
 SPARES_S = 12.0
 """Launchers that stand by on a node have TensorFlow imported by then, on a quiet machine."""
+DRIVER = Path(__file__).with_name("spark_driver.py")
 Ctl = Callable[..., str]
 
 
@@ -141,15 +146,41 @@ class OnYarn(Ours):
         await joined(self._cluster, AGENTS)
 
 
+class OnSpark(Ours):
+    """The same in an application of Spark, whose workers are the nodes' machines."""
+
+    def __init__(self, watch: Watch, cluster: LocalCluster, spark: SparkCluster) -> None:
+        super().__init__(watch, cluster)
+        self._spark = spark
+        self._worker = ""
+
+    async def _end(self, node: str) -> int:
+        agent, spark = self.watch.nodes[node].pid, self._spark
+        families = {worker: kernel.family(spark.pid(worker)) for worker in spark.workers}
+        self._worker = next(
+            worker for worker, family in families.items() if any(ref.pid == agent for ref in family)
+        )
+        doomed = [*families[self._worker], *kernel.using(self._cluster.layout.state / POOL / node)]
+        killed_ns = time.monotonic_ns()
+        spark.kill(self._worker)
+        for ref in doomed:
+            with suppress(ProcessLookupError):
+                os.kill(ref.pid, signal.SIGKILL)
+        return killed_ns
+
+    async def _bring_back(self, node: str) -> None:
+        del node
+        await asyncio.to_thread(self._spark.start, self._worker)
+        await joined(self._cluster, AGENTS)
+
+
 @asynccontextmanager
 async def pool(
     cluster: LocalCluster, engine: str, environment: Mapping[str, str], logs: Path
 ) -> AsyncIterator[None]:
     """A pool of three agents that have joined; the cluster's own nodes take no tasks."""
     run = ctl(cluster, environment)
-    async with cluster.client() as client:
-        for view in (await client.nodes()).nodes:
-            await client.cordon(view.node, "training is for the pool")
+    await _cordon_own(cluster)
     up = ("pool", "up", POOL, "--on", engine, "--agents", str(AGENTS), "--logs", str(logs))
     await asyncio.to_thread(run, *up, *OPTIONS.get(engine, ()))
     try:
@@ -157,3 +188,34 @@ async def pool(
         yield
     finally:
         await asyncio.to_thread(run, "pool", "down", POOL, "--on", engine, "--now")
+
+
+@asynccontextmanager
+async def pool_on_spark(cluster: LocalCluster, spark: SparkCluster, logs: Path) -> AsyncIterator[None]:
+    """The same on the executors of a Spark application."""
+    await _cordon_own(cluster)
+    driver = _driver(cluster, spark, logs)
+    try:
+        await joined(cluster, AGENTS)
+        yield
+    finally:
+        await asyncio.to_thread(driver.communicate)
+
+
+def _driver(cluster: LocalCluster, spark: SparkCluster, logs: Path) -> subprocess.Popen[bytes]:
+    """It ends its pool when its standard input ends."""
+    with (logs / "driver.log").open("ab") as log:
+        return subprocess.Popen(
+            ["setpriv", "--pdeathsig", "KILL", sys.executable, DRIVER, spark.master, cluster.layout.state],
+            env=spark.environment,
+            stdin=subprocess.PIPE,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
+
+
+async def _cordon_own(cluster: LocalCluster) -> None:
+    async with cluster.client() as client:
+        for view in (await client.nodes()).nodes:
+            await client.cordon(view.node, "training is for the pool")

@@ -131,7 +131,7 @@ async def test_a_job_that_cannot_be_submitted_again_is_a_failure(tmp_path: Path)
 
 def test_tools_are_compared_by_medians_and_only_where_both_were_measured() -> None:
     def losses(**ms: Sequence[float]) -> Losses:
-        return Losses({what: [Loss(each, each, True, (), 0) for each in given] for what, given in ms.items()})
+        return Losses({what: [Loss(each, each, True, ()) for each in given] for what, given in ms.items()})
 
     ours, theirs = losses(worker=[100, 200, 900], node=[50]), losses(worker=[3000], ps=[1000])
     assert times_faster(ours, theirs) == {WORKER: 15.0, PS: None, NODE: None}
