@@ -1,28 +1,31 @@
-"""A driver of Spark for the tests: `spark_training.py MASTER STATE JOB...` runs jobs in a pool `p`."""
+"""A driver of Spark for the tests, which runs jobs in a pool `p`."""
 
 from __future__ import annotations
 
+import argparse
 import importlib
 import sys
 from pathlib import Path
 
 from pyspark.sql import DataFrame, SparkSession
 
-from tfsup_spark import JobNotDone, TrainingPool
+from supervisor.contract.errors import TfSupervisorError
+from tfsup_spark import TrainingPool
 
 OPTIONS = {
     "spark.driver.memory": "512m",
     "spark.executor.memory": "512m",
+    "spark.executor.cores": "2",
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
     "spark.decommission.enabled": "true",
 }
 
 
-def session(master: str) -> SparkSession:
-    """A Spark application."""
+def session(master: str, more: list[str]) -> SparkSession:
+    """A Spark application, with more options as NAME=VALUE."""
     builder = SparkSession.builder.appName("digits").master(master)
-    for name, value in OPTIONS.items():
+    for name, value in {**OPTIONS, **dict(each.split("=", 1) for each in more)}.items():
         builder = builder.config(name, value)
     spark = builder.getOrCreate()
     spark.sparkContext.setLogLevel("ERROR")
@@ -44,16 +47,22 @@ def say(line: str) -> None:
 
 def main() -> None:
     """Run the jobs."""
-    master, state, *jobs = sys.argv[1:]
-    spark = session(master)
-    with TrainingPool(spark, agents=3, name="p", state=state, memory="2GiB") as pool:
-        for job in jobs:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("master")
+    parser.add_argument("state")
+    parser.add_argument("jobs", nargs="+")
+    parser.add_argument("--agents", type=int, default=3)
+    parser.add_argument("--option", action="append", default=[])
+    given = parser.parse_args()
+    spark = session(given.master, given.option)
+    with TrainingPool(spark, given.agents, name="p", state=given.state, memory="2GiB") as pool:
+        for job in given.jobs:
             data = digits(spark) if "{data.train}" in Path(job).read_text() else None
             try:
                 ended = pool.run(job, data=data)
                 say(f"ended: {ended.name} {ended.phase.value} at step {ended.step}")
-            except JobNotDone as error:
-                say(f"not done: {error}")
+            except TfSupervisorError as error:
+                say(f"not done: {type(error).__name__}: {error}")
             except KeyboardInterrupt:
                 say("interrupted")
     spark.stop()

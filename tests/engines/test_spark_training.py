@@ -47,15 +47,18 @@ class SparkShell(PoolShell):
         self.spark = spark
         self.directory = directory
 
-    def drive(self, *jobs: str) -> subprocess.Popen[bytes]:
-        """Start a driver that runs these jobs."""
+    def drive(self, *jobs: str, master: str = "", options: tuple[str, ...] = ()) -> subprocess.Popen[bytes]:
+        """Start a driver that runs these jobs; `options` are those of `spark_training.py`."""
         paths = [self.directory / f"job-{number}.yaml" for number in range(len(jobs))]
         for path, text in zip(paths, jobs, strict=True):
             path.write_text(text)
         state = self.cluster.layout.state
         with (self.directory / "driver.log").open("wb") as log:
             return subprocess.Popen(
-                [sys.executable, str(DRIVER), self.spark.master, str(state), *map(str, paths)],
+                [
+                    *(sys.executable, str(DRIVER), master or self.spark.master, str(state)),
+                    *(*map(str, paths), *options),
+                ],
                 env=self.spark.environment,
                 cwd=self.directory,
                 stdin=subprocess.DEVNULL,
@@ -106,12 +109,16 @@ class SparkShell(PoolShell):
 
 
 @pytest.fixture
-def shell(tmp_path: Path) -> Iterator[SparkShell]:
-    with (
-        SparkCluster(tmp_path / "spark") as spark,
-        LocalCluster(tmp_path / "state", nodes=1, supervisors=2) as cluster,
-    ):
-        yield SparkShell(cluster, spark, tmp_path)
+def idle(tmp_path: Path) -> Iterator[SparkShell]:
+    """Without a standalone Spark."""
+    with LocalCluster(tmp_path / "state", nodes=1, supervisors=2) as cluster:
+        yield SparkShell(cluster, SparkCluster(tmp_path / "spark", cores=2), tmp_path)
+
+
+@pytest.fixture
+def shell(idle: SparkShell) -> Iterator[SparkShell]:
+    with idle.spark:
+        yield idle
 
 
 def test_training_survives_what_spark_does_and_nothing_outlives_the_driver(shell: SparkShell) -> None:
@@ -169,11 +176,27 @@ def test_a_driver_gets_the_end_of_its_jobs_and_leaves_nothing(shell: SparkShell)
     assert "/records-data/train has 1797 records" in told
     assert "ended: records succeeded at step 60" in told
     assert "ended: counts succeeded" in told
-    assert "not done: fails is failed" in told
+    assert "not done: JobNotDone: fails is failed" in told
     assert "| ValueError: it is wrong" in told
     assert "digits has stopped; with resume=True it goes on from step" in told
     assert told.index("interrupted") < told.index("pool p has ended; Spark has everything back")
     assert told.splitlines()[-1] == "left"
+
+
+def test_a_driver_alone_is_an_executor_too_and_learns_why_no_agent_comes(idle: SparkShell) -> None:
+    driver = idle.drive(COUNTS, master="local[2]", options=("--agents", "1"))
+    try:
+        assert driver.wait(120) == 0, idle.told()
+        assert "ended: counts succeeded" in idle.told()
+        idle.wait(lambda: ours(idle.directory) == [], "no process of the pool is left")
+        limited = ("--agents", "1", "--option", "spark.executor.pyspark.memory=1g")
+        driver = idle.drive(COUNTS, master="local[2]", options=limited)
+        assert driver.wait(120) == 0, idle.told()
+    finally:
+        driver.kill()
+        driver.wait()
+    assert "not done: NotFound: pool p has no agent: its keeper on" in idle.told()
+    assert "spark.executor.pyspark.memory limits the address space" in idle.told()
 
 
 def say(line: str) -> None:

@@ -42,13 +42,15 @@ from supervisor.contract.views.nodes import NodeView
 from supervisor.engines.engine import PoolAgent, State
 from supervisor.engines.spark import records
 from supervisor.engines.spark.agents import SparkAgents
+from supervisor.engines.spark.application import SparkApplication, context_of
 from supervisor.engines.spark.nodes import LOOK_S, PoolNodes
 from supervisor.engines.spark.options import Wanted, completed
 
 R = TypeVar("R")
 SAY_S = 15.0
 """How often progress is told while nothing but the step changes."""
-JOIN_S = 300.0
+JOIN_S = 120.0
+"""How long a job waits for agents after the first. Executors of dynamic allocation take a while."""
 WATCH_S = 2.0
 STOP_S = 60.0
 """How long a job that is interrupted may take to save and stop."""
@@ -109,7 +111,7 @@ class TrainingPool:
         notice_s: float = 60.0,
         tell: Callable[[str], None] | None = None,
     ) -> None:
-        context = getattr(spark, "sparkContext", spark)
+        context = context_of(spark)
         self.name = check_pool(name)
         for what, number, least in (("agents", agents, 1), ("cpus", cpus, 0), ("gpus", gpus, 0)):
             if number < least:
@@ -132,7 +134,9 @@ class TrainingPool:
         local = context.master.startswith("local") and not context.master.startswith("local-cluster")
         self._notice_s = notice_s
         self._tell = tell or _print
-        self._agents = SparkAgents(context, completed(wanted, options, local=local), self._tell)
+        self._wanted = completed(wanted, options, local=local)
+        self._application = SparkApplication(context, self._wanted)
+        self._agents = SparkAgents(self._application, self._wanted, self._tell)
         self._nodes = PoolNodes(self._target.client, name, self._agents.ids)
         self._watched = not local and options.get("spark.decommission.enabled") == "true"
         self._watching: futures.Future[None] | None = None
@@ -239,7 +243,8 @@ class TrainingPool:
 
     def _write(self, uri: str, rows: RDD) -> None:
         """Write rows into a directory, in place of what is there."""
-        if self._agents.began and not self._agents.has_room_beside():
+        running = sum(each.state is State.RUNNING for each in self.agents()) if self._agents.began else 0
+        if running and not self._application.has_room_beside(running * self._wanted.cpus):
             raise UserError(
                 "the pool's agents hold all processors of the Spark application, so no data can be written. "
                 "The first `run` of a pool writes data before its agents start. For later ones, give the "

@@ -33,6 +33,15 @@ class AgentTask:
     token: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """The end of a keeper: its machine, its exit code, and the last lines of its output."""
+
+    place: str
+    code: int
+    said: str
+
+
 def argv_of(task: AgentTask, place: str, attempt: int) -> list[str]:
     """The keeper's command. It runs the Python that runs this."""
     return [

@@ -15,27 +15,17 @@ import tempfile
 import threading
 from collections import deque
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from typing import IO
 
 from pyspark import TaskContext
 
 from supervisor.engines.keeper import WRONG_CONFIGURATION
-from supervisor.engines.spark.command import GPU, AgentTask, argv_of, environment_of
+from supervisor.engines.spark.command import GPU, AgentTask, Ended, argv_of, environment_of
 
 _TAIL_LINES, _TAIL_BYTES = 20, 4096
 _RELAY_S = 3.0
 _LIMIT = "PYSPARK_EXECUTOR_MEMORY_MB"
 """Spark sets this in a worker whose address space it limits."""
-
-
-@dataclass(frozen=True, slots=True)
-class Ended:
-    """The end of a keeper: its machine, its exit code, and the last lines of its output."""
-
-    place: str
-    code: int
-    said: str
 
 
 def keep(task: AgentTask, _nothing: Iterable[object]) -> Iterator[Ended]:
