@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import subprocess
@@ -155,19 +156,27 @@ def test_the_end_of_its_leash_ends_the_node_also_when_nobody_reads_its_output(
     )
     assert kept.stdin is not None
     assert kept.stdout is not None
-    assert kept.stdout.readline() == b"tfsup-keeper: it keeps\n"
-    wait_until(lambda: psutil.Process(kept.pid).children() != [], "its agent runs")
-    agents = psutil.Process(kept.pid).children()
-    kept.stdin.write(b"a word\n")
-    kept.stdin.flush()
-    assert kept.poll() is None
-    if not read:
-        kept.stdout.close()
-    kept.stdin.close()
-    assert kept.wait(30) == 0
-    assert not any(each.is_running() for each in agents)
-    if read:
-        assert kept.stdout.read() == b"tfsup-keeper: the process that kept this one has ended\n"
+    agents: list[psutil.Process] = []
+    try:
+        assert kept.stdout.readline() == b"tfsup-keeper: it keeps\n"
+        wait_until(lambda: psutil.Process(kept.pid).children() != [], "its agent runs")
+        agents += psutil.Process(kept.pid).children()
+        kept.stdin.write(b"a word\n")
+        kept.stdin.flush()
+        assert kept.poll() is None
+        if not read:
+            kept.stdout.close()
+        kept.stdin.close()
+        assert kept.wait(30) == 0
+        assert not any(each.is_running() for each in agents)
+        if read:
+            assert kept.stdout.read() == b"tfsup-keeper: the process that kept this one has ended\n"
+    finally:
+        for each in agents:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                each.kill()
+        kept.kill()
+        kept.wait()
         kept.stdout.close()
     assert (tmp_path / keeper.LAST_WORDS).read_text() == "fenced\nfenced\n"
 

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import re
-import struct
 import sys
 from decimal import Decimal
 from pathlib import Path
 from types import SimpleNamespace
 
-import google_crc32c
 import pytest
 
-from recovery.formats.sstable import unmask
 from supervisor.cli.pool.placed import keep_to_pool, name_data
 from supervisor.contract.errors import UserError
 from supervisor.engines.spark.command import AgentTask, argv_of, environment_of
@@ -21,6 +18,7 @@ from supervisor.engines.spark.options import Wanted, completed, size_of
 from supervisor.engines.spark.reasons import reason_of
 from supervisor.engines.spark.records import make_room, put_in_place, record_of, write_partition
 from supervisor.wire.tensorflow_example_pb2 import Example, Feature
+from tests.engines.tfrecords import read_records
 
 WANTED = Wanted(pool="p", agents=3, file="/shared/pool.yaml", cpus=0, memory=0, gpus=0)
 LOST = """An error occurred while calling z:org.apache.spark.api.python.PythonRDD.collectAndServe.
@@ -222,22 +220,6 @@ def test_partitions_become_files_of_a_directory_that_takes_its_name_at_the_end(t
         assert [each.name for each in files] == ["part-00000.tfrecord", "part-00002.tfrecord"]
         assert [read_records(each) for each in files] == [[content, b""], [content * 3]]
     assert sorted(each.name for each in (tmp_path / "store").iterdir()) == [".tfsup-store", "train"]
-
-
-def read_records(path: Path) -> list[bytes]:
-    """The records of a file, as the format says: length, its checksum, the record, its checksum."""
-    raw, found = path.read_bytes(), []
-    while raw:
-        (size, length_crc) = struct.unpack_from("<QI", raw)
-        record = raw[12 : 12 + size]
-        (crc,) = struct.unpack_from("<I", raw, 12 + size)
-        assert (unmask(length_crc), unmask(crc)) == (
-            google_crc32c.value(raw[:8]),
-            google_crc32c.value(record),
-        )
-        found.append(record)
-        raw = raw[16 + size :]
-    return found
 
 
 def values(feature: Feature) -> list[object]:

@@ -703,6 +703,14 @@ ROWS = (
     ),
     Guarantee(
         3,
+        "An agent on Spark ends its node when its task is gone, however that ended.",
+        "supervisor/engines/keeper.py",
+        "            loop.add_reader(sys.stdin.fileno(), self._feel)\n",
+        "            _ = self._feel\n",
+        "tests/engines/test_keeper.py::test_the_end_of_its_leash_ends_the_node_also_when_nobody_reads_its_output",
+    ),
+    Guarantee(
+        3,
         "An agent on YARN ends its node also where its container is killed without a word.",
         "supervisor/engines/yarn/container.py",
         "    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)\n",

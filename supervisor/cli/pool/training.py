@@ -378,6 +378,9 @@ class TrainingPool:
 
     def _ask(self, asked: Coroutine[object, object, R]) -> R:
         """Run on the loop of this pool: a notebook's own thread has a loop that runs already."""
+        if not self._thread.is_alive():
+            asked.close()
+            raise UserError("the pool is used outside of its block: `with TrainingPool(...) as pool`")
         running = asyncio.run_coroutine_threadsafe(asked, self._loop)
         try:
             return running.result()
