@@ -199,6 +199,27 @@ def test_sigterm_ends_the_agent(there: Container) -> None:
     assert there.ends() == (0, "n1 SIGTERM")
 
 
+def test_what_yarn_says_twice_is_passed_on_once(tmp_path: Path) -> None:
+    program = f"""
+import pathlib, signal
+heard = []
+signal.signal(signal.SIGUSR2, lambda *_: (heard.append(1), note.write_text(f"{{len(heard)}}")))
+signal.signal(signal.SIGTERM, lambda *_: exit(0))
+note = pathlib.Path("{tmp_path}/application_1_0001")
+note.write_text("0")
+while True:
+    signal.pause()
+"""
+    found = Container(tmp_path, command=[sys.executable, "-c", program])
+    found.begun()
+    os.killpg(found.process.pid, signal.SIGQUIT)
+    wait_until(lambda: found.note.read_text() == "1", "it is told")
+    os.killpg(found.process.pid, signal.SIGQUIT)
+    found.process.terminate()
+    assert found.over() == (0, "tfsup-container: YARN ends this container\n")
+    assert found.note.read_text() == "1"
+
+
 def test_a_container_that_is_killed_ends_its_agent_all_the_same(there: Container) -> None:
     os.killpg(there.process.pid, signal.SIGKILL)
     assert there.ends() == (-signal.SIGKILL, "n1 SIGTERM")

@@ -61,11 +61,12 @@ def main() -> int:
     while (over := os.waitpid(child, os.WNOHANG)) == (0, 0):
         told = signal.sigtimedwait(HEARD, LOOK_S)
         number = told.si_signo if told is not None else 0
-        if number == signal.SIGTERM or not (ended or directory.exists()):
+        # Each is passed on once: YARN may be asked to say it several times.
+        if not ended and (number == signal.SIGTERM or not directory.exists()):
             say("YARN ends this container")
             ended = True
             os.kill(child, signal.SIGTERM)
-        elif number == signal.SIGQUIT:
+        elif number == signal.SIGQUIT and not leaving:
             leaving = True
             os.kill(child, signal.SIGUSR2)
         elif not (noticed or leaving or ended) and (directory / "notice").is_symlink():
