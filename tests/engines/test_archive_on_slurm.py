@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -74,7 +75,7 @@ def test_machines_that_have_a_python_alone_run_agents_and_jobs(shell: Shell, tmp
     shell("submit", str(tmp_path / "job.yaml"))
     wait_until((tmp_path / "ran").exists, "the task runs")
     prefix, click = (tmp_path / "ran").read_text().split()
-    installations = tmp_path / "state" / "pool" / "installations"
+    installations = tmp_path / "state" / "pool" / "installations" / socket.gethostname()
     assert Path(prefix).parent == installations
     assert click.startswith(f"{prefix}/lib/")
     shell("stop", "count")

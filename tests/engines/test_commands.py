@@ -126,7 +126,7 @@ def test_a_pool_is_queued_with_its_installation(commands: Commands, tmp_path: Pa
     script = (tmp_path / "script").read_text()
     words = shlex.split(script[script.index("exec ") :])
     digest = hashlib.sha256((tmp_path / "a.tar.gz").read_bytes()).hexdigest()
-    below = str(tmp_path / "state" / "pool" / "installations")
+    below = str(tmp_path / "state" / "pool" / "installations" / "{host}")
     assert words[1:5] == ["python3.11", "-I", "-c", inspect.getsource(bootstrap)]
     assert words[5:9] == [str(tmp_path / "a.tar.gz"), digest, "cpython-311-x86_64-linux-gnu", below]
     assert words[9:14] == ["-P", "-m", "supervisor.engines.keeper", "--pool", "digits"]

@@ -27,8 +27,10 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 R = TypeVar("R")
 LEAST_NOTICE_S = 20
-INSTALLATIONS = "installations"
-"""A directory beside those of the nodes, whose names have a dot."""
+INSTALLATIONS = "installations/{host}"
+"""A directory beside those of the nodes, whose names have a dot. Each machine has its own, also where they
+share the directory above: locks do not always reach from one machine to another.
+"""
 LASTING = "7d"
 """How long a token is valid by default. Agents that wait in a queue need it until they begin."""
 _GPUS = re.compile(r"(?:[A-Za-z0-9_.-]{1,40}:)?[1-9][0-9]{0,3}")
