@@ -100,9 +100,9 @@ class Claims:
         try:
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             file = ports.open_shared(str(path))
-        except PermissionError:
-            return False  # another user's, who keeps it for himself
         except OSError as error:
+            if error.errno in ports.SPOILT:
+                return False  # another user keeps it for himself, or has put something else there
             raise Refused(f"cannot use {path}: {error.strerror}") from error
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

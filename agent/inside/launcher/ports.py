@@ -17,7 +17,7 @@ import stat
 from dataclasses import dataclass
 from typing import Optional
 
-_SPOILT = (errno.EACCES, errno.EPERM, errno.ELOOP, errno.EISDIR, errno.ENXIO)
+SPOILT = (errno.EACCES, errno.EPERM, errno.ELOOP, errno.EISDIR, errno.ENXIO)
 """Errors that another user of the directory can cause at a name. Then only this name is skipped."""
 
 
@@ -86,7 +86,7 @@ def _claim_one(port: int, lock_dir: str) -> Claim:
     try:
         lock_fd = open_shared(os.path.join(lock_dir, f"port-{port}.lock"))
     except OSError as error:
-        if error.errno not in _SPOILT:
+        if error.errno not in SPOILT:
             raise
         raise PortUnavailable(f"the lock of port {port} cannot be opened: {error.strerror}") from error
     try:
@@ -161,7 +161,7 @@ def _read_cursor(lock_dir: str, low: int, high: int) -> int:
     try:
         fd = open_shared(_cursor_path(lock_dir, low, high))
     except OSError as error:
-        if error.errno not in _SPOILT:
+        if error.errno not in SPOILT:
             raise
         return random.randint(low, high)
     try:
