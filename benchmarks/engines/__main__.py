@@ -11,6 +11,7 @@ import argparse
 import asyncio
 import json
 import shutil
+import signal
 import sys
 import tempfile
 import time
@@ -21,7 +22,7 @@ from pathlib import Path
 
 from benchmarks.engines import ours
 from benchmarks.engines.against_tensorflowonspark import fetched
-from benchmarks.engines.losses import PS, VICTIM, WORKER, say
+from benchmarks.engines.losses import INTERRUPTED, PS, VICTIM, WORKER, say
 from benchmarks.support.figures import Figures, Goal, figures, machine, medians, row
 from benchmarks.support.quiet import Quiet
 from benchmarks.support.subjects import Sample, Supervised, measure, until
@@ -102,16 +103,21 @@ ENGINES = {"slurm": _slurm, "yarn": _yarn, "spark": _spark}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Kill on every engine and print the figures; exit code 1 when one of them failed."""
+    """Kill on every engine and print the figures; exit code 1: one failed, 130: interrupted."""
     flags = _flags(arguments)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     info, results, code = machine(), Results(), 0
     shutil.rmtree(flags.state, ignore_errors=True)
-    for engine in flags.engines:
-        try:
-            _engine(engine, flags, results)
-        except TfSupervisorError as error:
-            say(f"{engine} failed: {error}")
-            code = 1
+    try:
+        for engine in flags.engines:
+            try:
+                _engine(engine, flags, results)
+            except TfSupervisorError as error:
+                say(f"{engine} failed: {error}")
+                code = 1
+    except KeyboardInterrupt:
+        say(INTERRUPTED)
+        code = 130
     print(json.dumps(_report(info, flags, results), indent=2))
     return code
 

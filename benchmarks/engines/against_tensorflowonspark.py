@@ -12,6 +12,7 @@ import asyncio
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -21,6 +22,7 @@ from pathlib import Path
 
 from benchmarks.engines import ours
 from benchmarks.engines.losses import (
+    INTERRUPTED,
     LOST,
     NODE,
     Losses,
@@ -166,16 +168,21 @@ class Flags:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Lose everything under both, and print the figures; exit code 1 when one of them failed."""
+    """Lose everything under both, and print the figures; exit code 1: one failed, 130: interrupted."""
     flags = parse(arguments, "against_tensorflowonspark", STATE, PATIENCE_S)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     info, theirs, own, code = machine(), Losses(), Losses(), 0
     shutil.rmtree(flags.state, ignore_errors=True)
-    for name, run, losses in (("TensorFlowOnSpark", _theirs, theirs), ("supervised", _ours, own)):
-        try:
-            run(flags, losses)
-        except TfSupervisorError as error:
-            say(f"{name}: {error}")
-            code = 1
+    try:
+        for name, run, losses in (("TensorFlowOnSpark", _theirs, theirs), ("supervised", _ours, own)):
+            try:
+                run(flags, losses)
+            except TfSupervisorError as error:
+                say(f"{name}: {error}")
+                code = 1
+    except KeyboardInterrupt:
+        say(INTERRUPTED)
+        code = 130
     print(json.dumps(report(info, flags, f"TensorFlowOnSpark {VERSION}", theirs, own), indent=2))
     return code
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -25,7 +26,7 @@ from benchmarks.engines.against_tensorflowonspark import (
     report,
     watcher,
 )
-from benchmarks.engines.losses import Losses, say
+from benchmarks.engines.losses import INTERRUPTED, Losses, say
 from benchmarks.engines.spark_nodes import kill_family
 from benchmarks.engines.yarn_nodes import bring_back, containers, environment_of, lose
 from benchmarks.support.figures import machine
@@ -171,17 +172,22 @@ class TonY:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Lose everything under both, and print the figures; exit code 1 when one of them failed."""
+    """Lose everything under both, and print the figures; exit code 1: one failed, 130: interrupted."""
     flags = parse(arguments, "against_tony", STATE, PATIENCE_S)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     info, theirs, own, code = machine(), Losses(), Losses(), 0
     shutil.rmtree(flags.state, ignore_errors=True)
-    with YarnCluster() as yarn:
-        for name, run, losses in (("TonY", _theirs, theirs), ("supervised", _ours, own)):
-            try:
-                run(yarn, flags, losses)
-            except TfSupervisorError as error:
-                say(f"{name}: {error}")
-                code = 1
+    try:
+        with YarnCluster() as yarn:
+            for name, run, losses in (("TonY", _theirs, theirs), ("supervised", _ours, own)):
+                try:
+                    run(yarn, flags, losses)
+                except TfSupervisorError as error:
+                    say(f"{name}: {error}")
+                    code = 1
+    except KeyboardInterrupt:
+        say(INTERRUPTED)
+        code = 130
     print(json.dumps(report(info, flags, f"TonY {VERSION}", theirs, own), indent=2))
     return code
 

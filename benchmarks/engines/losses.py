@@ -23,6 +23,7 @@ WORKER, PS, NODE = "worker", "ps", "node"
 LOST = (WORKER, PS, NODE)
 VICTIM = {WORKER: "worker:1", PS: "ps:0", NODE: "worker:1"}
 """A lost node is the one that runs this task, whatever else it runs."""
+INTERRUPTED = "interrupted: the figures are of what was measured until now"
 READY_S = 240.0
 HEALED_S = 180.0
 SETTLE_S = 6.0

@@ -18,8 +18,9 @@ def main() -> None:
     pyspark = importlib.import_module("pyspark")
     configuration = pyspark.SparkConf().setAppName("digits").setMaster(master).setAll(OPTIONS.items())
     spark = pyspark.SparkContext(conf=configuration)
-    pool = importlib.import_module("tfsup_spark").TrainingPool
-    with pool(spark, agents=3, name="p", state=state, memory="2GiB"):
+    tfsup_spark = importlib.import_module("tfsup_spark")
+    with tfsup_spark.TrainingPool(spark, agents=3, name="p", state=state, memory="2GiB") as pool:
+        pool.start()
         sys.stdin.read()
     spark.stop()
 
