@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import re
+import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -12,14 +14,17 @@ from pathlib import Path
 import pytest
 
 from agent.data.mounts import CALL_MS, DATA
+from chaos.dockerd import Dockerd
 from chaos.hdfs import HdfsCluster
 from recovery.mount.backends.backend import write_small
 from recovery.mount.open import open_backend
 from recovery.mount.points import mount_points
+from recovery.mount.record import MountFiles
 from recovery.stores.open import Stores
 from supervisor.adapters.files.hadoop import HadoopSettings
 from supervisor.contract.views.jobs import JobView
-from tests.examples.harness import Cluster, Job
+from tests.examples.harness import Cluster, Job, in_containers
+from tests.mount.sharing import shared
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 WITHIN_S = 120.0
@@ -126,4 +131,27 @@ def test_data_that_is_not_there_is_told_with_its_path(
         job = submit(cluster, tmp_path, uri)
         view = until(job, lambda view: uri in str(view))
         assert "does not exist" in str(view)
+        job.stop()
+
+
+def test_containers_read_the_same_and_cannot_write(
+    hdfs: HdfsCluster, dockerd: Dockerd, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HADOOP_CONF_DIR", str(hdfs.conf_dir))
+    uri, state, plain = asyncio.run(fill(hdfs, "contained")), tmp_path / "state", tmp_path / "plain"
+    plain.mkdir()
+    (plain / "a").write_text("plain")
+    with shared(state), in_containers(state, dockerd) as cluster:
+        job = submit(cluster, tmp_path, uri, data={"train": uri, "plain": str(plain)})
+        job.wait_step(20)
+        assert re.findall(r"refused (\d+)", job.output("worker", 0)) == ["30", "30", "30"]
+        # A mount that dies is replaced where containers see it, too.
+        (point,) = mounts_of(tmp_path)
+        beat = MountFiles(Path(point).parent, 0).read_beat()
+        assert beat is not None
+        os.kill(beat.pid, signal.SIGKILL)
+        until(job, lambda view: bool(job.incidents()) and view.tasks[0].state == "running")
+        (incident,) = job.incidents()
+        assert incident.cause == "store_lost"
+        job.wait_step(20)
         job.stop()

@@ -14,6 +14,9 @@ from hdfs_native import Client
 
 from agent.checkpoints.local_copies import LocalCopies
 from agent.checkpoints.saver import Saver, SaverSite
+from agent.data.mounts import DataMounts
+from recovery.mount.control import end
+from recovery.mount.record import MountFiles
 from recovery.retention.collect import delete_checkpoint
 from recovery.stores.allowed import AllowedStores
 from recovery.stores.code import CodeReader
@@ -35,7 +38,7 @@ from supervisor.contract.boundaries import Delete, ModifiedAt, Put
 from supervisor.contract.checkpoint import CheckpointRef, CommitState
 from supervisor.contract.code import CHUNK_BYTES, CodePart
 from supervisor.contract.desired import ClusterRecord
-from supervisor.contract.errors import Refused, StoreUnreachable
+from supervisor.contract.errors import Refused, StoreUnreachable, UserError
 from supervisor.contract.job.spec import JobRecord
 from supervisor.contract.timing import FAST
 from supervisor.contract.views.jobs import SubmitRequest
@@ -272,3 +275,27 @@ async def test_a_process_that_dies_is_replaced(cluster: SecureHdfs, stores: Stor
                 return
             except StoreUnreachable:
                 continue
+
+
+async def test_data_is_read_as_the_jobs_owner(cluster: SecureHdfs, stores: Stores, tmp_path: Path) -> None:
+    store = stores.open(at(cluster, "ann", "/jobs/ann/data"))
+    await store.prepare()
+    await store.write_bytes("a", DATA)
+    mounts = DataMounts(tmp_path, stores, settings(cluster), BootClock(), ListSink())
+    mounts.open()
+    mine, others = ({"train": at(cluster, user, "/jobs/ann/data")} for user in OWNERS)
+    mounts.keep(frozenset({("job-of-ann", mine["train"])}))
+    try:
+        await mounts.ensure("a", "job-of-ann", mine)
+        directory = Path(mounts.directories("job-of-ann", mine)["train"])
+        assert await asyncio.to_thread((directory / "a").read_bytes) == DATA
+        with pytest.raises(Refused, match=r"data\.train: .*Permission denied: user=bob"):
+            await mounts.ensure("b", "job-of-bob", others)
+        with pytest.raises(UserError, match="names no user of HDFS"):
+            await mounts.ensure("c", "job-of-nobody", {"train": f"{cluster.uri}/jobs/ann/data"})
+    finally:
+        await mounts.close()
+        for wish in mounts.wished():
+            end(MountFiles(Path(wish.directory).parent, 0), Path(wish.directory))
+        for child in mounts._healer._children.values():
+            await asyncio.to_thread(child.wait, 30)
