@@ -9,6 +9,7 @@ import asyncio
 import os
 import signal
 import threading
+from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
 
@@ -128,7 +129,9 @@ class Server:
             now_ms = self._clock.now_ms()
             stalled = self._operations is not None and self._operations.stalled
             beat = MountBeat(pid, ticks, now_ms, self._wish.live, ready=self._ready, stalled=stalled)
-            self._files.write_beat(beat)
+            # An agent that misses it replaces this process; where its files are gone, so is the wish.
+            with suppress(TfSupervisorError):
+                self._files.write_beat(beat)
             orphan = now_ms - max(self._files.wanted_ms() or 0, began_ms) > ORPHAN_MS
             if self._ready and (orphan or self._files.read_wish() is None):
                 # To the thread that libfuse waits on: another one would not wake it.

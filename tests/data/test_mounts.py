@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
+import shutil
 import signal
 import threading
 import time
@@ -184,6 +185,16 @@ def _read(path: Path) -> bytes | None:
         return path.read_bytes()
     except OSError:
         return None
+
+
+async def test_a_mount_whose_files_are_gone_ends(node: Node) -> None:
+    node.use("u")
+    await node.mounts.ensure("job", "u", node.data)
+    await node.mounts.close()
+    shutil.rmtree(node.files().home)
+    (child,) = node.mounts._healer._children.values()
+    await asyncio.to_thread(child.wait, 60)
+    assert layers(node.directory()) == 0
 
 
 async def test_jobs_of_one_user_share_a_mount_and_others_do_not(
