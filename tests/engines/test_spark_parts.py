@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import re
+import signal
 import sys
+from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
+from supervisor.cli.pool.driver import Progress, plain_interrupts
 from supervisor.cli.pool.placed import keep_to_pool, name_data
+from supervisor.contract.desired import JobPhase
 from supervisor.contract.errors import UserError
+from supervisor.contract.views.jobs import JobView
 from supervisor.engines.spark.command import AgentTask, argv_of, environment_of
 from supervisor.engines.spark.options import Wanted, completed, size_of
 from supervisor.engines.spark.reasons import reason_of
@@ -220,6 +225,35 @@ def test_partitions_become_files_of_a_directory_that_takes_its_name_at_the_end(t
         assert [each.name for each in files] == ["part-00000.tfrecord", "part-00002.tfrecord"]
         assert [read_records(each) for each in files] == [[content, b""], [content * 3]]
     assert sorted(each.name for each in (tmp_path / "store").iterdir()) == [".tfsup-store", "train"]
+
+
+def test_an_interrupt_is_python_s_own_while_a_job_is_followed() -> None:
+    heard: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, _frame: heard.append(number))
+    try:
+        with pytest.raises(KeyboardInterrupt), plain_interrupts():
+            signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert heard == [signal.SIGINT]
+
+
+def test_progress_is_told_when_it_is_new() -> None:
+    lines: list[str] = []
+    progress = Progress(lines.append)
+    view = JobView("digits", "", "async", JobPhase.WAITING, 0, -1, 0, None, None, -1, 0, 0, 0, "", "nodes", 0)
+    for each in (
+        view,
+        replace(view, rate=1.0),
+        replace(view, phase=JobPhase.RUNNING, generation=1, step=7, waiting_for=""),
+        replace(view, phase=JobPhase.RUNNING, generation=1, step=8, waiting_for=""),
+    ):
+        progress.show(each)
+    assert lines == [
+        "digits: waiting, generation 0, waiting for nodes",
+        "digits: running, generation 1, step 7",
+    ]
 
 
 def values(feature: Feature) -> list[object]:

@@ -162,7 +162,7 @@ def test_training_survives_what_spark_does_and_nothing_outlives_the_driver(shell
 
 
 def test_a_driver_gets_the_end_of_its_jobs_and_leaves_nothing(shell: SparkShell) -> None:
-    driver = shell.drive(RECORDS, COUNTS, FAILS, JOB)
+    driver = shell.drive(RECORDS, RECORDS, COUNTS, FAILS, JOB)
     try:
         shell.wait(lambda: shell.works("status", "digits"), "the third job is there")
         shell.trains_on("the beginning")
@@ -175,6 +175,7 @@ def test_a_driver_gets_the_end_of_its_jobs_and_leaves_nothing(shell: SparkShell)
     told = shell.told()
     assert "/records-data/train has 1797 records" in told
     assert "ended: records succeeded at step 60" in told
+    assert "not done: Conflict: there is a job records, which is succeeded, so its data is not" in told
     assert "ended: counts succeeded" in told
     assert "not done: JobNotDone: fails is failed" in told
     assert "| ValueError: it is wrong" in told

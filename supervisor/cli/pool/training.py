@@ -7,13 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import json
-import signal
-import sys
 import threading
 import time
-from collections.abc import Callable, Coroutine, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from concurrent import futures
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -30,12 +27,12 @@ from supervisor.cli.jobs.look import explanation
 from supervisor.cli.jobs.order import Order, order_of, show_cautions
 from supervisor.cli.options import Globals
 from supervisor.cli.pool import tokens
+from supervisor.cli.pool.driver import SAY_S, Progress, plain_interrupts, print_line
 from supervisor.cli.pool.order import LASTING, shared_file
 from supervisor.cli.pool.placed import keep_to_pool, name_data
 from supervisor.cli.target import find_target
-from supervisor.cli.terminal import neutralise
 from supervisor.contract.desired import JobPhase
-from supervisor.contract.errors import NotFound, TfSupervisorError, Unreachable, UserError
+from supervisor.contract.errors import Conflict, NotFound, TfSupervisorError, Unreachable, UserError
 from supervisor.contract.pool.record import check_pool
 from supervisor.contract.views.jobs import JobView, SubmitMode
 from supervisor.contract.views.nodes import NodeView
@@ -47,8 +44,6 @@ from supervisor.engines.spark.nodes import LOOK_S, PoolNodes
 from supervisor.engines.spark.options import Wanted, completed
 
 R = TypeVar("R")
-SAY_S = 15.0
-"""How often progress is told while nothing but the step changes."""
 JOIN_S = 120.0
 """How long a job waits for agents after the first. Executors of dynamic allocation take a while."""
 WATCH_S = 2.0
@@ -133,7 +128,7 @@ class TrainingPool:
         options = dict(context.getConf().getAll())
         local = context.master.startswith("local") and not context.master.startswith("local-cluster")
         self._notice_s = notice_s
-        self._tell = tell or _print
+        self._tell = tell or print_line
         self._wanted = completed(wanted, options, local=local)
         self._application = SparkApplication(context, self._wanted)
         self._agents = SparkAgents(self._application, self._wanted, self._tell)
@@ -205,6 +200,8 @@ class TrainingPool:
         rows = data if isinstance(data, Mapping) else {} if data is None else {"train": data}
         order = self._order(job, name, mode, tuple(rows))
         show_cautions(order.request.spec, order.document)
+        if rows:
+            self._ask(self._require_free(order.request.spec.name, mode))
         for each, frame in rows.items():
             self._write(order.request.spec.data[each], frame)
         self.start()
@@ -227,7 +224,7 @@ class TrainingPool:
     ) -> Order:
         base = self._target.checkpoint_base or None
         if isinstance(job, Mapping):
-            path, document = Path("job"), parse(json.dumps(job), "job")
+            path, document = Path("job"), parse(_written(job), "job")
         else:
             path = Path(job)
             document = read(path)
@@ -240,6 +237,19 @@ class TrainingPool:
         if order.request.hold:
             raise UserError(f"{path}: the job is suspended, so it would never end; remove suspend")
         return order
+
+    async def _require_free(self, name: str, mode: SubmitMode) -> None:
+        """Raise Conflict if there is a job whose data may not be replaced: one that is not over, or any."""
+        try:
+            async with self._target.client() as client:
+                job = (await client.status(name)).jobs[0]
+        except NotFound:
+            return
+        if not job.phase.ended or mode is SubmitMode.NEW:
+            raise Conflict(
+                f"there is a job {name}, which is {job.phase.value}, so its data is not replaced: choose "
+                "another name, or once it has ended say resume=True or fresh=True"
+            )
 
     def _write(self, uri: str, rows: RDD) -> None:
         """Write rows into a directory, in place of what is there."""
@@ -264,7 +274,7 @@ class TrainingPool:
     def _followed(self, order: Order) -> tuple[JobView, str]:
         name = order.request.spec.name
         try:
-            with _plain_interrupts():
+            with plain_interrupts():
                 return self._ask(self._follow(order))
         except Unreachable:
             if name in self._submitted:
@@ -287,7 +297,7 @@ class TrainingPool:
             accepted = await client.submit(order.request)
             for each in (*accepted.cautions, accepted.detail):
                 self._tell(f"{accepted.job}: {each}")
-            _, job = await wait_for(client, name, Goal("ended"), None, _Progress(self._tell).show)
+            _, job = await wait_for(client, name, Goal("ended"), None, Progress(self._tell).show)
             assert job is not None
             told = "" if job.phase is JobPhase.SUCCEEDED else explanation(await client.explain(name))
             return job, told
@@ -389,36 +399,11 @@ class TrainingPool:
             raise
 
 
-class _Progress:
-    """Tells a job's progress: each change, and the step now and then."""
-
-    def __init__(self, tell: Callable[[str], None]) -> None:
-        self._tell = tell
-        self._state: tuple[object, ...] = ()
-        self._said = 0.0
-
-    def show(self, job: JobView) -> None:
-        """Tell what is new."""
-        state = (job.phase, job.generation, job.waiting_for)
-        if state == self._state and time.monotonic() < self._said + SAY_S:
-            return
-        self._state, self._said = state, time.monotonic()
-        step = f", step {job.step}" if job.step >= 0 else ""
-        waits = f", waiting for {job.waiting_for}" if job.waiting_for else ""
-        self._tell(f"{job.name}: {job.phase.value}, generation {job.generation}{step}{waits}")
-
-
-@contextmanager
-def _plain_interrupts() -> Iterator[None]:
-    """Let an interrupt be a KeyboardInterrupt alone: pyspark's handler cancels all jobs, the agents' too."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+def _written(job: Mapping[str, object]) -> str:
     try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
+        return json.dumps(dict(job))
+    except TypeError as error:
+        raise UserError(f"job: {error}: use texts, numbers, lists and dictionaries") from error
 
 
 def _size(memory: str) -> int:
@@ -426,7 +411,3 @@ def _size(memory: str) -> int:
         return size_bytes(memory) if memory else 0
     except ValueError as error:
         raise UserError(f"memory: {error}") from error
-
-
-def _print(line: str) -> None:
-    sys.stderr.write(f"{neutralise(line)}\n")

@@ -1,0 +1,53 @@
+"""How a driver of Spark, often a notebook, is told of progress and interrupted."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from supervisor.cli.terminal import neutralise
+from supervisor.contract.views.jobs import JobView
+
+SAY_S = 15.0
+"""How often progress is told while nothing but the step changes."""
+
+
+class Progress:
+    """Tells a job's progress: each change, and the step now and then."""
+
+    def __init__(self, tell: Callable[[str], None]) -> None:
+        self._tell = tell
+        self._state: tuple[object, ...] = ()
+        self._said = 0.0
+
+    def show(self, job: JobView) -> None:
+        """Tell what is new."""
+        state = (job.phase, job.generation, job.waiting_for)
+        if state == self._state and time.monotonic() < self._said + SAY_S:
+            return
+        self._state, self._said = state, time.monotonic()
+        step = f", step {job.step}" if job.step >= 0 else ""
+        waits = f", waiting for {job.waiting_for}" if job.waiting_for else ""
+        self._tell(f"{job.name}: {job.phase.value}, generation {job.generation}{step}{waits}")
+
+
+@contextmanager
+def plain_interrupts() -> Iterator[None]:
+    """Let an interrupt be a KeyboardInterrupt alone: pyspark's handler cancels all jobs, the agents' too."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def print_line(line: str) -> None:
+    """Print a line about progress to standard error."""
+    sys.stderr.write(f"{neutralise(line)}\n")
