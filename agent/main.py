@@ -243,7 +243,9 @@ def _outside(
     _register(tasks, sink)
     checkpoints.mounts = NodeMounts(parent, coordination, stores, hadoop, clock, sink, tasks)
     checkpoints.mounts.open()
-    data = DataMounts(parent, stores, hadoop, clock, sink, tasks, checkpoints.places)
+    # An operator who writes `file:` lets jobs name every directory; the default does so without being asked.
+    contained = config.runtime == DOCKER and "file:" not in config.stores
+    data = DataMounts(parent, stores, hadoop, clock, sink, tasks, checkpoints.places, contained=contained)
     data.open()
     runtime, launchers = _runtime(config, sink, tasks)
     output_files = OutputFiles(config.node, parent, state_dir / "outputs")

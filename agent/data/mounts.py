@@ -12,6 +12,7 @@ import asyncio
 import hashlib
 import os
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
@@ -58,6 +59,7 @@ class DataMounts:
     """`JobData` of an agent, from `open` until `close`.
 
     `users`: the users of tasks, if they are others than the agent's. `places`: which owner may read where.
+    `contained`: tasks are in containers, which are shown directories of this machine below `stores` alone.
 
     Attributes:
         mounted: the kinds of places that are mounted. Tasks read the others where they are.
@@ -72,6 +74,8 @@ class DataMounts:
         sink: Logger,
         users: TaskUsers | None = None,
         places: Places | None = None,
+        *,
+        contained: bool = False,
     ) -> None:
         self.mounted = frozenset({Scheme.HDFS})
         self._home = parent / DATA
@@ -81,14 +85,16 @@ class DataMounts:
         self._sink = sink
         self._users = users
         self._places = places
+        self._contained = contained
         self._healer = MountHealer(clock, sink)
         self._threads = DaemonThreads(THREADS, "data")
         self._used: frozenset[tuple[str, str]] = frozenset()
         self._wishes: dict[tuple[str, str], MountWish] = {}
         self._making: list[MountWish] = []
         self._asked_ms: dict[Path, int] = {}
+        self._looks: dict[str, asyncio.Future[None]] = {}
         self._stalled: frozenset[tuple[str, str]] = frozenset()
-        self._retired_ms = clock.now_ms()
+        self._began_ms = self._retired_ms = clock.now_ms()
         self._changing = asyncio.Lock()
         self._task: asyncio.Task[NoReturn] | None = None
 
@@ -161,7 +167,7 @@ class DataMounts:
         if place.scheme not in self.mounted:
             try:
                 async with asyncio.timeout(WAIT_S):
-                    await asyncio.get_running_loop().run_in_executor(self._threads, _look, place.path)
+                    await asyncio.shield(self._looking(place))
             except TimeoutError as error:
                 raise StoreUnreachable(f"{place.path} gives no answer on this node") from error
             return
@@ -172,6 +178,26 @@ class DataMounts:
             await self._mount(place, wish)
         finally:
             self._making.remove(wish)
+
+    def _looking(self, place: StoreUri) -> asyncio.Future[None]:
+        """The one look at a directory of this machine. A directory that hangs keeps one thread, not all."""
+        found = self._looks.get(place.path)
+        if found is None:
+            loop = asyncio.get_running_loop()
+            found = loop.run_in_executor(self._threads, self._look_at, place)
+            self._looks[place.path] = found
+            found.add_done_callback(partial(self._looked, place.path))
+        return found
+
+    def _looked(self, path: str, look: asyncio.Future[None]) -> None:
+        del self._looks[path]
+        if not look.cancelled():
+            look.exception()  # for a look that nobody waits for any more
+
+    def _look_at(self, place: StoreUri) -> None:
+        _look(place.path)
+        if self._contained:
+            self._stores.check_links(place)
 
     async def _mount(self, place: StoreUri, wish: MountWish) -> None:
         files, point = _files(wish), _point(wish)
@@ -250,10 +276,17 @@ class DataMounts:
             if wish in mine or wish in self._making:
                 continue
             async with self._changing:
+                # An agent that has only begun may not know yet what its predecessor's tasks use.
                 wanted_ms = await asyncio.to_thread(files.wanted_ms)
-                if self._clock.now_ms() - (wanted_ms or 0) < UNUSED_MS:
+                if self._clock.now_ms() - max(wanted_ms or 0, self._began_ms) < UNUSED_MS:
                     continue
-                await asyncio.to_thread(self._end, files, point)
+                try:
+                    await asyncio.to_thread(self._end, files, point)
+                except TfSupervisorError as error:
+                    self._sink.error(
+                        "data is not unmounted; trying again", directory=str(point), reason=str(error)
+                    )
+                    continue
             self._asked_ms.pop(point, None)
             self._sink.info("the data of a job is unmounted: no task needs it", directory=str(point))
 

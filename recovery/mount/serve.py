@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import signal
 import threading
 from contextlib import suppress
@@ -64,7 +65,8 @@ class Server:
                 self._files.write_answer(MountAnswer(asked_ms, Trouble.REFUSED, str(error)))
             raise
         options = MountOptions(
-            source=(wish.uri if wish.data else f"{wish.uri}/{wish.live}").replace(",", "_"),
+            # libfuse takes a comma for the end of an option, and a backslash before it for its own.
+            source=re.sub(r"[,\\]", "_", wish.uri if wish.data else f"{wish.uri}/{wish.live}"),
             answer_s=wish.call_ms / 1000 + 1,
             flush_s=wish.flush_ms / 1000,
             user=wish.user or (os.geteuid(), os.getegid()),

@@ -97,6 +97,21 @@ class AllowedStores:
             ).about("checkpoint", "uri")
         return user
 
+    def check_links(self, place: StoreUri) -> None:
+        """Raise UserError unless a directory of this machine, links followed, is below one that an entry
+        names. `file:` names none. Blocking.
+        """
+        parts, real = place.path.split("/"), f"{os.path.realpath(place.path)}/"
+        for each in self.entries:
+            if each not in EVERYWHERE and _covers(each, place, None):
+                top = "/".join(parts[: len(parse_uri(each).path.split("/"))])
+                if real.startswith(f"{os.path.realpath(top)}/"):
+                    return
+        raise UserError(
+            f"{place} is {real.rstrip('/')} on this node, which is below no directory that `stores:` in the "
+            "agent's file names; a container is shown no other"
+        )
+
     def own_part(self, place: StoreUri, owner: str) -> str:
         """The part of an allowed place's path that is its user's own directory: /data/alice of /data/alice/a.
 

@@ -132,6 +132,10 @@ class Stores:
         """As `AllowedStores.own_part`."""
         return self._allowed.own_part(place, owner)
 
+    def check_links(self, place: StoreUri) -> None:
+        """As `AllowedStores.check_links`."""
+        self._allowed.check_links(place)
+
     @property
     def by_owner(self) -> bool:
         """Whether the allowed places depend on the job's owner."""

@@ -142,6 +142,16 @@ async def test_tasks_read_a_directory_and_cannot_change_it(node: Node) -> None:
     await waited(lambda: not home.exists() and not files.exists())
 
 
+async def test_a_name_of_a_source_changes_no_option_of_its_mount(node: Node) -> None:
+    odd = node.root / "a,b\\"
+    odd.mkdir()
+    node.data = {"train": str(odd)}
+    node.use("u")
+    await node.mounts.ensure("job", "u", node.data)
+    (line,) = [each for each in Path("/proc/self/mounts").read_text().splitlines() if "/a_b_ " in each]
+    assert line.split()[2] == "fuse.tfsup"
+
+
 async def test_a_source_that_is_absent_is_told_and_found_once_it_is_there(node: Node) -> None:
     node.source.rmdir()
     node.use("u")
@@ -228,6 +238,81 @@ async def test_a_directory_of_this_machine_is_read_where_it_is(tmp_path: Path) -
         await node.mounts.ensure("job", "u", {"x": "/etc"})
     assert not (tmp_path / "ckpt" / DATA).exists()
     await node.mounts.close()
+
+
+async def test_containers_are_shown_no_directory_but_those_that_the_agents_stores_name(
+    tmp_path: Path,
+) -> None:
+    inside, link = tmp_path / "store" / "data", tmp_path / "store" / "link"
+    inside.mkdir(parents=True)
+    (tmp_path / "secret").mkdir()
+    link.symlink_to(tmp_path / "secret")
+
+    async def refusal(directory: Path, entry: str, *, contained: bool = True) -> str:
+        stores = Stores(allowed=AllowedStores((entry,)))
+        found = DataMounts(tmp_path, stores, HadoopSettings(), BootClock(), ListSink(), contained=contained)
+        try:
+            await found.ensure("job", "u", {"x": str(directory)})
+        except UserError as error:
+            return str(error)
+        return ""
+
+    store = f"file://{tmp_path}/store"
+    assert await refusal(inside, store) == ""
+    assert await refusal(link, store, contained=False) == ""
+    assert await refusal(link, store) == (
+        f"data.x: file://{link} is {tmp_path}/secret on this node, which is below no directory that "
+        "`stores:` in the agent's file names; a container is shown no other"
+    )
+    # An agent that is not root may use every `file:` store where its file names none.
+    assert "is below no directory" in await refusal(inside, "file:")
+    assert await refusal(inside, f"file://{tmp_path}/{{owner}}") == ""
+
+
+async def test_a_directory_that_hangs_keeps_one_thread(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node, hung, over = Node(tmp_path), tmp_path / "hung", threading.Event()
+    node.mounts.mounted = frozenset({Scheme.HDFS})
+    looked: list[str] = []
+
+    def look(path: str) -> None:
+        looked.append(path)
+        if path == str(hung):
+            over.wait()
+
+    monkeypatch.setattr(mounts, "_look", look)
+    monkeypatch.setattr(mounts, "WAIT_S", 0.05)
+    for _ in range(mounts.THREADS + 1):
+        with pytest.raises(StoreUnreachable, match="hung gives no answer"):
+            await node.mounts.ensure("job", "u", {"x": str(hung)})
+    monkeypatch.setattr(mounts, "WAIT_S", 30.0)
+    await node.mounts.ensure("job", "u", node.data)
+    assert looked == [str(hung), str(node.source)]
+    over.set()
+    await node.mounts.ensure("job", "u", {"x": str(hung)})
+    await node.mounts.close()
+
+
+async def test_an_agent_that_has_only_begun_ends_no_mount(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node.use("u")
+    await node.mounts.ensure("job", "u", node.data)
+    await node.mounts.close()
+    node.files().write_wanted(1)
+    monkeypatch.setattr(mounts, "UNUSED_MS", 60_000)
+    successor = DataMounts(
+        node.root / "ckpt",
+        Stores(allowed=AllowedStores((node.root.as_uri(),))),
+        *(HadoopSettings(), BootClock(), node.sink),
+    )
+    await successor._retire()
+    assert successor.wished()
+    assert layers(node.directory())
+    monkeypatch.setattr(mounts, "UNUSED_MS", 0)
+    await successor._retire()
+    assert not successor.wished()
 
 
 async def test_who_waits_is_known_and_told_once(node: Node) -> None:
