@@ -291,6 +291,16 @@ def test_the_classes_are_compiled_once_for_a_hadoop(commands: Commands, yarn: Ya
     assert [each.split()[0] for each in commands.calls].count("javac") == 2
 
 
+def test_classes_that_others_could_exchange_are_not_run(commands: Commands, yarn: Yarn) -> None:
+    cache = commands.directory / "cache"
+    cache.mkdir()
+    cache.chmod(0o777)
+    with pytest.raises(Refused, match=r"cache belongs to another user, or every user may write to it: name"):
+        yarn.agents()
+    assert not any(cache.iterdir())
+    assert "java" not in [each.split()[0] for each in commands.calls]
+
+
 def test_more_agents_are_like_the_newest_that_is_there(commands: Commands, yarn: Yarn) -> None:
     row = json.dumps({"ok": [ROW, ROW | {"id": "application_1795705473932_0010"}]})
     commands.put(

@@ -21,6 +21,7 @@ from pathlib import Path
 
 from supervisor.adapters.neutral import one_line
 from supervisor.contract.errors import NotFound, Refused, Unreachable
+from supervisor.engines.installation.bootstrap import exchangeable
 
 HERE = Path(__file__).resolve().parent
 SOURCES = ("Client.java", "Master.java")
@@ -70,6 +71,12 @@ class Bridge:
             digest.update((HERE / name).read_bytes())
         cache = Path(self._environment.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tf-supervisor"
         jar = cache / f"yarn-{digest.hexdigest()[:16]}.jar"
+        # Whoever could change it would run programs as this user, here and in YARN.
+        if (other := exchangeable(cache)) is not None:
+            raise Refused(
+                f"{other} belongs to another user, or every user may write to it: name another directory "
+                f"than {cache.parent} by XDG_CACHE_HOME"
+            )
         if jar.is_file():
             return jar
         javac = self._program("javac", "JAVA_HOME", "a JDK (Debian: openjdk-17-jdk-headless)")
