@@ -131,6 +131,7 @@ class Keeper:
         self._told: asyncio.Queue[signal.Signals] = asyncio.Queue()
         self._limit_at: float | None = None
         self._given_back = False
+        self._at_once = False
         self._leaving = asyncio.Event()
         self._agent: asyncio.subprocess.Process | None = None
         self._renewing: asyncio.Task[NoReturn] | None = None
@@ -165,6 +166,7 @@ class Keeper:
             self._limit_at = now + self._order.notice_s
         elif number == signal.SIGUSR2 or self._limit_at is None or now < self._limit_at:
             self._given_back = True
+        self._at_once |= number in (signal.SIGTERM, signal.SIGINT)
         self._told.put_nowait(number)
 
     def _feel(self) -> None:
@@ -172,13 +174,16 @@ class Keeper:
         if os.read(sys.stdin.fileno(), 1 << 12):
             return
         asyncio.get_running_loop().remove_reader(sys.stdin.fileno())
+        self._hear(signal.SIGTERM)
         say("the process that kept this one has ended")
         # It has read the output, too. Nothing that ends the node may fail because it prints.
-        words = os.open(self._config.with_name(LAST_WORDS), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        try:
+            words = os.open(self._config.with_name(LAST_WORDS), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        except OSError:
+            words = os.open(os.devnull, os.O_WRONLY)
         os.dup2(words, sys.stdout.fileno())
         os.dup2(words, sys.stderr.fileno())
         os.close(words)
-        self._hear(signal.SIGTERM)
 
     async def _keep(self) -> NoReturn:
         """Start the agent, again and again, once it has a certificate if it needs one.
@@ -221,7 +226,7 @@ class Keeper:
             say(f"{why}: its tasks save{drained}, for {within_s:g} s at most")
             until = asyncio.get_running_loop().time() + within_s
             await self._save(min(SAVING_S, within_s / 3))
-            if order.client:
+            if order.client and not self._at_once:
                 await self._drain(why, until)
         self._leaving.set()
         await self._end_agent()
@@ -237,14 +242,14 @@ class Keeper:
         return 0
 
     async def _save(self, within_s: float) -> None:
-        """Have tasks that may be asked save, and wait until each has a commit since."""
+        """Have tasks that may be asked save, and wait until each has a commit since, or SIGTERM comes."""
         agent = self._agent
         if agent is None or agent.returncode is not None:
             return
         agent.send_signal(signal.SIGUSR1)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(within_s):
-                while True:
+                while not self._at_once:
                     await asyncio.sleep(LOOK_S)
                     if not any(self._config.parent.glob(f"attempts/*/*/{WANTED}")):
                         return
@@ -252,7 +257,12 @@ class Keeper:
     async def _drain(self, why: str, until: float) -> None:
         """Move the node's tasks away, until that is done, its time is over, or SIGTERM comes."""
         reason = f"pool {self._order.pool}: {why}"
-        self._drained.touch()
+        try:
+            self._drained.touch()
+        except OSError as error:
+            # Nobody would lift the drain.
+            say(f"{self._node} is not drained, as {self._drained} cannot be written: {error.strerror}")
+            return
         draining = await _start(
             "supervisor.cli.main", *self._order.client, "drain", self._node, "--reason", reason
         )
@@ -363,8 +373,8 @@ def _offset(first: int, locks: Path, claims: Claims) -> int:
 
 
 def say(text: str) -> None:
-    """Print a line into the engine's log of this agent."""
-    with contextlib.suppress(BrokenPipeError):
+    """Print a line into the engine's log of this agent, if that takes any: its disk may be full."""
+    with contextlib.suppress(OSError):
         sys.stderr.write(f"tfsup-keeper: {text}\n")
         sys.stderr.flush()
 

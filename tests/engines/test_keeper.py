@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
+import io
 import os
 import signal
 import subprocess
@@ -14,6 +16,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from agent.inside.child.cadence import WANTED
 from supervisor.cli.local.cluster import LocalCluster
 from supervisor.cli.options import Globals
 from supervisor.cli.pool.order import Wanted, pool_of
@@ -123,6 +126,49 @@ async def test_an_agent_that_is_cancelled_in_its_notice_is_not_queued_again(
     assert queued.exists() == (not then)
 
 
+async def test_a_save_keeps_no_sigterm_waiting(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    said: list[str] = []
+
+    async def start(_module: str, *arguments: str) -> asyncio.subprocess.Process:
+        agent = ("sh", "-c", "trap '' USR1; exec sleep 600")
+        return await asyncio.create_subprocess_exec(*(("true",) if "--fence" in arguments else agent))
+
+    monkeypatch.setattr(keeper, "_start", start)
+    monkeypatch.setattr(keeper, "say", said.append)
+    (tmp_path / "attempts/a/1").mkdir(parents=True)
+    (tmp_path / "attempts/a/1" / WANTED).touch()
+    order = Order(pool="p", place="n1", id="1_0", file=tmp_path, client=("--state", str(tmp_path)))
+    kept = keeper.Keeper(order, "p.n1", tmp_path / "agent.yaml")
+    running = asyncio.create_task(kept.run())
+    await until(lambda: kept._agent is not None)
+    os.kill(os.getpid(), signal.SIGUSR2)
+    await until(lambda: said != [])
+    os.kill(os.getpid(), signal.SIGTERM)
+    assert await asyncio.wait_for(running, keeper.SAVING_S / 2) == 0
+    assert not (tmp_path / keeper.DRAINED).exists()
+
+
+async def test_a_full_disk_keeps_no_node_from_its_end(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    started: list[str] = []
+
+    async def start(_module: str, *arguments: str) -> asyncio.subprocess.Process:
+        started.append(arguments[-1])
+        return await asyncio.create_subprocess_exec(
+            *(("true",) if "--fence" in arguments else ("sleep", "60"))
+        )
+
+    monkeypatch.setattr(keeper, "_start", start)
+    monkeypatch.setattr(sys, "stderr", Full())
+    order = Order(pool="p", place="n1", id="1_0", file=tmp_path, client=("--state", str(tmp_path)))
+    running = asyncio.create_task(keeper.Keeper(order, "p.n1", tmp_path / "none/agent.yaml").run())
+    await until(lambda: started != [])
+    os.kill(os.getpid(), signal.SIGUSR2)
+    assert await asyncio.wait_for(running, 20) == 0
+    assert started[-1] == "--fence", "and nothing is drained that nobody would lift"
+
+
 async def test_without_a_client_nothing_is_drained_and_the_node_is_fenced(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -142,10 +188,12 @@ async def test_without_a_client_nothing_is_drained_and_the_node_is_fenced(
     assert started == [("agent.main",), ("agent.main", "--fence")]
 
 
-@pytest.mark.parametrize("read", [True, False])
+@pytest.mark.parametrize(("read", "room"), [(True, True), (False, True), (False, False)])
 def test_the_end_of_its_leash_ends_the_node_also_when_nobody_reads_its_output(
-    tmp_path: Path, read: bool
+    tmp_path: Path, read: bool, room: bool
 ) -> None:
+    if not room:
+        (tmp_path / keeper.LAST_WORDS).mkdir()
     program = Path(__file__).with_name("leashed.py")
     kept = subprocess.Popen(
         [sys.executable, str(program), str(tmp_path)],
@@ -178,7 +226,14 @@ def test_the_end_of_its_leash_ends_the_node_also_when_nobody_reads_its_output(
         kept.kill()
         kept.wait()
         kept.stdout.close()
-    assert (tmp_path / keeper.LAST_WORDS).read_text() == "fenced\nfenced\n"
+    assert not room or (tmp_path / keeper.LAST_WORDS).read_text() == "fenced\nfenced\n"
+
+
+class Full(io.StringIO):
+    """A log on a disk without room."""
+
+    def flush(self) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 def states(shell: PrintingShell) -> dict[str, str]:
