@@ -21,8 +21,11 @@ from supervisor.adapters.files.yaml_file import WrittenFloat, WrittenInt
 from supervisor.contract.errors import Refused
 from supervisor.engines.installation.bootstrap import exchangeable
 
-CERTIFICATE, KEY = "certificate.pem", "certificate.key"
-"""The files of an agent that supervisors certify, in its state directory."""
+CERTIFICATE = "certificate.pem"
+"""The file of an agent that supervisors certify, in its state directory: its private key and its certificate.
+
+One file, so that no end of the keeper, and no full disk, leaves a key beside the certificate of another.
+"""
 _RUN = 8
 """Length of the name of a socket directory. Paths of Unix sockets are short."""
 
@@ -160,7 +163,8 @@ def _certify(value: dict[str, object]) -> None:
         return
     for each in (tls, etcd.get("tls") if isinstance(etcd, dict) else None):
         if isinstance(each, dict) and not each.keys() & {"cert", "key"}:
-            each.update(cert=f"{value.get('state_dir')}/{CERTIFICATE}", key=f"{value.get('state_dir')}/{KEY}")
+            file = f"{value.get('state_dir')}/{CERTIFICATE}"
+            each.update(cert=file, key=file)
 
 
 def make_locks(value: Mapping[str, object]) -> None:

@@ -1,6 +1,6 @@
 """The certificate of a pool's agent: had from the supervisors for the pool's token, and renewed.
 
-The key is made here and never leaves the machine. The agent reads both files again when they change.
+The key is made here and never leaves the machine. The agent reads the file again when it changes.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ LOOK_S = 30.0
 
 
 class Credentials:
-    """The certificate of one agent, in the files that its configuration names.
+    """The certificate of one agent, and its key, in the file that its configuration names.
 
     `token`: the file with the pool's token, a private key and its certificate.
     """
@@ -143,9 +143,7 @@ class Credentials:
         key, request = await asyncio.to_thread(openssl.key_and_request, f"agent:{self._node}")
         async with ControlClient(self._supervisors, Guard(shown), deadline_s=ASK_S) as client:
             answer = await client.certify(CertifyRequest(self._node, request))
-        # The key first: the agent keeps the former pair until both are there.
-        write_private(self._own.key, key)
-        write_private(self._own.cert, answer.pem.encode())
+        write_private(self._own.cert, key + answer.pem.encode())
         ends, now = datetime.fromtimestamp(answer.ends_wall_ms / 1000, UTC), datetime.now(UTC)
         self._due = now + (ends - now) * random.uniform(0.4, 0.6)
         self._said = ""

@@ -19,7 +19,7 @@ from supervisor.adapters.certificates.issuer import Issuer, Leaf
 from supervisor.adapters.certificates.request import MOST_BYTES, check_request
 from supervisor.adapters.certificates.x509 import common_name, fingerprint, uris, validity
 from supervisor.cli.cluster.certs import certs
-from supervisor.contract.errors import Refused, UserError
+from supervisor.contract.errors import Refused, Unreachable, UserError
 from supervisor.contract.pool.record import server_name
 
 NAME = "agent:train.n1"
@@ -135,6 +135,13 @@ def test_a_request_that_its_key_has_not_signed_is_refused(directory: Path, reque
     lines[-2] = f"{last[:4]}{'A' if last[4] != 'A' else 'B'}{last[5:]}"
     with pytest.raises(Refused, match="has not signed the request"):
         issuer_in(directory).sign("\n".join(lines), LEAF, NOW)
+
+
+def test_a_machine_that_cannot_sign_refuses_no_agent(tmp_path: Path, request_pem: str) -> None:
+    """An agent that is refused ends soon; one that is told this asks again."""
+    gone = Issuer(tmp_path / "gone.pem", tmp_path / "gone.key", timedelta(hours=1))
+    with pytest.raises(Unreachable, match=r"(?s)be signed now: openssl says: .*gone\.(pem|key)"):
+        gone.sign(request_pem, LEAF, NOW)
 
 
 def test_the_authority_of_pools_can_name_no_other_server(

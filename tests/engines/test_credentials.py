@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import os
+import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -150,7 +152,8 @@ async def test_an_agent_asks_until_a_supervisor_answers(agent: Kept, supervisors
     assert "127.0.0.1:7600: no connection" in first
     assert "its pool has ended, or was revoked" in refused
     assert done.startswith("train.n1 has a certificate until ")
-    assert (agent.own.key.stat().st_mode & 0o777, agent.own.cert.stat().st_mode & 0o777) == (0o600, 0o600)
+    assert agent.own.key == agent.own.cert, "a key and its certificate come and go together"
+    assert agent.own.cert.stat().st_mode & 0o777 == 0o600
     Certificates(agent.own).current()
 
 
@@ -216,7 +219,10 @@ async def test_an_agent_comes_back_while_no_supervisor_answers(
     agent: Kept, supervisors: Supervisors, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await agent.kept.obtain()
-    key, cert = agent.own.key.read_bytes(), agent.own.cert.read_bytes()
+    good = agent.own.cert.read_bytes()
+    key, cert = good[: (cut := good.index(b"-----BEGIN CERTIFICATE"))], good[cut:]
+    other, request = openssl.key_and_request("agent:train.n1")
+    expired = other + supervisors.sign(request, HOUR, 2 * HOUR)[0].encode()
     supervisors.answers = [Unreachable("no leading supervisor answered")]
     await agent.kept.obtain()
     assert agent.said[1:] == [
@@ -232,16 +238,31 @@ async def test_an_agent_comes_back_while_no_supervisor_answers(
     assert "train.token: cannot read this TLS file" in agent.said[-1]
     # One that is broken, of another key or expired serves nobody.
     put_token(supervisors, agent.token)
-    for name, pem in (("key", agent.token.read_bytes()), ("cert", b"x"), ("key", b"x")):
-        agent.own.key.write_bytes(key)
-        agent.own.cert.write_bytes(cert)
-        getattr(agent.own, name).write_bytes(pem)
-        assert not agent.kept._has_one(), name
-    agent.own.key.write_bytes(agent.token.read_bytes())
-    put_token(supervisors, agent.token, ago=2 * HOUR)
-    agent.own.key.write_bytes(agent.token.read_bytes())
-    agent.own.cert.write_bytes(agent.token.read_bytes())
-    assert not agent.kept._has_one()
+    for pem in (other + cert, key, cert, key + b"x", b"x", expired):
+        agent.own.cert.write_bytes(pem)
+        assert not agent.kept._has_one(), pem
+    agent.own.cert.write_bytes(good)
+    assert agent.kept._has_one()
+
+
+async def test_a_disk_that_is_full_for_a_while_ends_no_renewal(
+    agent: Kept, supervisors: Supervisors, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await agent.kept.obtain()
+    before = agent.own.load()
+    monkeypatch.setattr(credentials, "LOOK_S", 0.001)
+    agent.kept._due = datetime.now(UTC)
+    with monkeypatch.context() as full:
+        full.setattr(tempfile, "TemporaryDirectory", no_room)
+        keeping = asyncio.create_task(agent.kept.keep())
+        await asyncio.to_thread(wait_until, lambda: len(agent.said) > 1, "it says so")
+    assert "a certificate's files cannot be written: No space left on device" in agent.said[1]
+    await asyncio.to_thread(wait_until, lambda: agent.own.load().cert != before.cert, "it is renewed")
+    keeping.cancel()
+
+
+def no_room(**_: object) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 def test_a_file_that_names_certificates_needs_no_token(tls: Path, tmp_path: Path) -> None:

@@ -6,13 +6,14 @@ address at all. Supervisors know an agent of a pool by a name of their own (`ser
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from supervisor.adapters.certificates import openssl
 from supervisor.adapters.certificates.x509 import issuer, subjects
-from supervisor.contract.errors import Refused, UserError
+from supervisor.contract.errors import Refused, Unreachable, UserError
 
 SKEW = timedelta(minutes=5)
 """A certificate begins this long before it is signed: the clock of another machine may be late."""
@@ -89,28 +90,41 @@ class Issuer:
     def sign(self, request: str, wanted: Leaf, now: datetime) -> tuple[str, datetime]:
         """The certificate for a request that was checked, as PEM, and its end.
 
-        It is not valid for longer than the authority. It blocks for some milliseconds. Raises Refused, and
-        UserError for an authority that cannot be read.
+        It is not valid for longer than the authority. It blocks for some milliseconds. Raises Refused for a
+        request that its own key has not signed, Unreachable while this machine cannot sign.
         """
         ends = (now + wanted.life).astimezone(UTC).replace(microsecond=0)
         names = [*(f"URI:{each}" for each in wanted.uris), *([f"DNS:{wanted.dns}"] if wanted.dns else [])]
         usage = "serverAuth,clientAuth" if wanted.dns else "clientAuth"
-        with openssl.scratch() as name:
-            directory = Path(name)
+        try:
+            pem = self._signed(request, wanted.name, usage, names, (_stamp(now - SKEW), _stamp(ends)))
+        except Refused as error:
+            # The request was checked: it is this machine that has no room, or cannot read its authority.
+            raise Unreachable(f"no certificate can be signed now: {error}") from error
+        if not pem:
+            # openssl tells this to standard error alone.
+            raise Refused("the key in the request has not signed the request")
+        return pem, ends
+
+    def _signed(
+        self, request: str, name: str, usage: str, alternatives: Sequence[str], times: tuple[str, str]
+    ) -> str:
+        """The certificate; empty if the request's signature is wrong. Raises Refused."""
+        with openssl.scratch() as scratch:
+            directory = Path(scratch)
             request_file, config, made = (directory / each for each in ("request", "config", "made"))
             request_file.write_text(request, encoding="ascii")
             (directory / "index").touch()
-            config.write_text(_CONFIG.format(directory=directory, usage=usage, alternatives=",".join(names)))
+            config.write_text(
+                _CONFIG.format(directory=directory, usage=usage, alternatives=",".join(alternatives))
+            )
             openssl.run(
                 *("ca", "-batch", "-notext", "-config", str(config)),
                 *("-cert", str(self.cert), "-keyfile", str(self.key)),
-                *("-startdate", _stamp(now - SKEW), "-enddate", _stamp(ends)),
-                *("-subj", f"/CN={wanted.name}", "-in", str(request_file), "-out", str(made)),
+                *("-startdate", times[0], "-enddate", times[1]),
+                *("-subj", f"/CN={name}", "-in", str(request_file), "-out", str(made)),
             )
-            if not made.exists():
-                # openssl tells this to standard error alone.
-                raise Refused("the key in the request has not signed the request")
-            return made.read_text(encoding="ascii"), ends
+            return made.read_text(encoding="ascii") if made.exists() else ""
 
     def _pem(self) -> bytes:
         try:

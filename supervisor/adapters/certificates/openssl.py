@@ -5,6 +5,8 @@ from __future__ import annotations
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from supervisor.contract.errors import Refused
@@ -41,9 +43,15 @@ def run(*arguments: str) -> None:
         raise Refused(f"openssl says: {done.stderr.strip()[-1000:]}")
 
 
-def scratch(directory: Path | None = None) -> tempfile.TemporaryDirectory[str]:
-    """A directory of mode 0700, on the file system of `directory`."""
-    return tempfile.TemporaryDirectory(prefix=".making-", dir=directory)
+@contextmanager
+def scratch(directory: Path | None = None) -> Iterator[str]:
+    """A directory of mode 0700, on the file system of `directory`. Raises Refused where it has no room."""
+    try:
+        with tempfile.TemporaryDirectory(prefix=".making-", dir=directory) as made:
+            yield made
+    except OSError as error:
+        named = f" ({error.filename})" if error.filename else ""
+        raise Refused(f"a certificate's files cannot be written: {error.strerror}{named}") from error
 
 
 def new_key(path: Path) -> None:
