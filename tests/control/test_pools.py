@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 
 import pytest
 from click.testing import CliRunner
@@ -25,6 +27,7 @@ from supervisor.control.decide.snapshot import Snapshot
 from supervisor.control.services import pools
 from supervisor.control.services.pools import AGAIN_MS, PoolService
 from tests.control.world import World
+from tests.support.waiting import until
 
 OLGA = Caller(Kind.USER, "olga", Standing(Role.OPERATOR))
 OTTO = Caller(Kind.USER, "otto", Standing(Role.OPERATOR))
@@ -244,6 +247,31 @@ async def test_wrong_requests_name_what_to_do(made: Pools, monkeypatch: pytest.M
     made.service.issuer = None
     with pytest.raises(Refused, match=r"add `pools: \{issuer: "):
         await made.open()
+
+
+async def test_callers_that_go_away_start_no_more_signatures_than_others(
+    made: Pools, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    token, end, begun = await made.open(), threading.Event(), list[str]()
+
+    def slow(_issuer: Issuer, request: str, *_: object) -> tuple[str, datetime]:
+        begun.append(request)
+        assert end.wait(30)
+        return "", datetime.now(UTC)
+
+    monkeypatch.setattr(Issuer, "sign", slow)
+    monkeypatch.setattr(pools, "WAITING_OF_ONE", 6)
+    asked = [asyncio.create_task(made.certify(token, f"train.n{n}")) for n in range(6)]
+    await until(lambda: len(begun) == pools.SIGNING and made.service._waiting.total() == 6)
+    for each in asked:
+        each.cancel()
+    assert await asyncio.gather(*asked, return_exceptions=True)
+    with pytest.raises(Unreachable, match="6 of pool train; ask again"):
+        await made.certify(token)
+    assert len(begun) == pools.SIGNING
+    end.set()
+    await until(lambda: made.service._waiting.total() == 0)
+    assert len(begun) == 6
 
 
 async def test_so_many_nodes_of_a_pool_are_revoked_by_name(made: Pools) -> None:

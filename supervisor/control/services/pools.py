@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -44,8 +45,8 @@ MOST_NODES = 1000
 """Most nodes of a pool with certificates: a pool has at most so many agents."""
 AGAIN_MS = 10_000
 """A node gets one certificate in this time."""
-SIGNING, WAITING = 2, 64
-"""Most certificates that are signed at a time, and most that wait for that."""
+SIGNING, WAITING, WAITING_OF_ONE = 2, 64, 32
+"""Most certificates that are signed at a time; most that are asked for at a time, and those of one pool."""
 _NO_ISSUER = (
     "the supervisors have no authority for pools: add `pools: {issuer: {cert: pool-ca.pem, "
     "key: pool-ca.key}}` to the configuration of each (`supervisorctl certs pool-authority` makes one), or "
@@ -82,7 +83,7 @@ class PoolService:
         self.is_etcd_open: Callable[[], Awaitable[bool]] = _is_not_open
         self.record: Callable[[str], PoolRecord | None] = lambda _name: None
         self._signing = asyncio.Semaphore(SIGNING)
-        self._waiting = 0
+        self._waiting: Counter[str] = Counter()
         self._certified: dict[str, dict[str, tuple[int, int]]] = {}
         """Pool's id -> node -> when its last certificate was signed (our clock), and ends (wall clock)."""
 
@@ -129,7 +130,7 @@ class PoolService:
             uris=(f"{Kind.POOL.value}:{name}", pool_uri(pool_id)),
             life=timedelta(milliseconds=request.life_ms),
         )
-        pem, ends_ms = await self._sign(asked, leaf)
+        pem, ends_ms = await self._sign(name, asked, leaf)
         record = PoolRecord(
             name=name,
             id=pool_id,
@@ -199,7 +200,7 @@ class PoolService:
             dns=server_name(node, record.id),
             life=issuer.life,
         )
-        pem, ends_ms = await self._sign(asked, leaf)
+        pem, ends_ms = await self._sign(record.name, asked, leaf)
         self._certified.setdefault(record.id, {})[node] = self._clock.now_ms(), ends_ms
         return Certificate(pem, ends_ms)
 
@@ -230,18 +231,24 @@ class PoolService:
         if node not in nodes and len(nodes) >= MOST_NODES:
             raise Refused(f"{MOST_NODES} nodes of pool {record.name} have certificates, the most that may")
 
-    async def _sign(self, request: str, leaf: Leaf) -> tuple[str, int]:
+    async def _sign(self, pool: str, request: str, leaf: Leaf) -> tuple[str, int]:
         """The certificate, and when it ends by the wall clock."""
         issuer = self._require_issuer()
-        if self._waiting >= WAITING:
-            raise Unreachable(f"{WAITING} certificates are being signed; ask again")
-        self._waiting += 1
+        if self._waiting.total() >= WAITING or self._waiting[pool] >= WAITING_OF_ONE:
+            total, ours = self._waiting.total(), self._waiting[pool]
+            raise Unreachable(f"{total} certificates are being signed, {ours} of pool {pool}; ask again")
+        self._waiting[pool] += 1
+        # A caller that goes away ends no thread: what was begun counts until it is over.
+        return await asyncio.shield(self._sign_in_turn(issuer, pool, request, leaf))
+
+    async def _sign_in_turn(self, issuer: Issuer, pool: str, request: str, leaf: Leaf) -> tuple[str, int]:
         try:
             async with self._signing:
                 now = datetime.fromtimestamp(self._clock.wall_ms() / 1000, UTC)
                 pem, ends = await asyncio.to_thread(issuer.sign, request, leaf, now)
         finally:
-            self._waiting -= 1
+            self._waiting[pool] -= 1
+            self._waiting += Counter()  # pools without any are forgotten
         return pem, round(ends.timestamp() * 1000)
 
     def _require_issuer(self) -> Issuer:
