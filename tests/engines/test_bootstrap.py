@@ -210,3 +210,20 @@ def test_a_directory_that_another_user_has_made_is_refused(machine: Machine, tmp
         f"tfsup-bootstrap: {machine.root.parent} belongs to another user, or every user may"
     )
     assert machine.trees() == set()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give links to another user")
+def test_a_link_that_another_user_can_turn_elsewhere_is_refused(tmp_path: Path) -> None:
+    """It leads to a directory of our own as long as that is looked at."""
+    tmp_path.chmod(0o1777)
+    (tmp_path / "own").mkdir()
+    ours, theirs = tmp_path / "ours", tmp_path / "theirs"
+    theirs.symlink_to("own")
+    ours.symlink_to(theirs)
+    assert bootstrap.exchangeable(ours / "below") is None
+    os.lchown(theirs, 65534, 65534)
+    for path in (theirs, theirs / "below", ours / "below"):
+        assert bootstrap.exchangeable(path) == theirs
+    theirs.unlink()
+    theirs.symlink_to("sub/../theirs")  # a loop ends
+    assert bootstrap.exchangeable(ours) is None

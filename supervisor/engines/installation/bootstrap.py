@@ -127,19 +127,28 @@ def install(archive: str, sha256: str, root: Path) -> "tuple[Path, int]":
 def exchangeable(path: Path) -> "Path | None":
     """The directory in a path in whose place another user could put something else; None if there is none.
 
-    Whoever makes a directory in /tmp first owns it, and may later exchange all that is below it.
+    Whoever makes a directory or a link in /tmp first owns it, and may later exchange all that is below it.
     """
-    real = Path(os.path.realpath(str(path)))
-    for each in (real, *real.parents):
+    left = [Path(os.path.normpath(str(Path.cwd() / path))), Path(os.path.realpath(str(path)))]
+    seen = set()
+    while left:
+        each = left.pop()
+        if each in seen:
+            continue
+        seen.add(each)
+        left.append(each.parent)
         try:
-            found = each.stat()
+            found = each.lstat()
         except FileNotFoundError:
             continue
         above = each.parent.stat().st_mode if each.parent.exists() else 0
+        is_link = stat.S_ISLNK(found.st_mode)
         is_anyones = above & stat.S_IWOTH and found.st_uid not in (os.geteuid(), 0)
-        is_open = found.st_mode & stat.S_IWOTH and not found.st_mode & stat.S_ISVTX
+        is_open = not is_link and found.st_mode & stat.S_IWOTH and not found.st_mode & stat.S_ISVTX
         if is_open or is_anyones:
             return each
+        if is_link:
+            left.append(Path(os.path.normpath(str(each.parent / each.readlink()))))
     return None
 
 
