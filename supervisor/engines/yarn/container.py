@@ -54,9 +54,10 @@ def main() -> int:
     words = (str(directory / word) if word == ARCHIVE else word for word in order["command"])
     command = [*words, "--place", os.environ["NM_HOST"], "--id", ident]
     environment = environment_of(order["environment"], gpus)
+    own = os.getpid()
     child = os.fork()
     if not child:
-        run(command, environment)
+        run(command, environment, own)
     leaving = noticed = ended = False
     while (over := os.waitpid(child, os.WNOHANG)) == (0, 0):
         told = signal.sigtimedwait(HEARD, LOOK_S)
@@ -79,12 +80,14 @@ def main() -> int:
     return code if code >= 0 else 128 - code
 
 
-def run(command: list[str], environment: dict[str, str]) -> NoReturn:
+def run(command: list[str], environment: dict[str, str], parent: int) -> NoReturn:
     """In the child: become the command, which hears all signals, and SIGTERM when this program is killed."""
     os.setsid()
     # YARN removes the container's directory before the command has ended what it must.
     os.chdir("/")
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+    if os.getppid() != parent:
+        os._exit(1)  # it was killed before this process could ask to be told
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     try:
         os.execvpe(command[0], command, environment)
