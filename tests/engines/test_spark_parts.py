@@ -16,7 +16,7 @@ import pytest
 from supervisor.cli.pool.driver import Progress, plain_interrupts
 from supervisor.cli.pool.placed import keep_to_pool, name_data
 from supervisor.contract.desired import JobPhase
-from supervisor.contract.errors import UserError
+from supervisor.contract.errors import Conflict, UserError
 from supervisor.contract.views.jobs import JobView
 from supervisor.engines.spark.command import AgentTask, argv_of, environment_of
 from supervisor.engines.spark.options import Wanted, completed, size_of
@@ -120,6 +120,7 @@ def test_agents_get_no_secret_of_spark_and_the_gpus_that_it_gave() -> None:
         "_SPARK_AUTH_SECRET": "x",
         "PYTHON_WORKER_FACTORY_SECRET": "x",
         "SPARK_HOME": "/s",
+        "HADOOP_TOKEN_FILE_LOCATION": "/t",
     }
     assert environment_of(given, ("0", "3")) == {"PATH": "/bin", "CUDA_VISIBLE_DEVICES": "0,3"}
     assert environment_of({"CUDA_VISIBLE_DEVICES": "0"}, ()) == {"CUDA_VISIBLE_DEVICES": ""}
@@ -211,16 +212,13 @@ def test_rows_that_are_no_records_are_refused(row: object, why: str) -> None:
 def test_partitions_become_files_of_a_directory_that_takes_its_name_at_the_end(tmp_path: Path) -> None:
     uri = f"file://{tmp_path}/store"
     for content in (b"first", b"second"):
-        asyncio.run(make_room(uri, "train.new"))
+        fresh = asyncio.run(make_room(uri, "train"))
         rows: list[list[object]] = [[content, b""], [], [content * 3]]
-        assert [sum(write_partition(uri, "train.new", index, part)) for index, part in enumerate(rows)] == [
-            2,
-            0,
-            1,
-        ]
+        counts = [sum(write_partition(uri, fresh, index, part)) for index, part in enumerate(rows)]
+        assert counts == [2, 0, 1]
         # Another attempt of a task finds the file of the first.
-        assert list(write_partition(uri, "train.new", 0, [b"other"])) == [1]
-        asyncio.run(put_in_place(uri, "train.new", "train"))
+        assert list(write_partition(uri, fresh, 0, [b"other"])) == [1]
+        asyncio.run(put_in_place(uri, fresh, "train", counts))
         files = sorted((tmp_path / "store" / "train").iterdir())
         assert [each.name for each in files] == ["part-00000.tfrecord", "part-00002.tfrecord"]
         assert [read_records(each) for each in files] == [[content, b""], [content * 3]]
@@ -254,6 +252,23 @@ def test_progress_is_told_when_it_is_new() -> None:
         "digits: waiting, generation 0, waiting for nodes",
         "digits: running, generation 1, step 7",
     ]
+
+
+def test_runs_that_write_the_same_data_mix_no_files(tmp_path: Path) -> None:
+    uri = f"file://{tmp_path}/store"
+    first = asyncio.run(make_room(uri, "train"))
+    assert sum(write_partition(uri, first, 0, [b"first"])) == 1
+    second = asyncio.run(make_room(uri, "train"))
+    # A task of the first run ends late. The second has removed what was there of it.
+    assert sum(write_partition(uri, first, 1, [b"late"])) == 1
+    assert sum(write_partition(uri, second, 1, [b"second"])) == 1
+    with pytest.raises(Conflict, match=r"another run writes file:///.*/store/train at the same time"):
+        asyncio.run(put_in_place(uri, first, "train", [1, 1]))
+    asyncio.run(put_in_place(uri, second, "train", [0, 1]))
+    (file,) = (tmp_path / "store" / "train").iterdir()
+    assert read_records(file) == [b"second"]
+    asyncio.run(make_room(uri, "train"))
+    assert sorted(each.name for each in (tmp_path / "store").iterdir()) == [".tfsup-store", "train"]
 
 
 def values(feature: Feature) -> list[object]:

@@ -21,12 +21,12 @@ def test_data_takes_the_place_of_former_data(
     monkeypatch.setenv("HADOOP_CONF_DIR", str(hdfs.conf_dir))
     uri = hdfs.fresh_uri("records")
     for content in (b"first", b"second"):
-        asyncio.run(make_room(uri, "train.new"))
+        fresh = asyncio.run(make_room(uri, "train"))
         for index in range(2):
-            assert list(write_partition(uri, "train.new", index, [content] * (index + 1))) == [index + 1]
+            assert list(write_partition(uri, fresh, index, [content] * (index + 1))) == [index + 1]
         # Spark runs a task twice.
-        assert list(write_partition(uri, "train.new", 0, [b"other"])) == [1]
-        asyncio.run(put_in_place(uri, "train.new", "train"))
+        assert list(write_partition(uri, fresh, 0, [b"other"])) == [1]
+        asyncio.run(put_in_place(uri, fresh, "train", [1, 2]))
         assert asyncio.run(read_all(uri, tmp_path / content.decode())) == {
             "part-00000.tfrecord": [content],
             "part-00001.tfrecord": [content] * 2,

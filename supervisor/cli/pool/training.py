@@ -261,14 +261,14 @@ class TrainingPool:
                 "agents fewer `cpus` than their executors have"
             )
         root, _, name = uri.rpartition("/")
-        fresh = f"{name}.new"
         began = time.monotonic()
-        self._ask(records.make_room(root, fresh))
+        fresh = self._ask(records.make_room(root, name))
         write = partial(records.write_partition, root, fresh)
-        many = sum(getattr(rows, "rdd", rows).mapPartitionsWithIndex(write).collect())
+        counts = getattr(rows, "rdd", rows).mapPartitionsWithIndex(write).collect()
+        many = sum(counts)
         if not many:
             raise UserError(f"the rows for {uri} are none")
-        self._ask(records.put_in_place(root, fresh, name))
+        self._ask(records.put_in_place(root, fresh, name, counts))
         self._tell(f"{uri} has {many} records, after {time.monotonic() - began:.1f} s")
 
     def _followed(self, order: Order) -> tuple[JobView, str]:

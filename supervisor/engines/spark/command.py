@@ -10,8 +10,9 @@ from supervisor.engines.keeper import GPUS
 
 GPU = "gpu"
 """Spark's usual name of the resource (`spark.executor.resource.gpu.amount`)."""
-_SPARKS = ("SPARK_", "_SPARK_", "PYSPARK_", "PYTHON_WORKER_")
-"""Beginnings of variables that Spark sets for its own processes. They hold secrets of the application."""
+_SPARKS = ("SPARK_", "_SPARK_", "PYSPARK_", "PYTHON_WORKER_", "HADOOP_TOKEN_FILE_LOCATION")
+"""Beginnings of variables that Spark, or YARN below it, sets for its own processes. They hold secrets of the
+application, and its tokens: an agent has its own way into HDFS."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

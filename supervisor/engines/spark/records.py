@@ -11,9 +11,10 @@ import asyncio
 import contextlib
 import decimal
 import numbers
+import secrets
 import struct
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import IO
 
 import google_crc32c
@@ -37,15 +38,22 @@ def write_partition(uri: str, directory: str, index: int, rows: Iterable[object]
             many += 1
         file.flush()
         if many:
-            asyncio.run(_upload(uri, file.name, f"{directory}/part-{index:05}.tfrecord"))
+            asyncio.run(_upload(uri, file.name, f"{directory}/{file_of(index)}"))
     yield many
 
 
-async def put_in_place(uri: str, fresh: str, name: str) -> None:
-    """Give a directory of the store its name, in place of the one that had it."""
+async def put_in_place(uri: str, fresh: str, name: str, counts: Sequence[int]) -> None:
+    """Give a directory of the store its name, in place of the one that had it.
+
+    `counts`: the records of each partition. Raises Conflict if it does not hold the files of these alone:
+    another run has removed some of them, as what it took for left.
+    """
     stores = Stores()
     try:
         store = stores.open(uri)
+        wanted = {f"{fresh}/{file_of(index)}" for index, many in enumerate(counts) if many}
+        if {each.path for each in (await store.list(fresh)).files} != wanted:
+            raise Conflict(f"another run writes {uri}/{name} at the same time; run this one again after it")
         if any(each == name for each in (await store.list("")).directories):
             await store.delete_tree(name)
         await store.rename(fresh, name)
@@ -53,16 +61,26 @@ async def put_in_place(uri: str, fresh: str, name: str) -> None:
         await stores.close()
 
 
-async def make_room(uri: str, fresh: str) -> None:
-    """Make the root of the store; remove what an earlier run has left of a directory."""
+async def make_room(uri: str, name: str) -> str:
+    """Make the root of the store, and remove what earlier runs left of a directory; returns a name for it.
+
+    No run has the name of another, as tasks of one that was interrupted may still write.
+    """
     stores = Stores()
     try:
         store = stores.open(uri)
         await store.prepare()
-        if any(each == fresh for each in (await store.list("")).directories):
-            await store.delete_tree(fresh)
+        for each in (await store.list("")).directories:
+            if each.startswith(f"{name}.new"):
+                await store.delete_tree(each)
     finally:
         await stores.close()
+    return f"{name}.new-{secrets.token_hex(4)}"
+
+
+def file_of(index: int) -> str:
+    """The name of the file of a partition."""
+    return f"part-{index:05}.tfrecord"
 
 
 def record_of(row: object) -> bytes:
