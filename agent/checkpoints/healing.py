@@ -18,6 +18,8 @@ from supervisor.contract.errors import StoreUnreachable, TfSupervisorError
 
 WANTED_MS = 5_000
 STARTING_MS = 20_000
+AGAIN_MS, AGAIN_MOST_MS = 200, 5_000
+"""Milliseconds from a start in vain to the next one, and the most after several in a row."""
 
 
 class MountHealer:
@@ -30,6 +32,7 @@ class MountHealer:
         self._began_ms: dict[Path, int] = {}
         self._wanted_ms: dict[Path, int] = {}
         self._served: set[Path] = set()
+        self._in_vain: dict[Path, int] = {}
         self._lost_ms: dict[Path, int] = {}
 
     def wish(self, files: MountFiles, wish: MountWish) -> None:
@@ -50,6 +53,7 @@ class MountHealer:
         if state is MountState.SERVING:
             self._served.add(key)
             self._began_ms.pop(key, None)
+            self._in_vain.pop(key, None)
             return state
         self._note_loss(files, state, now_ms)
         late = now_ms - self._began_ms.setdefault(key, now_ms) > STARTING_MS
@@ -66,7 +70,7 @@ class MountHealer:
                 with effect("mounts.kill_child"):
                     self._children[key].kill()
             self._began_ms.pop(key, None)
-        elif state is MountState.GONE and key not in self._children:
+        elif state is MountState.GONE and key not in self._children and self._may_start(key, now_ms):
             self._sink.info(
                 "starting the process of a mount",
                 job=wish.job,
@@ -76,6 +80,7 @@ class MountHealer:
             with effect("mounts.start"):
                 self._children[key] = control.start(Path(wish.directory).parent, wish.generation)
             self._began_ms[key] = now_ms
+            self._in_vain[key] = self._in_vain.get(key, 0) + 1
         return state
 
     def failed_ms(self, files: MountFiles) -> int:
@@ -102,7 +107,14 @@ class MountHealer:
         self._began_ms.pop(files.wish_path, None)
         self._wanted_ms.pop(files.wish_path, None)
         self._served.discard(files.wish_path)
+        self._in_vain.pop(files.wish_path, None)
         self._lost_ms.pop(files.wish_path, None)
+
+    def _may_start(self, key: Path, now_ms: int) -> bool:
+        """Whether it is time for another process. One that ends at once takes a second of a processor."""
+        before = self._in_vain.get(key, 0)
+        wait_ms = min(AGAIN_MS << min(before - 1, 8), AGAIN_MOST_MS) if before else 0
+        return now_ms - self._began_ms.get(key, now_ms) >= wait_ms
 
     def _note_loss(self, files: MountFiles, state: MountState, now_ms: int) -> None:
         """Note the loss of a mount that programs had, under this agent or an earlier one."""

@@ -7,35 +7,40 @@ import errno
 import os
 import shutil
 import signal
+import subprocess
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import cast
 
 import pytest
 
+from agent.checkpoints.healing import MountHealer
 from agent.data import mounts
 from agent.data.mounts import DATA, DataMounts
 from agent.host.task_users import TaskUsers
-from recovery.mount import data, kernel
+from recovery.mount import control, data, kernel
 from recovery.mount.backends.backend import Entry
 from recovery.mount.backends.local import LocalBackend, LocalReader
+from recovery.mount.control import MountState
 from recovery.mount.data import DataFiles
 from recovery.mount.filesystem import Stat
 from recovery.mount.kernel import MountOptions, ReadOperations
 from recovery.mount.layout import SIGN
 from recovery.mount.points import layers
 from recovery.mount.reading import CHUNK_BYTES, ChunkedReader, ChunkPool
-from recovery.mount.record import MountAnswer, MountFiles, Trouble
+from recovery.mount.record import MountAnswer, MountFiles, MountWish, Trouble
 from recovery.stores.allowed import AllowedStores
 from recovery.stores.open import Stores
 from supervisor.adapters.clock import BootClock
 from supervisor.adapters.files.hadoop import HadoopSettings
 from supervisor.adapters.files.store_uri import Scheme
 from supervisor.contract.errors import NotFound, StoreUnreachable, UserError
+from tests.support.clocks import ManualClock
 from tests.support.sinks import ListSink
 
 OPTIONS = MountOptions("x", 0.2, 0.2, (0, 0), allow_other=False, kept_s=30.0)
@@ -313,6 +318,36 @@ async def test_an_agent_that_has_only_begun_ends_no_mount(
     monkeypatch.setattr(mounts, "UNUSED_MS", 0)
     await successor._retire()
     assert not successor.wished()
+
+
+def test_a_mount_that_ends_at_once_is_started_less_and_less_often(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[int] = []
+    clock, files = ManualClock(), MountFiles(tmp_path / "m", 0)
+    wish = MountWish("j", "u", 0, "file:///x", "", str(tmp_path / "m" / "data"), data=True)
+    healer = MountHealer(clock, ListSink())
+    healer.wish(files, wish)
+
+    def start(_parent: Path, _generation: int) -> subprocess.Popen[bytes]:
+        started.append(clock.now_ms())
+        child = subprocess.Popen(["true"])
+        child.wait()
+        return child
+
+    monkeypatch.setattr(control, "start", start)
+    for _ in range(400):
+        healer.heal(files, wish)
+        clock.ms += 50
+    waits = [after - before for before, after in pairwise(started)]
+    assert waits[:6] == [200, 400, 800, 1_600, 3_200, 5_000]
+    # Once it has served, a loss is healed at once.
+    monkeypatch.setattr(control, "look", lambda *_: MountState.SERVING)
+    healer.heal(files, wish)
+    monkeypatch.setattr(control, "look", lambda *_: MountState.GONE)
+    many = len(started)
+    healer.heal(files, wish)
+    assert len(started) == many + 1
 
 
 async def test_who_waits_is_known_and_told_once(node: Node) -> None:
