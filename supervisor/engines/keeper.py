@@ -197,7 +197,12 @@ class Keeper:
         loop = asyncio.get_running_loop()
         while not self._leaving.is_set():
             began = loop.time()
-            self._agent = await _start("agent.main", "--config", str(self._config))
+            try:
+                self._agent = await _start("agent.main", "--config", str(self._config))
+            except OSError as error:
+                say(f"the agent cannot be started now: {error.strerror}; trying again")
+                await asyncio.sleep(AGAIN_MOST_S)
+                continue
             if self._leaving.is_set():
                 self._agent.kill()
             code = await self._agent.wait()
@@ -258,14 +263,15 @@ class Keeper:
         """Move the node's tasks away, until that is done, its time is over, or SIGTERM comes."""
         reason = f"pool {self._order.pool}: {why}"
         try:
+            # Without this file nobody would lift the drain.
             self._drained.touch()
+            draining = await _start(
+                "supervisor.cli.main", *self._order.client, "drain", self._node, "--reason", reason
+            )
         except OSError as error:
-            # Nobody would lift the drain.
-            say(f"{self._node} is not drained, as {self._drained} cannot be written: {error.strerror}")
+            self._drained.unlink(missing_ok=True)
+            say(f"{self._node} is not drained: {error.strerror}")
             return
-        draining = await _start(
-            "supervisor.cli.main", *self._order.client, "drain", self._node, "--reason", reason
-        )
         waiting = asyncio.create_task(draining.wait())
         while not waiting.done() and (left_s := until - asyncio.get_running_loop().time()) > 0:
             telling = asyncio.create_task(self._told.get())
@@ -308,8 +314,12 @@ async def _start(module: str, *arguments: str, stdout: int | None = None) -> asy
 
 
 async def _run(within_s: float, module: str, *arguments: str) -> int:
-    """Run a program of ours to its end; it is killed when it takes too long."""
-    started = await _start(module, *arguments)
+    """Run a program of ours to its end; it is killed when it takes too long. Returns its exit code."""
+    try:
+        started = await _start(module, *arguments)
+    except OSError as error:
+        say(f"{module} cannot be started: {error.strerror}")
+        return 1
     try:
         async with asyncio.timeout(within_s):
             return await started.wait()

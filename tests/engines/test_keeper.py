@@ -229,6 +229,31 @@ def test_the_end_of_its_leash_ends_the_node_also_when_nobody_reads_its_output(
     assert not room or (tmp_path / keeper.LAST_WORDS).read_text() == "fenced\nfenced\n"
 
 
+@pytest.mark.parametrize("never", [("agent.main", "supervisor.cli.main"), ("supervisor.cli.main",)])
+async def test_a_machine_that_can_start_no_process_ends_no_keeper(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, never: tuple[str, ...]
+) -> None:
+    tried: list[str] = []
+
+    async def start(module: str, *arguments: str) -> asyncio.subprocess.Process:
+        tried.append(arguments[-1] if arguments[-1] == "--fence" else module)
+        if module in never and "--fence" not in arguments:
+            raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+        return await asyncio.create_subprocess_exec(
+            *(("true",) if "--fence" in arguments else ("sleep", "60"))
+        )
+
+    monkeypatch.setattr(keeper, "_start", start)
+    monkeypatch.setattr(keeper, "AGAIN_MOST_S", 0.01)
+    order = Order(pool="p", place="n1", id="1_0", file=tmp_path, client=("--state", str(tmp_path)))
+    running = asyncio.create_task(keeper.Keeper(order, "p.n1", tmp_path / "agent.yaml").run())
+    await until(lambda: len(tried) > (2 if "agent.main" in never else 0))
+    os.kill(os.getpid(), signal.SIGUSR2)
+    assert await asyncio.wait_for(running, 20) == 0
+    assert tried[-1] == "--fence"
+    assert not (tmp_path / keeper.DRAINED).exists()
+
+
 class Full(io.StringIO):
     """A log on a disk without room."""
 
