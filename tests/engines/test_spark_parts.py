@@ -202,11 +202,22 @@ def test_values_become_features() -> None:
         ({"pair": [1, "a"]}, "column pair has values of bytes, int"),
         ({"gap": [1, None]}, "column gap has values of NoneType, int"),
         ({"large": 1 << 63}, "column large: "),
+        (
+            {"large": [0.5, -1e39]},
+            "column large: -1e+39 is too large for a feature, whose floats have 32 bits",
+        ),
+        ({"large": [0.5, 10**400]}, "is too large for a feature"),
+        ({"text": "\ud800"}, "column text: 'utf-8' codec can't encode"),
     ],
 )
 def test_rows_that_are_no_records_are_refused(row: object, why: str) -> None:
     with pytest.raises(UserError, match=re.escape(why)):
         record_of(row)
+
+
+def test_numbers_that_are_none_stay_so() -> None:
+    found = Example.FromString(record_of({"a": [float("inf"), -float("inf"), float("nan"), 3.4028234e38]}))
+    assert [str(each) for each in values(found.features.feature["a"])][:3] == ["inf", "-inf", "nan"]
 
 
 def test_partitions_become_files_of_a_directory_that_takes_its_name_at_the_end(tmp_path: Path) -> None:

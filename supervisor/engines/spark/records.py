@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import decimal
+import math
 import numbers
 import secrets
 import struct
@@ -23,6 +24,9 @@ from recovery.formats.sstable import mask
 from recovery.stores.open import Stores
 from supervisor.contract.errors import Conflict, UserError
 from supervisor.wire.tensorflow_example_pb2 import Example, Feature
+
+_MOST_FLOAT = 3.4028234663852886e38
+"""The largest number of 32 bits."""
 
 
 def write_partition(uri: str, directory: str, index: int, rows: Iterable[object]) -> Iterator[int]:
@@ -111,7 +115,10 @@ def _checksum(data: bytes) -> bytes:
 
 
 def _feature(name: str, value: object) -> Feature:
-    values = [_plain(each) for each in _listed(value)]
+    try:
+        values = [_plain(each) for each in _listed(value)]
+    except UnicodeEncodeError as error:
+        raise UserError(f"column {name}: {error}") from error
     feature = Feature()
     if not values:
         return feature
@@ -123,6 +130,10 @@ def _feature(name: str, value: object) -> Feature:
         except ValueError as error:
             raise UserError(f"column {name}: {error}") from error
     elif all(isinstance(each, int | float) for each in values):
+        if large := [each for each in values if isinstance(each, int | float) and _overflows(each)]:
+            raise UserError(
+                f"column {name}: {large[0]} is too large for a feature, whose floats have 32 bits"
+            )
         feature.float_list.value.extend(each for each in values if isinstance(each, int | float))
     else:
         kinds = ", ".join(sorted({type(each).__name__ for each in values}))
@@ -155,6 +166,11 @@ def _plain(value: object) -> object:
     if isinstance(value, numbers.Integral):
         return int(value)
     return float(value) if isinstance(value, numbers.Real | decimal.Decimal) else value
+
+
+def _overflows(value: float) -> bool:
+    """Whether a number would become infinite."""
+    return _MOST_FLOAT < abs(value) < math.inf
 
 
 async def _upload(uri: str, source: str, path: str) -> None:
