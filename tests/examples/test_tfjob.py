@@ -6,6 +6,7 @@ the images are ours, with the same calls of TensorFlow (docs/tfjob.md).
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 from collections.abc import Iterator
@@ -20,10 +21,9 @@ from tests.contract.tfjob.page import annotated, annotations_of
 from tests.examples.harness import EXAMPLES, Cluster, Job
 
 PROGRAMS = Path(__file__).resolve().parents[1] / "programs/kubeflow"
-PLACE = "/var/tf_mnist"
-"""The directory of the programs in the images."""
-FILES = tuple(MANIFESTS / f"{name}.yaml" for name in ("notebook", "simple", "summaries"))
-"""Those whose program runs as it is on TensorFlow 2.21."""
+PLACES = ("/var/tf_mnist", "/var/tf_dist_mnist", "/")
+"""The directories of the programs in the images."""
+FILES = sorted(MANIFESTS.glob("*.yaml"))
 
 
 def conditions(job: Job) -> dict[str, str]:
@@ -62,7 +62,8 @@ def images(dockerd: Dockerd, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     quiet = "TF_CPP_MIN_LOG_LEVEL=2 TF_ENABLE_ONEDNN_OPTS=0"
     shutil.copytree(PROGRAMS, directory / "programs")
     (directory / "Dockerfile").write_text(
-        f"FROM {IMAGE}\nENV PYTHONPATH={site_packages()} {quiet}\nCOPY programs {PLACE}\n"
+        f"FROM {IMAGE}\nENV PYTHONPATH={site_packages()} {quiet}\n"
+        + "".join(f"COPY programs {place}\n" for place in PLACES)
     )
     names = sorted({name for file in FILES for name in re.findall(r'image: "?([^\s"},]+)', file.read_text())})
     dockerd.cli("build", *(f"--tag={name}" for name in names), str(directory))
@@ -72,10 +73,15 @@ def images(dockerd: Dockerd, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 
 
 def manifest(file: Path, volume: Path) -> str:
-    """An example with its annotations, for a machine that has no registry."""
+    """An example with its annotations, for a machine that has neither a registry nor a GPU."""
     text = file.read_text()
     lines = [each.replace("/data/training", str(volume)) for each in annotations_of(text)]
-    return annotated(text, ["tfsup/container.pull: never", *lines])
+    document = json.loads(annotated(text, ["tfsup/container.pull: never", *lines]))
+    for replica in document["spec"]["tfReplicaSpecs"].values():
+        (container,) = replica["template"]["spec"]["containers"]
+        limits = container.pop("resources", {"limits": {}})["limits"]
+        assert limits.keys() <= {"nvidia.com/gpu"}
+    return json.dumps(document)
 
 
 @pytest.mark.slow
@@ -88,11 +94,17 @@ def test_an_example_runs(contained: Cluster, scratches: Path, tmp_path: Path, fi
     # Two examples have one name.
     job = Job(contained, f"example-{file.stem}")
     contained.ctl("submit", str(path), "--name", job.name)
+    if file.stem in ("dist-mnist", "multi-worker"):
+        incident = job.recovered(job.kill("worker", 1))
+        assert incident.cause == "killed"
     job.result()
     assert conditions(job)["Succeeded"] == "True"
     said = contained.ctl("logs", job.name)
     accuracies = [float(each) for each in re.findall(r"accuracy:? ([01]\.\d+)$", said, re.MULTILINE)]
     assert accuracies
     assert accuracies[-1] > 0.9
-    if file.stem != "simple":
+    if file.stem == "multi-worker":
+        assert (scratches / "saved_model/saved_model.pb").exists()
+        assert job.view().newest_commit is not None
+    if file.stem in ("notebook", "summaries"):
         assert list(scratches.glob("logs/train/events.out.tfevents.*"))
