@@ -2,7 +2,9 @@
 
 The same files are read in turn by the bare client, by tf.data through a fresh mount (nothing is in the page
 cache), and by tf.data again through the same mount (all is). tf.data on a copy on the local disk, in the page
-cache, tells what tf.data itself can do. JSON on standard output, progress on standard error.
+cache, tells what tf.data itself can do. Then each DataNode sends no more than `--limit-mb-s` on average, as
+over a network, and the client and tf.data read again. A DataNode that was idle may send as much as for 1.5 s
+at once. JSON on standard output, progress on standard error.
 """
 
 from __future__ import annotations
@@ -14,26 +16,32 @@ import os
 import shutil
 import subprocess
 import sys
-import time
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from statistics import median
 
+from benchmarks.reading.cost import Reading, measured
 from benchmarks.support.figures import Goal, machine
 from chaos.hdfs import HdfsCluster
 from recovery.mount.control import mounted
-from recovery.mount.record import MountWish
+from recovery.mount.record import MountFiles, MountWish
 from recovery.stores.hdfs_client import HdfsClient
 from supervisor.adapters.files.hadoop import HadoopSettings
 
 STATE = Path("var/bench/data")
-MB = 1e6
 LEAST = 0.8
 """The goal: tf.data through the mount against the client, as a part."""
 
+LEAST_LIMITED = 0.95
+"""The same where the DataNodes limit both."""
+
+Processes = dict[str, tuple[int, ...]]
+"""Process ids by kind."""
+
+LIMIT = "dfs.datanode.data.read.bandwidthPerSec"
 
 WRITE = """
 import os, sys
@@ -45,18 +53,18 @@ for path in sys.argv[3:]:
             writer.write(os.urandom(size))
 """
 READ = """
-import sys, time
+import dataclasses, json, os, sys
 import tensorflow as tf
+from benchmarks.reading.cost import measured
 
 def read(paths):
     sizes = tf.data.TFRecordDataset(paths).map(tf.strings.length)
     return int(sizes.reduce(tf.constant(0, tf.int64), lambda so_far, size: so_far + tf.cast(size, tf.int64)))
 
 read(["/dev/null"])  # what TensorFlow does once is no part of the reading
+processes = json.loads(sys.argv[2]) | {"reader": [os.getpid()]}
 for _ in range(int(sys.argv[1])):
-    began = time.monotonic()
-    size = read(sys.argv[2:])
-    print(size / 1e6 / (time.monotonic() - began))
+    print(json.dumps(dataclasses.asdict(measured(lambda: read(sys.argv[3:]), processes))))
 """
 
 
@@ -68,6 +76,7 @@ class Flags:
     mib: int
     record_kib: int
     rounds: int
+    limit_mb_s: int
 
 
 def say(text: str) -> None:
@@ -110,9 +119,10 @@ async def read_by_client(cluster: HdfsCluster, paths: tuple[str, ...]) -> int:
     return total
 
 
-def read_by_tf(paths: tuple[str, ...], epochs: int) -> list[float]:
-    """MB/s of each epoch of tf.data, with its defaults: all records, one file after the other."""
-    return [float(each) for each in _python(READ, str(epochs), *paths).split()]
+def read_by_tf(paths: tuple[str, ...], epochs: int, others: Processes) -> list[Reading]:
+    """Each epoch of tf.data, with its defaults: all records, one file after the other."""
+    lines = _python(READ, str(epochs), json.dumps(others), *paths).splitlines()
+    return [Reading(**json.loads(line)) for line in lines]
 
 
 def read_plainly(paths: tuple[str, ...]) -> int:
@@ -125,38 +135,91 @@ def read_plainly(paths: tuple[str, ...]) -> int:
     return total
 
 
-def timed(work: Callable[[], int]) -> float:
-    """The MB/s of a reading."""
-    began = time.monotonic()
-    return work() / MB / (time.monotonic() - began)
+class Rounds:
+    """The readings so far, by their kind."""
+
+    def __init__(self) -> None:
+        self._readings: dict[str, list[Reading]] = {}
+
+    def add(self, what: str, reading: Reading) -> None:
+        """Add one."""
+        self._readings.setdefault(what, []).append(reading)
+        costs = ", ".join(f"{kind} {cost:.2f}" for kind, cost in reading.cpu_s_per_gib.items())
+        say(f"{what}: {reading.mb_per_s:.0f} MB/s, load {os.getloadavg()[0]:.1f}, CPU s/GiB: {costs}")
+
+    def rate(self, what: str) -> float:
+        """The median of MB/s."""
+        return median(each.mb_per_s for each in self._readings[what])
+
+    def rows(self) -> dict[str, dict[str, object]]:
+        """The figures of each kind. `bound_mb_per_s`: with no core of this machine ever idle."""
+        rows: dict[str, dict[str, object]] = {}
+        for what, readings in self._readings.items():
+            costs = {
+                kind: round(median(each.cpu_s_per_gib[kind] for each in readings), 2)
+                for kind in readings[0].cpu_s_per_gib
+            }
+            rows[what] = {
+                "mb_per_s": round(self.rate(what), 1),
+                "rounds": [round(each.mb_per_s, 1) for each in readings],
+                "cpu_s_per_gib": costs,
+                "bound_mb_per_s": round((os.cpu_count() or 1) * (1 << 30) / 1e6 / sum(costs.values())),
+            }
+        return rows
 
 
-def measure(cluster: HdfsCluster, flags: Flags) -> dict[str, list[float]]:
-    """All rounds."""
+def measure(cluster: HdfsCluster, flags: Flags) -> Rounds:
+    """All rounds, first without a limit, then with it."""
     local = write_records(STATE / "records", flags)
     top = asyncio.run(upload(cluster, local))
-    stored = tuple(f"{top}/{path.name}" for path in local)
-    found: dict[str, list[float]] = {}
-
-    def add(what: str, rate: float) -> None:
-        found.setdefault(what, []).append(rate)
-        say(f"{what}: {rate:.0f} MB/s, load {os.getloadavg()[0]:.1f}")
-
+    names = tuple(path.name for path in local)
+    stored, rounds = tuple(f"{top}/{name}" for name in names), Rounds()
     for number in range(flags.rounds):
-        add("client", timed(lambda: asyncio.run(read_by_client(cluster, stored))))
-        with _fresh_mount(cluster, top, f"a{number}") as directory:
-            shown = tuple(str(directory / path.name) for path in local)
-            first, second = read_by_tf(shown, 2)
-            add("mount", first)
-            add("mount, second epoch", second)
-        with _fresh_mount(cluster, top, f"b{number}") as directory:
-            shown = tuple(str(directory / path.name) for path in local)
-            add("mount, read(2)", timed(partial(read_plainly, shown)))
-        add("local disk", read_by_tf(tuple(map(str, local)), 1)[0])
-    return found
+        _read_from_hdfs(cluster, rounds, stored, f"a{number}", "")
+        with _fresh_mount(cluster, top, f"b{number}") as (directory, serving):
+            shown = tuple(str(directory / name) for name in names)
+            others = serving | {"reader": (os.getpid(),)}
+            rounds.add("mount, read(2)", measured(partial(read_plainly, shown), others))
+        rounds.add("local disk", read_by_tf(tuple(map(str, local)), 1, {})[0])
+    limit(cluster, flags.limit_mb_s)
+    for number in range(flags.rounds):
+        _read_from_hdfs(cluster, rounds, stored, f"c{number}", _limited(flags))
+    return rounds
 
 
-def _fresh_mount(cluster: HdfsCluster, top: str, name: str) -> AbstractContextManager[Path]:
+def _read_from_hdfs(
+    cluster: HdfsCluster, rounds: Rounds, stored: tuple[str, ...], name: str, how: str
+) -> None:
+    """The client, then tf.data through a fresh mount, two epochs."""
+    pids = _datanodes(cluster) | {"reader": (os.getpid(),)}
+    rounds.add(f"client{how}", measured(lambda: asyncio.run(read_by_client(cluster, stored)), pids))
+    with _fresh_mount(cluster, str(Path(stored[0]).parent), name) as (directory, serving):
+        first, second = read_by_tf(tuple(str(directory / Path(each).name) for each in stored), 2, serving)
+        rounds.add(f"mount{how}", first)
+        rounds.add(f"mount, second epoch{how}", second)
+
+
+def _limited(flags: Flags) -> str:
+    return f", DataNodes of {flags.limit_mb_s} MB/s"
+
+
+def limit(cluster: HdfsCluster, mb_s: int) -> None:
+    """Let each DataNode send at most so many MB/s."""
+    site = cluster.directory / "server" / "hdfs-site.xml"
+    line = f"<property><name>{LIMIT}</name><value>{mb_s * 1_000_000}</value></property>"
+    site.write_text(site.read_text().replace("</configuration>", f"{line}</configuration>"))
+    for index in range(3):
+        cluster.datanode(index).restart()
+    cluster.wait_ready()
+
+
+def _datanodes(cluster: HdfsCluster) -> Processes:
+    return {"DataNodes": tuple(cluster.datanode(index).pid for index in range(3))}
+
+
+@contextmanager
+def _fresh_mount(cluster: HdfsCluster, top: str, name: str) -> Iterator[tuple[Path, Processes]]:
+    """A mount's directory, and the processes behind it."""
     parent = STATE.absolute() / name
     wish = MountWish(
         *("bench", name, 0, f"{cluster.uri}{top}", "", str(parent / "data")),
@@ -164,7 +227,10 @@ def _fresh_mount(cluster: HdfsCluster, top: str, name: str) -> AbstractContextMa
         hadoop=HadoopSettings(conf_dir=str(cluster.conf_dir)),
         data=True,
     )
-    return mounted(parent, wish)
+    with mounted(parent, wish) as directory:
+        beat = MountFiles(parent, wish.generation).read_beat()
+        assert beat is not None
+        yield directory, _datanodes(cluster) | {"mount": (beat.pid,)}
 
 
 def _python(program: str, *words: str) -> str:
@@ -181,24 +247,24 @@ def main() -> None:
     parser.add_argument("--mib", type=int, default=128, help="size of a file")
     parser.add_argument("--record-kib", type=int, default=64)
     parser.add_argument("--rounds", type=int, default=5)
-    given = parser.parse_args()
-    flags = Flags(given.files, given.mib, given.record_kib, given.rounds)
+    parser.add_argument("--limit-mb-s", type=int, default=125, help="of each DataNode in the last rounds")
+    flags = Flags(**vars(parser.parse_args()))
     shutil.rmtree(STATE, ignore_errors=True)
     began_load = os.getloadavg()
     with HdfsCluster(fast_start=False) as cluster:
         os.environ["HADOOP_CONF_DIR"] = str(cluster.conf_dir)
         found = measure(cluster, flags)
     shutil.rmtree(STATE, ignore_errors=True)
-    rates = {what: round(median(each), 1) for what, each in found.items()}
-    part = rates["mount"] / rates["client"]
+    part = found.rate("mount") / found.rate("client")
     goal = Goal("tf.data through the mount, as a part of the client's throughput", LEAST, part, at_most=False)
+    limited = _limited(flags)
+    slow = found.rate(f"mount{limited}") / found.rate(f"client{limited}")
     document = {
         "machine": machine(),
         "load": {"before": began_load, "after": os.getloadavg()},
         "read": {"files": flags.files, "mib": flags.mib, "record_kib": flags.record_kib},
-        "mb_per_s": rates,
-        "rounds": {what: [round(each, 1) for each in rounds] for what, rounds in found.items()},
-        "goals": [goal.row()],
+        "readings": found.rows(),
+        "goals": [goal.row(), Goal(f"the same{limited}", LEAST_LIMITED, slow, at_most=False).row()],
     }
     sys.stdout.write(json.dumps(document, indent=2) + "\n")
 

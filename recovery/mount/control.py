@@ -32,6 +32,15 @@ _LIBRARY_VARIABLE = "FUSE_LIBRARY_PATH"
 _LIBRARIES = ("libfuse3.so.4", "libfuse3.so.3")
 """Names that need no search, which takes a compiler where there is none of them."""
 
+_MALLOC = {
+    "MALLOC_ARENA_MAX": "1",
+    "MALLOC_MMAP_THRESHOLD_": str(32 << 20),
+    "MALLOC_TRIM_THRESHOLD_": str(64 << 20),
+}
+"""Settings of glibc for a mount: the memory of chunks and requests is used again. By default each goes back
+to the kernel, which clears every page of the next one. That is a third of the mount's processor time.
+"""
+
 _ROOT = Path(recovery.__file__).resolve().parents[1]
 PATIENCE_S = 3.0
 _STATUS = Path("/proc/self/status")
@@ -104,7 +113,7 @@ def start(parent: Path, generation: int) -> subprocess.Popen[bytes]:
                 stdout=output,
                 stderr=output,
                 cwd="/",
-                env={**os.environ, "PYTHONPATH": str(_ROOT), _LIBRARY_VARIABLE: library},
+                env={**_MALLOC, **os.environ, "PYTHONPATH": str(_ROOT), _LIBRARY_VARIABLE: library},
                 start_new_session=True,
             )
     except OSError as error:

@@ -119,7 +119,7 @@ class DataFiles:
         size: int,
         limit_s: float,
         in_vain: Callable[[], bool] = lambda: False,
-    ) -> bytes:
+    ) -> bytes | memoryview:
         """Read, from any thread but the loop's. Limits and errors are those of `wait_for`."""
         opened = self._opened.get(number)
         if opened is None:

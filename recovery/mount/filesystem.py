@@ -122,7 +122,7 @@ class MountedFiles:
         size: int,
         limit_s: float,
         in_vain: Callable[[], bool] = lambda: False,
-    ) -> bytes:
+    ) -> bytes | memoryview:
         """Read, from any thread but the loop's. Limits and errors are those of `wait_for`."""
         handle = self._handle(number)
         if handle.reading is None:

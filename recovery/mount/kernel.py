@@ -7,6 +7,7 @@ with libfuse 2.
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import errno
 import itertools
 import stat
@@ -100,7 +101,7 @@ class ReadFiles(Protocol):
 
     def read(
         self, number: int, offset: int, size: int, limit_s: float, in_vain: Callable[[], bool] = ...
-    ) -> bytes:
+    ) -> bytes | memoryview:
         """Bytes of an open file; limits and errors are those of `wait_for`."""
 
     async def flush(self, number: int) -> None:
@@ -111,7 +112,23 @@ class ReadFiles(Protocol):
 
 
 class _Fuse(mfusepy.FUSE):
-    """mfusepy with its own handling of renames that must not replace: mfusepy would replace."""
+    """mfusepy with a read that copies once, from a view, and with its own handling of renames that must not
+    replace: mfusepy takes bytes alone, and would replace.
+    """
+
+    def read(
+        self,
+        path: bytes | None,
+        buf: ctypes._Pointer[ctypes.c_byte],
+        size: int,
+        offset: int,
+        fip: ctypes._Pointer[mfusepy.fuse_file_info],
+    ) -> int:
+        """Copy what was read to libfuse's memory."""
+        found = self.operations.read(path, size, offset, fip.contents.fh)
+        to = (ctypes.c_char * size).from_address(ctypes.addressof(buf.contents))
+        memoryview(to).cast("B")[: len(found)] = found
+        return len(found)
 
     def rename_fuse_3(self, old: bytes, new: bytes, flags: int) -> int:
         """Rename, and refuse flags that `rename` cannot keep."""
@@ -205,7 +222,7 @@ class ReadOperations:
         """Returns a handle."""
         return self._call(self._read.open(_name(path), flags))
 
-    def read(self, _path: str | None, size: int, offset: int, fh: int) -> bytes:
+    def read(self, _path: str | None, size: int, offset: int, fh: int) -> bytes | memoryview:
         """The system call."""
         with self._told(), self._waiting():
             return self._read.read(fh, offset, size, self._options.answer_s, _caller())

@@ -10,6 +10,9 @@ from recovery.mount.backends.backend import Reader
 
 CHUNK_BYTES = 4 << 20
 AHEAD = 3
+BEHIND = 2
+"""Chunks that stay behind a sequential reader, as requests of the kernel overtake each other."""
+
 KEPT = 8
 
 
@@ -42,6 +45,11 @@ class ChunkPool:
             while len(self._chunks) > self.most:
                 self._chunks.popitem(last=False)
 
+    def drop(self, reader: ChunkedReader, index: int) -> None:
+        """Drop a chunk, if it is here."""
+        with self._lock:
+            self._chunks.pop((reader, index), None)
+
     def forget(self, reader: ChunkedReader) -> None:
         """Drop all chunks of a file."""
         with self._lock:
@@ -68,7 +76,7 @@ class ChunkedReader:
         """The size in bytes."""
         return self._reader.size
 
-    def peek(self, offset: int, size: int) -> bytes | None:
+    def peek(self, offset: int, size: int) -> bytes | memoryview | None:
         """The result of `read`, if it is in memory and no chunk needs to be fetched ahead; None otherwise."""
         end = min(offset + size, self.size)
         if offset >= end:
@@ -77,9 +85,9 @@ class ChunkedReader:
         chunk = self._pool.get(self, index)
         if chunk is None or index != self._last or (end - 1) // CHUNK_BYTES != index:
             return None
-        return chunk[offset - index * CHUNK_BYTES : end - index * CHUNK_BYTES]
+        return memoryview(chunk)[offset - index * CHUNK_BYTES : end - index * CHUNK_BYTES]
 
-    async def read(self, offset: int, size: int) -> bytes:
+    async def read(self, offset: int, size: int) -> bytes | memoryview:
         """`size` bytes from `offset`; fewer at the end only. Raises as `Reader.read`."""
         end = min(offset + size, self.size)
         if offset >= end:
@@ -88,12 +96,14 @@ class ChunkedReader:
         onward = first in {self._last, self._last + 1}
         for index in range(first, last + 1 + (self._pool.ahead if onward else 0)):
             self._fetch(index)
+        if onward:
+            self._pool.drop(self, first - BEHIND - 1)
         self._last = last
         pieces = []
         for index in range(first, last + 1):
             chunk = await self._chunk(index)
             start = index * CHUNK_BYTES
-            pieces.append(chunk[max(0, offset - start) : end - start])
+            pieces.append(memoryview(chunk)[max(0, offset - start) : end - start])
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     async def close(self) -> None:

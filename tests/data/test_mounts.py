@@ -492,6 +492,16 @@ async def test_the_answer_says_what_kind_of_trouble_it_is(tmp_path: Path) -> Non
     assert away == MountAnswer(3, Trouble.AWAY, "no answer for it")
 
 
+async def test_a_sequential_reader_leaves_few_chunks_behind_it(tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(bytes(6 * CHUNK_BYTES))
+    pool = ChunkPool(48)
+    reader = ChunkedReader(await LocalBackend(tmp_path).open("a"), pool)
+    for index in range(6):
+        await reader.read(index * CHUNK_BYTES, CHUNK_BYTES)
+    assert [pool.get(reader, index) is not None for index in range(6)] == [False] * 3 + [True] * 3
+    await reader.close()
+
+
 async def test_open_files_share_a_bounded_memory(tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(bytes(3 * CHUNK_BYTES))
     backend, pool = LocalBackend(tmp_path), ChunkPool(4)
