@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from supervisor.adapters.children import bounded
 from supervisor.adapters.children.bounded import Child, Ended, run
 from tests.agent.other_users import own_uid
 from tests.support.waiting import until
@@ -55,6 +56,19 @@ async def test_a_program_gets_its_input_and_environment_and_its_end_is_told(tmp_
     )
     ended = await run(replace(child(program), told="key=\udcff\n", env={"A": "\udcfe"}, cwd=str(tmp_path)))
     assert ended == Ended(3, b"key=\xff\n\xfe" + os.fsencode(tmp_path))
+
+
+async def test_a_program_that_stops_its_guard_is_ended_with_its_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bounded, "_SLACK_S", 0.0)
+    monkeypatch.setattr(bounded, "GONE_S", 0.5)
+    program = (
+        "import os, signal, time; os.kill(os.getppid(), signal.SIGSTOP); "
+        f"open({str(tmp_path / 'pid')!r}, 'w').write(str(os.getpid())); time.sleep(120)"
+    )
+    assert await run(child(program, limit_s=1.0)) == Ended(-signal.SIGKILL, late=True)
+    await until(lambda: not is_alive(tmp_path / "pid"))
 
 
 async def test_what_a_program_inherits_is_bounded() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import signal
 import socket
 import sys
 from collections.abc import Mapping, Sequence
@@ -85,6 +86,8 @@ async def run(child: Child) -> Ended:
             return Ended(-9, late=True)
         finally:
             ours.close()
+            with suppress(ProcessLookupError):
+                guard.send_signal(signal.SIGCONT)  # it ends all, also if the program has stopped it
             with suppress(TimeoutError):
                 async with asyncio.timeout(GONE_S):
                     await guard.wait()
