@@ -85,6 +85,7 @@ EXEMPT = (
     Exempt("agent/code/store.py", _POINT_OUTSIDE, ("remove_tree",)),
     Exempt("agent/environments/packed.py", _POINT_OUTSIDE),
     Exempt("supervisor/adapters/children/guard.py", _GUARDED),
+    Exempt("supervisor/adapters/children/bounded.py", _GUARDED, ("guard.send_signal",), 1),
     Exempt("agent/runtimes/local.py", _POINT_OUTSIDE, ("os.open",), 1),
     Exempt("agent/runtimes/docker_engine.py", _POINT_OUTSIDE),
     Exempt("recovery/commit/stage.py", _POINT_OUTSIDE, ("files.move_directory",), 2),

@@ -82,6 +82,8 @@ class Node:
         point = self.directory()
         await waited(lambda: layers(point) == 0)
         await self.mounts.close()
+        for child in self.mounts._healer._children.values():
+            await asyncio.to_thread(child.wait, 60)
 
 
 async def waited(holds: Callable[[], object], within_s: float = 60.0) -> None:
