@@ -1,4 +1,4 @@
-"""Training on the executors of a Spark application (docs/engines.md).
+"""Training on the executors of a Spark application (docs/spark.md).
 
     from tfsup_spark import TrainingPool
 

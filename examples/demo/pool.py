@@ -1,4 +1,4 @@
-"""A YARN of the demonstration's own, and a pool of agents on it (docs/engines.md)."""
+"""A YARN of the demonstration's own, and a pool of agents on it (docs/yarn.md)."""
 
 from __future__ import annotations
 

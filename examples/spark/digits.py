@@ -4,7 +4,7 @@
     spark-submit --master spark://HOST:7077 examples/spark/digits.py
 
 The executors' Python (PYSPARK_PYTHON) has tf-supervisor and TensorFlow. With supervisors elsewhere, give the
-pool `config` and `agent_config` (docs/engines.md).
+pool `config` and `agent_config` (docs/spark.md).
 """
 
 # %% The data: any DataFrame. A row becomes a record, a column a feature of it.

@@ -226,7 +226,7 @@ def _engine(on: str) -> Engine:
     if on == SPARK:
         raise UserError(
             "a pool on Spark lives as long as the application that runs its agents, so the driver starts and "
-            "ends it: `with TrainingPool(spark, agents=3)` of the module tfsup_spark (docs/engines.md)"
+            "ends it: `with TrainingPool(spark, agents=3)` of the module tfsup_spark (docs/spark.md)"
         )
     if on == "yarn":
         from supervisor.engines.yarn.yarn import Yarn

@@ -1,1 +1,1 @@
-"""Agents as tasks of a Spark application (docs/engines.md)."""
+"""Agents as tasks of a Spark application (docs/spark.md)."""

@@ -1,1 +1,1 @@
-"""Pools on Hadoop YARN (docs/engines.md)."""
+"""Pools on Hadoop YARN (docs/yarn.md)."""
