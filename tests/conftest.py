@@ -9,6 +9,7 @@ from hypothesis import HealthCheck, settings
 
 from chaos.dockerd import Dockerd
 from chaos.hdfs import HdfsCluster
+from supervisor.adapters.caller import CALLER
 from supervisor.adapters.failpoints import effect
 from tests.support.etcd_server import etcd_binaries
 from tests.support.order import arranged
@@ -91,3 +92,10 @@ def dockerd_of_my_own() -> Iterator[Dockerd]:
     """A dockerd for one test, to break."""
     with Dockerd() as daemon:
         yield daemon
+
+
+@pytest.fixture(autouse=True)
+def nobody_calls_afterwards() -> Iterator[None]:
+    """The caller of one test's requests is not named in the events of the next test in this process."""
+    yield
+    CALLER.set(None)

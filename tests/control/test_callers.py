@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -50,12 +49,6 @@ class Noted(Leader):
     def _note(self, action: Action) -> tuple[Op, ...]:
         self.told.append(action)
         return ()
-
-
-@pytest.fixture(autouse=True)
-def nobody_calls_afterwards() -> Iterator[None]:
-    yield
-    CALLER.set(None)
 
 
 async def test_the_owner_of_a_job_submitted_it_and_keeps_it_when_an_operator_submits_it_again() -> None:

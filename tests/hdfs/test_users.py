@@ -104,7 +104,6 @@ async def stores(cluster: SecureHdfs) -> AsyncIterator[Stores]:
     made = Stores(settings(cluster))
     yield made
     await made.close()
-    CALLER.set(None)
 
 
 def at(cluster: SecureHdfs, user: str, path: str) -> str:
