@@ -281,6 +281,8 @@ def test_a_chief_goes_on_without_a_worker_that_left_and_with_one_in_its_place(
         assert agent.all(protocol.PeersFailed) == []
 
 
+# Slow: it fails on a busy machine, as its program makes two threads of TensorFlow wait for each other.
+@pytest.mark.slow
 def test_a_worker_that_leaves_while_it_makes_what_a_closure_needs_holds_up_no_closure(tmp_path: Path) -> None:
     with (
         herd(ENV) as tasks,
