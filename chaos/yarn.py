@@ -121,7 +121,7 @@ class YarnCluster:
         self.script("ready")
 
     def logs(self, application: str) -> str:
-        """What `yarn logs` shows of an application; empty before YARN has collected it."""
+        """The output of `yarn logs` about an application; empty before YARN has collected it."""
         command = [str(self.directory / "bin/yarn"), "logs", "-applicationId", application]
         return subprocess.run(
             command, env=self.environment, capture_output=True, text=True, timeout=120, check=False

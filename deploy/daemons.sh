@@ -89,3 +89,34 @@ start_daemon() {
 port_taken() {
     grep -qs 'Address already in use' "$dir"/log/*
 }
+
+# wait_for_daemons CHECK WHAT NAME...: return when CHECK holds, or when one of the daemons that are named has found its port
+# taken. Past $start_timeout_s it fails with WHAT.
+wait_for_daemons() {
+    local check="$1" what="$2" name deadline=$((SECONDS + start_timeout_s))
+    shift 2
+    while true; do
+        for name in "$@"; do
+            [[ -z "$(pid_of "$name")" ]] || continue
+            ! port_taken || return 0
+            tail -n 20 "$dir/log/$name" >&2
+            fail "$name has ended; its last words are above"
+        done
+        ! "$check" || return 0
+        if [[ "$SECONDS" -ge "$deadline" ]]; then
+            tail -n 5 "$dir"/log/* >&2
+            fail "$what after $start_timeout_s s, in $dir; the words of its daemons are above"
+        fi
+        sleep 0.1
+    done
+}
+
+# Print `ready`, and clear away (`down`) when standard input ends or a signal comes.
+stay_until_told() {
+    trap down EXIT
+    # The reader of this output may be gone when it is time to clear away.
+    trap '' PIPE
+    trap 'exit 0' INT TERM HUP
+    echo ready
+    while read -r; do :; done
+}

@@ -73,7 +73,7 @@ class Loss:
 
 @dataclass(slots=True)
 class Losses:
-    """What was measured, by what was lost."""
+    """The measured times, by the kind of the loss."""
 
     of: dict[str, list[Loss]] = field(default_factory=dict)
     never_by_itself: dict[str, float] = field(default_factory=dict)

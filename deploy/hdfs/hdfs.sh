@@ -149,25 +149,6 @@ takes_writes() {
     return 1
 }
 
-# Return when the cluster takes writes, or when one of the daemons that are named has found its port taken.
-wait_ready() {
-    local name deadline=$((SECONDS + start_timeout_s))
-    while true; do
-        for name in "$@"; do
-            [[ -z "$(pid_of "$name")" ]] || continue
-            ! port_taken || return 0
-            tail -n 20 "$dir/log/$name" >&2
-            fail "$name has ended; its last words are above"
-        done
-        ! takes_writes || return 0
-        if [[ "$SECONDS" -ge "$deadline" ]]; then
-            tail -n 5 "$dir"/log/* >&2
-            fail "HDFS in $dir does not take writes after $start_timeout_s s; what its daemons say is above"
-        fi
-        sleep 0.1
-    done
-}
-
 # ---- commands -----------------------------------------------------------------------------------------------------
 
 start_all() {
@@ -188,7 +169,7 @@ start_all() {
             sleep 0.2
         done
     fi
-    wait_ready "${namenodes[@]}" "${journalnodes[@]}" "${datanodes[@]}"
+    wait_for_daemons takes_writes "HDFS takes no writes" "${namenodes[@]}" "${journalnodes[@]}" "${datanodes[@]}"
 }
 
 up() {
@@ -250,18 +231,13 @@ up | run)
     find_hadoop
     up
     if [[ "$verb" == run ]]; then
-        trap down EXIT
-        # Whoever reads this output may be gone when it is time to clear away.
-        trap '' PIPE
-        trap 'exit 0' INT TERM HUP
-        echo ready
-        while read -r; do :; done
+        stay_until_told
     else
         describe
     fi
     ;;
 down) down ;;
-ready) read_cluster && wait_ready ;;
+ready) read_cluster && wait_for_daemons takes_writes "HDFS takes no writes" ;;
 kill) read_cluster && signal KILL "$1" ;;
 freeze) read_cluster && signal STOP "$1" ;;
 thaw) read_cluster && signal CONT "$1" ;;

@@ -141,25 +141,6 @@ knows_all() {
     [[ "${said:-0}" -ge "$running" && "$running" -gt 0 ]]
 }
 
-# Return when the cluster is there, or when one of the daemons that are named has found its port taken.
-wait_ready() {
-    local name deadline=$((SECONDS + start_timeout_s))
-    while true; do
-        for name in "$@"; do
-            [[ -z "$(pid_of "$name")" ]] || continue
-            ! port_taken || return 0
-            tail -n 20 "$dir/log/$name" >&2
-            fail "$name has ended; its last words are above"
-        done
-        ! knows_all || return 0
-        if [[ "$SECONDS" -ge "$deadline" ]]; then
-            tail -n 5 "$dir"/log/* >&2
-            fail "YARN in $dir is not ready after $start_timeout_s s; what its daemons say is above"
-        fi
-        sleep 0.2
-    done
-}
-
 # Kill what containers of this cluster have started and what is still there: their environment names its directory.
 kill_containers() {
     local file pid
@@ -188,7 +169,7 @@ up() {
         base="$(free_ports)"
         configure
         for name in "${daemons[@]}"; do start "$name"; done
-        wait_ready "${daemons[@]}"
+        wait_for_daemons knows_all "YARN does not know its NodeManagers" "${daemons[@]}"
         port_taken || break
         [[ "$try" -lt "$port_tries" ]] || fail "YARN did not find its ports free, $port_tries times"
         kill_all
@@ -232,18 +213,13 @@ up | run)
     find_hadoop
     up
     if [[ "$verb" == run ]]; then
-        trap down EXIT
-        # Whoever reads this output may be gone when it is time to clear away.
-        trap '' PIPE
-        trap 'exit 0' INT TERM HUP
-        echo ready
-        while read -r; do :; done
+        stay_until_told
     else
         describe
     fi
     ;;
 down) down ;;
-ready) read_cluster && wait_ready ;;
+ready) read_cluster && wait_for_daemons knows_all "YARN does not know its NodeManagers" ;;
 kill) read_cluster && signal KILL "$1" ;;
 freeze) read_cluster && signal STOP "$1" ;;
 thaw) read_cluster && signal CONT "$1" ;;

@@ -138,7 +138,7 @@ class DataFiles:
             raise
 
     async def flush(self, number: int) -> None:
-        """Nothing is written, so there is nothing to do."""
+        """Do nothing: the mount writes nothing."""
 
     async def release(self, number: int) -> None:
         """Close an opening."""

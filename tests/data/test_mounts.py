@@ -143,7 +143,7 @@ async def test_tasks_read_a_directory_and_cannot_change_it(node: Node) -> None:
     assert await asyncio.to_thread((node.directory() / "sub" / "a").read_bytes) == data
     assert node.mounts.sign("u", node.data, SIGN) == str(node.directory() / SIGN)
     assert node.mounts.failed("u")[0] == -1
-    # Nothing uses it any more: it goes, and all that was made for it.
+    # The last user of the mount is gone, so the mount ends with all that was made for it.
     home, files = node.directory().parent, node.files().home
     node.use()
     await waited(lambda: not home.exists() and not files.exists())

@@ -112,7 +112,7 @@ def test_any_user_may_take_a_port_again_that_another_has_let_go(shared: Path, tm
     lock = tmp_path / "locks" / "agent-7601.lock"
     assert lock.stat().st_mode & 0o777 == 0o666
     claims.release()
-    # What another user has put there instead is skipped.
+    # A file that another user has put there instead is skipped.
     lock.unlink()
     lock.symlink_to("/etc/passwd")
     assert load_agent(prepare(order(shared), claims)[1]).listen == "127.0.0.1:7602"

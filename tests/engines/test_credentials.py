@@ -132,7 +132,7 @@ def body(tls: Path, directory: Path) -> dict[str, object]:
 
 
 def prepare_disk(directory: Path) -> None:
-    """What a keeper has made before."""
+    """The files that a keeper has made before."""
     (directory / "locks").mkdir()
     (directory / "agents" / NODE).mkdir(mode=0o700, parents=True)
 

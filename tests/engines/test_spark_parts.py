@@ -1,4 +1,4 @@
-"""What a pool on Spark decides without Spark: options, reasons, the keeper's command, where jobs go."""
+"""The decisions of a pool on Spark, without Spark: options, reasons, the keeper's command, places."""
 
 from __future__ import annotations
 

@@ -114,7 +114,7 @@ class TestYarn(EngineSuite):
         yarn_cluster.script("kill", daemon)
         try:
             assert place_other_than(engine, agent.place) in PLACES
-            # What the machine's NodeManager had started runs on without it, and ends when one is back.
+            # Containers of a NodeManager run on without it, and end when one is back.
             assert left.is_running()
         finally:
             yarn_cluster.restore()

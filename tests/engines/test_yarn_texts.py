@@ -1,4 +1,4 @@
-"""What is told to YARN, and what YARN tells, without a YARN."""
+"""Orders to YARN and its replies, without a YARN."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ PROGRAM = ("python3", "-P", "-m")
 
 @dataclass
 class Stage:
-    """What all pods share.
+    """The settings that all pods share.
 
     Attributes:
         certificates: the directory in which they were issued.

@@ -1,4 +1,4 @@
-"""What `supervisorctl kubernetes manifests` prints, read back."""
+"""The output of `supervisorctl kubernetes manifests`, read back."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ class Api:
     objects: Mapping[str, str]
 
     def problems(self, value: object, version: int) -> list[str]:
-        """What a strict API server of Kubernetes 1.VERSION says against an object."""
+        """The objections of a strict API server of Kubernetes 1.VERSION to an object."""
         kind = value.get("kind") if isinstance(value, dict) else None
         assert isinstance(value, dict)
         if self.objects.get(str(kind)) != value.get("apiVersion"):

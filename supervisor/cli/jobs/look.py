@@ -260,7 +260,7 @@ def _budget(job: JobView) -> str:
 
 
 def explanation(document: Explanation) -> str:
-    """What `explain` prints."""
+    """The text that `explain` prints."""
     job = document.job
     reason = f": {job.reason}" if job.reason else ""
     lines = (

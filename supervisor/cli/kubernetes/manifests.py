@@ -51,7 +51,7 @@ def text(wanted: Wanted) -> str:
 
 
 def steps(wanted: Wanted) -> list[str]:
-    """What has to be done by hand, as commands of a shell."""
+    """The steps that the user takes by hand, as commands of a shell."""
     supervisors = " ".join(f"supervisor:{pod},{wanted.host(pod)}" for pod in wanted.supervisor_names)
     agents = " ".join(f"agent:{wanted.node(pod)},{wanted.host(pod)}" for pod in wanted.agent_names)
     users = " ".join(f"user:{each}" for each in (*wanted.users, wanted.drain_as) if each)

@@ -1,4 +1,4 @@
-"""What a pool adds to the file of a job that it runs: a place, and data that was written for it. Pure."""
+"""The fields that a pool adds to a job's file: a place, and data that was written for the job. Pure."""
 
 from __future__ import annotations
 

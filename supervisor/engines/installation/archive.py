@@ -105,7 +105,7 @@ def pack(directory: Path, more: Sequence[str]) -> Path:
 
 
 def read(path: Path) -> Archive:
-    """What an archive is. Raises NotFound, Refused, and UserError for any other file."""
+    """Identify an archive. Raises NotFound, Refused, and UserError for any other file."""
     try:
         with path.open("rb") as file:
             sha256 = hashlib.file_digest(file, "sha256").hexdigest()

@@ -189,7 +189,7 @@ def make(archive: str, sha256: str, tree: Path) -> None:
     fresh = tree.with_name(tree.name + FRESH)
     fresh.mkdir(mode=0o755)
     try:
-        # What is checked is what is unpacked: the file may change meanwhile, and is read once.
+        # The file is read once: it may change between the check and the unpacking.
         with tempfile.TemporaryFile(dir=str(tree.parent)) as copy:
             copy_checked(archive, sha256, copy)
             unpack(archive, copy, fresh)

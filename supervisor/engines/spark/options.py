@@ -1,4 +1,4 @@
-"""What the agents of a pool have of a Spark application, by its options. Pure."""
+"""The share of a Spark application that the agents of a pool have, by its options. Pure."""
 
 from __future__ import annotations
 

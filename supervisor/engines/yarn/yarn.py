@@ -101,7 +101,7 @@ class Yarn:
 
 
 def order_of(pool: Pool, environment: Mapping[str, str]) -> dict[str, object]:
-    """What an ApplicationMaster and the container of an agent are told: names of files, and no secret.
+    """The order for an ApplicationMaster and an agent's container: names of files, and no secret.
 
     Raises UserError for what YARN does not have.
     """
