@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from benchmarks.engines import ours
-from benchmarks.engines.against_tensorflowonspark import fetched
+from benchmarks.engines.comparison import fetched
 from benchmarks.engines.losses import INTERRUPTED, PS, VICTIM, WORKER, say
 from benchmarks.support.figures import Figures, Goal, figures, machine, medians, row
 from benchmarks.support.quiet import Quiet

@@ -7,35 +7,32 @@ are killed, and a machine is lost with all that it runs. JSON on standard output
 from __future__ import annotations
 
 import asyncio
-import json
 import shutil
-import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from xml.sax.saxutils import escape
 
 from benchmarks.engines import ours
-from benchmarks.engines.against_tensorflowonspark import (
+from benchmarks.engines.comparison import (
     ENDLESS,
     SAVE_STEPS,
+    Application,
     Flags,
+    Sides,
+    compare,
     fetched,
     parse,
-    report,
     watcher,
 )
-from benchmarks.engines.losses import INTERRUPTED, Losses, say
-from benchmarks.engines.spark_nodes import kill_family
+from benchmarks.engines.losses import Losses
 from benchmarks.engines.yarn_nodes import bring_back, containers, environment_of, lose
-from benchmarks.support.figures import machine
 from chaos.yarn import YarnCluster
 from examples.demo.job import PROGRAM, Training
-from examples.demo.steplog import StepLog
 from examples.demo.watch import TRAINERS, beside
 from supervisor.cli.local.cluster import LocalCluster
-from supervisor.contract.errors import TfSupervisorError
 
 STATE = Path("var/bench/tony")
 PATIENCE_S = 150.0
@@ -45,14 +42,11 @@ JAVA_17 = " ".join(f"--add-exports=java.base/sun.net.{name}=ALL-UNNAMED" for nam
 """Hadoop 2.10 uses classes that Java has closed since 16."""
 
 
-class TonY:
+class TonY(Application):
     """A Tool: an application of TonY, set up so that it starts all tasks again when one has failed."""
 
     def __init__(self, yarn: YarnCluster, directory: Path, training: Training, home: Path) -> None:
-        self.step_log = StepLog(training.step_log)
         self._yarn = yarn
-        self._directory = directory
-        self._training = training
         self._home = home
         self._host = ""
         self._conf = directory / "conf"
@@ -63,15 +57,7 @@ class TonY:
         site.write_text(site.read_text().replace("</configuration>", f"{by_name}</configuration>"))
         (directory / "history" / "intermediate").mkdir(parents=True)
         (directory / "checkpoints").mkdir()
-        self._client = self._submit()
-
-    def settled(self) -> bool:
-        """TonY does not say."""
-        return True
-
-    def ended(self) -> bool:
-        """Whether the application has ended."""
-        return self._client.poll() is not None
+        super().__init__(directory, training)
 
     def pid_of(self, task: str) -> int:
         """The process of the program with this task in its environment."""
@@ -91,16 +77,9 @@ class TonY:
         """Start the NodeManager again."""
         await asyncio.to_thread(bring_back, self._yarn, self._host)
 
-    def resubmit(self) -> bool:
-        """End the application, and submit it again, at once."""
-        self.close()
-        self._client = self._submit()
-        return True
-
     def close(self) -> None:
         """End the client and the application."""
-        kill_family(self._client.pid)
-        self._client.wait()
+        super().close()
         for line in self._yarn.yarn("application", "-list", "-appTypes", "TONY").splitlines():
             if line.startswith("application_"):
                 self._yarn.yarn("application", "-kill", line.split()[0])
@@ -172,24 +151,19 @@ class TonY:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Lose everything under both, and print the figures; exit code 1: one failed, 130: interrupted."""
+    """Compare; the exit code is that of `compare`."""
     flags = parse(arguments, "against_tony", STATE, PATIENCE_S)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
-    info, theirs, own, code = machine(), Losses(), Losses(), 0
-    shutil.rmtree(flags.state, ignore_errors=True)
-    try:
-        with YarnCluster() as yarn:
-            for name, run, losses in (("TonY", _theirs, theirs), ("supervised", _ours, own)):
-                try:
-                    run(yarn, flags, losses)
-                except TfSupervisorError as error:
-                    say(f"{name}: {error}")
-                    code = 1
-    except KeyboardInterrupt:
-        say(INTERRUPTED)
-        code = 130
-    print(json.dumps(report(info, flags, f"TonY {VERSION}", theirs, own), indent=2))
-    return code
+    return compare(flags, f"TonY {VERSION}", _sides(flags))
+
+
+@contextmanager
+def _sides(flags: Flags) -> Iterator[Sides]:
+    """Both sides, on one YARN."""
+    with YarnCluster() as yarn:
+        yield (
+            ("TonY", lambda losses: _theirs(yarn, flags, losses)),
+            ("supervised", lambda losses: _ours(yarn, flags, losses)),
+        )
 
 
 def _theirs(yarn: YarnCluster, flags: Flags, losses: Losses) -> None:
