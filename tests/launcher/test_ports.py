@@ -298,7 +298,11 @@ def test_a_start_that_the_kernel_refuses_gives_nothing_away(
 def test_a_launcher_without_a_descriptor_left_says_so_and_goes_on() -> None:
     with launcher() as rig, Agent(rig.socket_path) as agent:
         # It opens what it needs for itself after it has said that it is warm.
-        assert rig.run(agent, "true").code == 0
+        exited = rig.run(agent, "true")
+        assert exited.code == 0
+        # It closes what the attempt had after it has told the exit, and before it pulls for no attempt.
+        over_ms = agent.received_ms(exited)
+        agent.expect(protocol.Pull, lambda each: each.attempt is None and each.stamp_ms > over_ms)
         used = len(list(Path(f"/proc/{rig.process.pid}/fd").iterdir()))
         limits = resource.prlimit(rig.process.pid, resource.RLIMIT_NOFILE)
         resource.prlimit(rig.process.pid, resource.RLIMIT_NOFILE, (used + 1, limits[1]))
