@@ -65,6 +65,15 @@ ROWS = (
         "test_a_worker_that_leaves_is_kept_aside_until_another_comes_in_its_place",
     ),
     Guarantee(
+        6,
+        "A coordinator takes a change of its workers that comes while TensorFlow finishes the one before.",
+        "agent/inside/child/peers.py",
+        "if handler is not None and self._asked.get(handler) is _server_def(handler):",
+        "if handler is not None:",
+        LAUNCHER + "test_new_addresses.py::"
+        "test_a_view_that_becomes_due_before_tensorflow_notes_the_last_one_is_asked_for_too",
+    ),
+    Guarantee(
         8,
         "A session of a cluster that is made again initialises nothing.",
         "agent/inside/child/tf1.py",

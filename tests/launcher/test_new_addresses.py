@@ -227,6 +227,25 @@ def test_a_view_that_was_replaced_meanwhile_is_not_asked_for(
     assert given == [program.handler._server_def] != [former]
 
 
+def test_a_view_that_becomes_due_before_tensorflow_notes_the_last_one_is_asked_for_too(
+    program: Program, listening: tuple[socket.socket, str]
+) -> None:
+    """As when a worker leaves right after another has come: all would wait for ever."""
+    due = program.handler._cluster_due_for_update_or_finish
+
+    def renew() -> None:
+        program.peers.renew(program.handler._server_def, lambda _: None, lambda _: True)
+
+    assert program.take({**AT, "worker": [listening[1], listening[1]]}) == ""
+    renew()
+    assert program.take({**AT, "worker": [listening[1]]}) == ""
+    due.clear()
+    assert due.is_set(), "what TensorFlow has renewed is not the newest"
+    renew()
+    due.clear()
+    assert not due.is_set()
+
+
 @pytest.mark.parametrize("is_lost", [True, False])
 def test_a_failure_that_tensorflow_does_not_recover_from_is_told(
     program: Program, listening: tuple[socket.socket, str], *, is_lost: bool

@@ -6,13 +6,14 @@ import json
 import re
 import signal
 import socket
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from agent.inside import protocol
-from tests.launcher.harness import Agent, launcher, wait_for
-from tests.support.herd import addresses, herd
+from tests.launcher.harness import Agent, Rig, launcher, wait_for
+from tests.support.herd import Herd, addresses, herd
 
 ENV = {
     "TF_CPP_MIN_LOG_LEVEL": "2",
@@ -91,16 +92,24 @@ def fetched(value):
         return "cancelled"
 def built(closure):
     index = getattr(closure, "tag", 0)
-    made[index].set()
-    print("makes on", index, flush=True)
+    while index == 2 and len(coordinator._cluster.workers) < 3:
+        time.sleep(0.01)  # its thread begins before it is in the list
     if index == 2 and not more:
         more.append(coordinator._create_per_worker_resources(lambda: tf.constant(7)))
+    made[index].set()
+    print("makes on", index, flush=True)
     while index and not made[3 - index].wait(1):
         pass  # both make it at the same time
     while index == 2 and len(json.loads(os.environ["TF_CONFIG"])["cluster"]["worker"]) > 2:
         time.sleep(0.01)
     return build(closure)
 cluster_coordinator.ResourceClosure.build_output_remote_value = built
+renewed = coordinator._cluster.failure_handler._worker_up_cond
+tell_all = renewed.notify_all
+def told_late():
+    time.sleep(0.3)  # the next size comes while TensorFlow does not take this one for done
+    tell_all()
+renewed.notify_all = told_late
 with strategy.scope():
     n = tf.Variable(0, dtype=tf.int64)
 data = iter(coordinator.create_per_worker_dataset(lambda: tf.data.Dataset.range(10**6).repeat()))
@@ -109,12 +118,18 @@ def step(data):
     next(data)
     n.assign_add(1)
 while not os.path.exists(os.environ["STOP"]):
-    for _ in range(20):
+    steps = 20
+    for _ in range(steps):
         coordinator.schedule(step, args=(data,))
-    coordinator.join()
+    while not coordinator.done():
+        time.sleep(0.01)
+        if made[1].is_set() != made[2].is_set():
+            # It waits for the other, and all closures may have gone to the first worker.
+            coordinator.schedule(step, args=(data,))
+            steps += 1
     if more:
         print("fetched", [fetched(each) for each in more[0]._values], flush=True)
-    tell(20)
+    tell(steps)
 end(n.numpy())
 """
 )
@@ -140,6 +155,31 @@ end(model.optimizer.iterations.numpy())
 
 
 Cluster = dict[str, list[str]]
+Around = tuple[Herd, Rig, Agent]
+"""What the tests share, as each process that imports TensorFlow takes seconds for it."""
+
+
+@pytest.fixture(scope="module")
+def imported() -> Iterator[Around]:
+    with (
+        launcher(preload=["tensorflow"], env=ENV) as rig,
+        Agent(rig.socket_path) as agent,
+        herd(ENV) as tasks,
+    ):
+        agent.expect(protocol.Warm, timeout_s=60)
+        yield tasks, rig, agent
+
+
+@pytest.fixture
+def around(imported: Around) -> Iterator[Around]:
+    """Without the tasks of the test before."""
+    tasks, _, agent = imported
+    yield imported
+    tasks.close()
+    ended = {each.attempt for each in agent.all(protocol.Exited)}
+    for each in agent.all(protocol.Started):
+        if each.attempt not in ended:
+            agent.send(protocol.Kill(each.attempt))
 
 
 def environment(directory: Path, cluster: Cluster, role: str, index: int) -> dict[str, str]:
@@ -170,14 +210,14 @@ def closures(log: str) -> tuple[int, int]:
     ],
     ids=["deaf-loop", "killed-loop", "silent-loop", "killed-fit", "silent-fit"],
 )
-def test_a_chief_goes_on_with_a_worker_that_has_moved(way: str, program: str, tmp_path: Path) -> None:
+def test_a_chief_goes_on_with_a_worker_that_has_moved(
+    way: str, program: str, around: Around, tmp_path: Path
+) -> None:
     """`deaf`: its address accepts connections after its death, as that of a frozen one does."""
+    tasks, rig, agent = around
     with (
         socket.socket() as deaf,
-        herd(ENV) as tasks,
         addresses("ps", "chief", "worker", "former", "new") as at,
-        launcher(preload=["tensorflow"], env=ENV) as rig,
-        Agent(rig.socket_path) as agent,
         launcher(preload=["tensorflow"], env=ENV) as elsewhere,
         Agent(elsewhere.socket_path) as other,
     ):
@@ -192,7 +232,6 @@ def test_a_chief_goes_on_with_a_worker_that_has_moved(way: str, program: str, tm
 
         for name, role, index in (("ps", "ps", 0), ("former", "worker", 0), ("worker", "worker", 1)):
             tasks.start(name, SERVES, env=env(cluster, role, index))
-        agent.expect(protocol.Warm, timeout_s=60)
         rig.write("prog.py", program)
         chief = rig.start(agent, "python", "prog.py", env=env(cluster, "chief", 0))
 
@@ -220,26 +259,21 @@ def test_a_chief_goes_on_with_a_worker_that_has_moved(way: str, program: str, tm
         ends = re.findall(r"ends with (\d+) of (\d+), TF_CONFIG (.*)", rig.log().decode())
         assert 0 <= int(ends[0][0]) - int(ends[0][1]) <= 1, "the closure that was cut off may count twice"
         assert json.loads(ends[0][2])["cluster"] == moved
-        assert agent.all(protocol.PeersFailed) == []
+        assert chief not in {each.attempt for each in agent.all(protocol.PeersFailed)}
 
 
 @pytest.mark.parametrize("way", ["busy", "idle"])
 def test_a_chief_goes_on_without_a_worker_that_left_and_with_one_in_its_place(
-    way: str, tmp_path: Path
+    way: str, around: Around, tmp_path: Path
 ) -> None:
     """`idle`: it has no closure for the worker until another has come."""
+    tasks, rig, agent = around
     pause = tmp_path / "pause"
-    with (
-        herd(ENV) as tasks,
-        addresses("ps", "chief", "worker", "former", "new") as at,
-        launcher(preload=["tensorflow"], env=ENV) as rig,
-        Agent(rig.socket_path) as agent,
-    ):
+    with addresses("ps", "chief", "worker", "former", "new") as at:
         fewer = {"chief": [at["chief"]], "ps": [at["ps"]], "worker": [at["worker"]]}
         before, after = ({**fewer, "worker": [at["worker"], at[each]]} for each in ("former", "new"))
         for name, role, index in (("ps", "ps", 0), ("worker", "worker", 0), ("former", "worker", 1)):
             tasks.start(name, SERVES, env=environment(tmp_path, before, role, index))
-        agent.expect(protocol.Warm, timeout_s=60)
         rig.write("prog.py", LOOP)
         chief = rig.start(agent, "python", "prog.py", env=environment(tmp_path, before, "chief", 0))
 
@@ -278,18 +312,14 @@ def test_a_chief_goes_on_without_a_worker_that_left_and_with_one_in_its_place(
         ends = re.findall(r"ends with (\d+) of (\d+), TF_CONFIG (.*)", rig.log().decode())
         assert 0 <= int(ends[0][0]) - int(ends[0][1]) <= 3, "the closures that were cut off may count twice"
         assert json.loads(ends[0][2])["cluster"] == fewer
-        assert agent.all(protocol.PeersFailed) == []
+        assert chief not in {each.attempt for each in agent.all(protocol.PeersFailed)}
 
 
-# Slow: it fails on a busy machine, as its program makes two threads of TensorFlow wait for each other.
-@pytest.mark.slow
-def test_a_worker_that_leaves_while_it_makes_what_a_closure_needs_holds_up_no_closure(tmp_path: Path) -> None:
-    with (
-        herd(ENV) as tasks,
-        addresses("ps", "chief", "w0", "w1", "w2") as at,
-        launcher(preload=["tensorflow"], env=ENV) as rig,
-        Agent(rig.socket_path) as agent,
-    ):
+def test_a_worker_that_leaves_while_it_makes_what_a_closure_needs_holds_up_no_closure(
+    around: Around, tmp_path: Path
+) -> None:
+    tasks, rig, agent = around
+    with addresses("ps", "chief", "w0", "w1", "w2") as at:
         workers = [at["w0"], at["w1"], at["w2"]]
         sizes = {
             size: {"chief": [at["chief"]], "ps": [at["ps"]], "worker": workers[:size]} for size in (1, 2, 3)
@@ -301,7 +331,6 @@ def test_a_worker_that_leaves_while_it_makes_what_a_closure_needs_holds_up_no_cl
             ("w2", "worker", 2),
         ):
             tasks.start(name, SERVES, env=environment(tmp_path, sizes[3], role, index))
-        agent.expect(protocol.Warm, timeout_s=60)
         rig.write("prog.py", MAKES)
         chief = rig.start(agent, "python", "prog.py", env=environment(tmp_path, sizes[1], "chief", 0))
         rig.logged("scheduled", 60)
@@ -318,4 +347,4 @@ def test_a_worker_that_leaves_while_it_makes_what_a_closure_needs_holds_up_no_cl
         ends = re.findall(r"ends with (\d+) of (\d+)", rig.log().decode())
         assert "fetched [7, 7, 'cancelled']" in rig.log().decode()
         assert ends[0][0] == ends[0][1], "nothing was sent to the worker that left"
-        assert agent.all(protocol.PeersFailed) == []
+        assert chief not in {each.attempt for each in agent.all(protocol.PeersFailed)}

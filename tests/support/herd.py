@@ -52,13 +52,13 @@ class Herd:
         self._pids: dict[str, int] = {}
 
     def start(self, name: str, source: str, *arguments: str, env: dict[str, str]) -> None:
-        """Run a program in a fork."""
+        """Run a program in a fork. One with the name of an earlier one begins its log anew."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         program = self.root / f"{name}.py"
         program.write_text(source)
         log = self.root / f"{name}.log"
-        log.touch()
+        log.write_text("")
         order = {"argv": [str(program), *arguments], "env": env, "log": str(log)}
         self._process.stdin.write(json.dumps(order) + "\n")
         self._process.stdin.flush()
@@ -83,11 +83,13 @@ class Herd:
             raise AssertionError(f"{error}: {self.log(name)[-2000:]}") from None
 
     def close(self) -> None:
+        """Kill all of them."""
         for pid in self._pids.values():
             try:
                 os.kill(pid, signal.SIGKILL)
             except ProcessLookupError:
                 pass
+        self._pids.clear()
 
 
 @contextmanager

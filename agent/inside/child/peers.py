@@ -91,6 +91,8 @@ class _Peers:
         # A handler may be about to ask with one that has just been replaced.
         self._given: List[Tuple[object, weakref.ReferenceType[object]]] = []
         self._updating: Set[int] = set()
+        self._asked: MutableMapping[object, _ServerDef] = weakref.WeakKeyDictionary()
+        """The view that each handler has asked for last."""
         self._former: Dict[str, int] = {}
         self._severed: Dict[str, float] = {}
         self._listens = False
@@ -100,9 +102,20 @@ class _Peers:
         with self._changed:
             self._handlers.add(handler)
             self._given.append((_server_def(handler), weakref.ref(handler)))
+            vars(vars(handler)[_DUE])["clear"] = functools.partial(self._clear, weakref.ref(handler))
             if not self._listens:
                 self._listens = True
                 threading.Thread(target=self._listen, name="tfsup-peers", daemon=True).start()
+
+    def _clear(self, found: weakref.ReferenceType[object]) -> None:
+        """A view is renewed: the handler needs no other one, unless it was given one since it asked.
+
+        TensorFlow clears its event some time after the call, and would forget what became due meanwhile.
+        """
+        with self._changed:
+            handler = found()
+            if handler is not None and self._asked.get(handler) is _server_def(handler):
+                threading.Event.clear(vars(handler)[_DUE])
 
     def is_moving(self, name: str) -> bool:
         """Whether this worker (`/job:worker/replica:0/task:1`) has left, or goes to a new address."""
@@ -150,6 +163,7 @@ class _Peers:
                     continue
                 if is_up:
                     self._updating.add(id(handler))
+                    self._asked[handler] = newest
                     return newest
                 self._changed.wait(_LOOK_AGAIN_S)
         raise RuntimeError("the coordinator has stopped")
