@@ -79,7 +79,7 @@ from supervisor.adapters import service
 from supervisor.adapters.audit import open_audit
 from supervisor.adapters.certificates.watch import CertificateWatch, own_certificates
 from supervisor.adapters.clock import BootClock
-from supervisor.adapters.files.config import AgentConfig, load_agent
+from supervisor.adapters.files.config.agent import AgentConfig, load_agent
 from supervisor.adapters.metrics.daemon import Metrics
 from supervisor.contract.boundaries import Logger
 from supervisor.contract.errors import Refused, TfSupervisorError, UserError

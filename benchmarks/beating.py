@@ -97,7 +97,7 @@ async def _serve(socket: str) -> None:
     desired, observed = take("supervisor.contract.desired"), take("supervisor.contract.observed")
     timing = take("supervisor.contract.timing").DEFAULT
     boundaries, server = take("supervisor.contract.boundaries"), take("supervisor.api.server")
-    config = take("supervisor.adapters.files.config").SupervisorConfig.model_construct(
+    config = take("supervisor.adapters.files.config.supervisor").SupervisorConfig.model_construct(
         cluster="c", id="s1", listen=f"unix:{socket}", insecure=False, token="", tls=None, users={}, denied=[]
     )
     sink = take("supervisor.adapters.telemetry").get_logger("s1")

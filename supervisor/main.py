@@ -26,7 +26,8 @@ from supervisor.adapters.clock import BootClock
 from supervisor.adapters.etcd.maintenance import EtcdCalls
 from supervisor.adapters.etcd.users import lets_everybody_in
 from supervisor.adapters.fence_devices import FenceDevices
-from supervisor.adapters.files.config import HttpConfig, SupervisorConfig, load_supervisor
+from supervisor.adapters.files.config.daemon import HttpConfig
+from supervisor.adapters.files.config.supervisor import SupervisorConfig, load_supervisor
 from supervisor.adapters.messengers import messenger_of
 from supervisor.adapters.metrics.daemon import Metrics
 from supervisor.adapters.operator_command import executable

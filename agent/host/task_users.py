@@ -21,7 +21,7 @@ from typing import Protocol
 from agent.inside.processes import fence
 from recovery.io.files import mapped_errors
 from supervisor.adapters.failpoints import effect
-from supervisor.adapters.files.config_docker import range_of
+from supervisor.adapters.files.config.docker import range_of
 from supervisor.contract.errors import NoRoom, UserError
 
 User = tuple[int, int]

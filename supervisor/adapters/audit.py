@@ -20,7 +20,7 @@ from supervisor.contract.errors import Refused, UserError
 
 if TYPE_CHECKING:
     # Clients of a cluster import this module by way of the wire, and read no configuration of a daemon.
-    from supervisor.adapters.files.config import AuditConfig
+    from supervisor.adapters.files.config.daemon import AuditConfig
 
 JOURNAL = "/run/systemd/journal/socket"
 IDENTIFIER = "tfsup-audit"

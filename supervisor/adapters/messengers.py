@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from supervisor.adapters.files.config_notify import TargetConfig, objection
+from supervisor.adapters.files.config.notify import TargetConfig, objection
 from supervisor.adapters.notify_command import NotifyCommand
 from supervisor.contract.errors import UserError
 

@@ -17,7 +17,7 @@ import click
 
 from supervisor.adapters import failpoints
 from supervisor.adapters.etcd.client import EtcdCoordination
-from supervisor.adapters.files.config import DaemonConfig
+from supervisor.adapters.files.config.daemon import DaemonConfig
 from supervisor.adapters.metrics.daemon import Metrics
 from supervisor.adapters.systemd import Keeper, keeper_of
 from supervisor.adapters.telemetry import configure_logging, get_logger

@@ -11,7 +11,7 @@ from typing import Protocol, TypeVar
 
 from supervisor.adapters.audit import AuditLog
 from supervisor.adapters.caller import CALLER
-from supervisor.adapters.files.config import SupervisorConfig
+from supervisor.adapters.files.config.supervisor import SupervisorConfig
 from supervisor.adapters.secret_sources import SecretSources
 from supervisor.api import views
 from supervisor.api.agents import AgentAddress, Agents, address_of, node_of

@@ -82,7 +82,7 @@ def _local(state: Path) -> Target:
 
 
 def _configured(path: Path) -> Target:
-    from supervisor.adapters.files.config import load_client
+    from supervisor.adapters.files.config.client import load_client
     from supervisor.wire.rpc import Guard
 
     config = load_client(path)

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from supervisor.adapters.files.config import AgentConfig, load_agent
+from supervisor.adapters.files.config.agent import AgentConfig, load_agent
 from supervisor.adapters.files.yaml_file import WrittenFloat, WrittenInt
 from supervisor.contract.errors import Refused
 from supervisor.engines.installation.bootstrap import exchangeable

@@ -18,7 +18,7 @@ from supervisor.adapters.certificates import openssl
 from supervisor.adapters.certificates.reload import Certificates
 from supervisor.adapters.certificates.tls import TlsFiles
 from supervisor.adapters.certificates.x509 import validity
-from supervisor.adapters.files.config import AgentConfig
+from supervisor.adapters.files.config.agent import AgentConfig
 from supervisor.api.client import ControlClient
 from supervisor.contract.errors import Refused, TfSupervisorError, UserError
 from supervisor.contract.pool.requests import CertifyRequest

@@ -34,7 +34,7 @@ from typing import NoReturn
 from agent.inside.child.cadence import WANTED
 from agent.inside.launcher import ports
 from agent.inside.processes import spawn
-from supervisor.adapters.files.config import load_agent
+from supervisor.adapters.files.config.agent import load_agent
 from supervisor.contract.addresses import split_host_port
 from supervisor.contract.errors import Conflict, Refused, TfSupervisorError, UserError
 from supervisor.contract.ids import check_name

@@ -34,7 +34,7 @@ from supervisor.wire.tfsup_pb2 import Record
 
 if TYPE_CHECKING:
     # A command's start would pay for loading it.
-    from supervisor.adapters.files.config import DaemonConfig
+    from supervisor.adapters.files.config.daemon import DaemonConfig
 
 Context: TypeAlias = "grpc.aio.ServicerContext[Record, Record]"
 

@@ -14,7 +14,7 @@ from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import NoReturn, TypeAlias
 
-from supervisor.adapters.files.config import DaemonConfig, HttpConfig
+from supervisor.adapters.files.config.daemon import DaemonConfig, HttpConfig
 from supervisor.contract.access import Caller
 from supervisor.contract.addresses import bare, split_host_port
 from supervisor.contract.boundaries import Logger

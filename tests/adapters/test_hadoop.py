@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from supervisor.adapters.files.config import load_supervisor
+from supervisor.adapters.files.config.supervisor import load_supervisor
 from supervisor.adapters.files.hadoop import (
     HadoopConf,
     HadoopSettings,

@@ -16,7 +16,7 @@ import pytest
 from aiohttp import web
 
 from supervisor.adapters import notify_command, webhook
-from supervisor.adapters.files.config_notify import TargetConfig, objection
+from supervisor.adapters.files.config.notify import TargetConfig, objection
 from supervisor.adapters.messengers import messenger_of
 from supervisor.adapters.notify_command import NotifyCommand
 from supervisor.adapters.webhook import Webhook

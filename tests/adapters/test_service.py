@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from supervisor.adapters import service
-from supervisor.adapters.files.config import SupervisorConfig, load_supervisor
+from supervisor.adapters.files.config.supervisor import SupervisorConfig, load_supervisor
 from tests.support.sinks import ListSink
 
 

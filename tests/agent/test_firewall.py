@@ -24,7 +24,7 @@ from agent.host import firewall as host_firewall
 from agent.host.firewall import NftFirewall, Rule, remove, table_name
 from agent.host.task_users import OneUser, UserRange
 from agent.inside.processes import fence
-from supervisor.adapters.files.config import load_agent
+from supervisor.adapters.files.config.agent import load_agent
 from supervisor.contract.errors import Refused, UserError
 from supervisor.contract.timing import FAST
 from tests.agent.cluster import Job, Node

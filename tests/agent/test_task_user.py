@@ -19,7 +19,7 @@ from agent.core.instructions import Recipe
 from agent.inside.processes import fence
 from agent.runtimes import marks
 from agent.runtimes.process import ProcessRuntime
-from supervisor.adapters.files.config import load_agent
+from supervisor.adapters.files.config.agent import load_agent
 from supervisor.contract.desired import JobPhase
 from supervisor.contract.errors import UserError
 from supervisor.contract.observed import Incarnation

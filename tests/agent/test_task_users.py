@@ -38,8 +38,8 @@ from agent.runtimes import strays as strays_module
 from agent.runtimes.process import ProcessRuntime
 from agent.runtimes.strays import Strays, kill_strays
 from supervisor.adapters.clock import BootClock
-from supervisor.adapters.files import config_docker
-from supervisor.adapters.files.config import load_agent
+from supervisor.adapters.files.config import docker as config_docker
+from supervisor.adapters.files.config.agent import load_agent
 from supervisor.contract.errors import NoRoom, UserError
 from supervisor.contract.ids import AttemptId, TaskId
 from supervisor.contract.timing import FAST

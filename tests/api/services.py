@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from recovery.stores.memory import MemoryCheckpointStore
-from supervisor.adapters.files.config import SupervisorConfig, load_supervisor
+from supervisor.adapters.files.config.supervisor import SupervisorConfig, load_supervisor
 from supervisor.api.client import ControlClient
 from supervisor.api.server import serve_api
 from supervisor.contract.access import Caller

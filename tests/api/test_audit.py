@@ -18,7 +18,7 @@ import pytest
 
 from supervisor.adapters import audit
 from supervisor.adapters.audit import AuditLog, FileLines, JournalLines, open_audit
-from supervisor.adapters.files.config import AuditConfig
+from supervisor.adapters.files.config.daemon import AuditConfig
 from supervisor.contract.errors import UserError
 from supervisor.contract.observed import LINK_PROTOCOL, Beat
 from supervisor.contract.views.jobs import ExecRequest, SignalRequest, SubmitRequest

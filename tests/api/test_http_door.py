@@ -23,7 +23,7 @@ from chaos.cluster.certificates import Authority
 from supervisor.adapters.audit import open_audit
 from supervisor.adapters.certificates.reload import Certificates
 from supervisor.adapters.certificates.tls import TlsFiles
-from supervisor.adapters.files.config import AuditConfig, HttpConfig
+from supervisor.adapters.files.config.daemon import AuditConfig, HttpConfig
 from supervisor.contract.access import Role, Standing
 from supervisor.contract.errors import NotFound, Unreachable
 from supervisor.wire import http_server

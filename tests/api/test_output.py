@@ -30,7 +30,7 @@ from agent.settings import AgentSettings
 from recovery.logs.segments import attempt_directory
 from recovery.stores.memory import MemoryCheckpointStore, MemoryDisk, Moment
 from supervisor.adapters.clock import BootClock
-from supervisor.adapters.files.config import load_supervisor
+from supervisor.adapters.files.config.supervisor import load_supervisor
 from supervisor.api import output as api_output
 from supervisor.api import stored_output
 from supervisor.api.client import ControlClient

@@ -14,7 +14,7 @@ from agent.link import GrpcLinks
 from chaos.cluster.certificates import Authority
 from supervisor.adapters.audit import AuditLog, open_audit
 from supervisor.adapters.certificates.tls import TlsFiles
-from supervisor.adapters.files.config import AuditConfig
+from supervisor.adapters.files.config.daemon import AuditConfig
 from supervisor.adapters.secret_sources import SecretSources
 from supervisor.api.server import serve_api, sources_of
 from supervisor.contract import keys

@@ -20,7 +20,7 @@ from pathlib import Path
 import grpc
 
 from supervisor.adapters.etcd.client import EtcdCoordination
-from supervisor.adapters.files.config import load_client
+from supervisor.adapters.files.config.client import load_client
 from supervisor.contract import codec, keys
 from supervisor.contract.boundaries import Delete, Put
 from supervisor.contract.checkpoint import CheckpointRef

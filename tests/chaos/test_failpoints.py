@@ -21,7 +21,7 @@ from chaos.failpoints.points import VALUES, failpoints, names
 from chaos.sim.run import run_seed
 from supervisor.adapters import failpoints as product
 from supervisor.adapters import service
-from supervisor.adapters.files.config import DaemonConfig
+from supervisor.adapters.files.config.daemon import DaemonConfig
 
 SEEDS = (6,)
 

@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from supervisor.adapters.files.config import load_agent, load_client, load_supervisor
+from supervisor.adapters.files.config.agent import load_agent
+from supervisor.adapters.files.config.client import load_client
+from supervisor.adapters.files.config.supervisor import load_supervisor
 from supervisor.contract.access import Role, Standing
 from supervisor.contract.errors import UserError
 from supervisor.contract.incident import Topic

@@ -22,7 +22,7 @@ from chaos.dockerd import Dockerd
 from chaos.little_images import load
 from chaos.nvml import FakeNvml
 from supervisor.adapters.certificates.x509 import validity
-from supervisor.adapters.files.config import AgentConfig, load_agent
+from supervisor.adapters.files.config.agent import AgentConfig, load_agent
 from supervisor.cli.checks import cluster, containers, durations, gpus, machine, model
 from supervisor.cli.cluster.doctor import checks
 from supervisor.cli.cluster.engine import EngineInfo, mapping_of

@@ -10,7 +10,7 @@ import pytest
 
 from chaos.container_image import IMAGE
 from chaos.dockerd import Dockerd
-from supervisor.adapters.files.config import load_agent
+from supervisor.adapters.files.config.agent import load_agent
 from supervisor.cli.local import containers
 from supervisor.cli.local.layout import Layout, LocalDocker, LocalMount, LocalSettings
 from supervisor.contract.errors import NotFound, Unreachable, UserError

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from supervisor.adapters.files.config import load_agent
+from supervisor.adapters.files.config.agent import load_agent
 from supervisor.contract.errors import NotFound, Refused, UserError
 from supervisor.engines import agent_file
 from supervisor.engines.agent_file import Own

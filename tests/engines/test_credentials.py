@@ -20,7 +20,7 @@ from supervisor.adapters.certificates import openssl
 from supervisor.adapters.certificates.issuer import Issuer, Leaf
 from supervisor.adapters.certificates.reload import Certificates
 from supervisor.adapters.certificates.tls import TlsFiles
-from supervisor.adapters.files.config import load_agent
+from supervisor.adapters.files.config.agent import load_agent
 from supervisor.cli.cluster.certs import certs
 from supervisor.cli.pool import commands as commands_of_pool
 from supervisor.cli.pool import tokens

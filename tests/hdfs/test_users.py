@@ -27,7 +27,7 @@ from supervisor.adapters.caller import CALLER
 from supervisor.adapters.clock import BootClock
 from supervisor.adapters.etcd.memory import MemoryCoordination
 from supervisor.adapters.etcd.memory_store import MemoryStore
-from supervisor.adapters.files.config import load_agent
+from supervisor.adapters.files.config.agent import load_agent
 from supervisor.adapters.files.hadoop import HadoopSettings, Kerberos
 from supervisor.cli.checks import cluster as doctor
 from supervisor.cli.checks import model

@@ -18,7 +18,8 @@ from ruamel.yaml import YAML
 
 from chaos.container_image import IMAGE
 from chaos.dockerd import Dockerd
-from supervisor.adapters.files.config import load_client, load_supervisor
+from supervisor.adapters.files.config.client import load_client
+from supervisor.adapters.files.config.supervisor import load_supervisor
 from supervisor.cli.main import cli
 from supervisor.engines import agent_file
 from supervisor.engines.agent_file import Own

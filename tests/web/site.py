@@ -6,7 +6,7 @@ import asyncio
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
 
-from supervisor.adapters.files.config import HttpConfig
+from supervisor.adapters.files.config.daemon import HttpConfig
 from supervisor.api.server import ControlService
 from supervisor.contract import keys
 from supervisor.contract.desired import JobPhase, JobSwitch, LeaderRecord

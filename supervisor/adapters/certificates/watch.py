@@ -14,7 +14,7 @@ from typing import NoReturn
 from supervisor.adapters.certificates.reload import Certificates
 from supervisor.adapters.certificates.tls import TlsMaterial
 from supervisor.adapters.certificates.x509 import Validity, validity
-from supervisor.adapters.files.config import DaemonConfig
+from supervisor.adapters.files.config.daemon import DaemonConfig
 from supervisor.contract.boundaries import Logger
 from supervisor.contract.errors import UserError
 

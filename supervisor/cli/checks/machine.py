@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from agent.main import nft_firewall
-from supervisor.adapters.files.config_docker import range_of
+from supervisor.adapters.files.config.docker import range_of
 from supervisor.cli import render
 from supervisor.cli.checks.model import Check, Scene, Told, fail, ok, warn
 from supervisor.contract.errors import Refused

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from supervisor.adapters.files.config import AgentConfig
+from supervisor.adapters.files.config.agent import AgentConfig
 from supervisor.cli.cluster.engine import EngineInfo
 from supervisor.cli.cluster.findings import Finding, State
 from supervisor.contract.errors import TfSupervisorError

@@ -12,7 +12,7 @@ from supervisor.cli.options import Globals, global_options
 from supervisor.contract.errors import TfSupervisorError
 
 if TYPE_CHECKING:
-    from supervisor.adapters.files.config import AgentConfig
+    from supervisor.adapters.files.config.agent import AgentConfig
     from supervisor.cli.checks.model import Check
     from supervisor.cli.cluster.findings import Finding
 
@@ -61,7 +61,7 @@ def checks() -> tuple[Check, ...]:
 
 
 def _configuration(path: Path | None) -> tuple[AgentConfig | None, list[Finding]]:
-    from supervisor.adapters.files.config import load_agent
+    from supervisor.adapters.files.config.agent import load_agent
     from supervisor.cli.cluster.findings import Finding, State
 
     if path is None:

@@ -97,7 +97,7 @@ def defrag(given: Globals, path: Path, cert: Path | None, anyway: bool, large: b
     A full etcd is compacted first and takes writes again afterwards. A member answers nothing while its file
     is rewritten, and the others go on. One that leads hands that over first.
     """
-    from supervisor.adapters.files.config import load_supervisor
+    from supervisor.adapters.files.config.supervisor import load_supervisor
 
     config = load_supervisor(path)
     tls = config.etcd_tls_files()
@@ -237,7 +237,7 @@ def _plan(
     """The addresses of etcd, its wanted users and roles, and the administrator's certificate."""
     from supervisor.adapters.certificates.x509 import common_name
     from supervisor.adapters.etcd.users import wanted
-    from supervisor.adapters.files.config import load_supervisor
+    from supervisor.adapters.files.config.supervisor import load_supervisor
 
     config = load_supervisor(path)
     tls = config.etcd_tls_files()
@@ -253,7 +253,7 @@ def _plan(
 
 def _admin(given: Globals, tls: TlsFiles, cert: Path | None) -> TlsFiles | None:
     """The administrator's certificate: that of --cert, or else of the client configuration."""
-    from supervisor.adapters.files.config import load_client
+    from supervisor.adapters.files.config.client import load_client
 
     if cert is not None:
         return _shown(tls, cert)

@@ -20,7 +20,7 @@ from supervisor.cli.terminal import neutralise
 from supervisor.contract.errors import UserError
 
 if TYPE_CHECKING:
-    from supervisor.adapters.files.config_docker import DockerConfig
+    from supervisor.adapters.files.config.docker import DockerConfig
     from supervisor.cli.cluster.image_check import Wish
 
 P = ParamSpec("P")
@@ -49,7 +49,7 @@ class Task:
 
     def wish(self, name: str, docker: DockerConfig | None) -> Wish:
         """The checked options; raises UserError."""
-        from supervisor.adapters.files.config_docker import range_of
+        from supervisor.adapters.files.config.docker import range_of
         from supervisor.cli.cluster.engine import Box
         from supervisor.cli.cluster.image_check import PYTHONS, Wish
 
@@ -138,7 +138,7 @@ def check(
 
 
 def _docker(path: Path | None) -> DockerConfig | None:
-    from supervisor.adapters.files.config import load_agent
+    from supervisor.adapters.files.config.agent import load_agent
 
     return load_agent(path).docker if path is not None else None
 

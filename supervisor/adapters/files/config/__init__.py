@@ -1,0 +1,1 @@
+"""Configuration files of daemons and command line: YAML in, frozen models out, errors as in job files."""
