@@ -184,9 +184,12 @@ class ControlClient:
         """Make a token for a pool, in place of one that it has."""
         return await self._call("OpenPool", request, Certificate, write=True)
 
-    async def revoke_pool(self, pool: str, node: str = "") -> Accepted:
-        """Refuse the certificates of a pool, or of a node of it. Safe to repeat."""
-        return await self._call("RevokePool", RevokePoolRequest(pool, node), Accepted, write=True)
+    async def revoke_pool(self, pool: str, node: str = "", token: str = "") -> Accepted:
+        """Refuse the certificates of a pool, or of a node of it. Safe to repeat.
+
+        With a `token` only while that is the pool's.
+        """
+        return await self._call("RevokePool", RevokePoolRequest(pool, node, token), Accepted, write=True)
 
     async def certify(self, request: CertifyRequest) -> Certificate:
         """Have a certificate signed for an agent of a pool. It is asked for again if its answer is lost."""

@@ -28,8 +28,9 @@ ASK_S = 20.0
 QUICK_S = 2.0
 """How long an agent waits for another certificate that has one: its tasks end without it."""
 FIRST_MS, MOST_MS = 1_000, 30_000
-REFUSED_S = 30.0
-"""A refusal counts after this time: a supervisor may hear later than another of a pool that has begun."""
+REFUSED_S = 90.0
+"""A refusal counts after this time. A pool's token is made once its agents are queued, and a file system that
+machines share may show it to them a minute later."""
 LOOK_S = 30.0
 """How often the wall clock is looked at, which may jump."""
 
@@ -61,7 +62,7 @@ class Credentials:
 
         One of an earlier agent may be of a pool that has ended, so that the token comes first. While no
         supervisor answers it serves: tasks of the node may run, and wait for their agent.
-        Raises Refused when they have refused for a while, UserError for a token that cannot be read.
+        Raises Refused when they have refused for a while, or the token could not be read.
         """
         loop, backoff = asyncio.get_running_loop(), Backoff(FIRST_MS, MOST_MS)
         refused_at: float | None = None
@@ -81,8 +82,6 @@ class Credentials:
                 self._tell(f"{self._node} gets no certificate: {error}; asking again")
             except TfSupervisorError as error:
                 refused_at = None
-                if isinstance(error, UserError) and not has_one:
-                    raise
                 if has_one:
                     self._tell(f"{self._node} begins with the certificate that it had: {error}")
                     return
@@ -119,18 +118,14 @@ class Credentials:
                     continue
                 await self._ask_with(each)
                 return
-            except UserError as error:
-                if each is self._token:
-                    raise
-                reasons.append(str(error))
-            except Refused as error:
+            except (Refused, UserError) as error:
                 reasons.append(str(error))
         raise Refused("; ".join(reasons))
 
     def _objection(self, shown: TlsFiles) -> str:
         """Why a certificate is not worth showing: servers end such a connection without a word."""
         if shown is self._own and not shown.cert.exists():
-            return "it has had none before"
+            return f"{self._node} has no other certificate yet"
         times = validity(shown.load().cert)
         if times.begins <= (now := datetime.now(UTC)) < times.ends:
             return ""

@@ -4,110 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime, timedelta
+from dataclasses import replace
+from datetime import UTC, datetime
 
 import pytest
-from click.testing import CliRunner
 
-from supervisor.adapters.caller import CALLER
-from supervisor.adapters.certificates import openssl
 from supervisor.adapters.certificates.issuer import Issuer
-from supervisor.adapters.certificates.x509 import fingerprint, uris
-from supervisor.cli.cluster.certs import certs
 from supervisor.contract import keys
-from supervisor.contract.access import Caller, Kind, Role, Standing, pool_id_of
+from supervisor.contract.access import Caller, Kind
 from supervisor.contract.errors import Conflict, NotFound, Refused, TfSupervisorError, Unreachable, UserError
 from supervisor.contract.pool.record import MOST_REVOKED, PoolRecord, objection
-from supervisor.contract.pool.requests import CertifyRequest, OpenPoolRequest, RevokePoolRequest
-from supervisor.control.decide.plan import Action, put
-from supervisor.control.decide.snapshot import Snapshot
+from supervisor.control.decide.plan import put
 from supervisor.control.services import pools
-from supervisor.control.services.pools import AGAIN_MS, PoolService
-from tests.control.world import World
+from supervisor.control.services.pools import AGAIN_MS
+from tests.control.certifying import ADAM, HOUR_MS, OLGA, OTTO, Pools, make_authority
 from tests.support.waiting import until
-
-OLGA = Caller(Kind.USER, "olga", Standing(Role.OPERATOR))
-OTTO = Caller(Kind.USER, "otto", Standing(Role.OPERATOR))
-ADAM = Caller(Kind.USER, "adam", Standing(Role.ADMIN))
-HOUR_MS = 3_600_000
 
 
 @pytest.fixture(scope="module")
 def authority(tmp_path_factory: pytest.TempPathFactory) -> Issuer:
-    made = tmp_path_factory.mktemp("tls")
-    assert CliRunner().invoke(certs, ("pool-authority", str(made))).exit_code == 0
-    return Issuer(made / "pool-ca.pem", made / "pool-ca.key", timedelta(hours=1))
-
-
-@dataclass
-class Pools:
-    """A leader with an authority, and those who ask it."""
-
-    issuer: Issuer
-    world: World = field(default_factory=lambda: World(nodes=0))
-    ids: Iterator[str] = field(default_factory=lambda: iter(f"id{n}" for n in range(9)))
-    actions: list[Action] = field(default_factory=list)
-    skew_ms: int = 0
-
-    def __post_init__(self) -> None:
-        self.service = PoolService(self.snapshot, self.run, self, lambda: next(self.ids))
-        self.service.issuer = self.issuer
-        self.service.record = self.record
-
-    def snapshot(self) -> Snapshot:
-        return self.world.snapshot()
-
-    def now_ms(self) -> int:
-        return self.world.now_ms
-
-    def wall_ms(self) -> int:
-        return 1_700_000_000_000 + self.world.now_ms + self.skew_ms
-
-    def record(self, name: str) -> PoolRecord | None:
-        held = self.snapshot().pools.get(name)
-        return held.value if held is not None else None
-
-    async def run(self, action: Action) -> None:
-        self.actions.append(action)
-        self.world.write(*action.ops)
-
-    async def open(self, pool: str = "train", by: Caller = OLGA, life_ms: int = HOUR_MS) -> Caller:
-        """The holder of a new token."""
-        request = openssl.key_and_request(f"token-of-pool:{pool}")[1]
-        with calling(by):
-            made = await self.service.open(OpenPoolRequest(pool, request, life_ms))
-        return shown(made.pem, Kind.POOL, pool)
-
-    async def certify(self, by: Caller, node: str = "train.n1", name: str = "") -> Caller:
-        """The agent with a new certificate."""
-        request = openssl.key_and_request(name or f"agent:{node}")[1]
-        with calling(by):
-            made = await self.service.certify(CertifyRequest(node, request))
-        return shown(made.pem, Kind.AGENT, node)
-
-    async def revoke(self, pool: str = "train", node: str = "") -> str:
-        with calling(OLGA):
-            return (await self.service.revoke(RevokePoolRequest(pool, node))).detail
-
-
-def shown(pem: str, kind: Kind, name: str) -> Caller:
-    """The holder of a certificate as the gate of a server knows it."""
-    found = [each.decode() for each in uris(pem.encode())]
-    assert f"{kind.value}:{name}" in found
-    token = fingerprint(pem.encode()) if kind is Kind.POOL else ""
-    return Caller(kind, name, pool_id=pool_id_of(found), token=token)
-
-
-@contextmanager
-def calling(caller: Caller) -> Iterator[None]:
-    before = CALLER.set(caller)
-    try:
-        yield
-    finally:
-        CALLER.reset(before)
+    return make_authority(tmp_path_factory.mktemp("tls"))
 
 
 @pytest.fixture
@@ -157,6 +73,17 @@ async def test_what_is_revoked_is_refused_and_a_pool_of_the_same_name_is_another
     assert made.service.objection(fresh) == ""
     with pytest.raises(Refused, match="its pool has ended"):
         await made.certify(one)
+
+
+async def test_a_pool_is_revoked_by_its_token_only_while_that_is_its_last(made: Pools) -> None:
+    before, now = await made.open(), await made.open()
+    with pytest.raises(Conflict, match="pool train has another token by now, and its certificates stay"):
+        await made.revoke(token=before.token)
+    assert made.service.objection(now) == ""
+    (view,) = made.service.pools("train").pools
+    assert view.token == now.token
+    await made.revoke(token=view.token)
+    assert made.record("train") is None
 
 
 async def test_a_token_serves_its_own_pool_until_it_expires(made: Pools) -> None:

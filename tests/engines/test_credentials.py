@@ -162,7 +162,7 @@ async def test_it_gives_up_when_it_is_refused_for_a_while(
 ) -> None:
     monkeypatch.setattr(credentials, "REFUSED_S", 0)
     supervisors.answers = [Refused("another token has taken the place of this one")] * 9
-    with pytest.raises(Refused, match="another token has taken the place of this one; it has had none"):
+    with pytest.raises(Refused, match=r"the place of this one; train\.n1 has no other"):
         await agent.kept.obtain()
     put_token(supervisors, agent.token, ago=2 * HOUR)
     supervisors.asked.clear()
@@ -172,10 +172,10 @@ async def test_it_gives_up_when_it_is_refused_for_a_while(
         await agent.kept.obtain()
     assert supervisors.asked == [], "servers end such a connection without a word"
     agent.token.chmod(0o644)
-    with pytest.raises(UserError, match=r"train\.token: private key has mode 0644"):
+    with pytest.raises(Refused, match=r"train\.token: private key has mode 0644"):
         await agent.kept.obtain()
     agent.token.unlink()
-    with pytest.raises(UserError, match=r"train\.token: cannot read this TLS file"):
+    with pytest.raises(Refused, match=r"train\.token: cannot read this TLS file"):
         await agent.kept.obtain()
 
 
@@ -233,9 +233,6 @@ async def test_an_agent_comes_back_while_no_supervisor_answers(
     assert agent.said[2:] == ["train.n1 begins with the certificate that it had: no supervisor answers"]
     assert agent.kept._due > datetime.now(UTC), "one of this life is renewed in its time"
     monkeypatch.setattr(credentials, "QUICK_S", 60)
-    agent.token.unlink()
-    await agent.kept.obtain()
-    assert "train.token: cannot read this TLS file" in agent.said[-1]
     # One that is broken, of another key or expired serves nobody.
     put_token(supervisors, agent.token)
     for pem in (other + cert, key, cert, key + b"x", b"x", expired):
@@ -243,6 +240,31 @@ async def test_an_agent_comes_back_while_no_supervisor_answers(
         assert not agent.kept._has_one(), pem
     agent.own.cert.write_bytes(good)
     assert agent.kept._has_one()
+
+
+async def test_an_agent_that_begins_before_its_token_is_made_waits_for_it(
+    agent: Kept, supervisors: Supervisors
+) -> None:
+    agent.token.unlink()
+    obtaining = asyncio.create_task(agent.kept.obtain())
+    await asyncio.to_thread(wait_until, lambda: bool(agent.said), "it says what it waits for")
+    assert "train.token: cannot read this TLS file" in agent.said[0]
+    put_token(supervisors, agent.token)
+    await obtaining
+    assert supervisors.asked == [(NODE, "train.token")]
+
+    # The next pool of this name: a certificate of the one before is refused, and serves nobody.
+    agent.token.unlink()
+    agent.said.clear()
+    supervisors.answers = [Refused("its pool has ended, or was revoked")] * 2
+    obtaining = asyncio.create_task(agent.kept.obtain())
+    await asyncio.to_thread(wait_until, lambda: not supervisors.answers, "the one of before is shown")
+    put_token(supervisors, agent.token)
+    await obtaining
+    shown = [each for _, each in supervisors.asked[1:]]
+    assert set(shown[:2]) == {"certificate.pem"}
+    told = f"{agent.token}: cannot read this TLS file"
+    assert any(told in each and "its pool has ended" in each for each in agent.said), agent.said
 
 
 async def test_a_disk_that_is_full_for_a_while_ends_no_renewal(

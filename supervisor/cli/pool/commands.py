@@ -57,19 +57,20 @@ def up(given: Globals, wanted: Wanted, name: str, on: str, agents: int) -> None:
 
 
 def _start(given: Globals, engine: Engine, asked: Pool, agents: int, wanted: Wanted) -> Sequence[PoolAgent]:
-    """Start a pool whose agents the supervisors certify."""
+    """Start a pool whose agents the supervisors certify.
+
+    The engine knows its agents before there is a token (decision 0098). An agent that begins waits for it.
+    """
     from supervisor.engines import pools
 
-    pools.check_free(engine, asked.name, agents)
-    made = tokens.obtain(given, asked.name, Path(asked.token), wanted.token_for)
+    tokens.check(given, Path(asked.token), wanted.token_for)
+    found = pools.start(engine, asked, agents)
     try:
-        return pools.start(engine, asked, agents)
-    except TfSupervisorError as error:
-        # With another client that starts this pool at the same moment it shares the token.
-        if made.is_new and not isinstance(error, Conflict):
-            Path(asked.token).unlink(missing_ok=True)
-            tokens.revoke(given, asked.name)
+        tokens.obtain(given, asked.name, Path(asked.token), wanted.token_for)
+    except BaseException:
+        engine.cancel([each.id for each in found])
         raise
+    return found
 
 
 @pool.command()
@@ -187,15 +188,18 @@ def down(given: Globals, name: str, on: str, now: bool, within: int) -> None:
     from supervisor.engines import pools
 
     say = (lambda _: None) if given.json else _sayer()
+    engine, absent = _engine(on), None
     try:
-        many = pools.end(_engine(on), name, 0 if now else within, say)
-    except NotFound:
-        if not tokens.revoke(given, name):
-            raise
-        _print(given, name, "it had no agents any more; its certificates are revoked")
-        return
-    tokens.revoke(given, name)
-    _print(given, name, f"{many} agents have ended; the engine has everything back")
+        many = pools.end(engine, name, 0 if now else within, say)
+        done = f"{many} agents have ended; the engine has everything back"
+    except NotFound as error:
+        absent, done = error, f"it had no agents on {on} any more"
+    if absent is not None:
+        _require_gone(given, name, on)
+    revoked = tokens.revoke(given, name, lambda _: not pools.live(engine, name))
+    if absent is not None and not revoked:
+        raise absent
+    _print(given, name, "; ".join(filter(None, (done, revoked))))
 
 
 @pool.command("list")
@@ -235,6 +239,17 @@ def _engine(on: str) -> Engine:
     from supervisor.engines.slurm import Slurm
 
     return Slurm()
+
+
+def _require_gone(given: Globals, name: str, on: str) -> None:
+    """Raise Conflict if a pool that an engine does not know has agents all the same: on another engine."""
+    nodes, _ = _nodes_of(given, name)
+    if there := sorted(each.node for each in nodes.values() if each.state == "ready"):
+        raise Conflict(
+            f"pool {name} has no agents on {on}, and {', '.join(there[:5])} are there: name its engine by "
+            "--on, or wait until the cluster takes them for lost; `supervisorctl pool revoke "
+            f"{name}` shuts them out"
+        )
 
 
 def _nodes_of(given: Globals, name: str) -> tuple[dict[tuple[str, str], NodeView], str]:

@@ -5,59 +5,91 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from supervisor.cli.options import Globals
 from supervisor.cli.target import find_any_target, find_target
-from supervisor.contract.errors import IncompatibleRecord, Refused, TfSupervisorError, Unreachable, UserError
+from supervisor.contract.errors import (
+    Conflict,
+    IncompatibleRecord,
+    NotFound,
+    Refused,
+    TfSupervisorError,
+    Unreachable,
+    UserError,
+)
 
 if TYPE_CHECKING:
     from supervisor.api.client import ControlClient
     from supervisor.contract.pool.requests import Certificate, PoolView
+    from supervisor.contract.views.jobs import Accepted
 
 R = TypeVar("R")
+REVOKED = "its certificates are revoked"
+ANOTHER = "another client has started it again meanwhile, and its certificates stay"
 
 
-def obtain(given: Globals, pool: str, file: Path, token_for: str) -> Certificate:
-    """Get a token for a pool, and write it into a file of mode 0600. Raises UserError, Refused, Conflict."""
-    from supervisor.adapters.certificates import openssl
+def check(given: Globals, file: Path, token_for: str) -> int:
+    """How long a token is to be valid, in ms, once it can be asked for and written.
+
+    Raises UserError, Refused for a directory that others may write to, Unreachable without supervisors.
+    """
     from supervisor.adapters.files.quantities import duration_ms
-    from supervisor.contract.pool.requests import OpenPoolRequest
     from supervisor.engines.agent_file import require_own
-    from supervisor.engines.credentials import write_private
 
     try:
         life_ms = duration_ms(token_for)
     except ValueError as error:
         raise UserError(f"--token-for: {error}") from error
+    if not file.parent.is_dir():
+        raise UserError(f"{file}: the pool's token goes there, and {file.parent} is no directory")
     require_own(file.parent)
+    known(given)
+    return life_ms
+
+
+def obtain(given: Globals, pool: str, file: Path, token_for: str) -> Certificate:
+    """Get a token for a pool, and write it into a file of mode 0600. Raises UserError, Refused, Conflict."""
+    from supervisor.adapters.certificates import openssl
+    from supervisor.contract.pool.requests import OpenPoolRequest
+    from supervisor.engines.credentials import write_private
+
+    life_ms = check(given, file, token_for)
     key, request = openssl.key_and_request(f"token-of-pool:{pool}")
     made = _ask(given, lambda client: client.open_pool(OpenPoolRequest(pool, request, life_ms)))
     write_private(file, key + made.pem.encode())
     return made
 
 
-def revoke(given: Globals, pool: str) -> bool:
-    """Revoke the certificates of a pool that has ended; False if it has none.
+def revoke(given: Globals, pool: str, is_over: Callable[[str], bool]) -> str:
+    """Revoke the certificates of a pool that has ended. Returns what came of it; empty if it has none.
 
+    `is_over` says whether the pool of a token has ended, of which it gets the SHA-256. Agents are queued
+    before their token is made: a pool that has a token, and agents no more, has ended (decision 0098).
     Raises Unreachable, Refused if that cannot be done.
     """
     try:
         try:
             there = known(given, pool)
         except Refused:
-            return False  # who may not even see pools has made no token
-        if not there:
-            return False
-        _ask(given, lambda client: client.revoke_pool(pool))
+            return ""  # who may not even see pools has made no token
+        for view in there:
+            if not is_over(view.token):
+                return ANOTHER
+            _ask(given, partial(_revoke, pool, view.token))
+    except Conflict:
+        return ANOTHER
+    except NotFound:
+        return REVOKED  # by another client
     except TfSupervisorError as error:
         kind = Refused if isinstance(error, Refused) else Unreachable
         raise kind(
             f"the agents of pool {pool} have ended, and its certificates are not revoked: {error}; "
             f"`supervisorctl pool revoke {pool}` does that"
         ) from error
-    return True
+    return REVOKED if there else ""
 
 
 def known(given: Globals, pool: str = "") -> tuple[PoolView, ...]:
@@ -93,6 +125,10 @@ def told(view: PoolView) -> str:
 def shown(wall_ms: int) -> str:
     """A moment, for people."""
     return f"{datetime.fromtimestamp(wall_ms / 1000, UTC):%Y-%m-%d %H:%M} UTC"
+
+
+async def _revoke(pool: str, token: str, client: ControlClient) -> Accepted:
+    return await client.revoke_pool(pool, token=token)
 
 
 def _ask(given: Globals, ask: Callable[[ControlClient], Awaitable[R]]) -> R:

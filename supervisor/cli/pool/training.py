@@ -19,6 +19,7 @@ from typing import Self, TypeVar
 from pyspark import RDD, SparkContext
 from pyspark.sql import SparkSession
 
+from supervisor.adapters.certificates.x509 import fingerprint
 from supervisor.adapters.files.jobfile import job_of
 from supervisor.adapters.files.quantities import size_bytes
 from supervisor.adapters.files.yaml_file import parse, read
@@ -116,6 +117,8 @@ class TrainingPool:
         file, shared = shared_file(self._given, name, Path(agent_config) if agent_config else None)
         self._token = Path(token or file.parent / f"{name}.token").absolute() if shared.certified else None
         self._token_for = token_for
+        self._tokens: tuple[str, ...] = ()
+        """Fingerprints that supervisors may tell of the token: of an earlier release none."""
         wanted = Wanted(
             pool=name,
             agents=agents,
@@ -164,7 +167,9 @@ class TrainingPool:
         if self._agents.began:
             return
         if self._token is not None:
-            self._ask(asyncio.to_thread(tokens.obtain, self._given, self.name, self._token, self._token_for))
+            asked = (self._given, self.name, self._token, self._token_for)
+            made = self._ask(asyncio.to_thread(tokens.obtain, *asked))
+            self._tokens = "", fingerprint(made.pem.encode())
         self._agents.start()
         self._ask(self._joined())
         if self._watched:
@@ -376,7 +381,8 @@ class TrainingPool:
             left = self._ask(self._nodes.left(nodes, GONE_S))
             self._ask(self._nodes.lift(nodes))
             if self._token is not None:
-                self._ask(asyncio.to_thread(tokens.revoke, self._given, self.name))
+                is_ours = self._tokens.__contains__
+                self._ask(asyncio.to_thread(tokens.revoke, self._given, self.name, is_ours))
         except TfSupervisorError as error:
             left = [str(error)]
         if not ended:

@@ -26,10 +26,14 @@ class OpenPoolRequest:
 
 @dataclass(frozen=True, slots=True)
 class RevokePoolRequest:
-    """Refuse all certificates of this pool from now on, or with a `node` those of that node."""
+    """Refuse all certificates of this pool from now on, or with a `node` those of that node.
+
+    `token`: only while this is the pool's token, by the SHA-256 of its certificate; empty: whatever it is.
+    """
 
     pool: str
     node: str = ""
+    token: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,18 +46,18 @@ class CertifyRequest:
 
 @dataclass(frozen=True, slots=True)
 class Certificate:
-    """A certificate, as PEM, and when it ends. `is_new`: of a token, the pool had none before."""
+    """A certificate, as PEM, and when it ends."""
 
     pem: str
     ends_wall_ms: int
-    is_new: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class PoolView:
     """A pool that may have certificates.
 
-    `certified`: the nodes that have had one of this leader, and when it ends.
+    `certified`: the nodes that have had one of this leader, and when it ends; `token`: the SHA-256 of the
+    certificate of its token.
     """
 
     pool: str
@@ -61,6 +65,7 @@ class PoolView:
     token_ends_wall_ms: int
     revoked: tuple[str, ...] = ()
     certified: dict[str, int] = field(default_factory=dict)
+    token: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -143,17 +143,20 @@ class PoolService:
         key = keys.pool_record(name)
         compares, fields = (unchanged_or_absent(key, before),), {"pool": name}
         await self._run(Action(POOL_OPENED, "", text, compares, (put(key, record),), fields))
-        return Certificate(pem, ends_ms, is_new=before is None)
+        return Certificate(pem, ends_ms)
 
     async def revoke(self, request: RevokePoolRequest) -> Accepted:
         """Refuse all certificates of a pool from now on, or those of one node. Repeating it does no harm.
 
-        Raises NotFound, UserError for a node that is not the pool's.
+        Raises NotFound, Conflict for a pool whose token is another by now than the request says, UserError
+        for a node that is not the pool's.
         """
         before = self._leading().pools.get(check_pool(request.pool))
         if before is None:
             raise NotFound(f"no pool {request.pool} has certificates of these supervisors")
         record = before.value
+        if request.token not in ("", record.token):
+            raise Conflict(f"pool {record.name} has another token by now, and its certificates stay")
         if not request.node:
             text = f"the certificates of pool {record.name} are revoked"
             ops = (Delete(before.key),)
@@ -216,7 +219,8 @@ class PoolService:
             for node, (_, ends_ms) in self._certified.get(record.id, {}).items()
             if ends_ms > now_ms
         }
-        return PoolView(record.name, record.owner, record.token_ends_wall_ms, record.revoked, certified)
+        ends_ms = record.token_ends_wall_ms
+        return PoolView(record.name, record.owner, ends_ms, record.revoked, certified, record.token)
 
     def _check_number(self, record: PoolRecord, node: str) -> None:
         """Bound what the holder of a token can make a leader do, and forget what has ended."""

@@ -1,0 +1,225 @@
+"""Clients that start and end a pool at the same moment; the leader that certifies its agents is real."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Self
+
+import pytest
+from click.testing import CliRunner
+
+from supervisor.cli.main import cli
+from supervisor.cli.options import Globals
+from supervisor.cli.pool import commands, tokens
+from supervisor.cli.pool.order import Wanted
+from supervisor.contract.access import Kind
+from supervisor.contract.errors import Conflict, NotFound, Refused, UserError
+from supervisor.contract.pool.requests import Certificate, OpenPoolRequest, PoolList
+from supervisor.engines.engine import Pool, PoolAgent, State
+from tests.control.certifying import OLGA, Pools, calling, make_authority, shown
+
+NAME = "train"
+
+
+@dataclass
+class Queue:
+    """An engine with room for everything; agents end as soon as they are told to."""
+
+    agents_there: list[PoolAgent] = field(default_factory=list)
+
+    def start(self, pool: Pool, agents: int) -> list[str]:
+        for each in range(agents):
+            ident = f"{len(self.agents_there)}_{each}"
+            self.agents_there.append(PoolAgent(id=ident, pool=pool.name, state=State.RUNNING, word="RUNNING"))
+        return [each.id for each in self.agents_there[-agents:]]
+
+    def add(self, name: str, agents: int) -> None:
+        raise AssertionError
+
+    def agents(self, name: str = "") -> list[PoolAgent]:
+        return list(self.agents_there)
+
+    def notify(self, ids: Sequence[str]) -> None:
+        self.cancel(ids)
+
+    def cancel(self, ids: Sequence[str], *, waiting_only: bool = False) -> None:
+        if not waiting_only:
+            self.agents_there = [each for each in self.agents_there if each.id not in ids]
+
+
+@dataclass
+class Site:
+    """A cluster as clients see it. `before` a request comes what another client does meanwhile."""
+
+    made: Pools
+    queue: Queue
+    token: Path
+    before: dict[str, Callable[[], object]] = field(default_factory=dict)
+    ready: tuple[str, ...] = ()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        pass
+
+    async def pools(self, name: str) -> PoolList:
+        self._meanwhile("pools")
+        return self.made.service.pools(name)
+
+    async def open_pool(self, request: OpenPoolRequest) -> Certificate:
+        self._meanwhile("open")
+        with calling(OLGA):
+            return await self.made.service.open(request)
+
+    async def revoke_pool(self, pool: str, node: str = "", token: str = "") -> SimpleNamespace:
+        self._meanwhile("revoke")
+        return SimpleNamespace(detail=await self.made.revoke(pool, node, token))
+
+    async def nodes(self) -> SimpleNamespace:
+        return SimpleNamespace(
+            nodes=[
+                SimpleNamespace(node=each, labels={"pool": NAME, "agent": each}, state="ready")
+                for each in self.ready
+            ]
+        )
+
+    def up(self) -> Sequence[PoolAgent]:
+        pool = Pool(name=NAME, command=("true",), directory="/", token=str(self.token))
+        wanted = Wanted(
+            cpus=1,
+            memory="",
+            gpus="",
+            queue="",
+            time="",
+            notice=60,
+            requeue=False,
+            python="",
+            archive=None,
+            agent_config=None,
+            logs=Path(),
+        )
+        return commands._start(Globals(), self.queue, pool, 2, wanted)
+
+    def down(self) -> str:
+        done = CliRunner().invoke(cli, ["pool", "down", NAME, "--now"])
+        if done.exception is not None:
+            raise done.exception
+        return done.stdout.strip()
+
+    def works(self) -> bool:
+        """Whether agents that begin now get certificates for the token in the file."""
+        pem = self.token.read_text()
+        return not self.made.service.objection(
+            shown(pem[pem.index("-----BEGIN CERTIFICATE") :], Kind.POOL, NAME)
+        )
+
+    def _meanwhile(self, request: str) -> None:
+        if (act := self.before.pop(request, None)) is not None:
+            act()
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
+    (tmp_path / "tls").mkdir()
+    made = Site(Pools(make_authority(tmp_path / "tls")), Queue(), tmp_path / "train.token")
+    target = SimpleNamespace(client=lambda: made, guard=SimpleNamespace(tls=True))
+    monkeypatch.setattr(commands, "_engine", lambda _on: made.queue)
+    monkeypatch.setattr(commands, "find_target", lambda _: target)
+    monkeypatch.setattr(tokens, "find_target", lambda _: target)
+    monkeypatch.setattr(tokens, "find_any_target", lambda _: target)
+    return made
+
+
+def test_a_pool_has_a_token_until_it_is_down(site: Site) -> None:
+    assert len(site.up()) == 2
+    assert site.works()
+    assert (
+        site.down() == f"pool {NAME}: 2 agents have ended; the engine has everything back; {tokens.REVOKED}"
+    )
+    assert (site.made.record(NAME), site.works()) == (None, False)
+    with pytest.raises(NotFound, match="there is no pool train"):
+        site.down()
+
+
+@pytest.mark.parametrize("at", ["pools", "revoke"])
+def test_a_pool_that_begins_while_one_of_its_name_is_ended_keeps_its_certificates(
+    site: Site, monkeypatch: pytest.MonkeyPatch, at: str
+) -> None:
+    monkeypatch.setattr(tokens, "_ask", inside(tokens._ask))
+    site.up()
+    site.before[at] = site.up
+    assert site.down().endswith(tokens.ANOTHER)
+    assert site.works()
+    assert len(site.queue.agents()) == 2
+    assert site.down().endswith(tokens.REVOKED)
+
+
+def test_a_client_that_comes_too_late_takes_no_token_from_the_first(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tokens, "_ask", inside(tokens._ask))
+    told: list[Conflict] = []
+
+    def also() -> None:
+        with pytest.raises(Conflict, match="there is a pool train with 2 agents") as caught:
+            site.up()
+        told.append(caught.value)
+
+    site.before["open"] = also
+    site.up()
+    assert told
+    assert site.works()
+    assert [each.kind for each in site.made.actions] == ["pool_opened"]
+
+
+def test_a_pool_that_gets_no_token_is_taken_back(site: Site) -> None:
+    site.made.service.issuer = None
+    with pytest.raises(Refused, match="the supervisors have no authority for pools"):
+        site.up()
+    assert site.queue.agents() == []
+    assert not site.token.exists()
+
+
+def test_a_token_that_cannot_be_written_is_told_before_anything_is_queued(site: Site) -> None:
+    site.token = site.token.parent / "none" / "train.token"
+    with pytest.raises(UserError, match="/none is no directory"):
+        site.up()
+    assert (site.queue.agents(), site.made.actions) == ([], [])
+
+
+def test_what_a_client_that_was_killed_has_left_is_ended(site: Site) -> None:
+    # Agents and no token yet; a token in etcd that was written nowhere; a token whose agents have ended.
+    site.queue.start(Pool(name=NAME, command=(), directory="/"), 2)
+    assert site.down().endswith("the engine has everything back")
+    for agents in (2, 0):
+        if agents:
+            site.queue.start(Pool(name=NAME, command=(), directory="/"), agents)
+        tokens.obtain(Globals(), NAME, site.token, "1h")
+        assert site.down().endswith(tokens.REVOKED)
+        assert (site.made.record(NAME), site.queue.agents()) == (None, [])
+
+
+def test_a_pool_of_another_engine_is_not_revoked(site: Site) -> None:
+    site.up()
+    site.queue.agents_there.clear()
+    site.ready = ("train.n1",)
+    with pytest.raises(
+        Conflict, match=r"no agents on slurm, and train\.n1 are there: name its engine by --on"
+    ):
+        site.down()
+    assert site.works()
+
+
+def inside(ask: Callable[..., object]) -> Callable[..., object]:
+    """The same where a loop runs already: what another client does comes in the middle of a request."""
+
+    def asked(*arguments: object) -> object:
+        with ThreadPoolExecutor(1) as thread:
+            return thread.submit(ask, *arguments).result()
+
+    return asked
