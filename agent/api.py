@@ -1,5 +1,5 @@
-"""The agent's own API (`Node`): output of tasks, signals and commands, called by a supervisor for its
-clients.
+"""The agent's own API (`Node`): output of tasks, signals, commands and saves, called by a supervisor for
+its clients.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from agent.operate import Operator
 from supervisor.contract.errors import NotFound, UserError
 from supervisor.contract.ids import AttemptId, TaskId
 from supervisor.contract.views.jobs import (
+    SAVE_S,
     Accepted,
     ExecChunk,
     ExecRequest,
@@ -24,6 +25,7 @@ from supervisor.contract.views.jobs import (
     OutputPlace,
     OutputsRequest,
     ReadRequest,
+    SaveRequest,
     SignalRequest,
     TailChunk,
 )
@@ -57,6 +59,7 @@ class NodeApi:
             "Read": unary(ReadRequest, self._read),
             "Signal": unary(SignalRequest, self._signal),
             "Exec": stream(ExecRequest, self._exec),
+            "Save": unary(SaveRequest, self._save),
         }
         self._server = Server(listen, guard, {SERVICE: methods}, policy, auditor)
 
@@ -96,6 +99,10 @@ class NodeApi:
 
     async def _signal(self, request: SignalRequest) -> Accepted:
         return self._operator.signal(request)
+
+    async def _save(self, request: SaveRequest) -> Accepted:
+        task = TaskId.parse(request.task)
+        return Accepted(task.job, await self._files.save(task, SAVE_S))
 
     def _exec(self, request: ExecRequest) -> AsyncGenerator[ExecChunk, None]:
         return self._operator.run(request)

@@ -31,6 +31,7 @@ MOST_LEARNT = 256
 _MOST_DEEP, _MOST_ENTRIES = 32, 50_000
 SIGNALLED = "signalled"
 HELD = "held"
+SAVED_LOOK_S = 0.05
 _ATTEMPT_DIRECTORY = re.compile(r"(?P<member>.+)-g(?P<generation>[0-9]+)\.(?P<number>[0-9]+)")
 _CONTROL = re.compile(r"[^\n\t\x20-\x7e\u00a0-\u2027\u202f-\u2065\u2070-\ufffd]")
 
@@ -141,12 +142,23 @@ class AttemptFiles:
     def want_saves(self) -> None:
         """Ask the tasks that may be asked to save now. Each file that asks is there until the next commit."""
         for each in self._followed.values():
-            directory = each.reader.directory
-            with suppress(OSError):
-                if (directory / COMMIT).exists():
-                    file = open_regular(directory / WANTED, os.O_WRONLY | os.O_CREAT)
-                    os.utime(file)
-                    os.close(file)
+            _want_save(each)
+
+    async def save(self, task: TaskId, within_s: float) -> str:
+        """Ask a task to save, and wait for the commit; returns what came of it, empty if it is not asked."""
+        found = [(attempt, each) for attempt, each in self._followed.items() if attempt.task == task]
+        asked = [each for each in found if _want_save(each[1])]
+        if not asked:
+            return ""
+        loop = asyncio.get_running_loop()
+        until = loop.time() + within_s
+        while any(_waits(each) for _, each in asked):
+            if not any(self.is_followed(attempt) for attempt, _ in asked):
+                return "has ended"
+            if loop.time() > until:
+                return f"was asked to save, and nothing was committed within {within_s:g} s"
+            await asyncio.sleep(SAVED_LOOK_S)
+        return "has saved"
 
     def tail(self, attempt: AttemptId) -> str:
         """The last lines of its output."""
@@ -271,6 +283,25 @@ def _on_disk(directory: Path) -> int:
                 status = entry.stat(follow_symlinks=False)
                 found[status.st_dev, status.st_ino] = 512 * status.st_blocks
     return sum(found.values())
+
+
+def _want_save(followed: Followed) -> bool:
+    """Ask an attempt to save now, if it has a saver that may be asked. The program may hinder that."""
+    directory = followed.reader.directory
+    if followed.saves().pace.own_ms < 0 or not (directory / COMMIT).exists():
+        return False
+    try:
+        file = open_regular(directory / WANTED, os.O_WRONLY | os.O_CREAT)
+        os.utime(file)
+        os.close(file)
+    except OSError:
+        return False
+    return True
+
+
+def _waits(followed: Followed) -> bool:
+    """Whether no commit came since it was asked to save."""
+    return (followed.reader.directory / WANTED).exists()
 
 
 def make_room(root: Path, keep: Iterable[Path], budget_bytes: int) -> int:

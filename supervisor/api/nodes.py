@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
+from dataclasses import replace
 
 from supervisor.api.gpus import gpu_list
+from supervisor.api.saves import save_first
 from supervisor.contract.desired import LostMark
+from supervisor.contract.ids import TaskId
 from supervisor.contract.views.jobs import JobRequest
 from supervisor.contract.views.nodes import (
     CordonRequest,
@@ -23,17 +26,19 @@ from supervisor.control.decide.facts.standing import lost_from_ms
 from supervisor.control.decide.snapshot import NodeState, Snapshot, Versioned
 from supervisor.control.services.nodes import NodeService
 from supervisor.wire import rpc
+from supervisor.wire.rpc import Guard
 
 
 class NodeMethods:
     """Serves `supervisorctl nodes` and its changes.
 
-    `leading` raises NotLeading if another supervisor leads.
+    `leading` raises NotLeading if another supervisor leads. `guard`: for calls of agents.
     """
 
-    def __init__(self, service: NodeService, leading: Callable[[], Snapshot]) -> None:
+    def __init__(self, service: NodeService, leading: Callable[[], Snapshot], guard: Guard) -> None:
         self._service = service
         self._leading = leading
+        self._guard = guard
 
     def methods(self) -> dict[str, rpc.Method]:
         """Method name -> handler."""
@@ -54,9 +59,13 @@ class NodeMethods:
         return gpu_list(self._leading(), request.node)
 
     async def cordon(self, request: CordonRequest) -> NodeAnswer:
-        """Cordon a node, or drain it."""
-        self._leading()
-        return await self._service.cordon(request)
+        """Cordon a node, or drain it. The jobs that move save first."""
+        snap, saved = self._leading(), ""
+        if request.drain:
+            tasks = tasks_by_node(snap).get(request.node, ())
+            saved = await save_first(self._guard, snap, (TaskId.parse(each).job for each in tasks))
+        answer = await self._service.cordon(request)
+        return replace(answer, detail=f"{answer.detail}{saved}")
 
     async def uncordon(self, request: UncordonRequest) -> NodeAnswer:
         """Allow tasks on a node again."""

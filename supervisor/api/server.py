@@ -22,6 +22,7 @@ from supervisor.api.nodes import NodeMethods
 from supervisor.api.output import OutputTail
 from supervisor.api.pauses import PauseMethods
 from supervisor.api.pools import PoolMethods
+from supervisor.api.saves import save_first
 from supervisor.api.secrets import deliver
 from supervisor.contract.access import Target
 from supervisor.contract.code import CodePart, CodeState
@@ -157,7 +158,7 @@ class ControlService:
         self._cluster = cluster
         self._guard = guard
         self._checkpoints = CheckpointMethods(service.checkpoints, self._snapshot)
-        self._nodes = NodeMethods(service.nodes, self._snapshot)
+        self._nodes = NodeMethods(service.nodes, self._snapshot, guard)
         self._pauses = PauseMethods(service.pauses, self._snapshot)
         self._pools = PoolMethods(service.pools, self._snapshot)
 
@@ -224,9 +225,11 @@ class ControlService:
         return await self._service.put_code(part)
 
     async def stop(self, request: StopRequest) -> Accepted:
-        """Stop a job."""
-        self._snapshot()
-        return await self._service.stop(request.job, save=request.save)
+        """Stop a job. One that has time to save is asked to save first: not every program does at SIGTERM."""
+        snap = self._snapshot()
+        saved = await save_first(self._guard, snap, [request.job] if request.save else ())
+        answer = await self._service.stop(request.job, save=request.save)
+        return replace(answer, detail=f"{answer.detail}{saved}")
 
     async def start(self, request: JobRequest) -> Accepted:
         """Start a stopped job."""

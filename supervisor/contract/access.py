@@ -175,6 +175,7 @@ TABLE: dict[str, Right] = {
     "Node.Read": Right.SUPERVISORS,
     "Node.Signal": Right.SUPERVISORS,
     "Node.Exec": Right.SUPERVISORS,
+    "Node.Save": Right.SUPERVISORS,
     "Http.Metrics": Right.VIEW,
     "Http.Static": Right.VIEW,
 }

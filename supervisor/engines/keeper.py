@@ -6,10 +6,11 @@ cluster need not wait for D (docs/fencing.md).
 
 | signal | what the keeper does |
 |---|---|
-| SIGUSR1, before a time limit | has tasks save, drains the node, ends the agent, and runs `--then` |
-| SIGUSR2, to leave | has tasks save, drains the node, and ends the agent |
+| SIGUSR1, before a time limit | drains the node, ends the agent, and runs `--then` |
+| SIGUSR2, to leave | drains the node, and ends the agent |
 | SIGTERM | ends the agent and its tasks at once |
 
+A drain has the jobs save first that move. Where the node cannot be drained, its tasks save.
 After SIGUSR2, and after SIGTERM before the time limit, nothing runs `--then`.
 
 With `--leash` standard input is a pipe of the process that the engine runs. When it closes, because that
@@ -39,6 +40,7 @@ from supervisor.contract.addresses import split_host_port
 from supervisor.contract.errors import Conflict, Refused, TfSupervisorError, UserError
 from supervisor.contract.ids import check_name
 from supervisor.contract.pool.record import check_pool
+from supervisor.contract.views.jobs import SAVE_S
 from supervisor.engines import agent_file
 from supervisor.engines.agent_file import Own
 from supervisor.engines.credentials import Credentials
@@ -49,7 +51,7 @@ AGAIN_S, AGAIN_MOST_S = 0.2, 5.0
 ENDING_S = 5.0
 """How long an agent may take to end at SIGTERM before it is killed."""
 FENCING_S = 15.0
-SAVING_S, LOOK_S = 15.0, 0.3
+LOOK_S = 0.3
 MARGIN_S = 15.0
 """The part of a notice that is kept for the end itself: the agent's, and the fence."""
 WRONG_CONFIGURATION = 2
@@ -227,12 +229,12 @@ class Keeper:
         if number in (signal.SIGUSR1, signal.SIGUSR2):
             why = "its time limit nears" if number == signal.SIGUSR1 else "it is given back"
             within_s = max(1.0, order.notice_s - MARGIN_S)
-            drained = f", and {self._node} is drained" if order.client else ""
-            say(f"{why}: its tasks save{drained}, for {within_s:g} s at most")
+            what = f"{self._node} is drained" if order.client else "its tasks save"
+            say(f"{why}: {what}, for {within_s:g} s at most")
             until = asyncio.get_running_loop().time() + within_s
-            await self._save(min(SAVING_S, within_s / 3))
-            if order.client and not self._at_once:
-                await self._drain(why, until)
+            if not order.client or not await self._drain(why, until):
+                left_s = until - asyncio.get_running_loop().time()
+                await self._save(max(0.0, min(SAVE_S, within_s / 3, left_s)))
         self._leaving.set()
         await self._end_agent()
         began = self._credentials is None or self._credentials.is_there
@@ -259,8 +261,11 @@ class Keeper:
                     if not any(self._config.parent.glob(f"attempts/*/*/{WANTED}")):
                         return
 
-    async def _drain(self, why: str, until: float) -> None:
-        """Move the node's tasks away, until that is done, its time is over, or SIGTERM comes."""
+    async def _drain(self, why: str, until: float) -> bool:
+        """Move the node's tasks away, until that is done, its time is over, or SIGTERM comes.
+
+        False if it cannot be drained.
+        """
         reason = f"pool {self._order.pool}: {why}"
         try:
             # Without this file nobody would lift the drain.
@@ -271,7 +276,7 @@ class Keeper:
         except OSError as error:
             self._drained.unlink(missing_ok=True)
             say(f"{self._node} is not drained: {error.strerror}")
-            return
+            return False
         waiting = asyncio.create_task(draining.wait())
         while not waiting.done() and (left_s := until - asyncio.get_running_loop().time()) > 0:
             telling = asyncio.create_task(self._told.get())
@@ -282,7 +287,9 @@ class Keeper:
                 break
         if not waiting.done():
             draining.kill()
-        await waiting
+            await waiting
+            return True
+        return waiting.result() == 0
 
     async def _end_agent(self) -> None:
         agent = self._agent

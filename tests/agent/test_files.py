@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 import os
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +21,7 @@ from supervisor.contract.ids import AttemptId, TaskId
 from tests.agent.core import SETTINGS
 from tests.agent.daemon import RECORD
 from tests.support.sinks import ListSink
+from tests.support.waiting import until
 
 ATTEMPT = AttemptId(TaskId("job", "worker", 0), 1, 1)
 
@@ -135,6 +138,12 @@ class Output:
         with (self.directory / "output.log").open("ab") as file:
             file.write(data)
 
+    def steered(self) -> None:
+        """Its process notes that its saver may be asked."""
+        pace = {"every_ms": -1, "cost_ms": -1, "pays_ms": -1, "own_ms": 0, "why": ""}
+        body = {"places": [], "pace": pace, "recovers": False, "again": 0}
+        (self.directory / "saves.json").write_text(json.dumps(body))
+
     def step(self, now_ms: int = 0) -> int:
         (beat,) = self.files.progress(now_ms)
         return beat.step
@@ -169,9 +178,10 @@ def test_a_hundred_megabytes_are_skipped_not_read(tmp_path: Path) -> None:
 
 def test_a_save_is_wanted_until_the_next_commit_of_a_task_that_may_be_asked(tmp_path: Path) -> None:
     output = Output(tmp_path)
-    output.files.want_saves()
-    assert not (output.directory / WANTED).exists(), "no program here looks for it"
     (output.directory / COMMIT).touch()
+    output.files.want_saves()
+    assert not (output.directory / WANTED).exists(), "no saver here looks for it"
+    output.steered()
     output.files.want_saves()
     first_ns = (output.directory / WANTED).stat().st_mtime_ns
     os.utime(output.directory / WANTED, ns=(1, 1))
@@ -181,6 +191,25 @@ def test_a_save_is_wanted_until_the_next_commit_of_a_task_that_may_be_asked(tmp_
     assert not (output.directory / WANTED).exists()
     os.mkfifo(output.directory / WANTED)
     output.files.want_saves()
+
+
+async def test_a_save_that_is_asked_for_is_over_with_its_commit(tmp_path: Path) -> None:
+    output = Output(tmp_path)
+    task = ATTEMPT.task
+    assert await output.files.save(task, 10) == "", "no saver is asked"
+    (output.directory / COMMIT).touch()
+    output.steered()
+    told = "was asked to save, and nothing was committed within 0 s"
+    assert await output.files.save(task, 0) == told
+    output.files.note_commit(task, ATTEMPT.generation, 5)
+    saving = asyncio.create_task(output.files.save(task, 10))
+    await until((output.directory / WANTED).exists)
+    output.files.note_commit(task, ATTEMPT.generation, 5)
+    assert await saving == "has saved"
+    saving = asyncio.create_task(output.files.save(task, 10))
+    await until((output.directory / WANTED).exists)
+    output.files.unfollow(ATTEMPT)
+    assert await saving == "has ended"
 
 
 def test_rotation_is_followed(tmp_path: Path) -> None:

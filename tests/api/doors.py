@@ -46,6 +46,7 @@ from supervisor.contract.views.jobs import (
     PinRequest,
     ReadRequest,
     RestartRequest,
+    SaveRequest,
     ScaleRequest,
     SignalRequest,
     StopRequest,
@@ -123,6 +124,7 @@ REQUESTS: dict[str, object] = {
     "Node.Read": ReadRequest("uuid", OutputPlace(f"{NO_TASK}@1.1"), 1),
     "Node.Signal": SignalRequest(NO_TASK, 15),
     "Node.Exec": ExecRequest(NO_TASK, ("true",), 1_000),
+    "Node.Save": SaveRequest(NO_TASK),
 }
 METHODS = {
     f"{service.name}.{method.name}": method

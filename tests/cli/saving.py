@@ -8,7 +8,7 @@ from pathlib import Path
 
 from supervisor.cli.local.cluster import LocalCluster
 from supervisor.contract.codec import from_plain
-from supervisor.contract.views.jobs import CheckpointList, CheckpointView
+from supervisor.contract.views.jobs import CheckpointList, CheckpointView, ClusterStatus, JobView
 from tests.cli.shell import ROOT, Shell
 from tests.support.waiting import wait_until
 
@@ -56,6 +56,21 @@ class SavingShell(Shell):
         where = f", uri: '{uri}'" if uri else ""
         self.job.write_text(JOB.format(python=sys.executable, root=ROOT, uri=where))
 
+    def save_when_asked(self) -> None:
+        """Change the program: it saves when it is asked, and by itself only after a minute."""
+        program = self.directory / "count.py"
+        asks = program.read_text().replace("import os,", "import asking, os,")
+        program.write_text(asks.replace("if step % 50 == 0:", "if asking.should_save():"))
+        (self.directory / "asking.py").write_text((ROOT / "agent/inside/trainer_hook.py").read_text())
+
+    def step(self) -> int:
+        """The newest step of the job."""
+        return self._job().step
+
+    def nodes(self) -> set[str]:
+        """The nodes of its tasks."""
+        return {each.node for each in self._job().tasks}
+
     def list(self) -> tuple[CheckpointView, ...]:
         return from_plain(CheckpointList, self.json("checkpoints", "count")).checkpoints
 
@@ -80,7 +95,8 @@ class SavingShell(Shell):
 
     def base(self) -> str:
         """The base of the running generation."""
-        jobs = self.json("status", "count")["jobs"]
-        assert isinstance(jobs, list)
-        base = jobs[0]["base"]
-        return f"g{base['generation']}-s{base['step']}" if base else ""
+        base = self._job().base
+        return str(base) if base is not None else ""
+
+    def _job(self) -> JobView:
+        return from_plain(ClusterStatus, self.json("status", "count")).jobs[0]

@@ -20,6 +20,7 @@ from agent.inside.child.cadence import WANTED
 from supervisor.cli.local.cluster import LocalCluster
 from supervisor.cli.options import Globals
 from supervisor.cli.pool.order import Wanted, pool_of
+from supervisor.contract.views.jobs import SAVE_S
 from supervisor.engines import keeper, pools
 from supervisor.engines.engine import Pool
 from supervisor.engines.keeper import Order
@@ -137,15 +138,41 @@ async def test_a_save_keeps_no_sigterm_waiting(monkeypatch: pytest.MonkeyPatch, 
     monkeypatch.setattr(keeper, "say", said.append)
     (tmp_path / "attempts/a/1").mkdir(parents=True)
     (tmp_path / "attempts/a/1" / WANTED).touch()
-    order = Order(pool="p", place="n1", id="1_0", file=tmp_path, client=("--state", str(tmp_path)))
+    order = Order(pool="p", place="n1", id="1_0", file=tmp_path, client=())
     kept = keeper.Keeper(order, "p.n1", tmp_path / "agent.yaml")
     running = asyncio.create_task(kept.run())
     await until(lambda: kept._agent is not None)
     os.kill(os.getpid(), signal.SIGUSR2)
     await until(lambda: said != [])
     os.kill(os.getpid(), signal.SIGTERM)
-    assert await asyncio.wait_for(running, keeper.SAVING_S / 2) == 0
-    assert not (tmp_path / keeper.DRAINED).exists()
+    assert await asyncio.wait_for(running, SAVE_S / 2) == 0
+
+
+@pytest.mark.parametrize("drain", ["false", "true"])
+async def test_tasks_save_where_their_node_cannot_be_drained(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, drain: str
+) -> None:
+    asked = tmp_path / "asked"
+
+    async def start(_module: str, *arguments: str) -> asyncio.subprocess.Process:
+        agent = ("sh", "-c", f"trap 'touch {asked}' USR1; touch {tmp_path}/up; while :; do sleep 0.05; done")
+        short = {"--fence", "uncordon"} & {*arguments}
+        command = (drain,) if "drain" in arguments else ("true",) if short else agent
+        return await asyncio.create_subprocess_exec(*command)
+
+    monkeypatch.setattr(keeper, "_start", start)
+    wanted = tmp_path / "attempts/a/1" / WANTED
+    wanted.parent.mkdir(parents=True)
+    wanted.touch()
+    order = Order(pool="p", place="n1", id="1_0", file=tmp_path, client=("--state", str(tmp_path)))
+    running = asyncio.create_task(keeper.Keeper(order, "p.n1", tmp_path / "agent.yaml").run())
+    await until((tmp_path / "up").exists)
+    os.kill(os.getpid(), signal.SIGUSR2)
+    if drain == "false":
+        await until(asked.exists)
+        wanted.unlink()
+    assert await asyncio.wait_for(running, 20) == 0
+    assert asked.exists() == (drain == "false")
 
 
 async def test_a_full_disk_keeps_no_node_from_its_end(

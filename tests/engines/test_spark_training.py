@@ -14,6 +14,7 @@ import pytest
 
 from chaos.spark import SparkCluster
 from supervisor.cli.local.cluster import LocalCluster
+from tests.cli.saving import SavingShell
 from tests.cli.shell import ROOT
 from tests.engines.pool_shell import JOB, PoolShell, ours, wait_long
 
@@ -96,6 +97,21 @@ class SparkShell(PoolShell):
         self.trains_on(what)
         say(f"{what}: {time.monotonic() - began:.1f} s to 20 new steps")
 
+    def moved(self, job: str) -> dict[str, object]:
+        """The newest move of a job from a node that was drained."""
+        found = self.json("explain", job)["incidents"]
+        assert isinstance(found, list)
+        return dict(
+            max((each for each in found if each["cause"] == "drained"), key=lambda each: each["wall_ms"])
+        )
+
+    @staticmethod
+    def base_of(incident: dict[str, object]) -> int:
+        """The step that a restart went back to."""
+        base = incident["base"]
+        assert isinstance(base, dict)
+        return int(base["step"])
+
     def executor_of(self, node: str) -> psutil.Process:
         """The executor in whose Python worker the keeper of a node was started."""
         above = psutil.Process(int(str(self.there()[node]["pid"]))).parents()
@@ -142,9 +158,12 @@ def test_training_survives_what_spark_does_and_nothing_outlives_the_driver(shell
         # Spark says beforehand that this one will go.
         node = str(shell.tasks()["ps:0"]["node"])
         leaving = shell.there()[node]["incarnation"]
-        began = time.monotonic()
+        began, step = time.monotonic(), int(str(shell.job()["step"]))
         shell.executor_of(node).send_signal(signal.SIGPWR)
         shell.wait(lambda: shell.tasks()["ps:0"]["node"] != node, "the parameter server has moved")
+        moved = shell.moved("digits")
+        say(f"decommissioned at step {step}: base {moved['base']}, {moved['lost_steps']} steps made again")
+        assert shell.base_of(moved) >= step, "it was saved after Spark's word"
         shell.trains_on("decommissioned")
         say(f"decommissioned executor: {time.monotonic() - began:.1f} s to 20 new steps")
         shell.wait(shell.all_ready, "its agent has moved")
@@ -182,6 +201,38 @@ def test_a_driver_gets_the_end_of_its_jobs_and_leaves_nothing(shell: SparkShell)
     assert "digits has stopped; with resume=True it goes on from step" in told
     assert told.index("interrupted") < told.index("pool p has ended; Spark has everything back")
     assert told.splitlines()[-1] == "left"
+
+
+def test_a_job_saves_before_spark_takes_its_executor_and_before_its_driver_is_interrupted(
+    shell: SparkShell,
+) -> None:
+    saving = SavingShell(shell.cluster, shell.directory)
+    saving.save_when_asked()
+    driver = shell.drive(saving.job.read_text(), options=("--agents", "2"))
+    try:
+        shell.wait(lambda: len(shell.there()) == 2, "two agents join")
+        shell.wait(lambda: shell.works("status", "count") and saving.step() > 20, "it makes steps")
+        assert saving.list() == ()
+        before, node = saving.step(), saving.nodes().pop()
+        shell.executor_of(node).send_signal(signal.SIGPWR)
+        shell.wait(lambda: saving.base() != "", "it went on from a checkpoint")
+        moved = shell.moved("count")
+        say(f"decommissioned at step {before}: base {moved['base']}, {moved['lost_steps']} steps made again")
+        assert shell.base_of(moved) >= before, "it was saved after Spark's word"
+        assert saving.nodes() != {node}
+
+        shell.wait(lambda: saving.step() > shell.base_of(moved) + 20, "it makes new steps")
+        before = saving.step()
+        driver.send_signal(signal.SIGINT)
+        assert driver.wait(120) == 0, shell.told()
+    finally:
+        driver.kill()
+        driver.wait()
+    saved = max(each.ref.step for each in saving.list())
+    say(f"interrupted at step {before}: saved step {saved}")
+    assert saved >= before
+    assert f"count has stopped; with resume=True it goes on from step {saved}" in shell.told()
+    shell.all_given_back()
 
 
 def test_a_driver_alone_is_an_executor_too_and_learns_why_no_agent_comes(idle: SparkShell) -> None:

@@ -75,7 +75,11 @@ class Process:
         monkeypatch.setattr(cadence_module, "time", SimpleNamespace(monotonic=lambda: self.now_s))
         monkeypatch.setattr(sys, cadence_module.ASKED, None, raising=False)
         self.busy = False
-        self.cadence = Cadence(told, str(directory), lambda: self.busy)
+        self.steered = 0
+        self.cadence = Cadence(told, str(directory), lambda: self.busy, self._steered)
+
+    def _steered(self) -> None:
+        self.steered += 1
 
     def save(self, takes_s: float = 0.04) -> None:
         began_s = self.now_s
@@ -227,6 +231,7 @@ def test_a_loop_may_ask(process: Process, monkeypatch: pytest.MonkeyPatch) -> No
             asked.append(process.now_s)
             process.now_s += 0.5
         process.now_s += 0.1
+    assert process.steered == 1, "its agent is told once"
     assert asked[0] - 1_000 == pytest.approx(PROBE_S, abs=0.2)
     gaps_s = [later - one for one, later in itertools.pairwise(asked)]
     assert len(gaps_s) > 2

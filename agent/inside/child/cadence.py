@@ -60,9 +60,14 @@ class _Told(NamedTuple):
 
 
 class Cadence:
-    """The measured saves of one process. `busy`: whether one is under way. Times are monotonic."""
+    """The measured saves of one process. Times are monotonic.
 
-    def __init__(self, told: str, attempt_dir: str, busy: Callable[[], bool]) -> None:
+    `busy`: whether a save is under way. `changed`: is called once a saver is asked.
+    """
+
+    def __init__(
+        self, told: str, attempt_dir: str, busy: Callable[[], bool], changed: Callable[[], object]
+    ) -> None:
         self._told = _Told.read(told)
         self._steers = self._told is not None and self._told.steers
         self._commit_file = os.path.join(attempt_dir, COMMIT)
@@ -70,6 +75,7 @@ class Cadence:
         self._wanted_ns = 0
         self._wanted_look_s = 0.0
         self._busy = busy
+        self._changed = changed
         self._began_s = time.monotonic()
         # Replaced as a whole: one thread notes a save while another asks whether one is due.
         self._saves: Tuple[Tuple[float, float], ...] = ()
@@ -104,7 +110,10 @@ class Cadence:
     def steer(self, own_ms: float) -> None:
         """A saver is asked from now on that saves every `own_ms` by itself; 0: that is not known."""
         if self._steers:
+            is_new = not self.is_steered
             self._own_ms = max(0, round(min(own_ms, MOST_OWN_MS))) if math.isfinite(own_ms) else 0
+            if is_new:
+                self._changed()
 
     def leave(self, why: str) -> None:
         """A saver cannot be asked."""

@@ -49,7 +49,9 @@ class _Journal:
         self._under_way = 0
         self._survives: Optional[bool] = None
         self._again = 0
-        self.cadence = Cadence(env.get(VARIABLE, ""), attempt_dir, lambda: self._under_way > 0)
+        self.cadence = Cadence(
+            env.get(VARIABLE, ""), attempt_dir, lambda: self._under_way > 0, self._note_pace
+        )
 
     def open(self) -> None:
         """Begin the file, which shows that saves are noted. No save is under way yet.
@@ -131,6 +133,17 @@ class _Journal:
             if now_s >= self._next_s:
                 self._next_s = now_s + _PAUSE_S
                 self._write()
+        finally:
+            self._lock.release()
+
+    def _note_pace(self) -> None:
+        """Tell the agent that a saver is asked."""
+        if not self._lock.acquire(timeout=_LOCK_S):
+            return
+        try:
+            self._write()
+        except OSError:
+            pass  # a full disk stops no training
         finally:
             self._lock.release()
 

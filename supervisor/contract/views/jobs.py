@@ -186,6 +186,10 @@ class ReadRequest:
     since_ms: int = 0
 
 
+SAVE_S = 15.0
+"""How long a save that is asked for, and its commit, may take."""
+
+
 @dataclass(frozen=True, slots=True)
 class SignalRequest:
     """Send signal `number` to the main process of a task's running attempt.
@@ -196,6 +200,13 @@ class SignalRequest:
     task: str
     number: int
     by: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class SaveRequest:
+    """Have a task save now, if it has a saver that may be asked; answered after its commit, or `SAVE_S`."""
+
+    task: str
 
 
 @dataclass(frozen=True, slots=True)

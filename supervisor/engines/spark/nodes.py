@@ -31,13 +31,14 @@ class PoolNodes:
         return {ident: node for node in nodes for ident in self._ids if _is_of(node, ident)}
 
     async def drain(self, nodes: Collection[NodeView], why: str, within_s: float) -> None:
-        """Move the tasks of nodes away; returns when that is done, or the time is over."""
-        async with self._client() as client:
-            for node in nodes:
-                self._drained.add(node.node)
-                await client.cordon(node.node, f"{self._drains}{why}", drain=True)
+        """Move the tasks of nodes away, after a save; returns when that is done, or the time is over."""
         names = {node.node for node in nodes}
         until = time.monotonic() + within_s
+        self._drained |= names
+        reason = f"{self._drains}{why}"
+        async with self._client() as client:
+            # At once: a save serves all nodes of a job.
+            await asyncio.gather(*(client.cordon(name, reason, drain=True) for name in names))
         while names and time.monotonic() < until:
             await asyncio.sleep(LOOK_S)
             names = {node.node for node in await self._all() if node.node in names and node.tasks}
