@@ -84,6 +84,9 @@ MAKES = (
     + """
 coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
 made, more = [threading.Event() for _ in range(3)], []
+seven = tf.function(lambda: tf.constant(7)).get_concrete_function()
+# TensorFlow tells all workers of what runs for the first time, and fails where one leaves just then.
+assert coordinator._create_per_worker_resources(seven)._values[0].fetch() == 7
 build = cluster_coordinator.ResourceClosure.build_output_remote_value
 def fetched(value):
     try:
@@ -95,7 +98,7 @@ def built(closure):
     while index == 2 and len(coordinator._cluster.workers) < 3:
         time.sleep(0.01)  # its thread begins before it is in the list
     if index == 2 and not more:
-        more.append(coordinator._create_per_worker_resources(lambda: tf.constant(7)))
+        more.append(coordinator._create_per_worker_resources(seven))
     made[index].set()
     print("makes on", index, flush=True)
     while index and not made[3 - index].wait(1):
