@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import cache_from_source
 from pathlib import Path
@@ -49,10 +51,24 @@ class Edit:
         """Make the mistake in a copy of the tree; returns the file. Raises BadEdit."""
         assert tree.resolve() != ROOT.resolve(), "mistakes are made in copies"
         path = tree / self.file
-        path.write_text(self.mistaken(path.read_text()))
-        # Bytecode is told from its source by size and second, which may both be the same.
-        Path(cache_from_source(str(path))).unlink(missing_ok=True)
+        _write(path, self.mistaken(path.read_text()))
         return path
+
+    @contextmanager
+    def made(self, tree: Path) -> Iterator[Path]:
+        """The mistake is in a copy of the tree within the block, and nowhere after it. Raises BadEdit."""
+        sound = (tree / self.file).read_text()
+        path = self.make(tree)
+        try:
+            yield path
+        finally:
+            _write(path, sound)
+
+
+def _write(path: Path, text: str) -> None:
+    path.write_text(text)
+    # Bytecode is told from its source by size and second, which may both be the same.
+    Path(cache_from_source(str(path))).unlink(missing_ok=True)
 
 
 def copy_tree(target: Path) -> Path:

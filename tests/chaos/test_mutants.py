@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tempfile
 from dataclasses import replace
+from importlib.util import cache_from_source
 from pathlib import Path
 
 import pytest
@@ -110,6 +111,17 @@ def test_what_is_no_mistake_survives_and_what_is_broken_anyway_proves_nothing(tm
 def test_a_mistake_that_cannot_be_made_is_said(edit: Edit, text: str, why: str) -> None:
     with pytest.raises(BadEdit, match=why):
         edit.mistaken(text)
+
+
+def test_a_mistake_is_undone_and_no_bytecode_keeps_it(tmp_path: Path) -> None:
+    source, edit = tmp_path / "f.py", Edit("f.py", "1", "2")
+    source.write_text("a = 1\n")
+    bytecode = Path(cache_from_source(str(source)))
+    with edit.made(tmp_path) as mistaken:
+        assert mistaken.read_text() == "a = 2\n"
+        bytecode.parent.mkdir()
+        bytecode.touch()
+    assert (source.read_text(), bytecode.exists()) == ("a = 1\n", False)
 
 
 def test_who_is_meant(capsys: pytest.CaptureFixture[str]) -> None:

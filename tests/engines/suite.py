@@ -10,7 +10,7 @@ from typing import cast
 
 import pytest
 
-from supervisor.contract.errors import Conflict, NotFound, Refused, UserError
+from supervisor.contract.errors import Conflict, NotFound, Refused
 from supervisor.engines import pools
 from supervisor.engines.engine import Engine, Pool, PoolAgent, State
 from tests.support.waiting import wait_until
@@ -151,11 +151,6 @@ class EngineSuite:
     def no_such_queue(self) -> str:
         """What the engine says of a queue that is not there."""
         raise NotImplementedError
-
-    @pytest.mark.parametrize("agents", [0, -1, 1001])
-    def test_a_number_of_agents_has_bounds(self, engine: Engine, pool: Pool, agents: int) -> None:
-        with pytest.raises(UserError, match="give a number from 1 to 1000"):
-            pools.start(engine, pool, agents)
 
 
 def running(engine: Engine, many: int) -> list[PoolAgent]:

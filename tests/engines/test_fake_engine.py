@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from supervisor.contract.errors import Conflict
+from supervisor.contract.errors import Conflict, UserError
 from supervisor.engines import pools
 from supervisor.engines.engine import Pool
 from tests.engines.fake_engine import FakeEngine
@@ -48,3 +48,8 @@ class TestFakeEngine(EngineSuite):
         pools.scale(engine, "digits", 1)
         wait_until(lambda: [each.id for each in pools.live(engine)] == ["1_0"], "it has gone")
         pools.end(engine, "digits", 0)
+
+    @pytest.mark.parametrize("agents", [0, -1, 1001])
+    def test_a_number_of_agents_has_bounds(self, engine: FakeEngine, pool: Pool, agents: int) -> None:
+        with pytest.raises(UserError, match="give a number from 1 to 1000"):
+            pools.start(engine, pool, agents)

@@ -60,8 +60,12 @@ def test_the_page_is_made_from_the_table() -> None:
 
 
 def run_tests(tree: Path, tests: list[str]) -> subprocess.CompletedProcess[str]:
-    """Run them with the tree's own code, one after the other, in a process of their own."""
-    env = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST_", "COV_"))}
+    """Run them with the tree's own code, one after the other, in a process of their own.
+
+    The bytecode stays in the tree: half the time of most rows is to compile it.
+    """
+    ours = ("PYTEST_", "COV_", "PYTHONDONTWRITEBYTECODE")
+    env = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
     options = ["-q", "-rfE", "--no-header", "--timeout=60", "-p", "no:cacheprovider", "-p", "no:xdist"]
     return subprocess.run(
         [sys.executable, "-m", "pytest", *options, *tests],
@@ -74,33 +78,32 @@ def run_tests(tree: Path, tests: list[str]) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.fixture
-def place() -> Iterator[Path]:
-    """A directory that other users may enter, as the tasks of some tests are theirs."""
+@pytest.fixture(scope="module")
+def tree() -> Iterator[Path]:
+    """One copy of the tree for all rows, where other users may enter, as the tasks of some are theirs."""
     with tempfile.TemporaryDirectory(prefix="guarantee-") as directory:
         Path(directory).chmod(0o755)
-        yield Path(directory)
+        yield copy_tree(Path(directory))
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(2 * RUN_S)
-def test_unmodified_all_of_them_pass(place: Path) -> None:
-    done = run_tests(copy_tree(place), sorted({row.test for row in TABLE}))
+def test_unmodified_all_of_them_pass(tree: Path) -> None:
+    done = run_tests(tree, sorted({row.test for row in TABLE}))
     assert done.returncode == 0, done.stdout + done.stderr
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(2 * RUN_S)
 @pytest.mark.parametrize("row", TABLE, ids=name_of)
-def test_it_fails_when_the_rule_is_disabled(row: Guarantee, place: Path) -> None:
-    tree = copy_tree(place)
-    code = edit_of(row).make(tree)
-    lint = [sys.executable, "-m", "ruff", "check", "--no-cache", "--select", "F82,E9", str(code)]
-    names = subprocess.run(lint, capture_output=True, text=True, check=False)
-    assert names.returncode == 0, f"a mistake, but no program any more:\n{names.stdout}"
-    try:
-        done = run_tests(tree, ["-x", row.test])
-    finally:
-        leftovers.kill(tree)
+def test_it_fails_when_the_rule_is_disabled(row: Guarantee, tree: Path) -> None:
+    with edit_of(row).made(tree) as code:
+        lint = [sys.executable, "-m", "ruff", "check", "--no-cache", "--select", "F82,E9", str(code)]
+        names = subprocess.run(lint, capture_output=True, text=True, check=False)
+        assert names.returncode == 0, f"a mistake, but no program any more:\n{names.stdout}"
+        try:
+            done = run_tests(tree, ["-x", row.test])
+        finally:
+            leftovers.kill(tree)
     assert done.returncode == 1, f"{row.promise}\n{done.stdout}{done.stderr}"
     assert f"FAILED {row.test}" in done.stdout, f"no test failed:\n{done.stdout}{done.stderr}"
