@@ -16,6 +16,9 @@ LOOK_S = 0.5
 KILL_S = 60
 """How long an engine may take to end what it was told to end. Slurm's KillWait is 30 s unless set."""
 
+CHANGES = 20
+"""Most changes that `scale` makes to a pool that others scale, too."""
+
 _TAIL_BYTES, _MOST_LINE = 4 << 10, 500
 
 
@@ -42,26 +45,33 @@ def check_free(engine: Engine, name: str, agents: int) -> None:
 def scale(engine: Engine, name: str, agents: int) -> str:
     """Give a pool so many agents, and return what was done. Raises NotFound for a pool without any.
 
-    Clients that do so at the same moment may each queue all that are missing. Each looks again, and of too
-    many those go that came last, whoever queued them.
+    Other clients may scale it at the same moment: this one looks again after each change, until the pool has
+    its number. Of too many those go that came last, whoever queued them.
     """
     check_pool(name)
     _check_number(agents)
-    all_there = live(engine, name)
-    there = _staying(all_there)
-    if not there:
-        raise _unknown(name)
-    # Slurm loses a signal to an agent that has just begun, so those that leave are told again.
-    engine.notify(_ids(all_there, State.LEAVING))
-    more = agents - len(there)
-    if more > 0:
+    done: list[str] = []
+    for turn in range(CHANGES):
+        if turn > 1:
+            time.sleep(LOOK_S)  # an engine may take a while to show what it was told
+        all_there = live(engine, name)
+        there = _staying(all_there)
+        if not there:
+            raise _unknown(name)
+        if not done:
+            # Slurm loses a signal to an agent that has just begun, so those that leave are told again.
+            engine.notify(_ids(all_there, State.LEAVING))
+        if len(there) == agents:
+            return "; ".join(dict.fromkeys(done)) or f"it has {agents} already"
+        done.append(_change(engine, name, there, agents))
+    raise Conflict(f"pool {name} is scaled by other clients, too; see `supervisorctl pool status {name}`")
+
+
+def _change(engine: Engine, name: str, there: list[PoolAgent], agents: int) -> str:
+    """Queue the agents that are missing, or let go of those that are too many; what was done."""
+    if (more := agents - len(there)) > 0:
         engine.add(name, more)
-        surplus = _staying(live(engine, name))[agents:]
-        _let_go(engine, surplus)
-        also = f"; {len(surplus)} leave, as another client queued some at the same moment" if surplus else ""
-        return f"{more} more queued{also}"
-    if not more:
-        return f"it has {agents} already"
+        return f"{more} more queued"
     # Those that wait go first, then those that came last.
     there.sort(key=lambda each: each.state is State.WAITING)
     waiting, running = _let_go(engine, there[agents:])

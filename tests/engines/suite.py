@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -102,25 +103,35 @@ class EngineSuite:
         assert running(engine, 1)[0].id == first
         pools.end(engine, "digits", 30)
 
-    def test_clients_that_scale_at_once_do_not_add_twice(self, engine: Engine, pool: Pool) -> None:
-        pools.start(engine, pool, 1)
+    @pytest.mark.parametrize("wanted", [(3, 3), (3, 1)])
+    def test_clients_that_scale_at_once_leave_the_number_of_one(
+        self, engine: Engine, pool: Pool, wanted: tuple[int, int]
+    ) -> None:
+        pools.start(engine, pool, 2)
+        running(engine, 2)
         both = threading.Barrier(2, timeout=60)
 
         class Meeting:
-            """The engine, of which both clients have read the pool before either adds to it."""
+            """The engine, of which both clients have read the pool before either changes it."""
+
+            def __init__(self) -> None:
+                self.met = False
 
             def __getattr__(self, name: str) -> object:
                 return getattr(engine, name)
 
-            def add(self, name: str, agents: int) -> None:
-                both.wait()
-                engine.add(name, agents)
+            def notify(self, ids: Sequence[str]) -> None:
+                if not self.met:
+                    both.wait()
+                    self.met = True
+                engine.notify(ids)
 
         with ThreadPoolExecutor() as clients:
-            told = list(clients.map(lambda _: pools.scale(cast(Engine, Meeting()), "digits", 3), range(2)))
-        assert {each.partition(";")[0] for each in told} == {"2 more queued"}
-        wait_until(lambda: len(pools.live(engine)) == 3, "those that came last have left")
-        running(engine, 3)
+            list(clients.map(lambda many: pools.scale(cast(Engine, Meeting()), "digits", many), wanted))
+        there = [each for each in pools.live(engine) if each.state is not State.LEAVING]
+        assert len(there) in wanted
+        wait_until(lambda: len(pools.live(engine)) == len(there), "those that came last have left")
+        running(engine, len(there))
         pools.end(engine, "digits", 0)
 
     def test_two_pools_do_not_meet(self, engine: Engine, pool: Pool) -> None:
