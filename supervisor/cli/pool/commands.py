@@ -59,7 +59,7 @@ def up(given: Globals, wanted: Wanted, name: str, on: str, agents: int) -> None:
 def _start(given: Globals, engine: Engine, asked: Pool, agents: int, wanted: Wanted) -> Sequence[PoolAgent]:
     """Start a pool whose agents the supervisors certify.
 
-    The engine knows its agents before there is a token (decision 0098). An agent that begins waits for it.
+    The engine knows its agents before there is a token (decision 0099). An agent that begins waits for it.
     """
     from supervisor.engines import pools
 

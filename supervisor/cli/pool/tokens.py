@@ -67,7 +67,7 @@ def revoke(given: Globals, pool: str, is_over: Callable[[str], bool]) -> str:
     """Revoke the certificates of a pool that has ended. Returns what came of it; empty if it has none.
 
     `is_over` says whether the pool of a token has ended, of which it gets the SHA-256. Agents are queued
-    before their token is made: a pool that has a token, and agents no more, has ended (decision 0098).
+    before their token is made: a pool that has a token, and agents no more, has ended (decision 0099).
     Raises Unreachable, Refused if that cannot be done.
     """
     try:
