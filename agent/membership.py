@@ -22,6 +22,7 @@ from supervisor.contract.desired import ClusterRecord, LostMark
 from supervisor.contract.errors import (
     Conflict,
     CoordinationUnreachable,
+    Dismissed,
     Fenced,
     IncompatibleRecord,
     TfSupervisorError,
@@ -100,7 +101,7 @@ class Membership:
         self._cleared.set()
 
     async def run(self) -> NoReturn:
-        """Join, beat, and begin again after a final loss. Raises Conflict and Fenced."""
+        """Join, beat, and begin again after a final loss. Raises Conflict, Fenced and Dismissed."""
         while True:
             reason = await self._join()
             if not reason:
@@ -332,6 +333,8 @@ class Membership:
         """Appeal against a lost mark. Returns the reason if that is in vain, else None."""
         record = codec.decode(LostMark, mark.value)
         now_ms = self._clock.now_ms()
+        if record.dismissed:
+            raise Dismissed(f"node {record.node} is to end: {record.reason}")
         if record.final:
             return f"marked lost for good: {record.reason}"
         if self._marked_ms < 0:

@@ -34,7 +34,7 @@ _LEADER = _words(
 )
 _SERVICE = _words(
     "asked certificate checkpoint_imported checkpoint_pinned checkpoint_quarantined checkpoint_released"
-    " checkpoint_unpinned gpu_released job_released node_cordoned node_drained node_uncordoned"
+    " checkpoint_unpinned gpu_released job_released node_cordoned node_dismissed node_drained node_uncordoned"
     " records_rebuilt"
 )
 _SAID = _words("AckExit Grant Kill Refuse Release Reserve Shutdown Suspend Terminate Welcome")

@@ -59,6 +59,7 @@ from supervisor.contract.views.jobs import (
 )
 from supervisor.contract.views.nodes import (
     CordonRequest,
+    DismissRequest,
     GpuList,
     GpusRequest,
     NodeAnswer,
@@ -166,6 +167,10 @@ class ControlClient:
     async def uncordon(self, node: str, gpu: str = "") -> NodeAnswer:
         """Allow tasks on a node again, or on a quarantined GPU of it."""
         return await self._call("Uncordon", UncordonRequest(node, gpu), NodeAnswer, write=True)
+
+    async def dismiss(self, node: str) -> NodeAnswer:
+        """End the agent of a pool's node, and all tasks there. Safe to repeat."""
+        return await self._call("Dismiss", DismissRequest(node), NodeAnswer, write=True)
 
     async def pause(self, job: str, reason: str) -> Accepted:
         """Hold restarts and moves of a job, or of all. Safe to repeat."""

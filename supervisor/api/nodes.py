@@ -12,6 +12,7 @@ from supervisor.contract.ids import TaskId
 from supervisor.contract.views.jobs import JobRequest
 from supervisor.contract.views.nodes import (
     CordonRequest,
+    DismissRequest,
     GpuList,
     GpusRequest,
     NodeAnswer,
@@ -47,6 +48,7 @@ class NodeMethods:
             "Gpus": rpc.unary(GpusRequest, self.gpus),
             "Cordon": rpc.unary(CordonRequest, self.cordon),
             "Uncordon": rpc.unary(UncordonRequest, self.uncordon),
+            "Dismiss": rpc.unary(DismissRequest, self.dismiss),
         }
 
     async def nodes(self, request: JobRequest) -> NodeList:
@@ -71,6 +73,11 @@ class NodeMethods:
         """Allow tasks on a node again."""
         self._leading()
         return await self._service.uncordon(request)
+
+    async def dismiss(self, request: DismissRequest) -> NodeAnswer:
+        """End the agent of a pool's node."""
+        self._leading()
+        return await self._service.dismiss(request)
 
 
 def tasks_by_node(snap: Snapshot) -> dict[str, tuple[str, ...]]:
@@ -119,7 +126,7 @@ def _node_view(snap: Snapshot, picture: NodeState, tasks: tuple[str, ...], used:
         gpus=len(report.value.gpus) if report is not None else 0,
         labels=dict(sorted(life.resources.labels.items())),
         tasks=tasks,
-        pid=life.pid,
+        pid=0 if life.fenced else life.pid,
         reason=reason,
         gpus_used=len(used),
         quarantined=tuple(f"GPU {each.index}: {each.reason}" for each in bad),

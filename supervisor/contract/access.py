@@ -146,6 +146,7 @@ TABLE: dict[str, Right] = {
     "Control.Gpus": Right.VIEW,
     "Control.Cordon": Right.OPERATE,
     "Control.Uncordon": Right.OPERATE,
+    "Control.Dismiss": Right.OPERATE,
     "Control.Pause": Right.OPERATE,
     "Control.Resume": Right.OPERATE,
     "Control.PauseJob": Right.JOB,

@@ -65,7 +65,8 @@ class LostMark:
 
     `boot_id`: the machine's boot id when that incarnation was last seen registered; empty if it was not
     registered. `off`: since then a fence device has confirmed that the machine is off. `fenced`: the node
-    itself had said that all that it had started was ended.
+    itself had said that all that it had started was ended. `dismissed`: its agent is to end, and not to
+    join again.
     """
 
     node: str
@@ -75,6 +76,7 @@ class LostMark:
     boot_id: str = ""
     off: bool = False
     fenced: bool = False
+    dismissed: bool = False
 
 
 @dataclass(frozen=True, slots=True)

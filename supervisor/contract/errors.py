@@ -96,6 +96,12 @@ class Fenced(TfSupervisorError):
     exit_code = 7
 
 
+class Dismissed(TfSupervisorError):
+    """The cluster does without this agent from now on: it must end, and not begin again."""
+
+    exit_code = 8
+
+
 class StoreUnreachable(Unreachable):
     """The checkpoint store could not be read or written; the checkpoints in it may be good."""
 

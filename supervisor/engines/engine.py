@@ -97,3 +97,6 @@ class Engine(Protocol):
 
     def cancel(self, ids: Sequence[str], *, waiting_only: bool = False) -> None:
         """End agents at once; with `waiting_only` those alone that have not begun."""
+
+    def names(self, ident: str) -> bool:
+        """Whether an agent's id is one that this engine gives, and not another."""

@@ -11,7 +11,8 @@ cluster need not wait for D (docs/fencing.md).
 | SIGTERM | ends the agent and its tasks at once |
 
 A drain has the jobs save first that move. Where the node cannot be drained, its tasks save.
-After SIGUSR2, and after SIGTERM before the time limit, nothing runs `--then`.
+An agent that is told by the cluster to end, as its engine has lost it, is not started again: this is SIGTERM,
+too. After SIGUSR2, and after SIGTERM before the time limit, nothing runs `--then`.
 
 With `--leash` standard input is a pipe of the process that the engine runs. When it closes, because that
 process has ended however, this is SIGTERM: no engine needs to tell the keeper.
@@ -37,7 +38,7 @@ from agent.inside.launcher import ports
 from agent.inside.processes import spawn
 from supervisor.adapters.files.config.agent import load_agent
 from supervisor.contract.addresses import split_host_port
-from supervisor.contract.errors import Conflict, Refused, TfSupervisorError, UserError
+from supervisor.contract.errors import Conflict, Dismissed, Refused, TfSupervisorError, UserError
 from supervisor.contract.ids import check_name
 from supervisor.contract.pool.record import check_pool
 from supervisor.contract.views.jobs import SAVE_S
@@ -208,6 +209,10 @@ class Keeper:
             if self._leaving.is_set():
                 self._agent.kill()
             code = await self._agent.wait()
+            if code == Dismissed.exit_code:
+                say("the cluster does without this agent: the engine does not count it any more")
+                self._hear(signal.SIGTERM)
+                break
             if code == WRONG_CONFIGURATION:
                 raise UserError(f"the agent's configuration is wrong (see above); correct {self._order.file}")
             # One that ran for a while died of something that may be over.

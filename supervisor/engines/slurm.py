@@ -8,6 +8,7 @@ leaving, and its script holds all options of the pool. So Slurm's queue is the o
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -38,6 +39,7 @@ _WAITING = frozenset(
     }
 )
 _RUNNING = frozenset({"RUNNING", "RESIZING", "SIGNALING", "STAGE_OUT"})
+_ELEMENT = re.compile(r"[0-9]+_[0-9]+")
 _NEVER = frozenset({"UNLIMITED", "NOT_SET"})
 _LEAVING = frozenset({"COMPLETING"})
 _RACK = """\
@@ -115,6 +117,10 @@ class Slurm:
         if ids:
             only = ("--state=PENDING",) if waiting_only else ()
             self._ask("scancel", *only, *ids, may_be_over=True)
+
+    def names(self, ident: str) -> bool:
+        """Whether this is the number of an element of an array."""
+        return _ELEMENT.fullmatch(ident) is not None
 
     def _submit(self, script: str, agents: int) -> list[str]:
         told = self._ask("sbatch", "--parsable", f"--array=0-{agents - 1}", script=script)

@@ -11,7 +11,7 @@ from typing import cast
 import pytest
 
 from agent.boundaries import Checkpoints, Code, Launchers, Links, Outside, Runtime, StateFile, TaskFiles
-from agent.core.events import BeatSeen, Event, Joined, TermsSeen
+from agent.core.events import BeatSeen, Event, Evicted, Joined, TermsSeen
 from agent.core.instructions import Report, Write
 from agent.effects import Effects
 from agent.membership import Former, Membership
@@ -21,7 +21,7 @@ from supervisor.adapters.etcd.memory import MemoryCoordination, MemoryStore
 from supervisor.contract import codec, keys
 from supervisor.contract.boundaries import Clock, Delete, Op, Seen
 from supervisor.contract.desired import Assignment, ClusterRecord, LostMark
-from supervisor.contract.errors import Fenced
+from supervisor.contract.errors import Dismissed, Fenced
 from supervisor.contract.ids import AttemptId, TaskId
 from supervisor.contract.observed import (
     AttemptReport,
@@ -233,6 +233,19 @@ async def test_a_final_mark_ends_this_life(place: Place) -> None:
     place.mark(final=True)
     assert "lost for good" in (await agent._look(1) or "")
     assert not place.store.read(keys.appeal("n1", "life1"))
+
+
+async def test_an_agent_that_is_dismissed_ends_and_its_successors_do_not_join(place: Place) -> None:
+    agent = place.agent("life1")
+    running = asyncio.create_task(agent.run())
+    await place.until_held_by("life1")
+    place.write(put(MARK, LostMark("n1", "life1", "its pool is over", final=True, dismissed=True)))
+    with pytest.raises(Dismissed, match="node n1 is to end: its pool is over"):
+        await asyncio.wait_for(running, 20)
+    with pytest.raises(Dismissed):
+        await asyncio.wait_for(place.agent("life2", "life1").run(), 20)
+    assert place.holder() == "life1"
+    assert not any(isinstance(each, Evicted) for each in place.posted), "its keeper ends the tasks"
 
 
 # Rule 11, as far as D goes.

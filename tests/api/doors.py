@@ -53,7 +53,7 @@ from supervisor.contract.views.jobs import (
     SubmitRequest,
     TailRequest,
 )
-from supervisor.contract.views.nodes import CordonRequest, GpusRequest, UncordonRequest
+from supervisor.contract.views.nodes import CordonRequest, DismissRequest, GpusRequest, UncordonRequest
 from supervisor.control.decide.plan import put
 from supervisor.wire.audit import Auditor
 from supervisor.wire.failures import read_failure
@@ -95,6 +95,7 @@ REQUESTS: dict[str, object] = {
     "Control.Gpus": GpusRequest(),
     "Control.Cordon": CordonRequest("n1"),
     "Control.Uncordon": UncordonRequest("n1"),
+    "Control.Dismiss": DismissRequest("p.n1"),
     "Control.Pause": PauseRequest(),
     "Control.Resume": JobRequest(),
     "Control.PauseJob": PauseRequest(JOB, "an experiment"),

@@ -43,7 +43,7 @@ from supervisor.contract.views.jobs import (
     JobRequest,
     SubmitRequest,
 )
-from supervisor.contract.views.nodes import CordonRequest, NodeAnswer, UncordonRequest
+from supervisor.contract.views.nodes import CordonRequest, DismissRequest, NodeAnswer, UncordonRequest
 from supervisor.control.decide.snapshot import Snapshot
 from supervisor.control.services.checkpoints import CheckpointService
 from supervisor.control.services.jobs import JobService
@@ -106,6 +106,10 @@ class FakeNodeService(NodeService):
         return NodeAnswer(request.node, "done")
 
     async def uncordon(self, request: UncordonRequest) -> NodeAnswer:
+        self.asked.append(request)
+        return NodeAnswer(request.node, "done")
+
+    async def dismiss(self, request: DismissRequest) -> NodeAnswer:
         self.asked.append(request)
         return NodeAnswer(request.node, "done")
 

@@ -45,7 +45,7 @@ from supervisor.contract.views.jobs import (
     SubmitRequest,
     TailRequest,
 )
-from supervisor.contract.views.nodes import CordonRequest, UncordonRequest
+from supervisor.contract.views.nodes import CordonRequest, DismissRequest, UncordonRequest
 from supervisor.wire.rpc import Guard
 from supervisor.wire.tfsup_pb2 import Record
 
@@ -194,6 +194,7 @@ async def drain_its_node(raw: Raw) -> None:
     await raw.tried("cordon", "Control/Cordon", CordonRequest(node, "x"))
     await raw.tried("drain", "Control/Cordon", CordonRequest(node, "x", drain=True))
     await raw.tried("uncordon", "Control/Uncordon", UncordonRequest(node))
+    await raw.tried("dismiss", "Control/Dismiss", DismissRequest(node))
 
 
 @_call

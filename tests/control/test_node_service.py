@@ -2,24 +2,34 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from supervisor.api.nodes import node_list
 from supervisor.contract import keys
 from supervisor.contract.desired import Cordon, GpuQuarantine
 from supervisor.contract.errors import NotFound, UserError
-from supervisor.contract.observed import GpuAction
-from supervisor.contract.views.nodes import CordonRequest, NodeView, UncordonRequest
+from supervisor.contract.observed import GpuAction, Incarnation, NodeResources
+from supervisor.contract.views.nodes import CordonRequest, DismissRequest, NodeView, UncordonRequest
+from supervisor.control.decide.facts.hold import losses
 from supervisor.control.decide.plan import put
 from tests.control.leader import Leader
 from tests.support.builders import gpu
 
+POOLS = NodeResources(4, 1 << 33, labels={"pool": "p"}, secrets=True)
 BAD = GpuQuarantine("n1", "GPU-n1-1", 1, "XID 48", GpuAction.RESET_GPU, fault=3, boot_id="boot")
 
 
 def shown(leader: Leader, node: str) -> NodeView:
     (view,) = [each for each in node_list(leader.world.snapshot()).nodes if each.node == node]
     return view
+
+
+def life_of(leader: Leader, node: str) -> Incarnation:
+    held = leader.world.snapshot().nodes[node].incarnation
+    assert held is not None
+    return held.value
 
 
 def cordon_of(leader: Leader, node: str) -> Cordon | None:
@@ -39,6 +49,38 @@ async def test_a_node_is_cordoned_and_let_go_with_its_reason() -> None:
     assert "takes tasks again" in (await leader.job_service.nodes.uncordon(UncordonRequest("n1"))).detail
     assert shown(leader, "n1").state == "ready"
     assert "not cordoned" in (await leader.job_service.nodes.uncordon(UncordonRequest("n1"))).detail
+
+
+async def test_the_agent_of_a_pools_node_is_dismissed_once_and_its_tasks_go_elsewhere() -> None:
+    leader = Leader()
+    world, nodes = leader.world.start(), leader.job_service.nodes
+    for each in ("p.n1", "q.n1"):
+        world.register(each, f"life of {each}")
+        world.write(put(keys.node(each), replace(life_of(leader, each), resources=POOLS)))
+    with pytest.raises(UserError, match="node n1 is of no pool: stop its agent where it was started"):
+        await nodes.dismiss(DismissRequest("n1"))
+    with pytest.raises(UserError, match=r"node q\.n1 is of no pool"):
+        await nodes.dismiss(DismissRequest("q.n1"))
+    for _ in range(2):
+        assert (await nodes.dismiss(DismissRequest("p.n1"))).detail == "its agent is told to end"
+    (mark,) = world.snapshot().nodes["p.n1"].marks.values()
+    assert (mark.value.final, mark.value.dismissed) == (True, True)
+    assert mark.mod_revision == mark.create_revision
+    assert shown(leader, "p.n1").state == "lost"
+    # Its keeper has ended all that it ran.
+    world.write(put(keys.node("p.n1"), replace(life_of(leader, "p.n1"), fenced=True)))
+    assert shown(leader, "p.n1").pid == 0
+    assert (await nodes.dismiss(DismissRequest("p.n1"))).detail == "no agent runs there"
+
+
+async def test_the_agent_that_was_dismissed_is_not_what_the_brake_counts() -> None:
+    leader = Leader()
+    world, pool = leader.world.start(), [f"p.n{each}" for each in range(8)]
+    for each in pool:
+        world.register(each, f"life of {each}")
+        world.write(put(keys.node(each), replace(life_of(leader, each), resources=POOLS)))
+        await leader.job_service.nodes.dismiss(DismissRequest(each))
+    assert losses(world.snapshot()).nodes == ()
 
 
 async def test_a_drained_node_is_empty_when_nothing_of_it_may_be_alive() -> None:

@@ -19,7 +19,9 @@ import pytest
 from agent.inside.child.cadence import WANTED
 from supervisor.cli.local.cluster import LocalCluster
 from supervisor.cli.options import Globals
+from supervisor.cli.pool import left_behind
 from supervisor.cli.pool.order import Wanted, pool_of
+from supervisor.contract.errors import Dismissed
 from supervisor.contract.views.jobs import SAVE_S
 from supervisor.engines import keeper, pools
 from supervisor.engines.engine import Pool
@@ -85,7 +87,17 @@ def test_agents_join_are_replaced_and_leave(shell: PrintingShell, engine: FakeEn
     # The next one there has the same name.
     pools.scale(engine, "p", 2)
     wait_until(lambda: states(shell).get(place) == "ready", "its successor takes tasks")
-    assert pools.end(engine, "p", 0) == 2
+
+    # One that the engine does not know any more is ended by the cluster, and its tasks with it.
+    kept = next(each for each in reversed(engine.jobs) if f"p.{each.place}" == place)
+    engine.jobs = [each for each in engine.jobs if each is not kept]
+    given = Globals(state=tmp_path / "state")
+    lost = left_behind.among(left_behind.nodes_of(given, "p"), engine, "p")
+    assert [each.node for each in lost] == [place]
+    assert pools.end(engine, "p", 0) == 1
+    assert left_behind.end(given, "p", engine, lambda _: None) == 1
+    assert kept.process is not None
+    assert kept.process.wait(30) == 0
     assert [each for each in processes() if str(tmp_path) in each and "engines.keeper" in each] == []
 
 
@@ -213,6 +225,25 @@ async def test_without_a_client_nothing_is_drained_and_the_node_is_fenced(
     os.kill(os.getpid(), signal.SIGUSR2)
     assert await asyncio.wait_for(running, 20) == 0
     assert started == [("agent.main",), ("agent.main", "--fence")]
+
+
+async def test_an_agent_that_is_dismissed_is_not_started_again_and_its_node_is_fenced(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    started: list[str] = []
+
+    async def start(module: str, *arguments: str) -> asyncio.subprocess.Process:
+        fences = "--fence" in arguments
+        started.append("--fence" if fences else module)
+        code = 0 if fences else Dismissed.exit_code
+        return await asyncio.create_subprocess_exec("sh", "-c", f"exit {code}")
+
+    monkeypatch.setattr(keeper, "_start", start)
+    queued = tmp_path / "queued"
+    order = Order(pool="p", place="n1", id="1_0", file=tmp_path, client=(), then=("touch", str(queued)))
+    running = asyncio.create_task(keeper.Keeper(order, "p.n1", tmp_path / "agent.yaml").run())
+    assert await asyncio.wait_for(running, 20) == 0
+    assert (started, queued.exists()) == (["agent.main", "--fence"], False)
 
 
 @pytest.mark.parametrize(("read", "room"), [(True, True), (False, True), (False, False)])

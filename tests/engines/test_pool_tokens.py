@@ -14,7 +14,7 @@ from click.testing import CliRunner
 
 from supervisor.cli.main import cli
 from supervisor.cli.options import Globals
-from supervisor.cli.pool import commands, tokens
+from supervisor.cli.pool import commands, left_behind, tokens
 from supervisor.cli.pool.order import Wanted
 from supervisor.contract.access import Kind
 from supervisor.contract.errors import Conflict, NotFound, Refused, UserError
@@ -45,6 +45,9 @@ class Queue:
 
     def notify(self, ids: Sequence[str]) -> None:
         self.cancel(ids)
+
+    def names(self, ident: str) -> bool:
+        return "_" in ident
 
     def cancel(self, ids: Sequence[str], *, waiting_only: bool = False) -> None:
         if not waiting_only:
@@ -83,7 +86,7 @@ class Site:
     async def nodes(self) -> SimpleNamespace:
         return SimpleNamespace(
             nodes=[
-                SimpleNamespace(node=each, labels={"pool": NAME, "agent": each}, state="ready")
+                SimpleNamespace(node=each, labels={"pool": NAME, "agent": each}, state="ready", pid=7)
                 for each in self.ready
             ]
         )
@@ -129,7 +132,7 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
     made = Site(Pools(make_authority(tmp_path / "tls")), Queue(), tmp_path / "train.token")
     target = SimpleNamespace(client=lambda: made, guard=SimpleNamespace(tls=True))
     monkeypatch.setattr(commands, "_engine", lambda _on: made.queue)
-    monkeypatch.setattr(commands, "find_target", lambda _: target)
+    monkeypatch.setattr(left_behind, "find_target", lambda _: target)
     monkeypatch.setattr(tokens, "find_target", lambda _: target)
     monkeypatch.setattr(tokens, "find_any_target", lambda _: target)
     return made

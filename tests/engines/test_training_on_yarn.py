@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
+import psutil
 import pytest
 
 from chaos.yarn import AGENT_MIB, PLACES, YarnCluster
@@ -87,6 +88,34 @@ def test_training_survives_whatever_yarn_does(shell: YarnShell, tmp_path: Path) 
     shell("pool", "down", "p", "--within", "20")
     assert "application_" not in shell.yarn.yarn("application", "-list")
     wait_long(lambda: ours(tmp_path) == [], "no process is left")
+
+
+def test_an_agent_on_a_machine_that_yarn_has_lost_ends_with_its_pool(
+    shell: YarnShell, tmp_path: Path
+) -> None:
+    shell("pool", "up", "p", "--agents", "1", "--notice", "40", "--memory", f"{AGENT_MIB}MiB")
+    wait_long(lambda: len(shell.ready()) == 1, "it joins")
+    (place,) = shell.ready()
+    (keeper,) = keepers(place)
+    kept = [keeper, *keeper.children(recursive=True), *keeper.parents()[:1]]
+    shell.yarn.script("kill", f"nodemanager{PLACES.index(place)}")
+    wait_long(lambda: bool(shell.ready() - {place}), "YARN has given it another container")
+    lost = shell.json("pool", "status", "p")["lost"]
+    assert isinstance(lost, list)
+    assert [each["node"] for each in lost] == [f"p.{place}"]
+    assert keeper.is_running()
+    done = shell("pool", "down", "p", "--now")
+    assert "1 agents have ended that the engine had lost" in done.stdout
+    assert "application_" not in shell.yarn.yarn("application", "-list")
+    assert ours(tmp_path) == []
+    wait_long(lambda: not any(each.is_running() for each in kept), "nothing of its container is left")
+
+
+def keepers(place: str) -> list[psutil.Process]:
+    """The keepers of pool p on a machine."""
+    words = {"supervisor.engines.keeper", place}
+    found = (each for each in psutil.process_iter(["cmdline"]) if words <= set(each.info["cmdline"] or ()))
+    return [each for each in found if each.parent() is not None]
 
 
 def place_of_ps(shell: YarnShell) -> str:

@@ -122,6 +122,14 @@ ROWS = (
         MEMBER + "test_a_final_mark_ends_this_life",
     ),
     Guarantee(
+        3,
+        "An agent that was dismissed ends, and no successor of it joins.",
+        MEMBERSHIP,
+        "        if record.dismissed:\n",
+        "        if record.dismissed and self._me is not None:\n",
+        MEMBER + "test_an_agent_that_is_dismissed_ends_and_its_successors_do_not_join",
+    ),
+    Guarantee(
         11,
         "An agent runs under the D that its cluster has in etcd.",
         MEMBERSHIP,

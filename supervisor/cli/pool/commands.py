@@ -12,7 +12,7 @@ import click
 
 from supervisor.cli import render
 from supervisor.cli.options import Globals, global_options
-from supervisor.cli.pool import tokens
+from supervisor.cli.pool import left_behind, tokens
 from supervisor.cli.pool.order import LASTING, Wanted, pool_of, wanted_options
 from supervisor.cli.target import find_target
 from supervisor.cli.terminal import neutralise
@@ -127,15 +127,19 @@ def pack(given: Globals, directory: Path, more: tuple[str, ...]) -> None:
 @global_options
 def status(given: Globals, name: str, on: str) -> None:
     """Show the agents of the pool NAME: in the engine, and in the cluster."""
-    found = _engine(on).agents(check_pool(name))
-    if not found:
+    check_pool(name)
+    known, problem = _nodes_of(given, name)
+    found = (engine := _engine(on)).agents(name)
+    lost = left_behind.among(known, engine, name)
+    if not found and not lost:
         raise NotFound(f"there is no pool {name}; see `supervisorctl pool list`")
-    nodes, problem = _nodes_of(given, name)
+    # An agent that was queued again has a node at each of its places.
+    nodes = {(each.labels.get("agent", ""), each.labels.get("place", "")): each for each in known}
     rows = [(each, nodes.get((each.id, each.place))) for each in found]
     certified = next(iter(_certified(given, name)), None) if not problem else None
     if given.json:
         shown = [{"agent": each, "node": node} for each, node in rows]
-        render.emit_json({"pool": name, "agents": shown, "certificates": certified})
+        render.emit_json({"pool": name, "agents": shown, "lost": lost, "certificates": certified})
         return
     cells = [
         (
@@ -149,6 +153,10 @@ def status(given: Globals, name: str, on: str) -> None:
         )
         for each, node in rows
     ]
+    still = "the engine has lost it, and it runs: `pool down` and `pool scale` end it"
+    for each in lost:
+        ident, place = (each.labels.get(name, "-") for name in ("agent", "place"))
+        cells.append((ident, "lost", place, each.node, each.state, "-", still))
     render.table(("agent", "state", "place", "node", "node is", "ends", "reason"), cells)
     if certified is not None:
         click.echo(neutralise(tokens.told(certified)))
@@ -163,9 +171,12 @@ def scale(given: Globals, name: str, agents: int, on: str) -> None:
     """Give the pool NAME so many AGENTS. Those that go move their tasks away first."""
     from supervisor.engines import pools
 
-    done = pools.scale(_engine(on), name, agents)
+    engine, (nodes, _) = _engine(on), _nodes_of(given, name)
+    done = pools.scale(engine, name, agents)
+    left_behind.dismiss(given, lost := left_behind.among(nodes, engine, name))
+    gone = [f"{len(lost)} more are ended, which the engine has lost"] if lost else []
     expired = [tokens.told(each) for each in _certified(given, name) if tokens.is_over(each)]
-    _print(given, name, "; ".join((done, *expired)))
+    _print(given, name, "; ".join((done, *gone, *expired)))
 
 
 @pool.command()
@@ -181,25 +192,29 @@ def scale(given: Globals, name: str, agents: int, on: str) -> None:
 )
 @global_options
 def down(given: Globals, name: str, on: str, now: bool, within: int) -> None:
-    """End the pool NAME; returns when the engine has everything back.
+    """End the pool NAME; returns when the engine has everything back, and no agent runs that it has lost.
 
     Agents move their tasks away first, where other nodes have room.
     """
     from supervisor.engines import pools
 
     say = (lambda _: None) if given.json else _sayer()
-    engine, absent = _engine(on), None
+    engine, done = _engine(on), list[str]()
+    absent: NotFound | None = None
     try:
         many = pools.end(engine, name, 0 if now else within, say)
-        done = f"{many} agents have ended; the engine has everything back"
+        done.append(f"{many} agents have ended; the engine has everything back")
     except NotFound as error:
-        absent, done = error, f"it had no agents on {on} any more"
-    if absent is not None:
+        absent = error
+    if lost := left_behind.end(given, name, engine, say):
+        done.append(f"{lost} agents have ended that the engine had lost")
+    elif absent is not None:
         _require_gone(given, name, on)
+        done.append(f"it had no agents on {on} any more")
     revoked = tokens.revoke(given, name, lambda _: not pools.live(engine, name))
-    if absent is not None and not revoked:
+    if absent is not None and not (lost or revoked):
         raise absent
-    _print(given, name, "; ".join(filter(None, (done, revoked))))
+    _print(given, name, "; ".join(filter(None, (*done, revoked))))
 
 
 @pool.command("list")
@@ -244,7 +259,7 @@ def _engine(on: str) -> Engine:
 def _require_gone(given: Globals, name: str, on: str) -> None:
     """Raise Conflict if a pool that an engine does not know has agents all the same: on another engine."""
     nodes, _ = _nodes_of(given, name)
-    if there := sorted(each.node for each in nodes.values() if each.state == "ready"):
+    if there := sorted(each.node for each in nodes if each.state == "ready"):
         raise Conflict(
             f"pool {name} has no agents on {on}, and {', '.join(there[:5])} are there: name its engine by "
             "--on, or wait until the cluster takes them for lost; `supervisorctl pool revoke "
@@ -252,22 +267,12 @@ def _require_gone(given: Globals, name: str, on: str) -> None:
         )
 
 
-def _nodes_of(given: Globals, name: str) -> tuple[dict[tuple[str, str], NodeView], str]:
-    """The nodes of a pool in the cluster by agent and place, and why they are not known, else empty.
-
-    An agent that was queued again has a node at each of its places.
-    """
-
-    async def ask() -> Sequence[NodeView]:
-        async with find_target(given).client() as client:
-            return (await client.nodes()).nodes
-
+def _nodes_of(given: Globals, name: str) -> tuple[list[NodeView], str]:
+    """The nodes of a pool in the cluster, and why they are not known, else empty."""
     try:
-        nodes = asyncio.run(ask())
+        return left_behind.nodes_of(given, name), ""
     except TfSupervisorError as error:
-        return {}, f"the cluster does not say: {error}"
-    ours = [each for each in nodes if each.labels.get("pool") == name]
-    return {(each.labels.get("agent", ""), each.labels.get("place", "")): each for each in ours}, ""
+        return [], f"the cluster does not say: {error}"
 
 
 def _certified(given: Globals, name: str = "") -> Sequence[PoolView]:

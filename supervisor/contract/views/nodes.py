@@ -25,6 +25,13 @@ class UncordonRequest:
 
 
 @dataclass(frozen=True, slots=True)
+class DismissRequest:
+    """End the agent of this node, with all of its tasks; it is the node of a pool."""
+
+    node: str
+
+
+@dataclass(frozen=True, slots=True)
 class NodeAnswer:
     """The action on a node, or the reason why none was needed."""
 
@@ -40,6 +47,7 @@ class NodeView:
         state: ready, suspected, lost, cordoned, draining (it has tasks), drained (it has none) or gone.
         gpus: the number of GPUs in its agent's report.
         tasks: tasks that are assigned to it, and tasks that may still be alive there.
+        pid: its agent's; 0 for none, and when that one is known to be dead.
         quarantined: its quarantined GPUs, with the reasons.
         runtime: process or docker.
     """

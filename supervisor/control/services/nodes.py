@@ -6,11 +6,13 @@ from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
 from supervisor.contract.desired import GpuQuarantine
-from supervisor.contract.errors import NotFound, UserError
+from supervisor.contract.errors import NotFound, Unreachable, UserError
 from supervisor.contract.ids import check_name
-from supervisor.contract.views.nodes import CordonRequest, NodeAnswer, UncordonRequest
+from supervisor.contract.pool.record import pool_of
+from supervisor.contract.views.nodes import CordonRequest, DismissRequest, NodeAnswer, UncordonRequest
+from supervisor.control.decide.facts import promises
 from supervisor.control.decide.facts.gpus import find_gpu, quarantines_of
-from supervisor.control.decide.nodes import cordons
+from supervisor.control.decide.nodes import cordons, node_loss
 from supervisor.control.decide.plan import Action, put, unchanged
 from supervisor.control.decide.snapshot import NodeState, Snapshot, Versioned
 
@@ -62,6 +64,28 @@ class NodeService:
         text = f"node {node} takes tasks again: {cordons.BY_AN_OPERATOR}"
         await self._run(cordons.lift(snap, held, text))
         return NodeAnswer(node, f"it takes tasks again{rest}")
+
+    async def dismiss(self, request: DismissRequest) -> NodeAnswer:
+        """End the agent of a pool's node, which its engine does not reach, and with it all tasks there.
+
+        Raises NotFound, UserError for a node that is no pool's, and Unreachable while a promise protects it.
+        """
+        picture = self._node(request.node)
+        held = picture.incarnation
+        if held is None or held.value.fenced:
+            return NodeAnswer(picture.node, "no agent runs there")
+        if not (pool := pool_of(picture.node)) or held.value.resources.labels.get("pool") != pool:
+            raise UserError(
+                f"node {picture.node} is of no pool: stop its agent where it was started, as by systemctl"
+            )
+        if left_ms := promises.held_ms(self._leading(), picture.node):
+            raise Unreachable(
+                f"node {picture.node} is left alone for {left_ms} ms more, as promised while etcd was gone"
+            )
+        mark = picture.marks.get(held.value.incarnation)
+        if mark is None or not mark.value.dismissed:
+            await self._run(node_loss.dismiss(picture, held, f"the engine of pool {pool} has lost it"))
+        return NodeAnswer(picture.node, "its agent is told to end")
 
     async def _release(self, picture: NodeState, name: str) -> NodeAnswer:
         held = self._quarantine(picture.node, name)

@@ -90,6 +90,10 @@ class Yarn:
                 "cancel", within_s=PATIENCE_S + len(ids), ids=list(ids), waiting_only=waiting_only
             )
 
+    def names(self, ident: str) -> bool:
+        """Whether this is the id of an application."""
+        return ident.startswith("application_")
+
     def close(self) -> None:
         """End the Java process."""
         self._bridge.close()

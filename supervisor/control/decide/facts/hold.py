@@ -1,9 +1,9 @@
 """Why the leader restarts and moves nothing: a pause of the cluster or of a job, or the brake. Pure.
 
 The brake counts nodes that have a lost mark and no agent that is registered since. A node that has a cordon
-is in somebody's hands, and does not count. Nor does one that has said itself that it ended all that ran
-there: a switch that died would have kept it from that. Two nodes may fail by chance, and a small cluster must
-not wait for them: the brake holds for three lost nodes at least.
+is in somebody's hands, and does not count, nor does one that was dismissed. Nor does one that has said itself
+that it ended all that ran there: a switch that died would have kept it from that. Two nodes may fail by
+chance, and a small cluster must not wait for them: the brake holds for three lost nodes at least.
 """
 
 from __future__ import annotations
@@ -137,5 +137,7 @@ def _lost(marked: list[NodeState]) -> Iterator[tuple[str, Versioned[LostMark]]]:
             mark = state.marks.get(holder.value.incarnation)
         else:
             mark = max(state.marks.values(), key=lambda each: each.create_revision)
-        if mark is not None and not mark.value.fenced and state.cordon is None:
+        if mark is None or mark.value.fenced or mark.value.dismissed:
+            continue
+        if state.cordon is None:
             yield state.node, mark

@@ -324,6 +324,22 @@ def _ending(job: JobState) -> dict[tuple[str, str], Versioned[Assignment]]:
     return {name: held for name, held in job.assignments.items() if held.value.ends}
 
 
+def dismiss(picture: NodeState, holder: Versioned[Incarnation], reason: str) -> Action:
+    """Have the agent of a node end. Its tasks are replaced after D, or when the node has fenced itself."""
+    node, incarnation = picture.node, holder.value.incarnation
+    held = picture.marks.get(incarnation)
+    mark = held.value if held is not None else LostMark(node, incarnation, reason)
+    key = keys.lost(node, incarnation)
+    return Action(
+        kind="node_dismissed",
+        job="",
+        text=f"node {node} is told to end: {reason}",
+        compares=(unchanged(holder), unchanged_or_absent(key, held)),
+        ops=(put(key, replace(mark, reason=reason, final=True, dismissed=True)),),
+        fields={"node": node, "incarnation": incarnation, "reason": reason},
+    )
+
+
 def _give_up(picture: NodeState, holder: Versioned[Incarnation], ignored: Versioned[AttemptReport]) -> Action:
     attempt = str(ignored.value.attempt)
     reason = f"it did not end {attempt} when it should have"
