@@ -53,7 +53,13 @@ def completed(directory: Path, words: str) -> list[str]:
 
 
 class Shell:
-    """`supervisorctl` on one cluster."""
+    """`supervisorctl` on one cluster.
+
+    Attributes:
+        patience_s: how long a command may take.
+    """
+
+    patience_s = 60
 
     def __init__(self, cluster: LocalCluster) -> None:
         self.cluster = cluster
@@ -76,5 +82,10 @@ class Shell:
 
     def _run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            [*self.argv, *arguments], env=self.env, capture_output=True, text=True, timeout=60, check=False
+            [*self.argv, *arguments],
+            env=self.env,
+            capture_output=True,
+            text=True,
+            timeout=self.patience_s,
+            check=False,
         )

@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 
 import psutil
+import pytest
+from click.testing import CliRunner
 
 from supervisor.cli.local.cluster import LocalCluster
+from supervisor.cli.main import cli
+from supervisor.cli.pool import commands
+from supervisor.engines.engine import Engine
+from supervisor.engines.slurm import Slurm
+from supervisor.engines.yarn.yarn import Yarn
 from tests.cli.shell import ROOT, Shell
 
+LONG_S = 360
 JOB = f"""
 name: digits
 command: [{sys.executable}, train.py, --steps, "1000000", --step-delay-ms, "5"]
@@ -30,15 +41,31 @@ env: {{TF_CPP_MIN_LOG_LEVEL: "2", TF_ENABLE_ONEDNN_OPTS: "0"}}
 class PoolShell(Shell):
     """`supervisorctl` where an engine's commands are.
 
+    A command that changes something is a program of its own. One that only asks runs in this process, with
+    one client of the engine: a Python and a JVM for each look would take the processors from the training.
+
     Attributes:
+        patience_s: `pool up` on YARN compiles its client and starts several JVMs.
         on: the engine.
         environment: the variables by which its commands find it.
     """
+
+    patience_s = LONG_S
 
     def __init__(self, cluster: LocalCluster, on: str, environment: Mapping[str, str]) -> None:
         super().__init__(cluster)
         self.on = on
         self.env = {**self.env, **environment}
+
+    def json(self, *arguments: str, code: int = 0) -> dict[str, object]:
+        words = [*self.argv[3:], *self._named(("--output", "json", *arguments))]
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(commands, "_engine", lambda _on: self._engine)
+            done = CliRunner().invoke(cli, words, env=self.env)
+        assert done.exit_code == code, (done.exit_code, done.output, done.exception)
+        found = json.loads(done.stdout)
+        assert isinstance(found, dict)
+        return found
 
     def agents(self) -> dict[str, dict[str, object]]:
         """The live agents of the pool by their places; waiting ones by their ids."""
@@ -83,12 +110,24 @@ class PoolShell(Shell):
         assert isinstance(agent, dict)
         return str(agent["id"])
 
-    def _run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+    @cached_property
+    def _engine(self) -> Engine:
+        if self.on == "slurm":
+            return Slurm(self.env)
+        found = Yarn(self.env)
+        weakref.finalize(self, found.close)
+        return found
+
+    def _named(self, arguments: Sequence[str]) -> list[str]:
+        """The words of a command, which names the engine if it is about pools."""
         words = list(arguments)
         if "pool" in words:
             after_verb = words.index("pool") + 2
             words[after_verb:after_verb] = ["--on", self.on]
-        return super()._run(*words)
+        return words
+
+    def _run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        return super()._run(*self._named(arguments))
 
 
 def ours(directory: Path) -> list[str]:
@@ -100,7 +139,7 @@ def ours(directory: Path) -> list[str]:
 
 def wait_long(condition: Callable[[], bool], what: str) -> None:
     """Wait for what may take minutes: Slurm looks at time limits once a minute, and machines are busy."""
-    deadline = time.monotonic() + 360
+    deadline = time.monotonic() + LONG_S
     while not condition():
         assert time.monotonic() < deadline, what
         time.sleep(0.5)
