@@ -17,12 +17,10 @@ from chaos.sim.trouble.fault import FATAL, SCRIPTED, Fault
 from chaos.sim.trouble.flaws import Flaw
 from chaos.sim.trouble.operator import Operator
 from chaos.sim.trouble.schedule import apply, heal_all, schedule
-from recovery.policy.hangs import LEAST_ACT_MS
 
 READY_S = 20.0
 SETTLE_S = 45.0
 RECALL_S = 45.0
-HUNG_S = LEAST_ACT_MS / 1000
 UNREAD_S = 30.0
 """An evaluator whose output shows no steps uses its whole grace when training is over."""
 PAUSED, MOST_PAUSES = 0.15, 3
@@ -151,15 +149,10 @@ class Story:
         if self._promises.lost_any:
             # A rebuild waits for what the lost etcd has vouched for, and every job begins again.
             bound_s += RECALL_S * world.pace + 2 * world.vows.promise_s
-        why, most_hung = "?", 1
+        why = "?"
         while why and world.loop.time() < healed_s + bound_s and not world.violations:
             await asyncio.sleep(0.25)
             await self.operator.repair()
-            hung = max((self._promises.hung(job) for job in self.operator.jobs), default=0)
-            if hung > most_hung:
-                # One after the other is restarted, and the leader's patience doubles each time.
-                bound_s += HUNG_S * world.pace * (2**hung - 2**most_hung)
-                most_hung = hung
             found = [self._promises.unsettled(job, healed_s) for job in self.operator.jobs]
             found.append("an import is under way" if self.operator.importing else "")
             found.append("lost jobs are being taken up" if self.operator.recalling else "")

@@ -28,6 +28,11 @@ A task that makes no step for as long is suspected too, even if it writes new ou
 """
 SAVES_LEAST = 3
 MOST_DOUBLINGS = 6
+TOGETHER_PART = 6
+"""This part of its patience is added to it while another task is about to be late, too.
+
+Tasks that stop for one reason stop within a step or two of each other.
+"""
 _BLAME_ORDER = ("ps", *CHIEF_ROLES, "worker")
 _FLAT = {
     STEP: "made no step",
@@ -104,6 +109,7 @@ class Hang:
         everyone: no task of the job shows a sign of training any more.
         flat: names of the signs that are flat.
         writes: one of the tasks still writes output that repeats itself.
+        others: tasks that hang as the root does, while the rest of the job goes on.
     """
 
     root: TaskId | None
@@ -112,6 +118,7 @@ class Hang:
     everyone: bool
     flat: tuple[str, ...] = ()
     writes: bool = False
+    others: tuple[TaskId, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,6 +200,10 @@ class _Standing:
     busy: bool
     step: Patience | None
 
+    def late_since(self, fresh_ms: int) -> int:
+        """`late_ms`, where nothing counts from before the start of a task `fresh_ms` ago."""
+        return min(self.late_ms, self.late_ms - self.each.stalled_ms + fresh_ms)
+
 
 def judge(tasks: tuple[Running, ...], bounds: Bounds, *, by_training: bool = False) -> Judgement:
     """Judge the running tasks of a job.
@@ -200,15 +211,17 @@ def judge(tasks: tuple[Running, ...], bounds: Bounds, *, by_training: bool = Fal
     `tasks` must be all of them: the others may wait for one that is left out.
 
     A task without a bound is never judged, but it is blamed when it is stopped by a signal and no task goes
-    on. A task that hangs while others make steps is blamed itself. Between these two cases the leader waits,
-    for any of three kinds of task:
+    on. A task that hangs while others make steps is blamed itself; of several the one that stopped first, and
+    the verdict names the others. Between these two cases the leader waits, for any of four kinds of task:
 
     - a task that has made no step since, is not late by its own bound, and works or writes new output: the
       late task may wait at a barrier until it has evaluated;
     - a task that has shown a sign of training since, but none lately;
-    - a task that was started a while ago: it may have been restarted because the others waited for it.
+    - a task that was started a while ago: it may have been restarted because the others waited for it;
+    - a task that is about to be late, so that one verdict is about all that hang together.
 
-    Where a late task is stopped by a signal, the leader waits for none of them.
+    Where a late task is stopped by a signal, the leader waits for none of the first two, and names no other
+    that is not stopped: it may be who they wait for.
 
     `by_training`: the job has set its own bound. Then only signs of training count, for each task by itself.
     """
@@ -221,15 +234,19 @@ def judge(tasks: tuple[Running, ...], bounds: Bounds, *, by_training: bool = Fal
     idle = frozenset(each.task for each, found in stands if found is None and _idles(each))
     stepless = frozenset(found.each.task for found in judged if not found.quiet and _is_stepless(found))
     without = Judgement(suspected | idle | stepless, everyone, None, busy | stepless)
-    late = [found for found in judged if found.late_ms >= 0 and not found.busy]
-    stopped = [found for found in late if found.each.stopped]
-    late = stopped or late
-    if not late:
+    idlers = [found for found in quiet if not found.busy]
+    stopped = [found for found in idlers if found.each.stopped and found.late_ms >= 0]
+    idlers = [found for found in idlers if found.each.stopped] if stopped else idlers
+    worst = max(
+        (found for found in idlers if found.late_ms >= 0),
+        key=lambda found: found.each.stalled_ms,
+        default=None,
+    )
+    if worst is None:
         return without
-    worst = max(late, key=lambda found: found.each.stalled_ms)
-    stalled_ms, late_ms = worst.each.stalled_ms, worst.late_ms
+    stalled_ms = worst.each.stalled_ms
     fresh_ms = min((each.fresh_ms for each in tasks if each.fresh_ms >= 0), default=stalled_ms)
-    late_ms = min(late_ms, late_ms - stalled_ms + fresh_ms)
+    late_ms = worst.late_since(fresh_ms)
     if late_ms < 0:
         return without
     since_ms = stalled_ms // 2
@@ -240,10 +257,31 @@ def judge(tasks: tuple[Running, ...], bounds: Bounds, *, by_training: bool = Fal
     starting = [each for each in tasks if each.fresh_ms >= 0 and each.training]
     if everyone and any(each.stalled_ms < since_ms for each in (*starting, *(f.each for f in judged))):
         return without
-    root = _blamed(tasks) if everyone else worst.each.task
-    blamed = [found for found in judged if found.each.task == root] or quiet
-    hang = Hang(root, stalled_ms, late_ms, everyone, _flat(blamed, by_training=by_training), _writes(blamed))
-    return replace(without, hang=hang)
+    if everyone:
+        root = _blamed(tasks)
+        blamed = [found for found in judged if found.each.task == root] or quiet
+        flat = _flat(blamed, by_training=by_training)
+        return replace(without, hang=Hang(root, stalled_ms, late_ms, everyone, flat, _writes(blamed)))
+    others = _together(worst, idlers, fresh_ms)
+    if others is None:
+        return without
+    # The consequences depend on these two: none of the others is to have them worse than it would alone.
+    flat, writes = _flat([worst], by_training=by_training), _writes([worst])
+    alike = tuple(
+        found.each.task
+        for found in others
+        if (_flat([found], by_training=by_training), _writes([found])) == (flat, writes)
+    )
+    return replace(without, hang=Hang(worst.each.task, stalled_ms, late_ms, everyone, flat, writes, alike))
+
+
+def _together(worst: _Standing, idlers: list[_Standing], fresh_ms: int) -> list[_Standing] | None:
+    """The others that are late, too; None while another one is about to be."""
+    most_ms = (worst.each.stalled_ms - worst.late_ms) // TOGETHER_PART
+    late_ms = [(found, found.late_since(fresh_ms)) for found in idlers]
+    if worst.late_since(fresh_ms) < most_ms and any(-most_ms <= each_ms < 0 for _, each_ms in late_ms):
+        return None
+    return [found for found, each_ms in late_ms if found is not worst and each_ms >= 0]
 
 
 def slow_starts(

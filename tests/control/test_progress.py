@@ -12,7 +12,7 @@ from supervisor.contract import keys
 from supervisor.contract.desired import JobPhase
 from supervisor.contract.ids import TaskId
 from supervisor.contract.incident import Cause, Event, Outcome
-from supervisor.contract.job.spec import JobSpec, Limits, ProgressSpec, Rule, Scope, Strategy
+from supervisor.contract.job.spec import JobSpec, Limits, ProgressSpec, RestartPolicy, Rule, Scope, Strategy
 from supervisor.contract.observed import Exit, ExitReason, Prepared, Sign, TaskBeat
 from supervisor.contract.timing import FAST
 from supervisor.control.decide.assess import assess as assessing
@@ -280,6 +280,50 @@ def test_each_hang_before_doubles_what_is_borne() -> None:
         world.until(lambda wanted=following: world.running()["worker.0"].number == wanted, step_ms=500)
         for _ in range(4):
             world.tick()
+
+
+@pytest.mark.parametrize("apart_ms", [0, 300])
+def test_workers_that_hang_together_restart_together_as_one_failure(apart_ms: int) -> None:
+    world = World(job_spec({"chief": 1, "ps": 1, "worker": 12})).start()
+    hung = [f"worker.{index}" for index in range(1, 11)]
+    for name in hung:
+        hang(world, name)
+        world.tick(apart_ms)
+    world.until(lambda: all(world.running()[name].number == 2 for name in hung), 40_000, 250)
+    found = {each.id: each for each in world.incidents().values() if each.cause is Cause.HANG}
+    assert [(each.member, each.scope) for each in found.values()] == [("worker.1", Scope.TASK)]
+    assert "digits/worker:9 and 1 more hang with it" in found["g1-worker.1-a1"].detail
+    assert {world.running()[name].number for name in ("chief.0", "worker.0", "worker.11")} == {1}
+    assert (world.switch().generation, world.switch().ledger.program) == (1, 1)
+    world.until(lambda: world.incidents()["g1-worker.1-a1"].outcome is Outcome.RECOVERED)
+
+
+def test_a_task_that_takes_the_whole_job_takes_those_that_hang_with_it() -> None:
+    world = World().start()
+    hang(world, "worker.1")
+    world.tick()
+    hang(world, "chief.0")
+    world.until(lambda: world.switch().generation == 2, 40_000, 500)
+    found = [each for each in world.incidents().values() if each.cause is Cause.HANG]
+    assert [(each.member, each.scope) for each in found] == [("chief.0", Scope.ALL)]
+
+
+def test_a_task_whose_own_budget_is_spent_is_not_restarted_with_others() -> None:
+    """They only print, so that none has made a step since its last failure."""
+    spec = job_spec({"chief": 1, "ps": 1, "worker": 3}, restart=RestartPolicy(max_restarts=1))
+    world = World(spec).start()
+    world.end_task("worker.2", 1)
+    world.until(lambda: "worker.2" in world.running())
+    began_ms = world.now_ms
+    for name in ("worker.1", "worker.2"):
+        say(
+            world,
+            name,
+            lambda beat: TaskBeat(beat.attempt, signs=(Sign("output", world.now_ms - began_ms, 100),)),
+        )
+    world.commit(1, 20)
+    world.until(lambda: world.running()["worker.1"].number == 2, 40_000, 500)
+    assert world.running()["worker.2"].number == 2
 
 
 def test_a_nan_loss_fails_the_job_if_it_asks_for_that() -> None:

@@ -211,6 +211,44 @@ def test_one_that_stops_while_others_go_on_is_blamed_itself() -> None:
     )
 
 
+def test_one_verdict_is_about_all_that_hang_while_others_go_on() -> None:
+    tasks = (run("worker.0", 31_000), run("worker.1", 33_000), run("worker.2", 9_000), run("worker.3", 50))
+    hang = judge(tasks, BOUNDS).hang
+    assert hang is not None
+    assert (hang.root, hang.others) == (task("worker.1"), (task("worker.0"),))
+
+
+def test_a_task_that_is_about_to_be_late_is_waited_for_but_not_for_long() -> None:
+    def verdict_on(*stalled_ms: int) -> Hang | None:
+        tasks = [run(f"worker.{index}", each_ms) for index, each_ms in enumerate(stalled_ms)]
+        return judge((*tasks, run("chief.0", 50)), BOUNDS).hang
+
+    assert verdict_on(34_900, 26_000) is None
+    assert verdict_on(34_900, 24_000) == Hang(task("worker.0"), 34_900, 4_900, everyone=False, flat=(STEP,))
+    assert verdict_on(35_000, 31_000, 26_000) == Hang(
+        task("worker.0"), 35_000, 5_000, everyone=False, flat=(STEP,), others=(task("worker.1"),)
+    )
+
+
+def test_a_task_that_may_wait_for_one_that_is_stopped_is_not_named_with_it() -> None:
+    late = (run("worker.0", 40_000), run("worker.1", 31_000, stopped=True), run("chief.0", 50))
+    hang = judge(late, BOUNDS).hang
+    assert hang is not None
+    assert (hang.root, hang.others) == (task("worker.1"), ())
+    both = judge((*late, run("worker.2", 32_000, stopped=True)), BOUNDS).hang
+    assert both is not None
+    assert (both.root, both.others) == (task("worker.2"), (task("worker.1"),))
+
+
+def test_a_task_that_misses_other_signs_or_still_writes_is_judged_by_itself() -> None:
+    root = Running(task("worker.0"), (Sign(STEP, 40_000, 100),))
+    writes = Running(task("worker.1"), (Sign(STEP, 35_000, 100),), silent_ms=2_000)
+    more = Running(task("worker.2"), (Sign(STEP, 35_000, 100), Sign(OUTPUT, 35_000, 100)))
+    hang = judge((root, writes, more, run("chief.0", 50)), BOUNDS).hang
+    assert hang is not None
+    assert (hang.root, hang.others) == (task("worker.0"), ())
+
+
 def test_before_the_time_to_act_it_is_only_suspected() -> None:
     tasks = (run("worker.0", 6_000), run("worker.1", 50))
     assert judge(tasks, BOUNDS) == Judgement(frozenset({task("worker.0")}))

@@ -284,6 +284,22 @@ ROWS = (
     ),
     Guarantee(
         13,
+        "Tasks that hang together are one failure: they restart together, and one is charged.",
+        "supervisor/control/decide/jobs/restart.py",
+        "    orders = [(held, following), *_beside(snap, job, need, plan.value)]\n",
+        "    orders = [(held, following)]\n",
+        "tests/control/test_progress.py::test_workers_that_hang_together_restart_together_as_one_failure[300]",
+    ),
+    Guarantee(
+        13,
+        "A task restarts with others that hang only if it is late itself.",
+        "recovery/policy/hangs.py",
+        "if found is not worst and each_ms >= 0]\n",
+        "if found is not worst]\n",
+        "tests/decide/test_hangs.py::test_one_verdict_is_about_all_that_hang_while_others_go_on",
+    ),
+    Guarantee(
+        13,
         "A task counts as hung only once its agent has been up for long enough to tell of steps.",
         "supervisor/control/decide/assess/hanging.py",
         "    return snap.now_ms - max(report.created_ms, joined_ms)\n",

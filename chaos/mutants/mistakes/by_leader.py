@@ -592,6 +592,19 @@ MUTANTS = (
         Simulated((Fault(0.5, "task_spin", 0, 40.0), Fault(42.0, "etcd_leader", 0, 0.1))),
     ),
     Mutant(
+        "what steps is restarted with what hangs",
+        13,
+        ("who steps does not hang",),
+        (
+            Edit(
+                "recovery/policy/hangs.py",
+                "    others = _together(worst, idlers, fresh_ms)\n",
+                "    others = [each for each in judged if each is not worst]\n",
+            ),
+        ),
+        Simulated(tuple(Fault(0.5 + 4 * n, "task_hang", n, 0.0) for n in range(3))),
+    ),
+    Mutant(
         "the saver restarted in place",
         14,
         ("training goes on from the base",),

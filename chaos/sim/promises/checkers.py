@@ -156,10 +156,6 @@ class Promises:
         bad = self._world.training.unrestorable
         return any((job, ref.generation, ref.step) not in bad for ref in self._picture.committed(job))
 
-    def hung(self, job: str) -> int:
-        """How many of its programs hang: they run, and make no step any more."""
-        return sum(each.hung for each in self._world.training.alive(job))
-
     def _unhealthy(self, job: str, since_s: float) -> str:
         switch = self._picture.switch(job)
         if switch is None or switch.phase is not JobPhase.RUNNING or switch.closing is not None:

@@ -259,7 +259,7 @@ class Records:
     def _check_cause(self, effect: Effect, incident: Incident) -> None:
         """Rules 10 and 13: what cannot be seen is not known to be wrong, and who steps does not hang."""
         if incident.cause is Cause.HANG:
-            self._check_hang(effect.at_s, incident)
+            self._check_hang(effect, incident)
         if incident.cause is Cause.PEER_LOST and incident.member:
             self._check_echo(effect.at_s, incident)
         if incident.cause is not Cause.GPU:
@@ -293,10 +293,13 @@ class Records:
         if spec.progress.act_after_ms is None and spec.restart.rules.get("hang") is not Rule.FAIL:
             self._seen.broken("no healthy program is failed for a hang", f"{incident.id}: {incident.detail}")
 
-    def _check_hang(self, now_s: float, incident: Incident) -> None:
+    def _check_hang(self, effect: Effect, incident: Incident) -> None:
+        """Rule 13: neither the blamed task steps, nor one that is restarted beside it."""
+        now_s, orders = effect.at_s, effect.puts.keys() & effect.before.keys()
+        beside = {keys.parse(key)[-1] for key in orders if key.startswith("assignments/")}
         for program in self._world.training.alive(incident.job):
             task = program.attempt.task
-            if not program.trains or (incident.member and task.member != incident.member):
+            if not program.trains or (incident.member and task.member not in {incident.member, *beside}):
                 continue
             default = self._picture.spec(incident.job).progress.act_after_ms is None
             spins = default and program.spins and now_s < program.rests_until_s

@@ -36,6 +36,8 @@ from supervisor.control.decide.facts.history import incident_id, life_of, steps_
 from supervisor.control.decide.plan import Action, unchanged
 from supervisor.control.decide.snapshot import JobState, NodeState, Snapshot, Versioned
 
+MOST_NAMED = 8
+
 
 def find_hang(snap: Snapshot, job: JobState, there: tuple[Member, ...], liveness: Liveness) -> Need | None:
     """The restart that a hang asks for, if it is to be acted upon."""
@@ -48,9 +50,32 @@ def find_hang(snap: Snapshot, job: JobState, there: tuple[Member, ...], liveness
 
 
 def _need_of_hang(snap: Snapshot, job: JobState, there: tuple[Member, ...], hang: Hang) -> Need:
+    """One restart of all that hang: of the whole job if one of them takes it, else of each in place."""
     root = next((each for each in there if each.task == hang.root), None)
+    need = _need_of(snap, job, root, hang)
+    if need.scope is Scope.ALL:
+        return need
+    hung = [each for each in there if each.task in hang.others]
+    needs = [each for each in (_need_of(snap, job, other, hang) for other in hung) if _may(each)]
+    wider = next((each for each in needs if each.scope is Scope.ALL), None)
+    if wider is not None:
+        return wider
+    beside = tuple(each.member for each in needs)[: servers.MOST - 1]
+    if not beside:
+        return need
+    names = ", ".join(str(job.task(member)) for member in beside[:MOST_NAMED])
+    more = f" and {len(beside) - MOST_NAMED} more" if len(beside) > MOST_NAMED else ""
+    return replace(need, beside=beside, detail=f"{need.detail}; {names}{more} hang with it")
+
+
+def _may(need: Need) -> bool:
+    return need.judgement.verdict.allowed
+
+
+def _need_of(snap: Snapshot, job: JobState, member: Member | None, hang: Hang) -> Need:
     # Known since its time was up: the back-off runs from there.
-    need = need_for(snap, job, root, Cause.HANG, snap.now_ms - hang.late_ms, _story(snap, job, root, hang))
+    story = _story(snap, job, member, hang)
+    need = need_for(snap, job, member, Cause.HANG, snap.now_ms - hang.late_ms, story)
     evidence = replace(need.evidence, flat=hang.flat)
     return replace(need, detected_ms=hang.stalled_ms - hang.late_ms, evidence=evidence)
 

@@ -44,6 +44,7 @@ class Need:
         known_ms: when this leader knew.
         detected_ms: from the failure to that.
         member: `ROLE.INDEX` of the failed task; empty when it is not about one.
+        beside: the members that restart with it, each in place.
         avoid_nodes: where its tasks go only if they find no other place.
         patience_ms: for so long, once its generation is prepared, the next commit is waited for.
     """
@@ -59,6 +60,7 @@ class Need:
     firm: bool = True
     member: str = ""
     node: str = ""
+    beside: tuple[str, ...] = ()
     avoid_nodes: tuple[str, ...] = ()
     patience_ms: int = 0
     evidence: Evidence = field(default_factory=Evidence)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from supervisor.contract.desired import Assignment, Placement, Plan
@@ -48,10 +48,21 @@ def in_place(snap: Snapshot, job: JobState, need: Need) -> list[Action]:
         return []
     if snap.now_ms < need.due_ms:
         return []
-    joins = held.value.joins or _finds_a_gap(snap, job, placement)
-    following = replace(_following(snap, need, placement, held.value), joins=joins)
+    following = _following_in_place(snap, job, need, placement, held.value)
+    orders = [(held, following), *_beside(snap, job, need, plan.value)]
     told = f"is restarted in place on {placement.node} as attempt {following.attempt}"
-    return [_restarting(snap, job, need, [(held, following)], f"{job.task(need.member)} {told}")]
+    more = f", and with it {len(orders) - 1} more" if need.beside else ""
+    return [_restarting(snap, job, need, orders, f"{job.task(need.member)} {told}{more}")]
+
+
+def _beside(
+    snap: Snapshot, job: JobState, need: Need, plan: Plan
+) -> Iterator[tuple[Versioned[Assignment], Assignment]]:
+    """The orders for the tasks that restart with the one that `need` is about: they run, as it does."""
+    for placement in plan.placements:
+        held = job.assigned(plan.plan_id, placement.member)
+        if placement.member in need.beside and held is not None:
+            yield held, _following_in_place(snap, job, need, placement, held.value)
 
 
 def _together(snap: Snapshot, job: JobState, need: Need, plan: Plan) -> list[Action]:
@@ -81,6 +92,13 @@ def _together(snap: Snapshot, job: JobState, need: Need, plan: Plan) -> list[Act
         return [Action("servers_end", job.name, text, compares, ops, fields)] if ending else []
     orders = [(held, _following(snap, need, placement, held.value)) for placement, held in wanted]
     return [_restarting(snap, job, need, orders, f"{names} restart in place, and the others run on")]
+
+
+def _following_in_place(
+    snap: Snapshot, job: JobState, need: Need, placement: Placement, held: Assignment
+) -> Assignment:
+    joins = held.joins or _finds_a_gap(snap, job, placement)
+    return replace(_following(snap, need, placement, held), joins=joins)
 
 
 def _following(snap: Snapshot, need: Need, placement: Placement, held: Assignment) -> Assignment:
