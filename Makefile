@@ -13,6 +13,8 @@ PYTEST_ARGS ?=
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_ROOT_USER_ACTION := ignore
+# A shell that sets it makes each process of the suite, and each daemon of a test, compile all sources anew.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help
 help: ## This list.
