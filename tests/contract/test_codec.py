@@ -25,6 +25,8 @@ KINDS = (*(family.record for family in keys.FAMILIES), Beat, BeatAck)
 any_kind = pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
 fewer = settings(max_examples=settings().max_examples // 4)
 """Each kind of record runs each test."""
+few = settings(max_examples=3)
+"""A version, or a field that nobody knows, is read alike whatever the other fields hold."""
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=5),
@@ -36,22 +38,18 @@ JSON = st.recursive(
 @any_kind
 @fewer
 @given(data=st.data())
-def test_what_is_written_is_what_is_read(kind: type, data: st.DataObject) -> None:
+def test_what_is_written_is_what_is_read_and_is_written_again_as_the_same_bytes(
+    kind: type, data: st.DataObject
+) -> None:
     record = data.draw(records(kind))
-    assert decode(kind, encode(record)) == record
+    raw = encode(record)
+    assert decode(kind, raw) == record
+    assert encode(decode(kind, raw)) == raw
     assert decode(kind, encode(record, brief=True)) == record
 
 
 @any_kind
-@fewer
-@given(data=st.data())
-def test_equal_records_are_equal_bytes(kind: type, data: st.DataObject) -> None:
-    raw = encode(data.draw(records(kind)))
-    assert encode(decode(kind, raw)) == raw
-
-
-@any_kind
-@fewer
+@few
 @given(data=st.data())
 def test_fields_of_a_newer_release_are_ignored(kind: type, data: st.DataObject) -> None:
     record, extra = data.draw(records(kind)), data.draw(JSON)
@@ -60,7 +58,7 @@ def test_fields_of_a_newer_release_are_ignored(kind: type, data: st.DataObject) 
 
 
 @any_kind
-@fewer
+@few
 @given(data=st.data())
 def test_a_higher_version_is_refused(kind: type, data: st.DataObject) -> None:
     body = json.loads(encode(data.draw(records(kind)))) | {"v": VERSION + 1}

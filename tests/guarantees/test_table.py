@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -35,15 +36,16 @@ def test_the_code_that_keeps_the_promise_is_there_once(row: Guarantee) -> None:
     edit_of(row).mistaken((ROOT / row.file).read_text())
 
 
+@cache
+def functions_of(path: str) -> frozenset[str]:
+    parsed = ast.walk(ast.parse((ROOT / path).read_text()))
+    return frozenset(node.name for node in parsed if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))
+
+
 @pytest.mark.parametrize("row", TABLE, ids=name_of)
 def test_the_named_test_exists(row: Guarantee) -> None:
     path, _, function = row.test.partition("::")
-    defined = {
-        node.name
-        for node in ast.walk(ast.parse((ROOT / path).read_text()))
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-    }
-    assert function.partition("[")[0] in defined
+    assert function.partition("[")[0] in functions_of(path)
 
 
 def test_every_rule_is_covered_or_says_why_not() -> None:
