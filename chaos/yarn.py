@@ -6,7 +6,8 @@
         yarn.yarn("node", "-list")           # the output of a command of Hadoop's
 
 NodeManager N is the machine 127.0.0.(N + 2), with memory for one agent of `AGENT_MIB` and some
-ApplicationMasters. Starting takes about fifteen seconds on a calm machine.
+ApplicationMasters. Starting takes about fifteen seconds on a calm machine. `YarnCluster(Secured(...))` has
+Kerberos, beside an HDFS with Kerberos that runs already.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import re
 import secrets
 import subprocess
 import tempfile
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -27,12 +29,28 @@ PLACES = ("127.0.0.2", "127.0.0.3", "127.0.0.4")
 _SCRIPT = Path(__file__).resolve().parents[1] / "deploy" / "yarn" / "yarn.sh"
 
 
+@dataclass(frozen=True, slots=True)
+class Secured:
+    """A HDFS with Kerberos, beside which a YARN has it too.
+
+    Attributes:
+        directory: where it has its clients' configuration, `krb5.conf` and YARN's own `yarn.keytab`.
+        user: the ticket cache of those who use YARN.
+        administrator: the ticket cache of YARN's administrator.
+    """
+
+    directory: Path
+    user: str
+    administrator: str
+
+
 class YarnCluster:
     """A small YARN; a context manager."""
 
-    def __init__(self) -> None:
+    def __init__(self, kerberos: Secured | None = None) -> None:
         self.directory = Path(tempfile.gettempdir()) / f"yarn-{os.getpid()}-{secrets.token_hex(4)}"
-        self._hdfs = HdfsCluster()
+        self._kerberos = kerberos
+        self._hdfs = HdfsCluster() if kerberos is None else None
         self._guard: subprocess.Popen[str] | None = None
 
     @property
@@ -43,17 +61,24 @@ class YarnCluster:
     @property
     def variables(self) -> dict[str, str]:
         """The part of the environment that is of this YARN."""
-        return {
+        found = {
             "HADOOP_HOME": str(self.directory),
             "HADOOP_CONF_DIR": str(self.directory / "client"),
             "XDG_CACHE_HOME": str(self.directory / "cache"),
         }
+        if self._kerberos is not None:
+            found["KRB5_CONFIG"] = str(self._kerberos.directory / "krb5.conf")
+            found["KRB5CCNAME"] = self._kerberos.user
+        return found
 
     def __enter__(self) -> Self:
-        self._hdfs.start()
+        if self._hdfs is not None:
+            self._hdfs.start()
+        beside = self._hdfs or self._kerberos
+        assert beside is not None
         # The script clears the cluster away when its standard input ends: also when this process is killed.
         self._guard = subprocess.Popen(
-            [str(_SCRIPT), "run", str(self.directory), str(self._hdfs.directory)],
+            [str(_SCRIPT), "run", str(self.directory), str(beside.directory)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -63,7 +88,7 @@ class YarnCluster:
         assert self._guard.stdout is not None
         if self._guard.stdout.readline() != "ready\n":
             _, said = self._guard.communicate(timeout=30)
-            self._hdfs.stop()
+            self._end_hdfs()
             raise AssertionError(f"YARN could not be started:\n{said}")
         return self
 
@@ -75,7 +100,7 @@ class YarnCluster:
             _, said = self._guard.communicate(timeout=60)
             assert self._guard.returncode == 0, said
         finally:
-            self._hdfs.stop()
+            self._end_hdfs()
 
     def script(self, verb: str, *arguments: str) -> str:
         """Run yarn.sh on this cluster; what it printed."""
@@ -102,15 +127,15 @@ class YarnCluster:
         found = [line.split()[0] for line in lines if f"{place}:" in line]
         return max(each for each in found if not each.endswith("_01_000001"))
 
-    def decommission(self, place: str) -> None:
-        """Tell YARN to take a machine away, with a minute of grace."""
-        (self.directory / "exclude").write_text(f"{place}\n")
-        self.yarn("rmadmin", "-refreshNodes", "-g", "60", "-server")
+    def decommission(self, *places: str) -> None:
+        """Tell YARN to take machines away, with a minute of grace."""
+        (self.directory / "exclude").write_text("".join(f"{place}\n" for place in places))
+        self._administer("-refreshNodes", "-g", "60", "-server")
 
     def restore(self) -> None:
         """Have all machines again. The NodeManager of one that was decommissioned has ended."""
         (self.directory / "exclude").write_text("")
-        self.yarn("rmadmin", "-refreshNodes")
+        self._administer("-refreshNodes")
         for index in range(len(PLACES)):
             # One that runs is left alone, with an error.
             subprocess.run(
@@ -127,9 +152,22 @@ class YarnCluster:
             command, env=self.environment, capture_output=True, text=True, timeout=120, check=False
         ).stdout
 
-    def _run(self, *command: str) -> str:
+    def _administer(self, *arguments: str) -> None:
+        caches = {} if self._kerberos is None else {"KRB5CCNAME": self._kerberos.administrator}
+        self._run(str(self.directory / "bin/yarn"), "rmadmin", *arguments, **caches)
+
+    def _end_hdfs(self) -> None:
+        if self._hdfs is not None:
+            self._hdfs.stop()
+
+    def _run(self, *command: str, **environment: str) -> str:
         done = subprocess.run(
-            command, env=self.environment, capture_output=True, text=True, timeout=120, check=False
+            command,
+            env=self.environment | environment,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
         )
         assert done.returncode == 0, f"{' '.join(command)}: {done.stdout}{done.stderr}"
         return done.stdout

@@ -15,6 +15,8 @@
 # DIR is a HADOOP_HOME with bin/yarn and bin/hadoop, DIR/client the HADOOP_CONF_DIR of its clients, DIR/cluster says its
 # addresses, DIR/log what each daemon has said, DIR/data what each has stored. A host in DIR/exclude is decommissioned by
 # `yarn rmadmin -refreshNodes [-g SECONDS -client]`. There are two queues, default and urgent, and preemption.
+# Where HDFS-DIR has a yarn.keytab, with the key of yarn/localhost, and a krb5.conf, YARN has Kerberos as its HDFS does. The
+# administrator is then the user yarn, and urgent is the user tfsup's.
 # Environment: YARN_START_TIMEOUT_S (120), YARN_NODE_MIB (4096; what each node has for containers).
 set -euo pipefail
 
@@ -34,15 +36,22 @@ as_xml() {
     echo '<configuration>'
     sed -e '/^#/d' -e "s|@DIR@|$dir|g" -e "s|@JARS@|$jars|g" -e "s|@NODE_MIB@|$node_mib|g" \
         -e "s|@RM@|$base|g" -e "s|@RM_SCHEDULER@|$((base + 1))|g" -e "s|@RM_TRACKER@|$((base + 2))|g" \
-        -e "s|@RM_ADMIN@|$((base + 3))|g" -e "s|@RM_HTTP@|$((base + 4))|g" \
+        -e "s|@RM_ADMIN@|$((base + 3))|g" -e "s|@RM_HTTP@|$((base + 4))|g" -e "s|@HDFS@|$hdfs|g" -e "s|@REALM@|$realm|g" \
         -e 's|^\([^=]*\)=\(.*\)$|  <property><name>\1</name><value>\2</value></property>|'
     echo '</configuration>'
 }
 
 configure() {
-    local site
+    local site realm=""
+    local -a both=("$here/conf/yarn.properties") server=("$here/conf/server.properties")
+    if [[ -n "$krb5" ]]; then
+        realm="$(sed -n 's/^ *default_realm *= *//p' "$krb5")"
+        both+=("$here/conf/kerberos.properties")
+        server+=("$here/conf/kerberos-server.properties")
+    fi
     {
         echo "base=$base"
+        echo "krb5=$krb5"
         echo "rm=http://127.0.0.1:$((base + 4))"
     } >"$dir/cluster"
     mkdir -p "$dir"/{bin,server,client,run,log,data,tmp}
@@ -51,8 +60,8 @@ configure() {
         cp "$hdfs/client/$site" "$dir/client/$site"
         cp "$hdfs/client/$site" "$dir/server/$site"
     done
-    as_xml <"$here/conf/yarn.properties" >"$dir/client/yarn-site.xml"
-    cat "$here/conf/yarn.properties" "$here/conf/server.properties" | as_xml >"$dir/server/yarn-site.xml"
+    cat "${both[@]}" | as_xml >"$dir/client/yarn-site.xml"
+    cat "${both[@]}" "${server[@]}" | as_xml >"$dir/server/yarn-site.xml"
     as_xml <"$here/conf/scheduler.properties" >"$dir/server/capacity-scheduler.xml"
     cp "$here/../hdfs/conf/log4j-quiet.properties" "$dir/client/log4j.properties"
     write_command
@@ -79,7 +88,7 @@ fs) set -- org.apache.hadoop.fs.FsShell "\$@" ;;
 *) echo "\$0: it knows application, container, logs, node, queue, rmadmin, jar, fs and classpath" >&2; exit 2 ;;
 esac
 exec "$java" -Xmx256m -XX:+UseSerialGC -XX:-UsePerfData -XX:TieredStopAtLevel=1 -Djava.net.preferIPv4Stack=true \\
-    -cp "\$classpath" "\$@"
+    \${KRB5_CONFIG:+"-Djava.security.krb5.conf=\$KRB5_CONFIG"} -cp "\$classpath" "\$@"
 EOF
     chmod 755 "$dir/bin/yarn"
     cp "$dir/bin/yarn" "$dir/bin/hadoop"
@@ -88,6 +97,7 @@ EOF
 read_cluster() {
     [[ -f "$dir/cluster" ]] || fail "there is no YARN in $dir; $0 up $dir HDFS-DIR starts one"
     base="$(sed -n 's/^base=//p' "$dir/cluster")"
+    krb5="$(sed -n 's/^krb5=//p' "$dir/cluster")"
 }
 
 # ---- daemons ------------------------------------------------------------------------------------------------------
@@ -118,7 +128,8 @@ command_of() {
         --add-opens=java.base/java.lang=ALL-UNNAMED
         "-Dlog4j.configuration=file:$here/../hdfs/conf/log4j.properties" "-Dyarn.data=$dir/data/$name"
         "-Dyarn.host=127.0.0.$((index + 2))" "-Dyarn.port=$port" "-Dyarn.localizer.port=$((port + 1))"
-        "-Dyarn.http.port=$((port + 2))" -cp "$dir/server:$jars/lib/*" "org.apache.hadoop.yarn.$class"
+        "-Dyarn.http.port=$((port + 2))" ${krb5:+"-Djava.security.krb5.conf=$krb5"}
+        -cp "$dir/server:$jars/lib/*" "org.apache.hadoop.yarn.$class"
     )
 }
 
@@ -210,6 +221,8 @@ case "$verb" in
 up | run)
     [[ $# -eq 1 ]] || fail "yarn.sh $verb DIR takes the directory of an HDFS and nothing else"
     hdfs="$(realpath -m "$1")"
+    krb5=""
+    [[ ! -f "$hdfs/yarn.keytab" ]] || krb5="$hdfs/krb5.conf"
     find_hadoop
     up
     if [[ "$verb" == run ]]; then

@@ -6,13 +6,13 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-import psutil
 import pytest
 
 from chaos.yarn import AGENT_MIB, PLACES, YarnCluster
 from supervisor.engines import pools
 from supervisor.engines.engine import Engine, Pool, State
 from supervisor.engines.yarn.yarn import Yarn
+from tests.engines.on_yarn import place_other_than, processes
 from tests.engines.suite import EngineSuite, notes, running
 from tests.support.waiting import wait_until
 
@@ -135,34 +135,3 @@ class TestYarn(EngineSuite):
         pools.start(engine, replace(pool, command=("python3", "-c", program)), 1)
         wait_until(lambda: not pools.live(engine), "it has ended")
         assert engine.agents("digits")[-1].reason == "the agent's container ended with 2: line 3 is wrong"
-
-
-def processes(application: str, program: str) -> list[psutil.Process]:
-    """The processes of an application that run this program: not their shells."""
-    found = []
-    for each in psutil.process_iter(["cmdline", "name"]):
-        words = each.info["cmdline"] or []
-        if each.info["name"].startswith(("java", "python")) and any(word.endswith(program) for word in words):
-            environment = read_environment(each)
-            if application in environment and "container.py" not in words:
-                found.append(each)
-    return found
-
-
-def read_environment(process: psutil.Process) -> str:
-    try:
-        return str(process.environ())
-    except psutil.Error:
-        return ""
-
-
-def place_other_than(engine: Engine, place: str) -> str:
-    """The place of the one agent, once it is another."""
-    found: list[str] = []
-
-    def look() -> bool:
-        found[:] = [each.place for each in pools.live(engine) if each.state is State.RUNNING]
-        return bool(found) and found != [place]
-
-    wait_until(look, "it has another place")
-    return found[0]

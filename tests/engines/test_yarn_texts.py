@@ -354,6 +354,30 @@ def test_yarns_reason_is_shown(
         yarn.agents()
 
 
+@pytest.mark.parametrize(
+    ("cache", "told"),
+    [
+        (
+            "KEYRING:persistent:0",
+            r"not from KEYRING:persistent:0: `export KRB5CCNAME=FILE:/tmp/krb5cc_\d+`, then",
+        ),
+        ("FILE:/nowhere/cache", "there is no file /nowhere/cache; `kinit -c /nowhere/cache` fetches one"),
+        ("/dev/null", "no ticket in /dev/null is valid now, as `klist -c /dev/null` shows"),
+        ("", r"/tmp/krb5cc_\d+"),
+    ],
+)
+def test_without_a_ticket_it_says_what_to_do(commands: Commands, cache: str, told: str) -> None:
+    commands.put(
+        "java", answering('{"error": "no", "unreachable": false, "no_ticket": true}', commands.directory)
+    )
+    environment = {"PATH": commands.path, "KRB5CCNAME": cache, "KRB5_CONFIG": "/site/krb5.conf"}
+    yarn = Yarn(environment | {"XDG_CACHE_HOME": str(commands.directory / "cache")})
+    with pytest.raises(Refused, match=f"YARN has Kerberos, and .*{told}"):
+        yarn.agents()
+    yarn.close()
+    assert "-Djava.security.krb5.conf=/site/krb5.conf" in commands.calls[-1]
+
+
 def test_the_end_of_the_java_is_told(commands: Commands, yarn: Yarn) -> None:
     commands.put("java", "echo 'Error: could not create the JVM' >&2")
     with pytest.raises(Unreachable, match="or Java has failed: Error: could not create the JVM"):

@@ -10,7 +10,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hdfs_native import Client
 
 from agent.checkpoints.local_copies import LocalCopies
 from agent.checkpoints.saver import Saver, SaverSite
@@ -50,14 +49,13 @@ from tests.checkpoints.world import COMMIT, NODE, World, save
 from tests.cli.agent_config import write_config
 from tests.control.leader import Leader, other_job
 from tests.support.builders import code_archive
-from tests.support.secure_hdfs import CLIENT, SERVER, SecureHdfs
+from tests.support.secure_hdfs import CLIENT, SecureHdfs
 from tests.support.sinks import ListSink
 from tests.support.users import processes_of_users
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 DATA = bytes(range(256)) * 9000
-START_S = 90.0
 OWNERS = ("ann", "bob")
 PROPERTIES = {
     "dfs.permissions.enabled": "true",
@@ -72,26 +70,9 @@ def cluster() -> Iterator[SecureHdfs]:
     with SecureHdfs(PROPERTIES) as made, pytest.MonkeyPatch.context() as patch:
         patch.setenv("KRB5_CONFIG", made.environment["KRB5_CONFIG"])
         patch.setenv("KRB5CCNAME", f"FILE:{made.directory}/nobody")
-        root = superuser(made)
-        deadline = time.monotonic() + START_S
-        while True:
-            try:
-                root.mkdirs("/jobs", create_parent=True)
-                break
-            except (OSError, RuntimeError):
-                assert time.monotonic() < deadline, made.last_words()
-                time.sleep(0.2)
         for owner in OWNERS:
-            root.mkdirs(f"/jobs/{owner}", create_parent=True)
-            root.set_owner(f"/jobs/{owner}", owner, owner)
-            root.set_permission(f"/jobs/{owner}", 0o700)
+            made.give(f"/jobs/{owner}", owner)
         yield made
-
-
-def superuser(cluster: SecureHdfs) -> Client:
-    keytab = f"{cluster.directory}/hdfs.keytab"
-    config, conf_dir = {"dfs.client.failover.max.attempts": "0"}, str(cluster.conf_dir)
-    return Client(cluster.uri, config, conf_dir, kerberos_principal=SERVER, kerberos_keytab=keytab)
 
 
 def settings(cluster: SecureHdfs, *, proxy_users: bool = True) -> HadoopSettings:
@@ -112,7 +93,7 @@ def at(cluster: SecureHdfs, user: str, path: str) -> str:
 
 def owners(cluster: SecureHdfs, path: str) -> set[str]:
     """Of all files and directories below a path."""
-    return {each.owner for each in superuser(cluster).list_status(path, recursive=True)}
+    return {each.owner for each in cluster.superuser().list_status(path, recursive=True)}
 
 
 async def test_what_is_written_for_a_job_is_its_owners(

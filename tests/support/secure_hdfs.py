@@ -1,8 +1,12 @@
-"""A NameNode and a DataNode that believe Kerberos alone, and the KDC that they believe."""
+"""A NameNode and a DataNode that believe Kerberos alone, and the KDC that they believe.
+
+A YARN with Kerberos can be started beside them: `YarnCluster(hdfs.directory)`.
+"""
 
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import tempfile
 import time
@@ -11,11 +15,15 @@ from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import Self
 
+from hdfs_native import Client
+
 from tests.support.etcd_server import free_port
 
 REALM = "TEST"
 CLIENT = f"tfsup/localhost@{REALM}"
 SERVER = f"hdfs/localhost@{REALM}"
+YARN = f"yarn/localhost@{REALM}"
+START_S = 90.0
 _WEB = f"HTTP/localhost@{REALM}"
 _ROOT = Path(__file__).resolve().parents[2]
 _SERVERS = "org.apache.hadoop.hdfs.server"
@@ -31,7 +39,7 @@ class SecureHdfs:
         self._properties = properties
         self._temporary = tempfile.TemporaryDirectory(prefix="secure-hdfs-")
         self.directory = Path(self._temporary.name)
-        self.keytab = self.directory / "tfsup.keytab"
+        self.keytab = self.keytab_of(CLIENT)
         self.conf_dir = self.directory / "client"
         self._port = free_port()
         self._kdc_port = free_port()
@@ -62,9 +70,38 @@ class SecureHdfs:
     ) -> None:
         self._stop()
 
-    def ticket(self, cache: str, principal: str = CLIENT, keytab: Path | None = None) -> None:
+    def ticket(self, cache: str, principal: str = CLIENT, *, life: str = "1h") -> None:
         """Fetch a ticket into a cache."""
-        self._run("kinit", "-k", "-t", str(keytab or self.keytab), "-c", cache, principal)
+        self._run("kinit", "-k", "-t", str(self.keytab_of(principal)), "-c", cache, "-l", life, principal)
+
+    def keytab_of(self, principal: str) -> Path:
+        """The file with its key, which is named after its first part."""
+        return self.directory / f"{re.split('[/@]', principal)[0]}.keytab"
+
+    def add(self, *principals: str) -> None:
+        """Make principals; those whose first part is the same share a keytab."""
+        for principal in principals:
+            self._admin(f"addprinc -randkey {principal}")
+            self._admin(f"ktadd -k {self.keytab_of(principal)} {principal}")
+
+    def superuser(self) -> Client:
+        """HDFS, as its administrator."""
+        keytab = str(self.keytab_of(SERVER))
+        config, conf_dir = {"dfs.client.failover.max.attempts": "0"}, str(self.conf_dir)
+        return Client(self.uri, config, conf_dir, kerberos_principal=SERVER, kerberos_keytab=keytab)
+
+    def give(self, path: str, user: str, mode: int = 0o700) -> None:
+        """Make a directory that belongs to a user, once the NameNode answers."""
+        root, deadline = self.superuser(), time.monotonic() + START_S
+        while True:
+            try:
+                root.mkdirs(path, create_parent=True)
+                break
+            except (OSError, RuntimeError):
+                assert time.monotonic() < deadline, self.last_words()
+                time.sleep(0.2)
+        root.set_owner(path, user, user)
+        root.set_permission(path, mode)
 
     def shorten_tickets(self, life: str) -> None:
         """Tickets of the client end so soon from now on."""
@@ -83,14 +120,11 @@ class SecureHdfs:
             f"  key_stash_file = {self.directory}/stash\n }}\n"
         )
         self._run("kdb5_util", "create", "-s", "-r", REALM, "-P", "of-no-worth")
-        for principal in (SERVER, _WEB, CLIENT):
-            self._admin(f"addprinc -randkey {principal}")
-        self._admin(f"ktadd -k {self.directory}/hdfs.keytab {SERVER} {_WEB}")
-        self._admin(f"ktadd -k {self.keytab} {CLIENT}")
+        self.add(SERVER, YARN, CLIENT, _WEB)
         self._spawn("kdc", "krb5kdc", "-n", "-P", f"{self.directory}/kdc.pid")
 
     def _start_hdfs(self) -> None:
-        keytab = f"{self.directory}/hdfs.keytab"
+        keytab, web_keytab = str(self.keytab_of(SERVER)), str(self.keytab_of(_WEB))
         client = {
             "fs.defaultFS": self.uri,
             "hadoop.security.authentication": "kerberos",
@@ -109,7 +143,7 @@ class SecureHdfs:
             "dfs.datanode.keytab.file": keytab,
             "dfs.datanode.kerberos.principal": SERVER,
             "dfs.web.authentication.kerberos.principal": _WEB,
-            "dfs.web.authentication.kerberos.keytab": keytab,
+            "dfs.web.authentication.kerberos.keytab": web_keytab,
             "dfs.namenode.kerberos.internal.spnego.principal": _WEB,
             "ignore.secure.ports.for.testing": "true",
             "dfs.namenode.http-address": f"localhost:{free_port()}",

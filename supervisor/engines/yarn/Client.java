@@ -28,6 +28,7 @@ import org.apache.hadoop.fs.FileSystem;
 import org.apache.hadoop.fs.Path;
 import org.apache.hadoop.fs.permission.FsPermission;
 import org.apache.hadoop.io.DataOutputBuffer;
+import org.apache.hadoop.security.AccessControlException;
 import org.apache.hadoop.security.Credentials;
 import org.apache.hadoop.security.UserGroupInformation;
 import org.apache.hadoop.yarn.api.ApplicationConstants;
@@ -52,14 +53,16 @@ import org.apache.hadoop.yarn.api.records.URL;
 import org.apache.hadoop.yarn.api.records.YarnApplicationState;
 import org.apache.hadoop.yarn.client.api.YarnClient;
 import org.apache.hadoop.yarn.client.api.YarnClientApplication;
+import org.apache.hadoop.yarn.client.util.YarnClientUtils;
 import org.apache.hadoop.yarn.conf.YarnConfiguration;
 import org.apache.hadoop.yarn.exceptions.ApplicationNotFoundException;
 import org.apache.hadoop.yarn.exceptions.YarnException;
 import org.apache.hadoop.yarn.util.Times;
+import org.ietf.jgss.GSSException;
 
 /**
  * Speaks with a ResourceManager for supervisor/engines/yarn/yarn.py: reads requests and writes replies, each a line of
- * JSON. A reply has "ok", or "error" and whether it is "unreachable".
+ * JSON. A reply has "ok", or "error", whether it is "unreachable", and whether Java has found "no_ticket" of Kerberos.
  */
 public final class Client {
     static final String PREFIX = "tfsup:";
@@ -81,6 +84,10 @@ public final class Client {
     private final String user = UserGroupInformation.getCurrentUser().getShortUserName();
 
     private Client() throws IOException {
+        if (lacksTicket()) {
+            // Hadoop's client would try for 15 s, and say that it "cannot authenticate".
+            throw new AccessControlException("Kerberos: there is no ticket");
+        }
         // Hadoop's own patience is 15 minutes; a person waits for these replies.
         conf.setInt("yarn.resourcemanager.connect.max-wait.ms", 10_000);
         conf.setInt("yarn.resourcemanager.connect.retry-interval.ms", 1_000);
@@ -106,10 +113,9 @@ public final class Client {
                 reply.set("ok", client.answer(JSON.readTree(line)));
             } catch (Exception error) {
                 error.printStackTrace();
-                // What the ResourceManager refuses comes with its stack.
-                String reason = error.getMessage() == null ? error.toString() : error.getMessage();
-                reply.put("error", reason.split("\n")[0]);
+                reply.put("error", reason(error));
                 reply.put("unreachable", isUnreachable(error));
+                reply.put("no_ticket", lacksTicket());
             }
             replies.println(JSON.writeValueAsString(reply));
         }
@@ -225,7 +231,7 @@ public final class Client {
             return null;
         }
         Credentials credentials = new Credentials();
-        files.addDelegationTokens(conf.get(YarnConfiguration.RM_PRINCIPAL), credentials);
+        files.addDelegationTokens(YarnClientUtils.getRmPrincipal(conf), credentials);
         DataOutputBuffer buffer = new DataOutputBuffer();
         credentials.writeTokenStorageToStream(buffer);
         return ByteBuffer.wrap(buffer.getData(), 0, buffer.getLength());
@@ -372,6 +378,26 @@ public final class Client {
     static LocalResource resource(String uri, long size, long modified) {
         return LocalResource.newInstance(URL.fromURI(java.net.URI.create(uri)), LocalResourceType.FILE,
                 LocalResourceVisibility.APPLICATION, size, modified);
+    }
+
+    /** Whether Hadoop has Kerberos, and Java has found no ticket that is valid now. */
+    private static boolean lacksTicket() {
+        try {
+            return UserGroupInformation.isSecurityEnabled() && !UserGroupInformation.getLoginUser().hasKerberosCredentials();
+        } catch (IOException | IllegalArgumentException wrong) {
+            // Kerberos has no configuration; that is what is told.
+            return false;
+        }
+    }
+
+    /** What Kerberos says, where it is the cause; else the first line: the ResourceManager adds its stack. */
+    private static String reason(Throwable error) {
+        for (Throwable each = error; each != null; each = each.getCause()) {
+            if (each instanceof GSSException) {
+                return "Kerberos: " + each.getMessage();
+            }
+        }
+        return (error.getMessage() == null ? error.toString() : error.getMessage()).split("\n")[0];
     }
 
     private static boolean isUnreachable(Throwable error) {

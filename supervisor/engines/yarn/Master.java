@@ -3,7 +3,10 @@ package tfsup.yarn;
 import com.fasterxml.jackson.databind.JsonNode;
 import com.fasterxml.jackson.databind.ObjectMapper;
 import java.io.File;
+import java.io.IOException;
 import java.nio.ByteBuffer;
+import java.nio.file.Files;
+import java.nio.file.Paths;
 import java.util.Arrays;
 import java.util.Collections;
 import java.util.HashMap;
@@ -79,8 +82,22 @@ public final class Master extends AMRMClientAsync.AbstractCallbackHandler {
         YarnConfiguration conf = new YarnConfiguration();
         conf.setBoolean("yarn.client.load.resource-types.from-server", true);
         JsonNode order = new ObjectMapper().readTree(new File("order.json"));
+        forgetTokens();
         new Master(order, conf).run();
         System.exit(0);
+    }
+
+    /** Tokens are in this process from its login on. Tasks of the same user must not find their file. */
+    private static void forgetTokens() throws IOException {
+        UserGroupInformation.getLoginUser();
+        String file = System.getenv(ApplicationConstants.CONTAINER_TOKEN_FILE_ENV_NAME);
+        try {
+            if (file != null) {
+                Files.deleteIfExists(Paths.get(file));
+            }
+        } catch (IOException error) {
+            say("tasks can read the tokens in " + file + ", which cannot be removed: " + error);
+        }
     }
 
     private synchronized void run() throws Exception {

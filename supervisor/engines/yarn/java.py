@@ -61,6 +61,8 @@ class Bridge:
         told = one_line(str(reply["error"])[:_MOST_TOLD])
         if reply["unreachable"]:
             raise Unreachable(f"YARN does not answer: {told}")
+        if reply.get("no_ticket"):
+            raise Refused(_no_ticket(self._environment))
         raise Refused(f"YARN says: {told}")
 
     def jar(self) -> Path:
@@ -107,9 +109,12 @@ class Bridge:
 
     def _start(self) -> subprocess.Popen[bytes]:
         jar, java = self.jar(), self._program("java", "JAVA_HOME", "Java 8, 11 or 17")
+        # Java itself looks for /etc/krb5.conf alone.
+        kerberos = self._environment.get("KRB5_CONFIG")
         self._java = subprocess.Popen(
             [
                 *(java, "-Xmx128m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-XX:-UsePerfData"),
+                *([f"-Djava.security.krb5.conf={kerberos}"] if kerberos else []),
                 *(
                     "-Dhadoop.root.logger=WARN,console",
                     "-cp",
@@ -164,3 +169,17 @@ class Bridge:
             told = one_line((done.stderr or done.stdout).strip()[:_MOST_TOLD])
             raise Refused(f"{command[0]} has failed: {told}")
         return done.stdout
+
+
+def _no_ticket(environment: Mapping[str, str]) -> str:
+    """What to do where Java has found no ticket that is valid now."""
+    default = f"FILE:/tmp/krb5cc_{os.getuid()}"
+    named = environment.get("KRB5CCNAME") or default
+    kind, _, path = named.rpartition(":")
+    if kind not in ("", "FILE"):
+        why = f"Java reads tickets from files, not from {named}: `export KRB5CCNAME={default}`, then `kinit`"
+    elif not Path(path).exists():
+        why = f"there is no ticket: there is no file {path}; `kinit -c {path}` fetches one"
+    else:
+        why = f"no ticket in {path} is valid now, as `klist -c {path}` shows; `kinit -c {path}` fetches one"
+    return f"YARN has Kerberos, and {why}"
