@@ -46,6 +46,7 @@ Exit code: 2
 Last 4096 bytes of stderr :
 tfsup-keeper: pool.yaml: line 3: `listn` is no field
 """
+EXPIRED = "(token for ann: HDFS_DELEGATION_TOKEN owner=ann@TEST, renewer=yarn) is expired"
 
 
 def test_an_order_has_no_secret_of_the_environment() -> None:
@@ -100,6 +101,13 @@ def test_what_yarn_does_not_have_is_refused(fields: dict[str, Any], told: str) -
             State.ENDED,
             "FAILED",
             "the agent's container ended with 2: pool.yaml: line 3: `listn` is no field",
+        ),
+        (
+            {"state": "FINISHED", "final": "FAILED", "diagnostics": "far " * 100 + EXPIRED},
+            State.ENDED,
+            "FAILED",
+            "the token by which YARN fetches its files is over, and `pool scale` queues another: "
+            + "far " * 100,
         ),
         ({"state": "KILLED", "diagnostics": "killed by\nroot"}, State.ENDED, "KILLED", "killed by root"),
     ],
