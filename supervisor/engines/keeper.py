@@ -10,7 +10,7 @@ cluster need not wait for D (docs/fencing.md).
 | SIGUSR2, to leave | drains the node, and ends the agent |
 | SIGTERM | ends the agent and its tasks at once |
 
-A drain has the jobs save first that move. Where the node cannot be drained, its tasks save.
+A drain has the jobs save first that move. Tasks that it leaves there save before they end.
 An agent that is told by the cluster to end, as its engine has lost it, is not started again: this is SIGTERM,
 too. After SIGUSR2, and after SIGTERM before the time limit, nothing runs `--then`.
 
@@ -236,10 +236,10 @@ class Keeper:
             within_s = max(1.0, order.notice_s - MARGIN_S)
             what = f"{self._node} is drained" if order.client else "its tasks save"
             say(f"{why}: {what}, for {within_s:g} s at most")
-            until = asyncio.get_running_loop().time() + within_s
+            save_s = min(SAVE_S, within_s / 3)
+            until = asyncio.get_running_loop().time() + within_s - save_s
             if not order.client or not await self._drain(why, until):
-                left_s = until - asyncio.get_running_loop().time()
-                await self._save(max(0.0, min(SAVE_S, within_s / 3, left_s)))
+                await self._save(save_s)
         self._leaving.set()
         await self._end_agent()
         began = self._credentials is None or self._credentials.is_there
@@ -269,7 +269,7 @@ class Keeper:
     async def _drain(self, why: str, until: float) -> bool:
         """Move the node's tasks away, until that is done, its time is over, or SIGTERM comes.
 
-        False if it cannot be drained.
+        False if it cannot be drained, or tasks are left, which have trained on since the drain had them save.
         """
         reason = f"pool {self._order.pool}: {why}"
         try:
@@ -292,9 +292,7 @@ class Keeper:
                 break
         if not waiting.done():
             draining.kill()
-            await waiting
-            return True
-        return waiting.result() == 0
+        return await waiting == 0
 
     async def _end_agent(self) -> None:
         agent = self._agent

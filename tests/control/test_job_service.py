@@ -196,9 +196,10 @@ async def test_a_job_that_has_used_up_its_time_is_not_started_again_to_fail_at_o
 )
 async def test_a_directory_is_the_same_however_it_is_spelt(spelt: str) -> None:
     leader = Leader()
-    with pytest.raises(Conflict, match="belongs to job digits; two jobs cannot share one") as caught:
-        await leader.job_service.submit(SubmitRequest(other_job(spelt)))
-    assert caught.value.field == ("checkpoint", "uri")
+    for asked in (leader.job_service.submit, leader.job_service.validate):
+        with pytest.raises(Conflict, match="belongs to job digits; two jobs cannot share one") as caught:
+            await asked(SubmitRequest(other_job(spelt)))
+        assert caught.value.field == ("checkpoint", "uri")
     assert leader.record("other") is None
 
 

@@ -120,6 +120,7 @@ class JobService:
         self._check_secrets(request.spec, owner, group)
         self._check_targets(request.spec)
         check_sizes(snap, request.spec)
+        self._check_directory_free(snap, request.spec)
         waits = admission.check_fits(snap, request.spec)
         told = waits or f"{len(request.spec.tasks())} tasks fit this cluster"
         return Accepted(request.spec.name, told, admission.cautions(snap, request.spec))

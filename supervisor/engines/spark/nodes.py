@@ -31,17 +31,25 @@ class PoolNodes:
         return {ident: node for node in nodes for ident in self._ids if _is_of(node, ident)}
 
     async def drain(self, nodes: Collection[NodeView], why: str, within_s: float) -> None:
-        """Move the tasks of nodes away, after a save; returns when that is done, or the time is over."""
+        """Move the tasks of nodes away, after a save; returns when that is done, or the time is over.
+
+        Those that found no room by then save again: they have trained on.
+        """
         names = {node.node for node in nodes}
         until = time.monotonic() + within_s
         self._drained |= names
+        await self._cordon(names, why)
+        while names and time.monotonic() < until:
+            await asyncio.sleep(LOOK_S)
+            names = {node.node for node in await self._all() if node.node in names and node.tasks}
+        await self._cordon(names, why)
+
+    async def _cordon(self, names: Collection[str], why: str) -> None:
+        """Have jobs with tasks on these nodes save, and drain the nodes."""
         reason = f"{self._drains}{why}"
         async with self._client() as client:
             # At once: a save serves all nodes of a job.
             await asyncio.gather(*(client.cordon(name, reason, drain=True) for name in names))
-        while names and time.monotonic() < until:
-            await asyncio.sleep(LOOK_S)
-            names = {node.node for node in await self._all() if node.node in names and node.tasks}
 
     async def lift(self, nodes: Collection[NodeView]) -> None:
         """Lift those drains of nodes that this driver has asked for, or a former one of this pool.
