@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import signal
 from collections.abc import Coroutine
 from dataclasses import replace
 from functools import partial
 from typing import NoReturn
 
+from agent.attempt_reports import AGAIN_S, AttemptReports
 from agent.boundaries import ENVIRONMENT, Outside, Post, Process
 from agent.core import set_aside
 from agent.core.compose import start_message
@@ -20,7 +20,6 @@ from agent.core.events import (
     GpusTold,
     LauncherSaid,
     OutputsReady,
-    Reported,
     SecretsFetched,
     Spawned,
     SpawnFailed,
@@ -61,15 +60,13 @@ from agent.core.instructions import (
     Write,
 )
 from agent.core.state import AgentState
-from agent.host.oom import with_oom
 from agent.inside import protocol
 from agent.membership import Membership
 from agent.settings import AgentSettings
 from recovery.mount.layout import MOUNTED, SIGN
-from recovery.policy.logs import last_words
 from supervisor.adapters.failpoints import effect
 from supervisor.contract import codec, keys
-from supervisor.contract.boundaries import Get, KeyValue, Put, as_read
+from supervisor.contract.boundaries import Get, Put, as_read
 from supervisor.contract.containment import contained, told
 from supervisor.contract.desired import ClusterSpec
 from supervisor.contract.errors import (
@@ -81,15 +78,11 @@ from supervisor.contract.errors import (
     TfSupervisorError,
 )
 from supervisor.contract.ids import TaskId
-from supervisor.contract.incident import Cause
-from supervisor.contract.observed import LINK_PROTOCOL, AttemptReport, Exit, ExitReason
+from supervisor.contract.observed import LINK_PROTOCOL
 from supervisor.contract.promise import PromiseRequest
 from supervisor.contract.secret import SecretsRequest, missing
 
-AGAIN_S = 0.1
 BROKEN_AGAIN_S = 1.0
-SIGNAL_EXPLAINS_MS = 60_000
-STORE_EXPLAINS_MS = 60_000
 
 Lasting = (
     Spawn
@@ -119,6 +112,7 @@ class Effects:
         self._out = outside
         self._post = post
         self._membership = membership
+        self._reports = AttemptReports(outside, post, membership)
         self._group: asyncio.TaskGroup | None = None
         self._waiting: list[Coroutine[None, None, None]] = []
         self._tensorflow: dict[tuple[TaskId, int], str] = {}
@@ -256,7 +250,7 @@ class Effects:
             case Write():
                 await self._write(instruction)
             case Report():
-                await self._report(instruction)
+                await self._reports.send(instruction)
             case Dump():
                 await self._dump(instruction)
             case BringIn():
@@ -426,74 +420,6 @@ class Effects:
             await asyncio.sleep(AGAIN_S)
         self._post(Written(write.tag, ok=ok))
 
-    async def _report(self, report: Report) -> None:
-        """Write a report. An older report on the same attempt never replaces a newer one."""
-        record = report.record
-        full = self._filled_if_possible(report)
-        stepped = full.stepped
-        key = keys.attempt(record.attempt)
-        ok = peer_lost = False
-        try:
-            order = keys.assignment(record.node, record.attempt.task, record.plan_id)
-            read = await self._out.coordination.txn((), [Get(order), Get(key)])
-            wanted, found = (next(iter(each), None) for each in read.reads)
-            # A report whose answer was lost could still arrive after its successor, or after the leader has
-            # moved on to the next attempt and removed both.
-            compares = [self._membership.fence, as_read(order, wanted), as_read(key, found)]
-            full = _as_told_whole(full, found)
-            with effect("agent.report", CoordinationUnreachable):
-                result = await self._out.coordination.txn(compares, [Put(key, codec.encode(full))])
-            ok, peer_lost = result.succeeded, full.exit is not None and _lost_a_peer(full.exit)
-        except TfSupervisorError as error:
-            self._out.sink.warning(
-                "cannot report an attempt to etcd yet; trying again",
-                attempt=str(record.attempt),
-                reason=str(error),
-            )
-        if not ok:
-            await asyncio.sleep(AGAIN_S)
-        self._post(Reported(record.attempt, report.serial, ok, stepped, peer_lost))
-
-    def _say_unread(self, report: Report, error: Exception) -> None:
-        attempt = str(report.record.attempt)
-        self._out.sink.error(
-            "the files of an attempt cannot be read: its report lacks them",
-            attempt=attempt,
-            error=told(error),
-        )
-
-    def _filled_if_possible(self, report: Report) -> AttemptReport:
-        """The report completed from the attempt's files; unchanged if reading them fails unexpectedly."""
-        with contained(partial(self._say_unread, report)):
-            return self._filled(report)
-        return report.record
-
-    def _filled(self, report: Report) -> AttemptReport:
-        files, attempt = self._out.files, report.record.attempt
-        record = replace(
-            report.record,
-            last_step=files.last_step(attempt),
-            stepped=files.has_stepped(attempt),
-            saves=files.saves(attempt),
-        )
-        if record.exit is None:
-            return record
-        age_ms = max(0, self._out.clock.now_ms() - report.ended_ms)
-        tail, stack = files.tail(attempt), self._out.secrets.masked(str(attempt), files.stack(attempt))
-        sent = files.signalled(attempt)
-        end = record.exit if sent is None else _explained(record.exit, *sent, report.ended_ms)
-        if end.reason is ExitReason.EXIT and end.code != 0:
-            process, runtime = Process(record.pid, record.start_ticks), self._out.runtime
-            killed = end.signal == signal.SIGKILL and runtime.oom_killed(process)
-            end = with_oom(end, killed=killed, beside=runtime.oom_beside(process))
-            end = self._with_store(end, report)
-        # One that hung was killed by us, and is what its user wants to look at.
-        failed = bool(stack) if end.reason is ExitReason.KILLED else end.code != 0
-        if report.hold_ms and failed:
-            kept = f"{files.hold(record.attempt, report.hold_ms)} is kept for {report.hold_ms / 1000:g} s"
-            end = replace(end, detail=f"{end.detail}; {kept}" if end.detail else kept)
-        return replace(record, exit=replace(end, age_ms=age_ms, tail=tail, stack=stack))
-
     async def _tell_gpus(self, tell: TellGpus) -> None:
         put = Put(keys.gpus(tell.report.node), codec.encode(tell.report))
         try:
@@ -505,22 +431,6 @@ class Effects:
         if not ok:
             await asyncio.sleep(AGAIN_S)
         self._post(GpusTold(tell.report, ok))
-
-    def _with_store(self, end: Exit, report: Report) -> Exit:
-        """The end with `store_lost`, if the attempt ended shortly after its store had failed it."""
-        generation = report.record.generation
-        saved = self._out.checkpoints.store_failed_ms(report.job_uuid, generation)
-        failed_ms, what = max((saved, "the store behind its checkpoint directory"), self._data_failed(report))
-        before_ms = report.ended_ms - failed_ms
-        if failed_ms < 0 or before_ms > STORE_EXPLAINS_MS:
-            return end
-        said = f"{what} failed it {max(0, before_ms) / 1000:.1f} s before"
-        detail = f"{end.detail}; {said}" if end.detail else said
-        return replace(end, detail=detail, store_lost=True)
-
-    def _data_failed(self, report: Report) -> tuple[int, str]:
-        failed_ms, uri = self._out.data.failed(report.job_uuid)
-        return failed_ms, f"the store of its data {uri}"
 
     async def _stage(self, stage: Stage) -> None:
         failure, detail = None, ""
@@ -603,16 +513,6 @@ class Effects:
             )
 
 
-def _as_told_whole(report: AttemptReport, found: KeyValue | None) -> AttemptReport:
-    """The report with the end from an earlier complete report of this attempt, if there is one."""
-    before = codec.decode(AttemptReport, found.value) if found is not None else None
-    if before is None or before.exit is None or report.exit is None or not before.drained:
-        return report
-    end = replace(before.exit, age_ms=report.exit.age_ms)
-    steps = replace(report, last_step=before.last_step, stepped=before.stepped)
-    return replace(steps, exit=end, saves=before.saves)
-
-
 def _unstaged(error: TfSupervisorError) -> Unstaged:
     match error:
         case BadCheckpoint():
@@ -623,20 +523,3 @@ def _unstaged(error: TfSupervisorError) -> Unstaged:
             return Unstaged.NO_ROOM
         case _:
             return Unstaged.UNREADABLE
-
-
-def _lost_a_peer(end: Exit) -> bool:
-    """Whether the last lines of a program name the loss of another task."""
-    found = last_words(end.tail)
-    return found is not None and found.cause is Cause.PEER_LOST
-
-
-def _explained(end: Exit, number: int, sent_ms: int, ended_ms: int) -> Exit:
-    """The end, with an operator's signal that may have caused it."""
-    before_ms = ended_ms - sent_ms
-    if end.signal != number and not 0 <= before_ms <= SIGNAL_EXPLAINS_MS:
-        return end
-    named = number in signal.Signals.__members__.values()
-    name = signal.Signals(number).name if named else f"signal {number}"
-    said = f"an operator sent {name} {max(0, before_ms)} ms before"
-    return replace(end, detail=f"{end.detail}; {said}" if end.detail else said)

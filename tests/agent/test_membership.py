@@ -10,6 +10,7 @@ from typing import cast
 
 import pytest
 
+from agent.attempt_reports import AttemptReports
 from agent.boundaries import Checkpoints, Code, Launchers, Links, Outside, Runtime, StateFile, TaskFiles
 from agent.core.events import BeatSeen, Event, Evicted, Joined, TermsSeen
 from agent.core.instructions import Report, Write
@@ -162,11 +163,11 @@ async def test_a_report_that_arrives_after_the_leader_has_moved_on_does_not_take
     place.write(put(where, order))
     record = AttemptReport("job", "worker", 0, 1, 1, "p1", "n1", "life1", AttemptState.RUNNING, 7, 7, "h:1")
     outside = replace(place.outside(), files=cast(TaskFiles, Stepless()))
-    effects = Effects(SETTINGS, outside, place.posted.append, agent)
+    reports = AttemptReports(outside, place.posted.append, agent)
     place.before_next(2, put(where, replace(order, attempt=2)))
-    await effects._report(Report(1, record, -1, 0, "u"))
+    await reports.send(Report(1, record, -1, 0, "u"))
     assert not place.store.read(keys.attempt(record.attempt))
-    await effects._report(Report(1, record, -1, 0, "u"))
+    await reports.send(Report(1, record, -1, 0, "u"))
     assert place.store.read(keys.attempt(record.attempt)), "asked again, it is told"
 
 

@@ -7,13 +7,13 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
+from agent.attempt_reports import lost_a_peer
 from agent.core.desired import recipe_of
 from agent.core.events import Event, Joined, LauncherSaid, Observed, Reported, SpecRead
 from agent.core.instructions import Instruction, Launch, Say
 from agent.core.state import AgentState, Launcher, ReportLevel
 from agent.core.step import step
 from agent.core.warmth import EARLY_MS
-from agent.effects import _lost_a_peer
 from agent.inside import protocol
 from supervisor.contract.desired import Assignment, ClusterSpec, JobPhase, JobSwitch, RoleAddresses
 from supervisor.contract.observed import Exit, ExitReason
@@ -184,7 +184,7 @@ def test_what_is_known_of_a_task_ends_with_its_job() -> None:
 def test_the_last_words_of_an_attempt_say_whether_a_peer_was_lost(error: str, *, lost: bool) -> None:
     tail = f'Traceback (most recent call last):\n  File "train.py", line 3, in <module>\n{error}\n'
     end = Exit(ExitReason.EXIT, 1, None, 0, confirmed_dead=True, tail=tail)
-    assert _lost_a_peer(end) is lost
+    assert lost_a_peer(end) is lost
 
 
 def test_the_leader_may_want_a_generation_to_start_cold() -> None:

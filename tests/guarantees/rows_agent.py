@@ -260,7 +260,7 @@ ROWS = (
     Guarantee(
         1,
         "A report that arrives late takes no effect once the leader has moved on to the next attempt.",
-        "agent/effects.py",
+        "agent/attempt_reports.py",
         "as_read(order, wanted), as_read(key, found)]",
         "as_read(key, found)]",
         MEMBER + "test_a_report_that_arrives_after_the_leader_has_moved_on_does_not_take_effect",

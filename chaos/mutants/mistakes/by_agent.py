@@ -60,7 +60,7 @@ MUTANTS = (
         (FENCED,),
         (
             Edit(
-                "agent/effects.py",
+                "agent/attempt_reports.py",
                 "compares = [self._membership.fence, as_read(order, wanted), as_read(key, found)]\n",
                 "compares = [as_read(order, wanted), as_read(key, found)]\n",
             ),

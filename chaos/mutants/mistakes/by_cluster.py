@@ -15,7 +15,7 @@ MUTANTS = (
         (DEPOSED,),
         (
             Edit(
-                "agent/effects.py",
+                "agent/attempt_reports.py",
                 "compares = [self._membership.fence, as_read(order, wanted), as_read(key, found)]\n",
                 "compares = [as_read(order, wanted), as_read(key, found)]\n",
             ),
