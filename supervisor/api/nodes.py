@@ -147,6 +147,8 @@ def node_state(snap: Snapshot, picture: NodeState, *, busy: bool) -> tuple[str, 
     mark = picture.marks.get(held.value.incarnation)
     if mark is not None:
         return _marked(snap, picture, mark)
+    if snap.is_revoked(picture.node):
+        return "suspected", "its certificates are revoked: supervisors do not hear it"
     if picture.cordon is not None:
         drained = "draining" if busy else "drained"
         return drained if picture.cordon.value.drain else "cordoned", picture.cordon.value.reason

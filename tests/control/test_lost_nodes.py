@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
+from supervisor.api.nodes import node_state
 from supervisor.contract import keys
 from supervisor.contract.boundaries import Delete
 from supervisor.contract.desired import Cordon, JobPhase, LostMark
 from supervisor.contract.incident import Cause
 from supervisor.contract.job.spec import RestartPolicy, Strategy
+from supervisor.contract.pool.record import PoolRecord
 from supervisor.contract.timing import FAST
 from supervisor.control.decide.plan import Action, put
 from supervisor.control.decide.reconcile import reconcile
@@ -55,6 +59,37 @@ def test_an_appeal_withdraws_the_mark_and_nothing_is_restarted() -> None:
     assert not world.snapshot().nodes[node].marks
     assert [i for i in world.incidents().values() if i.cause is Cause.NODE_LOST] == []
     assert world.job().next_plan is None
+
+
+@pytest.mark.parametrize("revoked", [True, False])
+def test_a_node_whose_certificates_are_revoked_appeals_in_vain(revoked: bool) -> None:
+    """It cannot beat, and etcd takes what it writes until its certificate ends."""
+    world = World(nodes=0)
+    for index in range(3):
+        world.register(f"train.n{index}", f"i{index}")
+    world.start()
+    node = world.node_of("worker.0")
+    record = PoolRecord(name="train", id="1", owner="", token="", token_ends_wall_ms=0)
+    shut_out = (node,) if revoked else ()
+    world.write(put(keys.pool_record("train"), replace(record, revoked=shut_out)))
+    incarnation = world.agents[node].incarnation
+    world.agents[node].beating = False
+    for _ in range(150):
+        if incarnation in world.snapshot().nodes[node].marks:
+            world.appeal(node, incarnation)
+        world.tick()
+    assert (world.switch().generation == 2) == revoked
+    if revoked:
+        incident = next(each for each in world.incidents().values() if each.cause is Cause.NODE_LOST)
+        assert "its certificates are revoked, and no beat for" in incident.detail
+        # Its agent joins again, as etcd lets it. Nothing is placed there, and it is not marked again.
+        world.register(node, "again")
+        assert not world.snapshot().usable(world.snapshot().nodes[node])
+        for _ in range(150):
+            world.tick()
+        picture = world.snapshot().nodes[node]
+        assert "again" not in picture.marks
+        assert node_state(world.snapshot(), picture, busy=False)[0] == "suspected"
 
 
 def test_a_second_appeal_over_the_first_is_heard_too() -> None:

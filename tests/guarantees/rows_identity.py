@@ -463,6 +463,22 @@ ROWS = (
     ),
     Guarantee(
         12,
+        "A pool that begins while one of its name is ended keeps its certificates.",
+        "supervisor/control/services/pools.py",
+        '        if request.token not in ("", record.token):\n',
+        "        if False:\n",
+        "tests/control/test_pools.py::test_a_pool_is_revoked_by_its_token_only_while_that_is_its_last",
+    ),
+    Guarantee(
+        12,
+        "Tasks of a node that is revoked are replaced, whatever its agent says in etcd.",
+        "supervisor/control/decide/nodes/node_loss.py",
+        "    fenced, revoked = reason == FENCED, snap.is_revoked(picture.node)\n",
+        "    fenced, revoked = reason == FENCED, False\n",
+        "tests/control/test_lost_nodes.py::test_a_node_whose_certificates_are_revoked_appeals_in_vain",
+    ),
+    Guarantee(
+        12,
         "A supervisor takes no agent of a pool for another node's.",
         "supervisor/api/agents.py",
         '    server = server_name(node, pool.value.id) if pool is not None else ""\n',

@@ -47,7 +47,7 @@ from supervisor.contract.observed import (
     Staged,
     TaskBeat,
 )
-from supervisor.contract.pool.record import PoolRecord
+from supervisor.contract.pool.record import PoolRecord, pool_of
 from supervisor.contract.promise import Word
 from supervisor.contract.timing import Timing
 from supervisor.control.decide.set_aside import Aside, Left
@@ -355,6 +355,11 @@ class Snapshot:
         picture = self.nodes.get(node)
         return picture.beat.blocked if picture is not None and picture.beat is not None else ""
 
+    def is_revoked(self, node: str) -> bool:
+        """Whether a node of a pool was revoked. Its agent cannot beat, and etcd lets it in for a while."""
+        held = self.pools.get(pool_of(node))
+        return held is not None and node in held.value.revoked
+
     def usable(self, picture: NodeState) -> bool:
         """Whether new tasks may be placed on the node."""
         return (
@@ -362,6 +367,7 @@ class Snapshot:
             and not picture.incarnation.value.fenced
             and picture.node not in self.nodes_aside
             and picture.cordon is None
+            and not self.is_revoked(picture.node)
             and picture.incarnation.value.incarnation not in picture.marks
             and self.silence_ms(picture) < self.timing.suspect_ms
             and not self.unread_ms(picture)

@@ -89,8 +89,15 @@ def _mark_suspected(snap: Snapshot, picture: NodeState) -> list[Action]:
         return []
     # By its revision: a successor overwrites the key, and must not find a mark that came after it.
     life = held.value
-    fenced = reason == FENCED
-    mark = LostMark(picture.node, life.incarnation, reason, boot_id=life.boot_id, fenced=fenced)
+    fenced, revoked = reason == FENCED, snap.is_revoked(picture.node)
+    if revoked:
+        if not _referred(snap, picture.node, life.incarnation):
+            return []  # it gets no task, and each of its lives would be marked in turn
+        reason = f"its certificates are revoked, and {reason}"
+    # An agent that is revoked reaches etcd as long as its certificate lasts: its appeals do not count.
+    mark = LostMark(
+        picture.node, life.incarnation, reason, final=revoked, boot_id=life.boot_id, fenced=fenced
+    )
     return [_mark(mark, unchanged(held))]
 
 
@@ -220,7 +227,7 @@ def _tell_return(snap: Snapshot, picture: NodeState) -> list[Action]:
     """When a node that was lost registers anew, its boot says whether the machine was lost or the agent."""
     held = picture.incarnation
     lost = [mark for mark in picture.marks.values() if mark.value.final and mark.value.boot_id]
-    if held is None or not lost:
+    if held is None or not lost or snap.is_revoked(picture.node):
         return []
     told = {event.value.fields.get("incarnation") for event in snap.events if event.value.kind in _RETURNS}
     actions = []
