@@ -281,6 +281,7 @@ CASES: tuple[Case, ...] = (
         steps=120,
         flags={"": ("--steps", "{steps}", "--pause-ms", "60")},
         equal="the sha256 of all weights is the same",
+        quick=False,
     ),
     Case(
         name="digits_multiworker_fit",
@@ -339,5 +340,6 @@ CASES: tuple[Case, ...] = (
         flags={"": ("--steps", "{steps}", "--pause-ms", "20", "--rows-log", "{scratch}/rows")},
         equal="the rows of every step are the same",
         note="no image is trained on twice in an epoch",
+        quick=False,
     ),
 )

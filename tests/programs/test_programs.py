@@ -14,7 +14,7 @@ HELD = [shape for shape in SHAPES if not shape.trouble]
 
 
 @pytest.mark.timeout(1800)
-def test_a_dozen_shapes_with_each_role_killed(cluster: Cluster) -> None:
+def test_the_quick_shapes_with_each_role_killed(cluster: Cluster) -> None:
     quick = [shape for shape in HELD if shape.quick]
     runs = side_by_side(
         [(shape.name, partial(play, cluster, shape, shape.victims)) for shape in quick], at_once=4
