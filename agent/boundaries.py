@@ -446,8 +446,8 @@ class JobData(Protocol):
     def failed(self, job_uuid: str) -> tuple[int, str]:
         """The time at which data last failed a program of the job, on the clock, and its URI; -1: never."""
 
-    def stalled(self, job_uuid: str) -> bool:
-        """Whether a program that reads data of the job waits for its store now."""
+    def waited_ms(self, job_uuid: str) -> int:
+        """Milliseconds since a program that reads data of the job last waited for its store; -1: never."""
 
     def check(self) -> None:
         """Raise the unexpected error that ended the background work."""
@@ -488,10 +488,10 @@ class NoData:
         del job_uuid
         return -1, ""
 
-    def stalled(self, job_uuid: str) -> bool:
+    def waited_ms(self, job_uuid: str) -> int:
         """Never."""
         del job_uuid
-        return False
+        return -1
 
     def check(self) -> None:
         """Do nothing."""

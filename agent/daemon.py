@@ -410,14 +410,14 @@ class AgentDaemon:
         self._out.outputs.check(self._broken)
         ended = {str(each.id) for each in self.state.attempts.values() if each.end is not None}
         self._out.data.check()
-        waiting = {
-            str(each.id) for each in self.state.attempts.values() if self._out.data.stalled(each.job_uuid)
+        waited = {
+            str(each.id): self._out.data.waited_ms(each.job_uuid) for each in self.state.attempts.values()
         }
         tasks = tuple(
             replace(each, ended=True) if each.attempt in ended else each
             for each in self._out.files.progress(now_ms, report.utilisation(self.state), self._broken)
         )
-        tasks = tuple(reading(each) if each.attempt in waiting else each for each in tasks)
+        tasks = tuple(reading(each, waited.get(each.attempt, -1)) for each in tasks)
         if me is not None:
             self._seq += 1
             savers = self._out.checkpoints.beats(self._broken)

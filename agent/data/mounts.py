@@ -94,6 +94,7 @@ class DataMounts:
         self._asked_ms: dict[Path, int] = {}
         self._looks: dict[str, asyncio.Future[None]] = {}
         self._stalled: frozenset[tuple[str, str]] = frozenset()
+        self._stalled_ms: dict[tuple[str, str], int] = {}
         self._began_ms = self._retired_ms = clock.now_ms()
         self._changing = asyncio.Lock()
         self._task: asyncio.Task[NoReturn] | None = None
@@ -156,9 +157,11 @@ class DataMounts:
                 latest = max(latest, (failed_ms, str(parse_record_uri(each[1]))))
         return latest
 
-    def stalled(self, job_uuid: str) -> bool:
+    def waited_ms(self, job_uuid: str) -> int:
         """See `JobData`."""
-        return any(each[0] == job_uuid for each in self._stalled)
+        now_ms = self._clock.now_ms()
+        ages_ms = [now_ms - at_ms for (job, _), at_ms in self._stalled_ms.items() if job == job_uuid]
+        return min(ages_ms, default=-1)
 
     async def _ensure(self, job: str, job_uuid: str, uri: str) -> None:
         place = self._stores.place(uri)
@@ -251,6 +254,8 @@ class DataMounts:
         for job_uuid, uri in self._stalled - stalled:
             self._sink.info("tasks wait for their data no more", job=job_uuid, source=uri)
         self._stalled = stalled
+        known = {each: at_ms for each, at_ms in self._stalled_ms.items() if each in self._used}
+        self._stalled_ms = known | dict.fromkeys(stalled, self._clock.now_ms())
 
     async def _look_after(self, job_uuid: str, uri: str) -> bool:
         """Heal a mount that tasks of this node use; returns whether one of them waits for its store."""

@@ -19,6 +19,7 @@ from agent.host.regular_files import open_regular, read_start
 from agent.inside.processes import fence
 from agent.logs.patterns import Matcher
 from agent.logs.signs import Gauge, Novelty, Pulse
+from recovery.policy.hangs import DATA, LEAST_WORK_MS, TRAINING
 from supervisor.contract.ids import AttemptId
 from supervisor.contract.observed import Pace, Saves, Sign, TaskBeat
 
@@ -50,6 +51,8 @@ FILES_PER_S = 256 * 1024
 SAVING_MS = 600_000
 """Milliseconds for which a save that TensorFlow has begun is a sign of life, even if no byte is seen to
 move."""
+WAITING_MS = 600_000
+"""Milliseconds without a sign of training for which waits for data count as work, all of them together."""
 UNKNOWN_PAUSE_MS = 600_000
 """Between the saves that a program makes by itself, if it does not say: TensorFlow's default."""
 
@@ -143,10 +146,21 @@ class StepReader:
             self.matcher.reached(int(raw))
 
 
-def reading(beat: TaskBeat) -> TaskBeat:
-    """The beat of a task that waits for a file: it works, however long that takes."""
+def reading(beat: TaskBeat, waited_ms: int) -> TaskBeat:
+    """The beat of a task that was last seen to wait for its data `waited_ms` ago; -1: never.
+
+    The wait is told, and counts as work for WAITING_MS since the task last showed that it trains. A program
+    that tries again and again is seen to wait now and then alone.
+    """
     others = tuple(each for each in beat.signs if each.name != FILES)
-    return replace(beat, signs=(*others, Sign(FILES, 0))) if others else beat
+    if not others or not 0 <= waited_ms < LEAST_WORK_MS:
+        return beat
+    told = Sign(DATA, waited_ms)
+    shown_ms = [each.age_ms for each in others if each.name in TRAINING] or [each.age_ms for each in others]
+    if min(shown_ms) >= WAITING_MS:
+        return replace(beat, signs=(*beat.signs, told))
+    moved_ms = [each.age_ms for each in beat.signs if each.name == FILES]
+    return replace(beat, signs=(*others, Sign(FILES, min([waited_ms, *moved_ms])), told))
 
 
 @dataclass(slots=True)

@@ -18,6 +18,8 @@ from supervisor.contract.observed import Sign
 OUTPUT, STEP, SAVE = "output", "step", "save"
 TRAINING = (STEP, OUTPUT, SAVE)
 WORK = ("cpu", "gpu", "files")
+DATA = "data"
+"""Shown by a task that waits for its data. It is no evidence of its own: it says why others are missing."""
 SUSPECT_TIMES, ACT_TIMES = 3, 10
 LEAST_SUSPECT_MS, LEAST_ACT_MS = 5_000, 30_000
 WORK_TIMES, LEAST_WORK_MS = 3, 20_000
@@ -34,6 +36,7 @@ TOGETHER_PART = 6
 Tasks that stop for one reason stop within a step or two of each other.
 """
 _BLAME_ORDER = ("ps", *CHIEF_ROLES, "worker")
+WAITS = "waits for data whose store does not answer"
 _FLAT = {
     STEP: "made no step",
     OUTPUT: "written nothing new",
@@ -110,6 +113,7 @@ class Hang:
         flat: names of the signs that are flat.
         writes: one of the tasks still writes output that repeats itself.
         others: tasks that hang as the root does, while the rest of the job goes on.
+        waits: the first of the tasks that waits for its data; None if none does.
     """
 
     root: TaskId | None
@@ -119,6 +123,7 @@ class Hang:
     flat: tuple[str, ...] = ()
     writes: bool = False
     others: tuple[TaskId, ...] = ()
+    waits: TaskId | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,7 +266,9 @@ def judge(tasks: tuple[Running, ...], bounds: Bounds, *, by_training: bool = Fal
         root = _blamed(tasks)
         blamed = [found for found in judged if found.each.task == root] or quiet
         flat = _flat(blamed, by_training=by_training)
-        return replace(without, hang=Hang(root, stalled_ms, late_ms, everyone, flat, _writes(blamed)))
+        hang = Hang(root, stalled_ms, late_ms, everyone, flat, _writes(blamed))
+        waits = next((found.each.task for found in quiet if waits_for_data(found.each)), None)
+        return replace(without, hang=replace(hang, waits=waits))
     others = _together(worst, idlers, fresh_ms)
     if others is None:
         return without
@@ -353,7 +360,7 @@ def _is_stepless(found: _Standing) -> bool:
 def _idles(each: Running) -> bool:
     """Whether a task without a sign of training to judge has shown no sign of work for IDLE_MS."""
     work = [sign for sign in each.signs if sign.name in WORK]
-    return bool(work) and all(sign.age_ms >= IDLE_MS for sign in each.signs)
+    return bool(work) and all(sign.age_ms >= IDLE_MS for sign in each.signs if sign.name != DATA)
 
 
 def _flat(blamed: list[_Standing], *, by_training: bool) -> tuple[str, ...]:
@@ -366,11 +373,17 @@ def _writes(blamed: list[_Standing]) -> bool:
     return any(0 <= found.each.silent_ms < LEAST_ACT_MS for found in blamed)
 
 
+def waits_for_data(each: Running) -> bool:
+    """Whether a task waits for its data, or tries to get it again and again."""
+    return any(sign.name == DATA and sign.age_ms < LEAST_WORK_MS for sign in each.signs)
+
+
 def describe(each: Running) -> str:
     """A sentence for people about the flat signs of a task and their ages."""
     shown = {sign.name: sign.age_ms for sign in each.signs if sign.age_ms >= LEAST_SUSPECT_MS}
     words = [f"{_FLAT[name]} for {shown[name] / 1000:.1f} s" for name in (*TRAINING, *WORK) if name in shown]
-    return f"has {', '.join(words)}" if words else "shows no sign of life"
+    lacks = f"has {', '.join(words)}" if words else "shows no sign of life"
+    return f"{lacks}, and {WAITS}" if waits_for_data(each) else lacks
 
 
 def _blamed(tasks: tuple[Running, ...]) -> TaskId | None:

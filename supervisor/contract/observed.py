@@ -365,7 +365,8 @@ class Sign:
     """One sign of life of an attempt.
 
     Attributes:
-        name: `output`, `step`, `save`, `cpu`, `gpu` or `files`; a reader ignores names that it does not know.
+        name: `output`, `step`, `save`, `cpu`, `gpu`, `files` or `data`; a reader ignores names that it does
+            not know.
         age_ms: time since it was last shown.
         pause_ms: its longest usual pause; -1 until that is learnt.
     """

@@ -645,6 +645,32 @@ def test_a_task_that_works_is_suspected_and_not_restarted() -> None:
     assert "but still works" in action.text
 
 
+@pytest.mark.parametrize("everyone", [False, True])
+def test_that_a_task_waits_for_its_data_is_told_of_its_suspicion_and_of_its_hang(everyone: bool) -> None:
+    world = World().start()
+    began_ms = world.now_ms
+    moved_ms = 0
+
+    def waits(beat: TaskBeat) -> TaskBeat:
+        age_ms = world.now_ms - began_ms
+        signs = (Sign("step", age_ms, 100), Sign("files", min(moved_ms, age_ms)), Sign("data", 500))
+        return replace(beat, step_age_ms=age_ms, signs=signs)
+
+    names = ("worker.0", "worker.1", "chief.0") if everyone else ("worker.0",)
+    for name in names:
+        say(world, name, waits)
+    for _ in range(80):
+        world.tick(500)
+    assert set(world.incidents()) == {"submit"}
+    told = [each.text for each in suspicions(world)]
+    assert len(told) == len(names)
+    assert all(each.endswith("and waits for data whose store does not answer") for each in told)
+    moved_ms = 1_000_000
+    world.until(lambda: len(world.incidents()) > 1, step_ms=500)
+    detail = next(each.detail for each in world.incidents().values() if each.cause is Cause.HANG)
+    assert detail.endswith("waits for data whose store does not answer")
+
+
 def test_commits_are_signs_of_the_task_that_saves() -> None:
     world = World().start()
     hang(world, "chief.0")

@@ -15,17 +15,19 @@ from agent.core.instructions import BringIn, Instruction, KeepData, Launch, Outp
 from agent.core.state import AgentState
 from agent.core.step import step
 from agent.host.task_users import OneUser
-from agent.logs.steps import FILES, reading
+from agent.logs.steps import FILES, WAITING_MS, reading
 from agent.runtimes.docker_mounts import Bind, binds
 from agent.runtimes.docker_node import DockerNode
+from recovery.policy.hangs import LEAST_WORK_MS, WAITS, Hang, Running, bounds_of, describe, judge
 from supervisor.adapters.files.jobfile import load_job_file
 from supervisor.contract import codec
 from supervisor.contract.bounds import MAX_PATH_LENGTH
 from supervisor.contract.desired import Assignment, ClusterSpec, JobPhase, JobSwitch, RoleAddresses
 from supervisor.contract.errors import IncompatibleRecord, UserError
+from supervisor.contract.ids import TaskId
 from supervisor.contract.job.bounds import objections
 from supervisor.contract.job.data import as_user
-from supervisor.contract.job.spec import JobRecord, JobSpec
+from supervisor.contract.job.spec import JobRecord, JobSpec, ProgressSpec
 from supervisor.contract.observed import NodeResources, Sign, TaskBeat
 from supervisor.contract.timing import FAST
 from supervisor.control.decide.nodes.offers import grouped
@@ -123,9 +125,26 @@ def test_a_container_shows_its_data_at_the_same_paths_and_for_reading_alone(tmp_
 
 def test_a_task_that_waits_for_its_data_works() -> None:
     late = TaskBeat("job/worker:0@1.1", signs=(Sign("step", 90_000, 100), Sign(FILES, 90_000)))
-    assert reading(late).signs == (Sign("step", 90_000, 100), Sign(FILES, 0))
+    told = (Sign("step", 90_000, 100), Sign(FILES, 12_000), Sign("data", 12_000))
+    assert reading(late, 12_000).signs == told
+    assert reading(late, -1) == reading(late, LEAST_WORK_MS) == late
     unknown = TaskBeat("job/worker:0@1.1")
-    assert reading(unknown) == unknown
+    assert reading(unknown, 0) == unknown
+
+
+def test_all_waits_for_data_together_count_as_work_for_a_bounded_time() -> None:
+    """A NameNode is away, and a program tries for ever: one call waits for 30 s, later ones for 1 s."""
+    task = TaskId("job", "worker", 0)
+
+    def hang_after(now_ms: int) -> Hang | None:
+        waited_ms = max(0, now_ms % 40_000 - 28_000)
+        signs = (Sign("step", now_ms, 100), Sign("cpu", now_ms, 0), Sign(FILES, now_ms))
+        running = Running(task, reading(TaskBeat("job/worker:0@1.1", signs=signs), waited_ms).signs)
+        assert WAITS in describe(running)
+        return judge((running,), bounds_of((running,), ProgressSpec(), None, hung_before=0)).hang
+
+    hung_ms = next(now_ms for now_ms in range(0, 3_600_000, 500) if hang_after(now_ms) is not None)
+    assert hung_ms == WAITING_MS
 
 
 def test_only_nodes_that_can_show_it_take_the_job() -> None:

@@ -354,9 +354,12 @@ def test_a_mount_that_ends_at_once_is_started_less_and_less_often(
 
 async def test_who_waits_is_known_and_told_once(node: Node) -> None:
     uses = ("u", node.data["train"])
+    node.mounts.keep(frozenset({uses}))
+    assert node.mounts.waited_ms("u") == -1
     for stalled in ({uses}, {uses}, set[tuple[str, str]]()):
         node.mounts._note_stalled(frozenset(stalled))
-        assert (node.mounts.stalled("u"), node.mounts.stalled("v")) == (bool(stalled), False)
+        assert 0 <= node.mounts.waited_ms("u") < 60_000
+        assert node.mounts.waited_ms("v") == -1
     assert [level for level, *_ in node.sink.lines] == ["warning", "info"]
 
 

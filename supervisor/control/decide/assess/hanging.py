@@ -13,12 +13,14 @@ from recovery.policy.hangs import (
     SAVES_LEAST,
     STEP,
     TRAINING,
+    WAITS,
     Hang,
     Running,
     bounds_of,
     describe,
     judge,
     slow_starts,
+    waits_for_data,
 )
 from recovery.policy.roles import RoleKind, kind_of
 from recovery.policy.rules import rule_of
@@ -109,7 +111,8 @@ def _suspicion(liveness: Liveness, each: Running) -> str:
         lacks = (
             f"has made no step in the {each.fresh_ms / 1000:.0f} s since its start (limits.startup is over)"
         )
-    return lacks + (", but still works or writes" if each.task in liveness.judgement.busy else "")
+    works = each.task in liveness.judgement.busy and not waits_for_data(each)
+    return lacks + (", but still works or writes" if works else "")
 
 
 def left_alone(snap: Snapshot, job: JobState, found: Assessment) -> list[Action]:
@@ -153,14 +156,17 @@ def _story(snap: Snapshot, job: JobState, root: Member | None, hang: Hang) -> st
     beat = beat_of(snap, root) if root is not None else None
     where = f"{root.task} on {root.placement.node}" if root is not None else job.name
     stopped = f"{where} is stopped by a signal" if beat is not None and beat.stopped else ""
+    waits = f"{hang.waits} {WAITS}" if hang.waits is not None else ""
     if hang.everyone and hang.root != _only(job):
         what = "made a step" if STEP in hang.flat else "shown a sign of training"
         flat = f" ({', '.join(hang.flat)} flat)" if hang.flat != (STEP,) else ""
-        return f"no task of {job.name} has {what} for {stalled}{flat}" + (f": {stopped}" if stopped else "")
+        why = stopped or waits
+        return f"no task of {job.name} has {what} for {stalled}{flat}" + (f": {why}" if why else "")
     back_ms = servers.back_for_ms(snap, job)
     running = _running(snap, job, root, beat, back_ms) if root is not None and beat is not None else None
     lacks = describe(running) if running is not None and running.signs else f"has made no step for {stalled}"
-    return f"{where} {lacks}" + (": it is stopped by a signal" if stopped else "")
+    why = "it is stopped by a signal" if stopped else waits if root is None else ""
+    return f"{where} {lacks}" + (f": {why}" if why else "")
 
 
 def _only(job: JobState) -> TaskId | None:
