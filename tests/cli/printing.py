@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -75,6 +77,23 @@ class PrintingShell(Shell):
         task = self.task()
         return int(str(task["pid"])) if task["state"] == "running" else 0
 
+    def running_pid(self) -> int:
+        """That of the task's process, once it runs."""
+        found: list[int] = []
+
+        def runs() -> bool:
+            found.append(self.attempt_pid())
+            return found[-1] > 0
+
+        wait_until(runs, "the task runs")
+        return found[-1]
+
+    def killed(self) -> None:
+        """Kill the task's process, and wait for the next one."""
+        before = self.running_pid()
+        os.kill(before, signal.SIGKILL)
+        wait_until(lambda: self.attempt_pid() not in (0, before), "it runs again")
+
 
 @contextmanager
 def printing(directory: Path, *, nodes: int, supervisors: int = 1) -> Iterator[PrintingShell]:
@@ -84,7 +103,7 @@ def printing(directory: Path, *, nodes: int, supervisors: int = 1) -> Iterator[P
         (directory / "count.py").write_text(PROGRAM)
         (directory / "job.yaml").write_text(JOB.format(python=sys.executable))
         shell("submit", str(directory / "job.yaml"))
-        wait_until(lambda: shell.attempt_pid() > 0, "the task runs")
+        shell.running_pid()
         yield shell
         for process in shell.started:
             process.kill()

@@ -27,6 +27,7 @@ def shell(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PrintingShell]:
 
 
 def test_a_command_runs_in_the_tasks_surroundings(shell: PrintingShell) -> None:
+    wait_until(shell.answers)
     script = "import os; print(os.getcwd(), os.environ['TFSUP_TASK'], len(os.environ['SECRET']))"
     done = shell("exec", TASK, "--", sys.executable, "-c", script)
     directory = shell.cluster.layout.state.parent
@@ -73,15 +74,13 @@ def test_a_command_dies_with_its_time_its_caller_its_agent_and_its_task(
             elif end == "agent":
                 shell.cluster.kill_member(str(shell.task()["node"]).replace("node", "agent"))
             else:
-                os.kill(shell.attempt_pid(), signal.SIGKILL)
+                os.kill(shell.running_pid(), signal.SIGKILL)
             wait_until(partial(gone, mark))
             assert running.wait(30) == code
-    wait_until(lambda: shell.attempt_pid() > 0)
 
 
 def test_a_signal_reaches_the_task_and_its_end_names_the_operator(shell: PrintingShell) -> None:
-    wait_until(lambda: shell.attempt_pid() > 0)
-    before = shell.attempt_pid()
+    before = shell.running_pid()
     assert "there is no signal 'NONSENSE'" in shell("signal", TASK, "NONSENSE", code=2).stderr
     assert "there is no signal '0'" in shell("signal", TASK, "0", code=2).stderr
     assert "no task count/worker:9" in shell("signal", "count/worker:9", "TERM", code=3).stderr
@@ -120,7 +119,7 @@ def test_tail_misses_nothing_across_everything_that_dies(shell: PrintingShell, t
         )
         running = shell.start("tail", "-f", "-c", "0", TASK, out=out, err=err)
         wait_until(lambda: newest() > 0)
-        os.kill(shell.attempt_pid(), signal.SIGKILL)
+        os.kill(shell.running_pid(), signal.SIGKILL)
         goes_on()
         shell.cluster.kill_member(shell.leader())
         goes_on()
@@ -167,6 +166,8 @@ def test_tail_misses_nothing_across_everything_that_dies(shell: PrintingShell, t
 
 
 def test_tail_shows_every_attempt_with_its_name_and_no_secret(shell: PrintingShell) -> None:
+    for _ in range(2):
+        shell.killed()
     done = shell("tail", TASK)
     heads = [line for line in done.stderr.splitlines() if line.startswith("==> ")]
     assert len(heads) >= 3
@@ -216,7 +217,7 @@ def test_start_after_stop(shell: PrintingShell) -> None:
 
 
 def test_a_deleted_job_is_gone_and_its_name_is_free(shell: PrintingShell) -> None:
-    pid, before = shell.attempt_pid(), shell.job()
+    pid, before = shell.running_pid(), shell.job()
     here = shell.cluster.layout.state / "tasks" / str(before["uuid"])
     assert here.exists()
     assert "`delete --yes count`" in shell("delete", "count", code=2).stderr
@@ -235,4 +236,6 @@ def test_a_shell_completes_the_names_of_the_cluster(shell: PrintingShell, tmp_pa
     assert completed(tmp_path, f"{program} status c") == ["count"]
     assert completed(tmp_path, f"{program} tail count/") == [TASK]
     assert completed(tmp_path, f"{program} restart count/w") == [TASK]
-    assert completed(tmp_path, f"{program} cordon node-") == ["node-0", "node-1"]
+    wait_until(
+        lambda: completed(tmp_path, f"{program} cordon node-") == ["node-0", "node-1"], "both are here"
+    )

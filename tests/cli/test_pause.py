@@ -25,7 +25,7 @@ def test_what_ends_during_a_pause_is_told_of_and_restarts_after_it(shell: Printi
     first = shell("status").stdout.splitlines()[0]
     assert first.startswith("PAUSED since ")
     assert first.endswith(": new switches")
-    os.kill(shell.attempt_pid(), signal.SIGKILL)
+    os.kill(shell.running_pid(), signal.SIGKILL)
     wait_until(lambda: "nothing is restarted or moved: paused by" in shell("events", "count").stdout)
     assert shell("explain", "count").stdout.count("new switches") == 2
     assert "but" not in shell("resume").stdout
