@@ -1,19 +1,11 @@
 """Fixtures that the launcher's tests share."""
 
-import socket
-
 import pytest
+
+from tests.support.ports import free_ports
 
 
 @pytest.fixture
 def free() -> int:
-    """The first of ten ports that nobody uses at the moment."""
-    for low in range(21_000, 29_000, 10):
-        try:
-            for port in range(low, low + 10):
-                with socket.socket() as probe:
-                    probe.bind(("0.0.0.0", port))
-        except OSError:
-            continue
-        return low
-    raise AssertionError("no ten free ports in a row")
+    """The first of ten ports that nobody uses at the moment, and no test beside this one."""
+    return free_ports(10)
