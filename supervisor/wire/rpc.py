@@ -47,12 +47,15 @@ MOST_STREAMS = 256
 """Most streams to one caller at a time: each costs time of the event loop every second."""
 MAX_MESSAGE_BYTES = 1 << 20
 """Most bytes of a request or a beat: reading a larger one would hold up the event loop."""
+_CONNECT_MS = 1_000
+"""gRPC breaks off an attempt to connect, with the handshakes, that takes longer. Less than a caller gives an
+answer, so that one supervisor that is silent does not keep it from the next."""
 _CHANNEL_OPTIONS = (
     ("grpc.enable_http_proxy", 0),
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.max_receive_message_length", 64 * 1024 * 1024),
     ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", _CONNECT_MS),
     ("grpc.max_reconnect_backoff_ms", 1_000),
 )
 _SERVER_OPTIONS = (

@@ -16,6 +16,7 @@ import pytest
 
 from supervisor.api import client as client_module
 from supervisor.api import views
+from supervisor.api.client import ControlClient
 from supervisor.api.server import ControlService, serve_api
 from supervisor.contract import codec, keys
 from supervisor.contract.checkpoint import CheckpointRef
@@ -61,6 +62,13 @@ from tests.support.waiting import until
 async def place(tmp_path: Path) -> AsyncIterator[Place]:
     async with AsyncExitStack() as stack:
         yield Place(tmp_path, stack)
+
+
+async def pass_on(source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
+    """All bytes, and the end of them."""
+    while data := await source.read(1 << 16):
+        sink.write(data)
+    sink.close()
 
 
 def leading(world: World | None = None) -> FakeJobService:
@@ -270,6 +278,22 @@ async def test_a_question_that_a_release_has_no_answer_to_is_told_so_by_the_lead
     older.picture, older.record = World().start().snapshot(), LeaderRecord("s0", follower, 1)
     with pytest.raises(IncompatibleRecord, match=r"s0 is of an earlier release, .* upgrade it"):
         await (await place.client(follower)).describe("digits")
+
+
+async def test_a_supervisor_that_is_far_away_or_on_a_busy_machine_is_reached(place: Place) -> None:
+    """Each try was broken off after a tenth of a second."""
+    near = (await place.serve("s0", leading())).removeprefix("unix:")
+
+    async def late(caller: asyncio.StreamReader, answers: asyncio.StreamWriter) -> None:
+        await asyncio.sleep(0.4)
+        there, asked = await asyncio.open_unix_connection(near)
+        await asyncio.gather(pass_on(caller, asked), pass_on(there, answers))
+
+    async with (
+        await asyncio.start_unix_server(late, place.directory / "far"),
+        ControlClient([place.address("far")], Guard(), deadline_s=20) as client,
+    ):
+        assert (await client.describe("digits")).job == "digits"
 
 
 async def test_another_protocol_is_told_so(place: Place) -> None:
