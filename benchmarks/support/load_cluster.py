@@ -24,7 +24,8 @@ from supervisor.api.client import ControlClient
 from supervisor.cli.local.keeper import member_environment
 from supervisor.cli.local.member import ROOT
 from supervisor.wire.rpc import Guard
-from tests.support.etcd_server import EtcdCluster, free_port
+from tests.support.etcd_server import EtcdCluster
+from tests.support.ports import free_port
 
 CLUSTER = "load"
 SUPERVISORS = ("supervisor-0", "supervisor-1")

@@ -63,7 +63,7 @@ from supervisor.wire.tfsup_pb2 import DESCRIPTOR, Record
 from tests.api.services import FakeJobService, Place
 from tests.control.world import World
 from tests.support.builders import job_spec
-from tests.support.etcd_server import free_port
+from tests.support.ports import free_port
 from tests.support.sinks import ListSink
 
 JOB = "digits"

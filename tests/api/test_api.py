@@ -54,7 +54,7 @@ from supervisor.wire.tfsup_pb2 import Record
 from tests.api.services import FakeCheckpointService, FakeJobService, Place
 from tests.control.world import World
 from tests.support.builders import job_spec
-from tests.support.etcd_server import free_port
+from tests.support.ports import free_port
 from tests.support.waiting import until
 
 

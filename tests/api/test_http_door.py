@@ -31,7 +31,7 @@ from supervisor.wire.audit import Auditor
 from supervisor.wire.gate import Policy
 from supervisor.wire.http import Answer, Asked, Handler, HttpDoor, Route
 from supervisor.wire.rpc import Guard
-from tests.support.etcd_server import free_port
+from tests.support.ports import free_port
 from tests.support.sinks import ListSink
 from tests.support.waiting import until
 

@@ -26,7 +26,7 @@ from supervisor.wire.tfsup_pb2 import Record
 from tests.api.doors import REQUESTS, Doors, ask
 from tests.api.services import Place
 from tests.control.world import World
-from tests.support.etcd_server import free_port
+from tests.support.ports import free_port
 
 ID = "tfsup-pool:ab12"
 NODE = "train.n1"

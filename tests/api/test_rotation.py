@@ -27,7 +27,8 @@ from supervisor.control.decide.snapshot import Versioned
 from supervisor.wire.rpc import Guard
 from tests.api.services import FakeJobService, Place
 from tests.control.world import World
-from tests.support.etcd_server import EtcdServer, free_port
+from tests.support.etcd_server import EtcdServer
+from tests.support.ports import free_port
 from tests.support.sinks import ListSink
 
 ROTATIONS = 20

@@ -27,7 +27,7 @@ from supervisor.wire.rpc import Guard
 from tests.api.services import FakeJobService, Place
 from tests.control.world import World
 from tests.support.builders import job_spec, role
-from tests.support.etcd_server import free_port
+from tests.support.ports import free_port
 from tests.support.sinks import ListSink
 
 TOKEN = "hf_Abcdef012345"

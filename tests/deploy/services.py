@@ -11,7 +11,8 @@ from pathlib import Path
 
 from tests.deploy.box import NAME, ROOT, Box, wait_for
 from tests.deploy.etcd_member import environment
-from tests.support.etcd_server import etcd_binaries, free_port
+from tests.support.etcd_server import etcd_binaries
+from tests.support.ports import free_port
 
 AGENT, SUPERVISOR = "tfsup-agent", "tfsup-supervisord"
 CONFIG = "/etc/tf-supervisor"

@@ -16,7 +16,8 @@ from supervisor.adapters.certificates.tls import TlsFiles
 from tests.deploy.box import wait_for
 from tests.deploy.etcd_member import environment
 from tests.deploy.services import COMMAND
-from tests.support.etcd_server import etcd_binaries, free_port
+from tests.support.etcd_server import etcd_binaries
+from tests.support.ports import free_port
 
 NAMES = ("etcd-1", "etcd-2", "etcd-3")
 HOST = "127.0.0.1"

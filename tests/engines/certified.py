@@ -15,7 +15,8 @@ from click.testing import CliRunner, Result
 
 from supervisor.adapters.certificates.tls import TlsFiles
 from supervisor.cli.main import cli
-from tests.support.etcd_server import EtcdServer, free_port
+from tests.support.etcd_server import EtcdServer
+from tests.support.ports import free_port
 
 LIFE_S = 30
 """The least life of a certificate that a supervisor's configuration takes."""

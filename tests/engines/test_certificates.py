@@ -15,7 +15,7 @@ from supervisor.cli.pool import commands
 from supervisor.contract.errors import Conflict, Refused
 from tests.engines.certified import Site
 from tests.engines.fake_engine import FakeEngine
-from tests.support.etcd_server import free_port
+from tests.support.ports import free_port
 from tests.support.waiting import wait_until
 
 

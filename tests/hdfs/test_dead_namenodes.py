@@ -10,7 +10,7 @@ from recovery.stores.hdfs_client import HdfsClient
 from recovery.stores.hdfs_files import Patience
 from supervisor.adapters.files.hadoop import HadoopSettings
 from supervisor.contract.errors import StoreUnreachable
-from tests.support.etcd_server import free_port
+from tests.support.ports import free_port
 
 # The last try is cut short by `call_ms`, and that must not hide why those before it failed.
 HASTY = Patience(answer_ms=5_000, call_ms=1_500, pause_ms=50)

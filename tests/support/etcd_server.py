@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import shutil
-import socket
 import subprocess
 import tempfile
 import time
@@ -19,6 +18,7 @@ from aetcd import rpc
 
 from chaos.freezing import Freezable
 from supervisor.adapters.certificates.tls import TlsFiles
+from tests.support.ports import free_port
 
 START_TIMEOUT_S = 60.0
 _REPOSITORY = Path(__file__).resolve().parents[2]
@@ -34,13 +34,6 @@ def etcd_binaries() -> dict[str, Path]:
     if current.exists():
         found["etcd-3.7"] = current
     return found
-
-
-def free_port() -> int:
-    """A TCP port on the loopback that nobody listens on right now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @dataclass

@@ -17,7 +17,7 @@ from typing import Self
 
 from hdfs_native import Client
 
-from tests.support.etcd_server import free_port
+from tests.support.ports import free_port
 
 REALM = "TEST"
 CLIENT = f"tfsup/localhost@{REALM}"

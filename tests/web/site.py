@@ -20,7 +20,7 @@ from supervisor.wire.http import HttpDoor
 from supervisor.wire.rpc import Guard
 from tests.api.services import FakeJobService
 from tests.control.world import World
-from tests.support.etcd_server import free_port
+from tests.support.ports import free_port
 from tests.support.sinks import ListSink
 from tests.support.waiting import until
 
