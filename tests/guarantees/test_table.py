@@ -19,6 +19,8 @@ from tests.guarantees.guarantee import Guarantee
 from tests.guarantees.table import NOT_COVERED, RULES, TABLE, render
 
 RUN_S = 240
+HANGS_S = 60
+"""A test that takes so long after a mistake hangs, and has failed."""
 SHARES = 8
 """The tests of all rows pass in so many runs: one takes longer than any row."""
 
@@ -63,14 +65,14 @@ def test_the_page_is_made_from_the_table() -> None:
     assert page == render(), "run: python -m tests.guarantees.table >docs/guarantees.md"
 
 
-def run_tests(tree: Path, tests: list[str]) -> subprocess.CompletedProcess[str]:
+def run_tests(tree: Path, tests: list[str], each_s: int) -> subprocess.CompletedProcess[str]:
     """Run them with the tree's own code, one after the other, in a process of their own.
 
-    The bytecode stays in the tree: half the time of most rows is to compile it.
+    Each may take `each_s`. The bytecode stays in the tree: half the time of most rows is to compile it.
     """
     ours = ("PYTEST_", "COV_", "PYTHONDONTWRITEBYTECODE")
     env = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
-    options = ["-q", "-rfE", "--no-header", "--timeout=60", "-p", "no:cacheprovider", "-p", "no:xdist"]
+    options = ["-q", "-rfE", "--no-header", f"--timeout={each_s}", "-p", "no:cacheprovider", "-p", "no:xdist"]
     return subprocess.run(
         [sys.executable, "-m", "pytest", *options, *tests],
         cwd=tree,
@@ -97,7 +99,7 @@ def tree() -> Iterator[Path]:
 def test_unmodified_all_of_them_pass(tree: Path, share: int) -> None:
     tests = sorted({row.test for row in TABLE})
     first, end = (len(tests) * each // SHARES for each in (share, share + 1))
-    done = run_tests(tree, tests[first:end])
+    done = run_tests(tree, tests[first:end], RUN_S // 2)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
@@ -110,7 +112,7 @@ def test_it_fails_when_the_rule_is_disabled(row: Guarantee, tree: Path) -> None:
         names = subprocess.run(lint, capture_output=True, text=True, check=False)
         assert names.returncode == 0, f"a mistake, but no program any more:\n{names.stdout}"
         try:
-            done = run_tests(tree, ["-x", row.test])
+            done = run_tests(tree, ["-x", row.test], HANGS_S)
         finally:
             leftovers.kill(tree)
     assert done.returncode == 1, f"{row.promise}\n{done.stdout}{done.stderr}"
