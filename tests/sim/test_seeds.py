@@ -35,7 +35,7 @@ def test_promises_hold_for_long(number: int) -> None:
     run_batch(number)
 
 
-@pytest.mark.parametrize("seed", [3, 64, 152])
+@pytest.mark.parametrize("seed", [3, *(pytest.param(each, marks=pytest.mark.slow) for each in (64, 152))])
 def test_a_seed_replays_exactly(seed: int, tmp_path: Path) -> None:
     traces = [tmp_path / f"{number}.txt" for number in range(2)]
     for trace in traces:
