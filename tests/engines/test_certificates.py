@@ -11,22 +11,30 @@ import pytest
 from click.testing import CliRunner
 
 from supervisor.cli.main import cli
-from supervisor.cli.pool import commands
+from supervisor.cli.pool import commands, tokens
 from supervisor.contract.errors import Conflict, Refused
+from supervisor.engines import pools
 from tests.engines.certified import Site
 from tests.engines.fake_engine import FakeEngine
+from tests.engines.pool_shell import wait_long
 from tests.support.ports import free_port
 from tests.support.waiting import wait_until
 
 
 @pytest.fixture
-def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
-    made, engine = Site(tmp_path), FakeEngine()
+def engine() -> Iterator[FakeEngine]:
+    made = FakeEngine()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def site(tmp_path: Path, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
+    made = Site(tmp_path)
     monkeypatch.setattr(commands, "_engine", lambda _on: engine)
     with ExitStack() as stack:
         etcd = stack.enter_context(made.make())
         stack.callback(made.close)
-        stack.callback(engine.close)
         made.start(etcd)
         wait_until(lambda: made.ctl("nodes").exception is None, "a supervisor leads")
         yield made
@@ -70,6 +78,53 @@ def test_agents_of_a_pool_are_certified_and_revoked(site: Site) -> None:
     # The end of the pool is the end of its token.
     assert site.ctl("pool", "down", "train", "--now").exception is None
     assert site.json("pool", "list")["certificates"] == []
+
+
+@pytest.mark.slow
+def test_a_node_is_revoked_and_a_token_expires_while_a_job_runs(site: Site, engine: FakeEngine) -> None:
+    token = str(site.root / "train.token")
+    assert site.up("train", "--agents", "3").exception is None
+    wait_until(lambda: len(ready(site)) == 3, "all join")
+    assert site.ctl("submit", str(site.root / "job.yaml")).exception is None
+    wait_until(lambda: "step 3" in site.ctl("tail", "count/worker:0").output, "it runs")
+
+    # Its tasks go on elsewhere, although etcd lets its agent in still. Meanwhile a token expires.
+    revoked = where(site)
+    assert site.ctl("pool", "token", "train", token, "--token-for", "1m").exception is None
+    assert site.ctl("pool", "revoke", "train", revoked).exception is None
+    wait_until(lambda: where(site) not in ("", revoked), "its task is replaced")
+    assert revoked not in ready(site)
+    wait_until(lambda: f"{revoked} was revoked" in site.logs(), "its log says why")
+    wait_long(lambda: "its token expired at" in status(site), "the token expires")
+
+    # It ends no agent that runs, and keeps the next one out.
+    gone = next(each for each in sorted(ready(site)) if each != where(site))
+    ident = next(each.id for each in engine.agents() if f"train.{each.place}" == gone)
+    engine.cancel([ident])
+    wait_until(lambda: ident not in {each.id for each in pools.live(engine)}, "an agent has ended")
+    (site.root / "agents" / gone / "certificate.pem").unlink()
+    assert "its token expired at" in site.ctl("pool", "scale", "train", "3").output
+    told = f"{gone} gets no certificate: {token} expired at "
+    wait_until(lambda: told in site.logs(), "its log says so")
+    assert site.ctl("pool", "token", "train", token).exception is None
+    wait_long(lambda: gone in ready(site), "it has asked again")
+    assert site.ctl("pool", "down", "train", "--now").output.rstrip().endswith(tokens.REVOKED)
+    assert site.json("pool", "list")["certificates"] == []
+
+
+def ready(site: Site) -> set[str]:
+    """The nodes that take tasks."""
+    return {node for node, state in site.states().items() if state == "ready"}
+
+
+def where(site: Site) -> str:
+    """The node of the job's task; empty while it has none."""
+    (job,) = site.json("status", "count")["jobs"]
+    return "".join(str(each["node"]) for each in job["tasks"])
+
+
+def status(site: Site) -> str:
+    return site.ctl("pool", "status", "train").output
 
 
 @pytest.mark.slow
