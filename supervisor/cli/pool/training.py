@@ -6,6 +6,7 @@ What it does with a job `supervisorctl run` does, for people who have a notebook
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import threading
 import time
@@ -35,7 +36,7 @@ from supervisor.cli.target import find_target
 from supervisor.contract.desired import JobPhase
 from supervisor.contract.errors import Conflict, NotFound, TfSupervisorError, Unreachable, UserError
 from supervisor.contract.pool.record import check_pool
-from supervisor.contract.views.jobs import JobView, SubmitMode
+from supervisor.contract.views.jobs import JobView, SubmitMode, SubmitRequest
 from supervisor.contract.views.nodes import NodeView
 from supervisor.engines.engine import PoolAgent, State
 from supervisor.engines.spark import records
@@ -206,7 +207,8 @@ class TrainingPool:
         order = self._order(job, name, mode, tuple(rows))
         show_cautions(order.request.spec, order.document)
         if rows:
-            self._ask(self._require_free(order.request.spec.name, mode))
+            with order.located():
+                self._ask(self._require_free(order.request))
         for each, frame in rows.items():
             self._write(order.request.spec.data[each], frame)
         self.start()
@@ -243,14 +245,21 @@ class TrainingPool:
             raise UserError(f"{path}: the job is suspended, so it would never end; remove suspend")
         return order
 
-    async def _require_free(self, name: str, mode: SubmitMode) -> None:
-        """Raise Conflict if there is a job whose data may not be replaced: one that is not over, or any."""
-        try:
-            async with self._target.client() as client:
+    async def _require_free(self, request: SubmitRequest) -> None:
+        """Raise Conflict if there is a job whose data may not be replaced: one that is not over, or any.
+
+        It may have another name and the same store.
+        """
+        name = request.spec.name
+        async with self._target.client() as client:
+            # The job may seem to fit nowhere: its nodes are not there yet.
+            with contextlib.suppress(UserError):
+                await client.validate(request)
+            try:
                 job = (await client.status(name)).jobs[0]
-        except NotFound:
-            return
-        if not job.phase.ended or mode is SubmitMode.NEW:
+            except NotFound:
+                return
+        if not job.phase.ended or request.mode is SubmitMode.NEW:
             raise Conflict(
                 f"there is a job {name}, which is {job.phase.value}, so its data is not replaced: choose "
                 "another name, or once it has ended say resume=True or fresh=True"
@@ -371,8 +380,9 @@ class TrainingPool:
         nodes: list[NodeView] = []
         try:
             nodes = list(self._ask(self._nodes.by_agent()).values())
-            busy = [node for node in nodes if node.tasks and drained]
-            self._ask(self._nodes.drain(busy, "it ends", self._notice_s))
+            if drained and any(node.tasks for node in nodes):
+                # All of them: else tasks would move to one that ends, too.
+                self._ask(self._nodes.drain(nodes, "it ends", self._notice_s))
         except TfSupervisorError as error:
             self._tell(f"pool {self.name}: the agents end at once, as the cluster does not answer: {error}")
         finally:
