@@ -46,7 +46,7 @@ Exit code: 2
 Last 4096 bytes of stderr :
 tfsup-keeper: pool.yaml: line 3: `listn` is no field
 """
-EXPIRED = "(token for ann: HDFS_DELEGATION_TOKEN owner=ann@TEST, renewer=yarn) is expired"
+EXPIRED = "RemoteException(org.apache.hadoop.security.token.SecretManager$InvalidToken): Token  has expired"
 
 
 def test_an_order_has_no_secret_of_the_environment() -> None:

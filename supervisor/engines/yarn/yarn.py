@@ -34,8 +34,8 @@ _KEPT = ("PATH", "LANG", "TZ", "LD_LIBRARY_PATH", "HADOOP_CONF_DIR", "HADOOP_HOM
 _PLAIN = re.compile(r"[A-Za-z0-9/._+-]+")
 _ENDED = frozenset({"FINISHED", "FAILED", "KILLED"})
 _MOST_REASON = 400
-_OF_HDFS = "HDFS_DELEGATION_TOKEN"
-"""The kind of token that HDFS names where it refuses one: after its time an agent cannot be moved."""
+_EXPIRED = "InvalidToken"
+"""What HDFS raises where a token is over: after that an agent cannot be moved."""
 _OURS = ("tfsup-keeper: ", "tfsup-bootstrap: ", "tfsup-container: ")
 
 
@@ -171,7 +171,7 @@ def _reason(row: Mapping[str, object], state: State) -> str:
     ours = [one_line(each.partition(": ")[2]) for each in lines if each.startswith(_OURS)]
     if state is State.ENDED and ours:
         return f"{one_line(lines[0]).partition(': [')[0]}: {ours[-1]}"
-    if state is State.ENDED and _OF_HDFS in str(row["diagnostics"]):
+    if state is State.ENDED and _EXPIRED in str(row["diagnostics"]):
         return f"the token by which YARN fetches its files is over, and `pool scale` queues another: {told}"
     if state is State.WAITING and "queue_used" in row:
         used = float(str(row["queue_used"]))
