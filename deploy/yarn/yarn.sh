@@ -60,6 +60,12 @@ configure() {
         cp "$hdfs/client/$site" "$dir/client/$site"
         cp "$hdfs/client/$site" "$dir/server/$site"
     done
+    # Two machines have a rack, and of the third none is known.
+    printf '127.0.0.2 /east/r1\n127.0.0.3 /east/r2\n' >"$dir/racks"
+    # YARN counts GPUs, and only the first machine has one: there are no devices.
+    for site in client server; do echo yarn.resource-types=yarn.io/gpu | as_xml >"$dir/$site/resource-types.xml"; done
+    mkdir -p "$dir/first"
+    echo yarn.nodemanager.resource-type.yarn.io/gpu=1 | as_xml >"$dir/first/node-resources.xml"
     cat "${both[@]}" | as_xml >"$dir/client/yarn-site.xml"
     cat "${both[@]}" "${server[@]}" | as_xml >"$dir/server/yarn-site.xml"
     as_xml <"$here/conf/scheduler.properties" >"$dir/server/capacity-scheduler.xml"
@@ -109,12 +115,13 @@ find_hadoop() {
 
 # The command line of a daemon, into `command`.
 command_of() {
-    local name="$1" index="${1: -1}" class port=0
+    local name="$1" index="${1: -1}" class port=0 conf="$dir/server" gpu=""
     local -a only=()
     case "$name" in
     resourcemanager) class=server.resourcemanager.ResourceManager index=0 ;;
     nodemanager[0-2])
         class=server.nodemanager.NodeManager port=$((base + 5 + 3 * index))
+        [[ "$index" -ne 0 ]] || conf="$dir/first:$conf" gpu=0
         # Hadoop's own scripts give a NodeManager these, and it gives them to containers.
         only=(env "JAVA_HOME=${java%/bin/java}" "HADOOP_CONF_DIR=$dir/client" "HADOOP_COMMON_HOME=$dir"
             "HADOOP_HDFS_HOME=$dir" "HADOOP_YARN_HOME=$dir" "HADOOP_HOME=$dir")
@@ -129,7 +136,7 @@ command_of() {
         "-Dlog4j.configuration=file:$here/../hdfs/conf/log4j.properties" "-Dyarn.data=$dir/data/$name"
         "-Dyarn.host=127.0.0.$((index + 2))" "-Dyarn.port=$port" "-Dyarn.localizer.port=$((port + 1))"
         "-Dyarn.http.port=$((port + 2))" ${krb5:+"-Djava.security.krb5.conf=$krb5"}
-        -cp "$dir/server:$jars/lib/*" "org.apache.hadoop.yarn.$class"
+        "-Dyarn.gpu=$gpu" -cp "$conf:$jars/lib/*" "org.apache.hadoop.yarn.$class"
     )
 }
 

@@ -100,3 +100,6 @@ class Engine(Protocol):
 
     def names(self, ident: str) -> bool:
         """Whether an agent's id is one that this engine gives, and not another."""
+
+    def forget(self, name: str) -> None:
+        """Remove what the engine keeps of a pool whose agents have all ended."""

@@ -122,6 +122,10 @@ class Slurm:
         """Whether this is the number of an element of an array."""
         return _ELEMENT.fullmatch(ident) is not None
 
+    def forget(self, name: str) -> None:
+        """Do nothing: Slurm itself removes what it has of a job."""
+        del name
+
     def _submit(self, script: str, agents: int) -> list[str]:
         told = self._ask("sbatch", "--parsable", f"--array=0-{agents - 1}", script=script)
         array = told.strip().partition(";")[0]

@@ -34,6 +34,7 @@ class FakeEngine:
         self._numbers = itertools.count(1)
         self._one = threading.Lock()
         self.jobs: list[Job] = []
+        self.forgotten: list[str] = []
 
     def start(self, pool: Pool, agents: int) -> list[str]:
         if pool.queue not in QUEUES:
@@ -68,6 +69,9 @@ class FakeEngine:
 
     def names(self, ident: str) -> bool:
         return "_" in ident
+
+    def forget(self, name: str) -> None:
+        self.forgotten.append(name)
 
     def lose(self, ident: str) -> None:
         """End an agent as the loss of its machine would."""

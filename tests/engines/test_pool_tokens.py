@@ -46,6 +46,9 @@ class Queue:
     def notify(self, ids: Sequence[str]) -> None:
         self.cancel(ids)
 
+    def forget(self, name: str) -> None:
+        pass
+
     def names(self, ident: str) -> bool:
         return "_" in ident
 

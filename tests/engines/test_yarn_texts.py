@@ -151,6 +151,7 @@ class Container:
             "CONTAINER_ID": "container_1_0001_01_000002",
             "HADOOP_TOKEN_FILE_LOCATION": str(self.directory / "tokens"),
             "NM_HOST": "n1",
+            "TFSUP_RACK": "east/r1",
         }
         with (directory / "said").open("w") as said:
             self.process = subprocess.Popen(
@@ -239,12 +240,13 @@ def test_what_yarn_has_forgotten_ends(there: Container) -> None:
     assert there.ends() == (0, "n1 SIGTERM")
 
 
-def test_the_command_has_its_installation_and_no_token(tmp_path: Path) -> None:
+def test_the_command_has_its_installation_its_rack_and_no_token(tmp_path: Path) -> None:
     program = """
 import os, sys
 assert os.getcwd() == "/" and os.path.isfile(sys.argv[1]), sys.argv
 assert "HADOOP_TOKEN_FILE_LOCATION" not in os.environ
 assert not os.path.exists(os.path.dirname(sys.argv[1]) + "/tokens")
+assert sys.argv[-2:] == ["--label", "rack=east/r1"] and "TFSUP_RACK" not in os.environ
 """
     (tmp_path / "container").mkdir()
     for name in ("archive", "tokens"):
@@ -319,6 +321,12 @@ def test_more_agents_are_like_the_newest_that_is_there(commands: Commands, yarn:
     assert asked == {"verb": "submit", "agents": 2, "like": "application_1795705473932_0010"}
     with pytest.raises(NotFound, match="no application of pool other"):
         yarn.add("other", 1)
+
+
+def test_the_files_of_a_pool_that_has_ended_are_removed(commands: Commands, yarn: Yarn) -> None:
+    yarn.forget("digits")
+    asked = json.loads((commands.directory / "asked").read_text())
+    assert asked == {"verb": "tidy", "pool": "digits"}
 
 
 def test_without_hadoop_it_says_what_is_missing(commands: Commands, yarn: Yarn) -> None:

@@ -23,6 +23,8 @@ import java.util.List;
 import java.util.Map;
 import java.util.Set;
 import java.util.TreeMap;
+import java.util.UUID;
+import java.util.stream.Collectors;
 import org.apache.hadoop.fs.FileStatus;
 import org.apache.hadoop.fs.FileSystem;
 import org.apache.hadoop.fs.Path;
@@ -72,6 +74,7 @@ public final class Client {
     private static final String GPU = "yarn.io/gpu";
     private static final int MASTER_MIB = 256;
     private static final long FAILURES_COUNT_MS = 600_000;
+    private static final long UNKNOWN_MS = 24 * 3600 * 1000L;
     /** An application that is to leave or to end ends by YARN's own hand so long after its agent should have. */
     private static final long LATE_S = 60;
     private static final long ENDING_S = 30;
@@ -128,6 +131,9 @@ public final class Client {
                 return submit(request);
             case "list":
                 return list(request.path("pool").asText());
+            case "tidy":
+                tidy(request.get("pool").asText());
+                return JSON.createArrayNode();
             case "notify":
                 for (JsonNode id : request.get("ids")) {
                     leave(ApplicationId.fromString(id.asText()));
@@ -150,7 +156,8 @@ public final class Client {
             ApplicationReport like = yarn.getApplicationReport(ApplicationId.fromString(request.get("like").asText()));
             staged = new Path(staging(), tag(like, STAGED));
         } else {
-            staged = stage(request.get("digest").asText(), request.get("files"));
+            tidy("");
+            staged = stage(request.get("pool").asText(), request.get("files"));
         }
         FileSystem files = staged.getFileSystem(conf);
         JsonNode order;
@@ -167,6 +174,9 @@ public final class Client {
         } catch (Exception error) {
             for (ApplicationId id : made) {
                 yarn.killApplication(id, "another agent of its pool could not be queued");
+            }
+            if (!request.has("like")) {
+                files.delete(staged, true);
             }
             throw error;
         }
@@ -237,41 +247,67 @@ public final class Client {
         return ByteBuffer.wrap(buffer.getData(), 0, buffer.getLength());
     }
 
+    /** This user's directory for the pools of this YARN: others may have their files in the same file system. */
     private Path staging() throws IOException {
         FileSystem files = FileSystem.get(conf);
-        return files.makeQualified(new Path(files.getHomeDirectory(), ".tfsup/yarn"));
+        String cluster = conf.get(YarnConfiguration.RM_CLUSTER_ID, conf.get(YarnConfiguration.RM_ADDRESS, "yarn"));
+        String name = cluster.replaceAll("[^A-Za-z0-9.-]", "_");
+        return files.makeQualified(new Path(files.getHomeDirectory(), ".tfsup/yarn/" + name));
     }
 
-    /** The directory with these files, which is named after what is in them. It is there as a whole or not at all. */
-    private Path stage(String digest, JsonNode local) throws IOException {
-        Path staged = new Path(staging(), digest);
+    /** A new directory with these files. */
+    private Path stage(String pool, JsonNode local) throws IOException {
+        Path staged = new Path(staging(), pool + "-" + UUID.randomUUID().toString().replace("-", ""));
         FileSystem files = staged.getFileSystem(conf);
-        if (files.exists(staged)) {
-            return staged;
-        }
-        Path partial = new Path(staging(), digest + "." + System.nanoTime());
-        FileSystem.mkdirs(files, partial, new FsPermission((short) 0700));
+        FileSystem.mkdirs(files, staged, new FsPermission((short) 0700));
         java.util.Iterator<String> names = local.fieldNames();
         while (names.hasNext()) {
             String name = names.next();
-            files.copyFromLocalFile(new Path(local.get(name).asText()), new Path(partial, name));
-        }
-        if (!files.rename(partial, staged) || files.exists(new Path(staged, partial.getName()))) {
-            // Another client was faster.
-            files.delete(partial, true);
-            files.delete(new Path(staged, partial.getName()), true);
+            files.copyFromLocalFile(new Path(local.get(name).asText()), new Path(staged, name));
         }
         return staged;
     }
 
-    private JsonNode list(String pool) throws Exception {
+    /**
+     * Remove the files that no application needs any more: those of this pool, and old ones of whose pool nothing is known.
+     * What is not old may be another client's, which has queued no application yet.
+     */
+    private void tidy(String pool) throws Exception {
+        Set<String> needed = new HashSet<>();
+        Set<String> over = new HashSet<>();
+        for (ApplicationReport report : applications()) {
+            if (report.getFinishTime() == 0) {
+                needed.add(tag(report, STAGED));
+            } else if (report.getName().equals(PREFIX + pool)) {
+                over.add(tag(report, STAGED));
+            }
+        }
+        Path staging = staging();
+        FileSystem files = staging.getFileSystem(conf);
+        long old = System.currentTimeMillis() - UNKNOWN_MS;
+        for (FileStatus each : files.exists(staging) ? files.listStatus(staging) : new FileStatus[0]) {
+            String name = each.getPath().getName();
+            if (!needed.contains(name) && (over.contains(name) || each.getModificationTime() < old)) {
+                files.delete(each.getPath(), true);
+            }
+        }
+    }
+
+    /** The applications of pools of this user. */
+    private List<ApplicationReport> applications() throws Exception {
         GetApplicationsRequest asked = GetApplicationsRequest.newInstance(
                 Collections.singleton(TYPE), EnumSet.allOf(YarnApplicationState.class));
         asked.setUsers(Collections.singleton(user));
+        return yarn.getApplications(asked).stream()
+                .filter(each -> each.getName().startsWith(PREFIX) && each.getUser().equals(user))
+                .collect(Collectors.toList());
+    }
+
+    private JsonNode list(String pool) throws Exception {
         ArrayNode rows = JSON.createArrayNode();
         Map<String, Double> used = new TreeMap<>();
-        for (ApplicationReport report : yarn.getApplications(asked)) {
-            if (!report.getName().startsWith(PREFIX + pool) || !report.getUser().equals(user)) {
+        for (ApplicationReport report : applications()) {
+            if (!report.getName().startsWith(PREFIX + pool)) {
                 continue;
             }
             ObjectNode row = rows.addObject();

@@ -15,6 +15,7 @@ import java.util.List;
 import java.util.Map;
 import java.util.Set;
 import org.apache.hadoop.io.DataOutputBuffer;
+import org.apache.hadoop.net.NetworkTopology;
 import org.apache.hadoop.security.Credentials;
 import org.apache.hadoop.security.UserGroupInformation;
 import org.apache.hadoop.security.token.Token;
@@ -22,6 +23,7 @@ import org.apache.hadoop.yarn.api.ApplicationConstants;
 import org.apache.hadoop.yarn.api.protocolrecords.RegisterApplicationMasterResponse;
 import org.apache.hadoop.yarn.api.records.Container;
 import org.apache.hadoop.yarn.api.records.ContainerExitStatus;
+import org.apache.hadoop.yarn.api.records.ContainerId;
 import org.apache.hadoop.yarn.api.records.ContainerLaunchContext;
 import org.apache.hadoop.yarn.api.records.ContainerStatus;
 import org.apache.hadoop.yarn.api.records.FinalApplicationStatus;
@@ -38,6 +40,7 @@ import org.apache.hadoop.yarn.client.api.NMClient;
 import org.apache.hadoop.yarn.client.api.async.AMRMClientAsync;
 import org.apache.hadoop.yarn.conf.YarnConfiguration;
 import org.apache.hadoop.yarn.security.AMRMTokenIdentifier;
+import org.apache.hadoop.yarn.util.RackResolver;
 
 /**
  * The ApplicationMaster of one agent: asks for a container, runs container.py in it, and asks for another one when YARN
@@ -46,6 +49,8 @@ import org.apache.hadoop.yarn.security.AMRMTokenIdentifier;
 public final class Master extends AMRMClientAsync.AbstractCallbackHandler {
     /** The priority of an agent's container; that of an ApplicationMaster is 0. */
     static final int PRIORITY = 1;
+    /** The variable of a container that names its rack. */
+    private static final String RACK = "TFSUP_RACK";
     private static final int HEARTBEAT_MS = 1_000;
     private static final int MOST_STARTS_IN_VAIN = 10;
     /** Exit statuses after which the agent gets another container. The last is container.py's, after a notice. */
@@ -54,10 +59,13 @@ public final class Master extends AMRMClientAsync.AbstractCallbackHandler {
             ContainerExitStatus.KILLED_BY_RESOURCEMANAGER, ContainerExitStatus.KILLED_AFTER_APP_COMPLETION, 75));
 
     private final JsonNode order;
+    private final YarnConfiguration conf;
     private final AMRMClientAsync<ContainerRequest> rm;
     private final NMClient nm = NMClient.createNMClient();
     private final ContainerRequest request;
+    private final ContainerId own = ContainerId.fromString(System.getenv("CONTAINER_ID"));
     private Container agent;
+    private boolean asked;
     private boolean warned;
     private int inVain;
     private FinalApplicationStatus outcome;
@@ -65,6 +73,7 @@ public final class Master extends AMRMClientAsync.AbstractCallbackHandler {
 
     private Master(JsonNode order, YarnConfiguration conf) {
         this.order = order;
+        this.conf = conf;
         rm = AMRMClientAsync.createAMRMClientAsync(HEARTBEAT_MS, this);
         rm.init(conf);
         rm.start();
@@ -102,20 +111,54 @@ public final class Master extends AMRMClientAsync.AbstractCallbackHandler {
 
     private synchronized void run() throws Exception {
         RegisterApplicationMasterResponse there = rm.registerApplicationMaster("", -1, "");
-        for (Container each : there.getContainersFromPreviousAttempts()) {
-            if (each.getPriority().getPriority() == PRIORITY) {
-                say("the agent runs in " + each.getId() + " since before this attempt");
-                agent = each;
-            }
-        }
+        onContainersReceivedFromPreviousAttempts(there.getContainersFromPreviousAttempts());
         if (agent == null) {
-            rm.addContainerRequest(request);
+            ask();
         }
         while (outcome == null) {
             wait();
         }
         say("over: " + outcome + " " + why);
         rm.unregisterApplicationMaster(outcome, why, "");
+    }
+
+    private void ask() {
+        if (!asked) {
+            rm.addContainerRequest(request);
+            asked = true;
+        }
+    }
+
+    private void withdraw() {
+        if (asked) {
+            rm.removeContainerRequest(request);
+            asked = false;
+        }
+    }
+
+    /**
+     * Go on with the agent that an earlier attempt has started. A ResourceManager that has begun anew tells of it when its
+     * NodeManager has registered, which may be after this attempt has started another. The one that runs longer stays.
+     */
+    @Override
+    public synchronized void onContainersReceivedFromPreviousAttempts(List<Container> found) {
+        for (Container each : found) {
+            if (each.getPriority().getPriority() != PRIORITY || (agent != null && each.getId().equals(agent.getId()))) {
+                continue;
+            }
+            if (outcome != null || (agent != null && agent.getId().compareTo(each.getId()) < 0)) {
+                rm.releaseAssignedContainer(each.getId());
+                continue;
+            }
+            say("the agent runs in " + each.getId() + " since before this attempt");
+            withdraw();
+            if (agent != null) {
+                say("the one in " + agent.getId() + " is ended again");
+                rm.releaseAssignedContainer(agent.getId());
+            }
+            agent = each;
+            warned = false;
+        }
     }
 
     private void end(FinalApplicationStatus how, String reason) {
@@ -131,9 +174,9 @@ public final class Master extends AMRMClientAsync.AbstractCallbackHandler {
                 rm.releaseAssignedContainer(each.getId());
                 continue;
             }
-            rm.removeContainerRequest(request);
+            withdraw();
             try {
-                nm.startContainer(each, launch());
+                nm.startContainer(each, launch(each.getNodeId().getHost()));
                 agent = each;
                 warned = false;
                 say("the agent is started in " + each.getId() + " on " + each.getNodeId());
@@ -144,7 +187,7 @@ public final class Master extends AMRMClientAsync.AbstractCallbackHandler {
                 rm.releaseAssignedContainer(each.getId());
                 inVain++;
                 if (inVain < MOST_STARTS_IN_VAIN) {
-                    rm.addContainerRequest(request);
+                    ask();
                 } else {
                     end(FinalApplicationStatus.FAILED, "the agent could not be started: " + error.getMessage());
                 }
@@ -152,7 +195,7 @@ public final class Master extends AMRMClientAsync.AbstractCallbackHandler {
         }
     }
 
-    private ContainerLaunchContext launch() throws Exception {
+    private ContainerLaunchContext launch(String host) throws Exception {
         Map<String, LocalResource> files = new HashMap<>();
         for (String name : Arrays.asList("container.py", "order.json", "archive")) {
             if (System.getenv(variable(name)) != null) {
@@ -162,7 +205,14 @@ public final class Master extends AMRMClientAsync.AbstractCallbackHandler {
         String logs = ApplicationConstants.LOG_DIR_EXPANSION_VAR;
         String command = "exec " + order.get("python").asText() + " -P container.py 1>" + logs + "/stdout 2>" + logs + "/stderr";
         return ContainerLaunchContext.newInstance(
-                files, new HashMap<>(), Collections.singletonList(command), null, tokens(), null);
+                files, Collections.singletonMap(RACK, rack(host)), Collections.singletonList(command), null, tokens(), null);
+    }
+
+    /** The rack of a machine, as MapReduce finds it: by this cluster's configuration. Empty where that does not say. */
+    private String rack(String host) {
+        String location = RackResolver.resolve(conf, host).getNetworkLocation();
+        boolean isKnown = !location.equals(NetworkTopology.DEFAULT_RACK) && location.matches("(/[A-Za-z0-9_.-]+)+");
+        return isKnown ? location.substring(1) : "";
     }
 
     /** The tokens by which a NodeManager fetches the files, without the one that makes an ApplicationMaster. */
@@ -192,20 +242,27 @@ public final class Master extends AMRMClientAsync.AbstractCallbackHandler {
     @Override
     public synchronized void onContainersCompleted(List<ContainerStatus> statuses) {
         for (ContainerStatus each : statuses) {
-            if (agent == null || !each.getContainerId().equals(agent.getId()) || outcome != null) {
+            if (outcome != null || !isAgents(each.getContainerId())) {
                 continue;
             }
             int code = each.getExitStatus();
             say("the agent's container has ended with " + code + ": " + each.getDiagnostics());
             agent = null;
             if (AGAIN.contains(code)) {
-                rm.addContainerRequest(request);
+                ask();
             } else if (code == 0) {
                 end(FinalApplicationStatus.SUCCEEDED, "");
             } else {
                 end(FinalApplicationStatus.FAILED, "the agent's container ended with " + code + ": " + each.getDiagnostics());
             }
         }
+    }
+
+    /** Whether this is the agent's container, or was while there was no ApplicationMaster. The first of an attempt is its own. */
+    private boolean isAgents(ContainerId id) {
+        boolean isMasters = (id.getContainerId() & ContainerId.CONTAINER_ID_BITMASK) == 1;
+        boolean isEarlier = !id.getApplicationAttemptId().equals(own.getApplicationAttemptId());
+        return agent == null ? isEarlier && !isMasters : id.equals(agent.getId());
     }
 
     @Override

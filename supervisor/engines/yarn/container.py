@@ -27,6 +27,8 @@ AGAIN = 75
 ARCHIVE = "./archive"
 """The word of a command that stands for the agents' installation, which YARN has brought."""
 TOKENS = "HADOOP_TOKEN_FILE_LOCATION"
+RACK = "TFSUP_RACK"
+"""The variable in which the ApplicationMaster names the machine's rack."""
 LOOK_S = 1.0
 PR_SET_PDEATHSIG = 1
 HEARD = {signal.SIGQUIT, signal.SIGTERM, signal.SIGCHLD}
@@ -52,7 +54,9 @@ def main() -> int:
             say(f"tasks can read the tokens in {tokens}, which cannot be removed: {error.strerror}")
     ident = application_of(os.environ["CONTAINER_ID"])
     words = (str(directory / word) if word == ARCHIVE else word for word in order["command"])
+    rack = os.environ.get(RACK, "")
     command = [*words, "--place", os.environ["NM_HOST"], "--id", ident]
+    command += ["--label", f"rack={rack}"] if rack else []
     environment = environment_of(order["environment"], gpus)
     own = os.getpid()
     child = os.fork()
@@ -104,7 +108,8 @@ def environment_of(given: dict[str, str], gpus: list[str]) -> dict[str, str]:
         "HOME": pwd.getpwuid(os.getuid()).pw_dir,
         "CUDA_VISIBLE_DEVICES": ",".join(gpus),
     }
-    found.pop(TOKENS, None)
+    for each in (TOKENS, RACK):
+        found.pop(each, None)
     return found
 
 

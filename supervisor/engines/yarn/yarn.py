@@ -7,7 +7,6 @@ told to leave, and so says that it is leaving. The ResourceManager is the only r
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import re
@@ -57,12 +56,10 @@ class Yarn:
                 "container.py": HERE / "container.py",
                 "order.json": written,
             }
-            digest = hashlib.sha256(b"".join(path.read_bytes() for path in files.values())).hexdigest()[:16]
-            # The order has the archive's own digest, as a word of the command.
             named = {name: str(path) for name, path in files.items()} | (
                 {ARCHIVE: pool.archive} if pool.archive else {}
             )
-            return self._submit(agents, digest=digest, files=named)
+            return self._submit(agents, pool=pool.name, files=named)
 
     def add(self, name: str, agents: int) -> None:
         """Submit more applications with the files of the newest that is there."""
@@ -95,6 +92,10 @@ class Yarn:
     def names(self, ident: str) -> bool:
         """Whether this is the id of an application."""
         return ident.startswith("application_")
+
+    def forget(self, name: str) -> None:
+        """Remove the pool's files in `fs.defaultFS`."""
+        self._bridge.ask("tidy", pool=name)
 
     def close(self) -> None:
         """End the Java process."""
