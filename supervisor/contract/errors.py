@@ -36,6 +36,10 @@ class UserError(TfSupervisorError):
     exit_code = 2
 
 
+class FitsNowhere(UserError):
+    """No node that is there now could take the job, all of them empty. With other nodes it may fit."""
+
+
 class NotFound(TfSupervisorError):
     """The requested job, task, node or file does not exist."""
 

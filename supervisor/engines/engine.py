@@ -78,6 +78,15 @@ class PoolAgent:
     log: str = ""
 
 
+def model(agents: Sequence[PoolAgent]) -> PoolAgent:
+    """The agent of a pool that more are to be like: the newest that stays, else the newest.
+
+    Those that have ended, or leave, may be of a `pool up` that gave way to this pool, with other options.
+    """
+    staying = [each for each in agents if each.state in (State.RUNNING, State.WAITING)]
+    return (staying or agents)[-1]
+
+
 class Engine(Protocol):
     """A resource manager. Every method raises NotFound where it is not installed, Unreachable where it does
     not answer, and Refused with its own reason.
@@ -87,7 +96,7 @@ class Engine(Protocol):
         """Queue the first agents of a pool, all of them or none, and return their ids."""
 
     def add(self, name: str, agents: int) -> None:
-        """Queue more agents like those that the pool has: all of them, or none."""
+        """Queue more agents like those that the pool has (`model`): all of them, or none."""
 
     def agents(self, name: str = "") -> list[PoolAgent]:
         """The agents of a pool, or of all pools, the oldest first. Those that ended are shown for a while."""

@@ -87,7 +87,6 @@ def end(engine: Engine, name: str, within_s: float, say: Callable[[str], None] =
     check_pool(name)
     there = live(engine, name)
     if not there:
-        engine.forget(name)
         raise _unknown(name)
     many, began = len(there), time.monotonic()
     told: set[str] = set()
@@ -107,7 +106,6 @@ def end(engine: Engine, name: str, within_s: float, say: Callable[[str], None] =
         time.sleep(LOOK_S)
         there = live(engine, name)
         say(f"{len(there)} of {many} agents are left")
-    engine.forget(name)
     return many
 
 

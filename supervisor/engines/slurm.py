@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from supervisor.adapters.neutral import one_line
 from supervisor.contract.errors import NotFound, Refused, Unreachable, UserError
-from supervisor.engines.engine import Pool, PoolAgent, State
+from supervisor.engines.engine import Pool, PoolAgent, State, model
 
 PREFIX = "tfsup:"
 """The beginning of the names of our jobs."""
@@ -86,12 +86,12 @@ class Slurm:
         return self._submit(script_of(pool), agents)
 
     def add(self, name: str, agents: int) -> None:
-        """Submit another array with the script of the first agent that is there."""
+        """Submit another array with the script of the newest agent that is there."""
         there = self.agents(name)
         if not there:
             raise NotFound(f"Slurm knows no job of pool {name} any more")
         # Slurm keeps the script of an array under the number of the array.
-        array = there[-1].id.partition("_")[0]
+        array = model(there).id.partition("_")[0]
         self._submit(self._ask("scontrol", "write", "batch_script", array, "-"), agents)
 
     def agents(self, name: str = "") -> list[PoolAgent]:

@@ -21,6 +21,7 @@ _CLASSES: dict[str, type[TfSupervisorError]] = {
     cls.__name__: cls
     for cls in (
         errors.UserError,
+        errors.FitsNowhere,
         errors.NotFound,
         errors.Conflict,
         errors.Unreachable,
@@ -36,6 +37,7 @@ _CLASSES: dict[str, type[TfSupervisorError]] = {
 }
 _STATUS = {
     "UserError": grpc.StatusCode.INVALID_ARGUMENT,
+    "FitsNowhere": grpc.StatusCode.INVALID_ARGUMENT,
     "NotFound": grpc.StatusCode.NOT_FOUND,
     "Conflict": grpc.StatusCode.ALREADY_EXISTS,
     "Refused": grpc.StatusCode.PERMISSION_DENIED,

@@ -34,7 +34,6 @@ class FakeEngine:
         self._numbers = itertools.count(1)
         self._one = threading.Lock()
         self.jobs: list[Job] = []
-        self.forgotten: list[str] = []
 
     def start(self, pool: Pool, agents: int) -> list[str]:
         if pool.queue not in QUEUES:
@@ -71,7 +70,7 @@ class FakeEngine:
         return "_" in ident
 
     def forget(self, name: str) -> None:
-        self.forgotten.append(name)
+        pass
 
     def lose(self, ident: str) -> None:
         """End an agent as the loss of its machine would."""

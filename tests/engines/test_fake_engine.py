@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from supervisor.contract.errors import Conflict, NotFound, UserError
+from supervisor.contract.errors import Conflict, UserError
 from supervisor.engines import pools
 from supervisor.engines.engine import Pool
 from tests.engines.fake_engine import FakeEngine
@@ -48,18 +48,6 @@ class TestFakeEngine(EngineSuite):
         pools.scale(engine, "digits", 1)
         wait_until(lambda: [each.id for each in pools.live(engine)] == ["1_0"], "it has gone")
         pools.end(engine, "digits", 0)
-
-    def test_what_an_engine_keeps_of_a_pool_is_removed_when_it_has_ended(
-        self, engine: FakeEngine, pool: Pool
-    ) -> None:
-        pools.start(engine, pool, 1)
-        assert engine.forgotten == []
-        pools.end(engine, "digits", 0)
-        assert engine.forgotten == ["digits"]
-        # One whose agents have ended by themselves is asked for, too.
-        with pytest.raises(NotFound):
-            pools.end(engine, "digits", 0)
-        assert engine.forgotten == ["digits", "digits"]
 
     @pytest.mark.parametrize("agents", [0, -1, 1001])
     def test_a_number_of_agents_has_bounds(self, engine: FakeEngine, pool: Pool, agents: int) -> None:

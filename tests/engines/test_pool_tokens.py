@@ -30,6 +30,8 @@ class Queue:
     """An engine with room for everything; agents end as soon as they are told to."""
 
     agents_there: list[PoolAgent] = field(default_factory=list)
+    forgotten: list[str] = field(default_factory=list)
+    fails: str = ""
 
     def start(self, pool: Pool, agents: int) -> list[str]:
         for each in range(agents):
@@ -47,7 +49,9 @@ class Queue:
         self.cancel(ids)
 
     def forget(self, name: str) -> None:
-        pass
+        if self.fails:
+            raise Refused(self.fails)
+        self.forgotten.append(name)
 
     def names(self, ident: str) -> bool:
         return "_" in ident
@@ -208,6 +212,30 @@ def test_what_a_client_that_was_killed_has_left_is_ended(site: Site) -> None:
         tokens.obtain(Globals(), NAME, site.token, "1h")
         assert site.down().endswith(tokens.REVOKED)
         assert (site.made.record(NAME), site.queue.agents()) == (None, [])
+
+
+def test_what_an_engine_keeps_of_a_pool_is_removed_last(site: Site) -> None:
+    site.up()
+    site.queue.fails = "YARN says: Name node is in safe mode"
+    told = CliRunner().invoke(cli, ["pool", "down", NAME, "--now"])
+    assert (told.exit_code, site.queue.agents(), site.made.record(NAME)) == (0, [], None)
+    assert told.stdout.strip().endswith(tokens.REVOKED)
+    assert "its files are not removed, which another `pool down` does: YARN says: Name node" in told.stderr
+    # Another one finds no agents, and removes them.
+    site.queue.fails = ""
+    with pytest.raises(NotFound, match="there is no pool train"):
+        site.down()
+    assert site.queue.forgotten == [NAME]
+
+
+def test_a_pool_that_ends_leaves_the_certificates_to_one_of_its_name_on_another_engine(site: Site) -> None:
+    site.up()
+    site.ready = ("train.n1",)
+    assert "its certificates stay, as another engine has agents of this name: train.n1; " in site.down()
+    assert site.works()
+    site.queue.start(Pool(name=NAME, command=(), directory="/"), 1)
+    site.ready = ()
+    assert site.down().endswith(tokens.REVOKED)
 
 
 def test_a_pool_of_another_engine_is_not_revoked(site: Site) -> None:

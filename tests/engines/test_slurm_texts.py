@@ -98,9 +98,13 @@ def test_slurm_gets_no_secret_of_the_environment(commands: Commands, slurm: Slur
 
 
 def test_more_agents_get_the_script_of_those_that_are_there(commands: Commands, slurm: Slurm) -> None:
-    commands.put(
-        "squeue", 'echo "41_0|RUNNING|n1|2027-01-01T00:00:00|UNLIMITED|(null)|/logs|tfsup:digits|None"'
+    rows = (
+        "41_0|RUNNING|n1|2027-01-01T00:00:00|UNLIMITED|(null)|/logs|tfsup:digits|None",
+        "39_0|RUNNING|n2|2027-01-01T00:00:00|UNLIMITED|(null)|/logs|tfsup:digits|None",
+        "42_0|CANCELLED||2027-01-01T00:00:00|UNLIMITED|(null)|/logs|tfsup:digits|None",
+        "43_0|COMPLETING|n3|2027-01-01T00:00:00|UNLIMITED|(null)|/logs|tfsup:digits|None",
     )
+    commands.put("squeue", "\n".join(f'echo "{each}"' for each in rows))
     commands.put("scontrol", "echo '#!/bin/sh'; echo 'exec it'")
     commands.put("sbatch", f"cat >{commands.directory}/script; echo 42")
     slurm.add("digits", 3)

@@ -10,20 +10,25 @@ from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
 from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
-from supervisor.cli.pool.driver import Progress, plain_interrupts
+from supervisor.api.client import ControlClient
+from supervisor.cli.pool.driver import Progress, plain_interrupts, require_free
 from supervisor.cli.pool.placed import keep_to_pool, name_data
 from supervisor.contract.desired import JobPhase
-from supervisor.contract.errors import Conflict, UserError
-from supervisor.contract.views.jobs import JobView
+from supervisor.contract.errors import Conflict, NotFound, UserError
+from supervisor.contract.job.spec import Strategy
+from supervisor.contract.views.jobs import ClusterStatus, JobView, SubmitRequest
 from supervisor.engines.spark.command import AgentTask, argv_of, environment_of
 from supervisor.engines.spark.options import Wanted, completed, size_of
 from supervisor.engines.spark.reasons import reason_of
 from supervisor.engines.spark.records import make_room, put_in_place, record_of, write_partition
 from supervisor.wire.tensorflow_example_pb2 import Example, Feature
+from tests.control.leader import Leader, other_job
 from tests.engines.tfrecords import read_records
+from tests.support.builders import job_spec, resources, role
 
 WANTED = Wanted(pool="p", agents=3, file="/shared/pool.yaml", cpus=0, memory=0, gpus=0)
 LOST = """An error occurred while calling z:org.apache.spark.api.python.PythonRDD.collectAndServe.
@@ -280,6 +285,24 @@ def test_runs_that_write_the_same_data_mix_no_files(tmp_path: Path) -> None:
     assert read_records(file) == [b"second"]
     asyncio.run(make_room(uri, "train"))
     assert sorted(each.name for each in (tmp_path / "store").iterdir()) == [".tfsup-store", "train"]
+
+
+async def test_data_of_a_job_that_the_cluster_would_refuse_is_not_replaced() -> None:
+    leader = Leader()
+
+    async def status(job: str) -> ClusterStatus:
+        raise NotFound(f"there is no job {job}")
+
+    client = cast(ControlClient, SimpleNamespace(validate=leader.job_service.validate, status=status))
+    theirs = other_job(leader.world.spec.checkpoint.uri)
+    with pytest.raises(Conflict, match="belongs to job digits"):
+        await require_free(client, SubmitRequest(theirs))
+    # A leader looks at the store last.
+    with pytest.raises(UserError, match="there is no target 'opps'"):
+        await require_free(client, SubmitRequest(replace(theirs, notify=("opps",))))
+    # The nodes of the pool are not there yet.
+    waiting = job_spec((role("worker", need=resources(labels={"pool": "p"})),), Strategy.PLAIN, name="fresh")
+    await require_free(client, SubmitRequest(waiting))
 
 
 def values(feature: Feature) -> list[object]:

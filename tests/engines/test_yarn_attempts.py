@@ -34,6 +34,7 @@ def engine(yarn_cluster: YarnCluster) -> Iterator[Yarn]:
     yield found
     for name in {each.pool for each in pools.live(found)}:
         pools.end(found, name, 0)
+    found.forget("digits")
     found.close()
 
 
@@ -141,6 +142,7 @@ def test_the_files_of_a_pool_go_when_it_ends_and_no_others(
     engine.forget("digits")
     assert staged(yarn_cluster) == ours, "they run"
     pools.end(engine, "digits", 30)
+    engine.forget("digits")
     assert staged(yarn_cluster) == {each for each in ours if each.startswith("other-")}
     # What a client has left that was killed goes when a pool comes up; what may be another client's stays.
     place = next(line for line in listed(yarn_cluster) if "/other-" in line).rpartition("/")[0]
@@ -149,8 +151,9 @@ def test_the_files_of_a_pool_go_when_it_ends_and_no_others(
     pools.start(engine, pool, 1)
     names = {each.partition("-")[0] for each in staged(yarn_cluster)}
     assert names == {"digits", "other", "young"}
-    pools.end(engine, "digits", 0)
-    pools.end(engine, "other", 0)
+    for name in ("digits", "other"):
+        pools.end(engine, name, 0)
+        engine.forget(name)
     assert staged(yarn_cluster) == {"young-1"}
     yarn_cluster.yarn("fs", "-rm", "-r", f"{place}/young-1")
 

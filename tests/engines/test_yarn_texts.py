@@ -312,7 +312,8 @@ def test_classes_that_others_could_exchange_are_not_run(commands: Commands, yarn
 
 
 def test_more_agents_are_like_the_newest_that_is_there(commands: Commands, yarn: Yarn) -> None:
-    row = json.dumps({"ok": [ROW, ROW | {"id": "application_1795705473932_0010"}]})
+    ended = ROW | {"id": "application_1795705473932_0011", "state": "KILLED"}
+    row = json.dumps({"ok": [ROW, ROW | {"id": "application_1795705473932_0010"}, ended]})
     commands.put(
         "java", f"while read -r line; do echo \"$line\" >>{commands.directory}/asked; echo '{row}'; done"
     )

@@ -211,7 +211,8 @@ def down(given: Globals, name: str, on: str, now: bool, within: int) -> None:
     elif absent is not None:
         _require_gone(given, name, on)
         done.append(f"it had no agents on {on} any more")
-    revoked = tokens.revoke(given, name, lambda _: not pools.live(engine, name))
+    revoked = tokens.revoke(given, name, lambda _: _kept(given, name, engine))
+    _forget(engine, name)
     if absent is not None and not (lost or revoked):
         raise absent
     _print(given, name, "; ".join(filter(None, (*done, revoked))))
@@ -265,6 +266,37 @@ def _require_gone(given: Globals, name: str, on: str) -> None:
             "--on, or wait until the cluster takes them for lost; `supervisorctl pool revoke "
             f"{name}` shuts them out"
         )
+
+
+def _kept(given: Globals, name: str, engine: Engine) -> str:
+    """Why the certificates of a pool stay that has ended on this engine; empty if nobody needs them.
+
+    A user's pools of one name on two engines have the same certificates.
+    """
+    from supervisor.engines import pools
+
+    if pools.live(engine, name):
+        return tokens.ANOTHER
+    nodes = left_behind.nodes_of(given, name)
+    others = sorted(
+        each.node for each in nodes if each.pid and not engine.names(each.labels.get("agent", ""))
+    )
+    if not others:
+        return ""
+    return (
+        f"its certificates stay, as another engine has agents of this name: {', '.join(others[:5])}; "
+        "`pool down` with that engine as --on revokes them with its end, "
+        f"`supervisorctl pool revoke {name}` at once"
+    )
+
+
+def _forget(engine: Engine, name: str) -> None:
+    """Have an engine remove what it keeps of a pool that has ended; nothing else waits for that."""
+    try:
+        engine.forget(name)
+    except TfSupervisorError as error:
+        told = f"pool {name}: its files are not removed, which another `pool down` does: {error}"
+        click.echo(neutralise(told), err=True)
 
 
 def _nodes_of(given: Globals, name: str) -> tuple[list[NodeView], str]:

@@ -1,4 +1,4 @@
-"""How a driver of Spark, often a notebook, is told of progress and interrupted."""
+"""What a driver of Spark, often a notebook, is told, how it is interrupted, and which data it may replace."""
 
 from __future__ import annotations
 
@@ -7,10 +7,12 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
+from supervisor.api.client import ControlClient
 from supervisor.cli.terminal import neutralise
-from supervisor.contract.views.jobs import JobView
+from supervisor.contract.errors import Conflict, FitsNowhere, NotFound
+from supervisor.contract.views.jobs import JobView, SubmitMode, SubmitRequest
 
 SAY_S = 15.0
 """How often progress is told while nothing but the step changes."""
@@ -46,6 +48,26 @@ def plain_interrupts() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+async def require_free(client: ControlClient, request: SubmitRequest) -> None:
+    """Raise Conflict if there is a job whose data may not be replaced: one that is not over, or any.
+
+    It may have another name and the same store. Raises UserError for a job that the cluster would refuse.
+    """
+    # The nodes of its pool are not there yet.
+    with suppress(FitsNowhere):
+        await client.validate(request)
+    name = request.spec.name
+    try:
+        job = (await client.status(name)).jobs[0]
+    except NotFound:
+        return
+    if not job.phase.ended or request.mode is SubmitMode.NEW:
+        raise Conflict(
+            f"there is a job {name}, which is {job.phase.value}, so its data is not replaced: choose "
+            "another name, or once it has ended say resume=True or fresh=True"
+        )
 
 
 def print_line(line: str) -> None:

@@ -63,11 +63,12 @@ def obtain(given: Globals, pool: str, file: Path, token_for: str) -> Certificate
     return made
 
 
-def revoke(given: Globals, pool: str, is_over: Callable[[str], bool]) -> str:
+def revoke(given: Globals, pool: str, kept: Callable[[str], str]) -> str:
     """Revoke the certificates of a pool that has ended. Returns what came of it; empty if it has none.
 
-    `is_over` says whether the pool of a token has ended, of which it gets the SHA-256. Agents are queued
-    before their token is made: a pool that has a token, and agents no more, has ended (decision 0099).
+    `kept` gets the SHA-256 of a token, and says why its certificates stay; empty if its pool has ended.
+    Agents are queued before their token is made: a pool that has a token, and agents no more, has ended
+    (decision 0099).
     Raises Unreachable, Refused if that cannot be done.
     """
     try:
@@ -76,8 +77,8 @@ def revoke(given: Globals, pool: str, is_over: Callable[[str], bool]) -> str:
         except Refused:
             return ""  # who may not even see pools has made no token
         for view in there:
-            if not is_over(view.token):
-                return ANOTHER
+            if why := kept(view.token):
+                return why
             _ask(given, partial(_revoke, pool, view.token))
     except Conflict:
         return ANOTHER

@@ -6,7 +6,6 @@ What it does with a job `supervisorctl run` does, for people who have a notebook
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import threading
 import time
@@ -29,12 +28,12 @@ from supervisor.cli.jobs.look import explanation
 from supervisor.cli.jobs.order import Order, order_of, show_cautions
 from supervisor.cli.options import Globals
 from supervisor.cli.pool import tokens
-from supervisor.cli.pool.driver import SAY_S, Progress, plain_interrupts, print_line
+from supervisor.cli.pool.driver import SAY_S, Progress, plain_interrupts, print_line, require_free
 from supervisor.cli.pool.order import LASTING, shared_file
 from supervisor.cli.pool.placed import keep_to_pool, name_data
 from supervisor.cli.target import find_target
 from supervisor.contract.desired import JobPhase
-from supervisor.contract.errors import Conflict, NotFound, TfSupervisorError, Unreachable, UserError
+from supervisor.contract.errors import NotFound, TfSupervisorError, Unreachable, UserError
 from supervisor.contract.pool.record import check_pool
 from supervisor.contract.views.jobs import JobView, SubmitMode, SubmitRequest
 from supervisor.contract.views.nodes import NodeView
@@ -208,7 +207,7 @@ class TrainingPool:
         show_cautions(order.request.spec, order.document)
         if rows:
             with order.located():
-                self._ask(self._require_free(order.request))
+                self._ask(self._free(order.request))
         for each, frame in rows.items():
             self._write(order.request.spec.data[each], frame)
         self.start()
@@ -245,25 +244,9 @@ class TrainingPool:
             raise UserError(f"{path}: the job is suspended, so it would never end; remove suspend")
         return order
 
-    async def _require_free(self, request: SubmitRequest) -> None:
-        """Raise Conflict if there is a job whose data may not be replaced: one that is not over, or any.
-
-        It may have another name and the same store.
-        """
-        name = request.spec.name
+    async def _free(self, request: SubmitRequest) -> None:
         async with self._target.client() as client:
-            # The job may seem to fit nowhere: its nodes are not there yet.
-            with contextlib.suppress(UserError):
-                await client.validate(request)
-            try:
-                job = (await client.status(name)).jobs[0]
-            except NotFound:
-                return
-        if not job.phase.ended or request.mode is SubmitMode.NEW:
-            raise Conflict(
-                f"there is a job {name}, which is {job.phase.value}, so its data is not replaced: choose "
-                "another name, or once it has ended say resume=True or fresh=True"
-            )
+            await require_free(client, request)
 
     def _write(self, uri: str, rows: RDD) -> None:
         """Write rows into a directory, in place of what is there."""
@@ -391,8 +374,7 @@ class TrainingPool:
             left = self._ask(self._nodes.left(nodes, GONE_S))
             self._ask(self._nodes.lift(nodes))
             if self._token is not None:
-                is_ours = self._tokens.__contains__
-                self._ask(asyncio.to_thread(tokens.revoke, self._given, self.name, is_ours))
+                self._ask(asyncio.to_thread(tokens.revoke, self._given, self.name, self._kept))
         except TfSupervisorError as error:
             left = [str(error)]
         if not ended:
@@ -401,6 +383,10 @@ class TrainingPool:
             self._tell(f"pool {self.name}: it is not known that these have ended: {', '.join(left)}")
         if ended and not left:
             self._tell(f"pool {self.name} has ended; Spark has everything back")
+
+    def _kept(self, token: str) -> str:
+        """Why the certificates of a token stay; empty for this pool's."""
+        return "" if token in self._tokens else tokens.ANOTHER
 
     def _ask(self, asked: Coroutine[object, object, R]) -> R:
         """Run on the loop of this pool: a notebook's own thread has a loop that runs already."""

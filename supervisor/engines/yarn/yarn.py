@@ -18,7 +18,7 @@ from typing import cast
 
 from supervisor.adapters.neutral import one_line
 from supervisor.contract.errors import NotFound, UserError
-from supervisor.engines.engine import Pool, PoolAgent, State
+from supervisor.engines.engine import Pool, PoolAgent, State, model
 from supervisor.engines.yarn.container import ARCHIVE
 from supervisor.engines.yarn.java import HERE, PATIENCE_S, Bridge
 
@@ -66,7 +66,7 @@ class Yarn:
         there = self.agents(name)
         if not there:
             raise NotFound(f"YARN knows no application of pool {name} any more")
-        self._submit(agents, like=there[-1].id)
+        self._submit(agents, like=model(there).id)
 
     def agents(self, name: str = "") -> list[PoolAgent]:
         """Read this user's applications of our type."""

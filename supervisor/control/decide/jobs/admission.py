@@ -13,7 +13,7 @@ from supervisor.contract import keys
 from supervisor.contract.boundaries import Absent, Compare, Delete, DeletePrefix, Op
 from supervisor.contract.bounds import MAX_GIVEN_BYTES
 from supervisor.contract.checkpoint import CheckpointRef
-from supervisor.contract.errors import Conflict, NotFound, UserError
+from supervisor.contract.errors import Conflict, FitsNowhere, NotFound, UserError
 from supervisor.contract.ids import check_name
 from supervisor.contract.job.adopted_path import check_adopted
 from supervisor.contract.job.bounds import objections
@@ -125,7 +125,7 @@ def check_fits(snap: Snapshot, spec: JobSpec) -> str:
         if silent:
             return f"it waits until {', '.join(silent)} told of their GPUs"
     if result.waiting_for:
-        error = UserError(f"job {spec.name} can never run here, on all nodes empty: {result.waiting_for}")
+        error = FitsNowhere(f"job {spec.name} can never run here, on all nodes empty: {result.waiting_for}")
         raise error.about(*result.asks)
     return ""
 
