@@ -83,14 +83,16 @@ class Site:
             {} if done.exception else {one["node"]: one["state"] for one in json.loads(done.stdout)["nodes"]}
         )
 
-    def make(self) -> EtcdServer:
+    def make(self, binary: Path | None = None) -> EtcdServer:
         """Make the authorities and certificates, and an etcd that trusts them."""
         names = ("supervisor:s0,127.0.0.1", "supervisor:s1,127.0.0.1", "etcd:e,127.0.0.1")
         run("certs", "issue", str(self.tls), *names, "user:olga", "user:otto", "etcdctl:admin")
         run("certs", "pool-authority", str(self.tls))
         trusted = self.tls / "of-etcd.pem"
-        trusted.write_bytes(b"".join((self.tls / f"{each}.pem").read_bytes() for each in ("ca", "pool-ca")))
-        return EtcdServer(tls=TlsFiles(trusted, self.tls / "etcd-e.pem", self.tls / "etcd-e.key"))
+        trusted.write_bytes(
+            b"".join((self.tls / f"{each}.pem").read_bytes() for each in ("ca", "pool-ca-etcd"))
+        )
+        return EtcdServer(binary, tls=TlsFiles(trusted, self.tls / "etcd-e.pem", self.tls / "etcd-e.key"))
 
     def start(self, etcd: EtcdServer) -> None:
         """Give etcd its users, and start two supervisors."""

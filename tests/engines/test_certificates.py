@@ -17,6 +17,7 @@ from supervisor.engines import pools
 from tests.engines.certified import Site
 from tests.engines.fake_engine import FakeEngine
 from tests.engines.pool_shell import wait_long
+from tests.support.etcd_server import etcd_binaries
 from tests.support.ports import free_port
 from tests.support.waiting import wait_until
 
@@ -28,12 +29,14 @@ def engine() -> Iterator[FakeEngine]:
     made.close()
 
 
-@pytest.fixture
-def site(tmp_path: Path, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
+@pytest.fixture(params=etcd_binaries())
+def site(
+    request: pytest.FixtureRequest, tmp_path: Path, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Site]:
     made = Site(tmp_path)
     monkeypatch.setattr(commands, "_engine", lambda _on: engine)
     with ExitStack() as stack:
-        etcd = stack.enter_context(made.make())
+        etcd = stack.enter_context(made.make(etcd_binaries()[request.param]))
         stack.callback(made.close)
         made.start(etcd)
         wait_until(lambda: made.ctl("nodes").exception is None, "a supervisor leads")

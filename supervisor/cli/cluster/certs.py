@@ -44,6 +44,10 @@ _NO_ADDRESS = ",".join(
     )
 )
 """The authority of pools names no machine's address, also where a client trusts it by mistake."""
+POOLS_OF_ETCD = "pool-ca-etcd"
+"""The same authority without constraints, for etcd, which takes it for clients alone. Go of 2026 refuses each
+URI without a host, as `agent:NODE` is one, below an authority with constraints of whatever kind.
+"""
 _BOTH, _CLIENT = "serverAuth,clientAuth", "clientAuth"
 
 
@@ -127,13 +131,15 @@ def user_authority(directory: Path) -> None:
 def pool_authority(directory: Path) -> None:
     """Make the authority by which supervisors issue certificates to agents of pools.
 
-    Give both files to all supervisors as `pools.issuer`, and the certificate to etcd alone beside them.
+    Give pool-ca.pem and pool-ca.key to all supervisors as `pools.issuer`, and pool-ca-etcd.pem to etcd.
     """
     openssl.require()
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     _make_authority(directory, POOLS)
     click.echo(
         f"{directory / POOLS}.pem and {directory / POOLS}.key: name them as `pools.issuer` in all supervisors"
+        "\n"
+        f"{directory / POOLS_OF_ETCD}.pem: for etcd alone, beside {AUTHORITY}.pem in its `--trusted-ca-file`"
     )
 
 
@@ -202,14 +208,19 @@ def _make_authority(directory: Path, name: str) -> None:
         with openssl.scratch(directory) as scratch:
             openssl.new_key(Path(scratch) / "key")
             (Path(scratch) / "key").replace(key)
+    _sign_itself(key, certificate, name, ("-addext", _NO_ADDRESS) if name == POOLS else ())
+    if name == POOLS:
+        _sign_itself(key, directory / f"{POOLS_OF_ETCD}.pem", name, ())
+
+
+def _sign_itself(key: Path, certificate: Path, name: str, names: tuple[str, ...]) -> None:
     if certificate.exists():
         return
-    with openssl.scratch(directory) as scratch:
+    with openssl.scratch(certificate.parent) as scratch:
         made = Path(scratch) / "pem"
         subject = ("-days", str(AUTHORITY_DAYS), "-subj", f"/CN={_SUBJECTS[name]} {_mark_of(key, scratch)}")
         constraints = ("-addext", "basicConstraints=critical,CA:TRUE,pathlen:0")
         usage = ("-addext", "keyUsage=critical,keyCertSign,cRLSign")
-        names = ("-addext", _NO_ADDRESS) if name == POOLS else ()
         sign = ("req", "-x509", "-new", "-sha256", "-key", str(key), "-out", str(made))
         openssl.run(*sign, *subject, *constraints, *usage, *names)
         made.replace(certificate)
