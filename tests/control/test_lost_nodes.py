@@ -92,6 +92,26 @@ def test_a_node_whose_certificates_are_revoked_appeals_in_vain(revoked: bool) ->
         assert node_state(world.snapshot(), picture, busy=False)[0] == "suspected"
 
 
+@pytest.mark.parametrize("every", [0, 40])
+def test_a_node_that_is_revoked_is_lost_however_often_its_agent_registers(every: int) -> None:
+    """Its placements and reports name a life before, and a new life is no sign that it is well."""
+    world = World(nodes=0)
+    for index in range(3):
+        world.register(f"train.n{index}", f"i{index}")
+    world.start()
+    node = world.node_of("worker.0")
+    lives = [world.agents[node].incarnation]
+    record = PoolRecord(name="train", id="1", owner="", token="", token_ends_wall_ms=0)
+    world.write(put(keys.pool_record("train"), replace(record, revoked=(node,))))
+    for count in range(300):
+        if count == 0 or (every and count % every == 0):
+            world.register(node, f"life{count}", succeeds=tuple(lives)).beating = False
+            lives.append(f"life{count}")
+        world.tick()
+    assert world.switch().generation == 2
+    assert world.node_of("worker.0") != node
+
+
 def test_a_second_appeal_over_the_first_is_heard_too() -> None:
     world = World().start()
     node = world.node_of("worker.0")

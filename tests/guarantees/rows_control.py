@@ -396,8 +396,8 @@ ROWS = (
         3,
         "A lost mark compares that the node's key is still the incarnation that it names.",
         "supervisor/control/decide/nodes/node_loss.py",
-        "[_mark(mark, unchanged(held))]",
-        "[_mark(mark, Absent(keys.cordon(picture.node)))]",
+        "_mark(replace(first, incarnation=each), unchanged(held))",
+        "_mark(replace(first, incarnation=each), Absent(keys.cordon(node)))",
         LOST_NODES + "test_a_mark_that_raced_with_a_succession_is_stale",
     ),
     Guarantee(

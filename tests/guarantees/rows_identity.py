@@ -473,9 +473,18 @@ ROWS = (
         12,
         "Tasks of a node that is revoked are replaced, whatever its agent says in etcd.",
         "supervisor/control/decide/nodes/node_loss.py",
-        "    fenced, revoked = reason == FENCED, snap.is_revoked(picture.node)\n",
-        "    fenced, revoked = reason == FENCED, False\n",
+        "    if revoked := snap.is_revoked(node):\n",
+        "    if revoked := False:\n",
         "tests/control/test_lost_nodes.py::test_a_node_whose_certificates_are_revoked_appeals_in_vain",
+    ),
+    Guarantee(
+        12,
+        "An agent that is revoked keeps its tasks by no new life that it registers.",
+        "supervisor/control/decide/nodes/node_loss.py",
+        "        lives |= busy - set(picture.marks)\n",
+        "",
+        "tests/control/test_lost_nodes.py::"
+        "test_a_node_that_is_revoked_is_lost_however_often_its_agent_registers[40]",
     ),
     Guarantee(
         12,

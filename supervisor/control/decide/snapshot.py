@@ -141,12 +141,18 @@ class NodeState:
         return [appeal.seen_ms for life, appeal in self.appeals.items() if self.acts_for(life)]
 
     def mark_of(self, incarnation: str) -> Versioned[LostMark] | None:
-        """The lost mark that holds for what was placed on `incarnation`: its own or its successor's."""
+        """The lost mark that holds for what was placed on `incarnation`: its own or its successor's.
+
+        A final mark of its own holds, whatever came after.
+        """
+        own = self.marks.get(incarnation)
+        if own is not None and own.value.final:
+            return own
         if self.incarnation is not None and self.incarnation.value.acts_for(incarnation):
             current = self.marks.get(self.incarnation.value.incarnation)
             if current is not None:
                 return current
-        return self.marks.get(incarnation)
+        return own
 
 
 @dataclass(frozen=True, slots=True)

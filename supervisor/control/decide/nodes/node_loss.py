@@ -88,17 +88,18 @@ def _mark_suspected(snap: Snapshot, picture: NodeState) -> list[Action]:
     if not reason:
         return []
     # By its revision: a successor overwrites the key, and must not find a mark that came after it.
-    life = held.value
-    fenced, revoked = reason == FENCED, snap.is_revoked(picture.node)
-    if revoked:
-        if not _referred(snap, picture.node, life.incarnation):
+    life, node = held.value, picture.node
+    lives = {life.incarnation}
+    if revoked := snap.is_revoked(node):
+        busy = {each for each in (life.incarnation, *life.succeeds) if _referred(snap, node, each)}
+        if not busy:
             return []  # it gets no task, and each of its lives would be marked in turn
+        # D counts from the marks of those that tasks are placed on, however often its agent registers.
+        lives |= busy - set(picture.marks)
         reason = f"its certificates are revoked, and {reason}"
     # An agent that is revoked reaches etcd as long as its certificate lasts: its appeals do not count.
-    mark = LostMark(
-        picture.node, life.incarnation, reason, final=revoked, boot_id=life.boot_id, fenced=fenced
-    )
-    return [_mark(mark, unchanged(held))]
+    first = LostMark(node, "", reason, final=revoked, boot_id=life.boot_id, fenced=reason == FENCED)
+    return [_mark(replace(first, incarnation=each), unchanged(held)) for each in sorted(lives)]
 
 
 def _suspicion(snap: Snapshot, picture: NodeState) -> str:
@@ -115,6 +116,10 @@ def _suspicion(snap: Snapshot, picture: NodeState) -> str:
 
 def _silence_ms(snap: Snapshot, picture: NodeState) -> int:
     """An appeal is a sign of life too, also one of a successor, which cannot beat before it has joined."""
+    if snap.is_revoked(picture.node):
+        # Beats alone are: etcd takes what its agent writes until its certificate ends.
+        beat_ms = picture.beat.received_ms if picture.beat is not None else snap.since_ms
+        return snap.since_heard_ms(picture, max(snap.since_ms, beat_ms, picture.heard_before_ms or 0))
     return min([snap.silence_ms(picture), *(snap.now_ms - seen_ms for seen_ms in picture.appealed_ms())])
 
 
