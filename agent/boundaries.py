@@ -208,8 +208,11 @@ class TaskFiles(Protocol):
     def saves(self, attempt: AttemptId) -> Saves:
         """The places of its saves, as its process notes them; empty without notes."""
 
-    def note_commit(self, task: TaskId, generation: int, took_ms: int) -> None:
-        """Tell the task's attempts how long the last commit of what they save took."""
+    def note_commit(self, task: TaskId, generation: int, took_ms: int, seen_ms: int) -> None:
+        """Tell the task's attempts how long the last commit of what they save took.
+
+        `seen_ms`: when its save was seen.
+        """
 
     def newest_step(self, task: TaskId, generation: int) -> int:
         """A task's newest step in a generation, as far as its output was read; -1 if there is none."""
@@ -261,13 +264,13 @@ class Checkpoints(Protocol):
         incarnation: str,
         newest_step: Callable[[], int],
         tensorflow: Callable[[], str] = ...,
-        took: Callable[[int], None] = ...,
+        took: Callable[[int, int], None] = ...,
     ) -> None:
         """Commit finished checkpoints in the background; again for the same generation does nothing.
 
         The compare of `fence` holds while the node's key is our `incarnation` (rule 2). `newest_step` returns
         the newest step that the saver has reported, `tensorflow` its version of TensorFlow, if known. `took`
-        gets the milliseconds that each commit has taken.
+        gets the milliseconds that each commit has taken, and when its save was seen.
         """
 
     def follow(self, following: FollowCommits) -> None:

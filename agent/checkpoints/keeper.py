@@ -208,7 +208,7 @@ class NodeCheckpoints:
         incarnation: str,
         newest_step: Callable[[], int],
         tensorflow: Callable[[], str] = lambda: "",
-        took: Callable[[int], None] = lambda _: None,
+        took: Callable[[int, int], None] = lambda _, __: None,
     ) -> None:
         """Commit in the background; again for the same generation does nothing."""
         key = (commit.job_uuid, commit.generation)
@@ -233,8 +233,8 @@ class NodeCheckpoints:
                 reason=str(error),
             )
 
-        def committed(ms: int) -> None:
-            took(ms)
+        def committed(ms: int, seen_ms: int) -> None:
+            took(ms, seen_ms)
             self.committed(ms)
 
         site = SaverSite(

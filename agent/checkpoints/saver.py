@@ -67,7 +67,7 @@ class SaverSite:
     mounted: MountedGeneration | None = None
     threads: Executor | None = None
     tensorflow: Callable[[], str] = lambda: ""
-    took: Callable[[int], None] = lambda _: None
+    took: Callable[[int, int], None] = lambda _, __: None
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +86,7 @@ class Saver:
         self._committer = _committer(commit, site)
         self._offered = asyncio.Event()
         self._offered_ms = 0
+        self._seen_ms: dict[CheckpointRef, int] = {}
         self._waiting_ms: int | None = None
         self._skipped = 0
         self._last_skipped: CheckpointRef | None = None
@@ -214,7 +215,7 @@ class Saver:
 
     async def _watch(self) -> None:
         while True:
-            final = self._ending is not None
+            final, began_ms = self._ending is not None, self._site.clock.now_ms()
             try:
                 watcher = self._watcher = self._watcher or await self._new_watcher()
                 found = await self._timed_look(watcher)
@@ -226,6 +227,7 @@ class Saver:
                 continue
             self._taking.over()
             if isinstance(found, TakenCheckpoint):
+                self._seen_ms[found.manifest.ref] = began_ms
                 await self._offer(found)
                 continue
             if isinstance(found, Unusable):
@@ -307,6 +309,7 @@ class Saver:
         for ref in self._committer.take_skipped():
             self._skipped += 1
             self._last_skipped = ref
+            self._seen_ms.pop(ref, None)
             self._site.sink.info(
                 "checkpoint not committed: a newer one is ready",
                 job=self._job.job,
@@ -391,7 +394,7 @@ class Saver:
         site, ref = self._site, record.ref
         self._waiting_ms = self._offered_ms if self._committer.pending is not None else None
         site.sink.info("checkpoint committed", job=self._job.job, checkpoint=str(ref), took_ms=took_ms)
-        site.took(took_ms)
+        site.took(took_ms, self._seen_ms.pop(ref, 0))
         try:
             await site.copies.committed(self._job.job_uuid, ref, record.size)
         except TfSupervisorError as error:

@@ -167,7 +167,7 @@ def reading(beat: TaskBeat, waited_ms: int) -> TaskBeat:
 class Followed:
     """An attempt whose output is read. Times are CLOCK_BOOTTIME; -1 before they are known.
 
-    `pauses`: the pauses of its signs from earlier attempts of the task.
+    `pauses`: the pauses of its signs from earlier attempts of the task. `asked_ms`: its last ask to save.
     """
 
     reader: StepReader
@@ -178,6 +178,7 @@ class Followed:
     first_ms: int = -1
     slowest_ms: int = -1
     wrote_ms: int = -1
+    asked_ms: int = -1
     step: Pulse = field(init=False)
     output: Pulse = field(init=False)
     save: Pulse = field(init=False)

@@ -131,16 +131,23 @@ class AttemptFiles:
             default=-1,
         )
 
-    def note_commit(self, task: TaskId, generation: int, took_ms: int) -> None:
-        """Tell the task's attempts how long the last commit took: they save no more often than that."""
+    def note_commit(self, task: TaskId, generation: int, took_ms: int, seen_ms: int) -> None:
+        """Tell the task's attempts how long the last commit took: they save no more often than that.
+
+        `seen_ms`: when its save was seen, on CLOCK_BOOTTIME. One from before an ask is no answer to it.
+        """
         for attempt, each in self._followed.items():
             if attempt.task == task and attempt.generation == generation:
                 with suppress(OSError):  # a full disk, or a program that has put something else there
                     replace(each.reader.directory / COMMIT, f"{took_ms}\n")
-                    (each.reader.directory / WANTED).unlink(missing_ok=True)
+                    if each.asked_ms <= seen_ms:
+                        (each.reader.directory / WANTED).unlink(missing_ok=True)
 
     def want_saves(self) -> None:
-        """Ask the tasks that may be asked to save now. Each file that asks is there until the next commit."""
+        """Ask the tasks that may be asked to save now.
+
+        Each file that asks is there until a save is committed that was seen later.
+        """
         for each in self._followed.values():
             _want_save(each)
 
@@ -290,6 +297,7 @@ def _want_save(followed: Followed) -> bool:
     directory = followed.reader.directory
     if followed.saves().pace.own_ms < 0 or not (directory / COMMIT).exists():
         return False
+    followed.asked_ms = clock.now_ms()
     try:
         file = open_regular(directory / WANTED, os.O_WRONLY | os.O_CREAT)
         os.utime(file)
@@ -300,7 +308,7 @@ def _want_save(followed: Followed) -> bool:
 
 
 def _waits(followed: Followed) -> bool:
-    """Whether no commit came since it was asked to save."""
+    """Whether nothing that was saved since it was asked is committed."""
     return (followed.reader.directory / WANTED).exists()
 
 

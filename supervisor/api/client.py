@@ -38,6 +38,7 @@ from supervisor.contract.views.checkpoints import (
 )
 from supervisor.contract.views.description import Description
 from supervisor.contract.views.jobs import (
+    SAVE_S,
     Accepted,
     CheckpointList,
     ClusterStatus,
@@ -78,6 +79,8 @@ _CODE_MARGIN_S = 2.0
 """A client waits so much longer than a leader for a store of code, and so gets the leader's reason."""
 _RETRY_S = 0.1
 _WRITE_ATTEMPT_S = 30.0
+_SAVING_S = SAVE_S + 15.0
+"""Where jobs save first, a supervisor may stop leading after all of a save; its successor is asked then."""
 _SILENCE_S = 10.0
 _UNKNOWN = (
     "{} did not answer ({}): the request may or may not have been recorded; "
@@ -90,8 +93,8 @@ class ControlClient:
     """Calls the leader. Use it as `async with ControlClient(...) as client` on one event loop.
 
     Every call raises the error that the leader answered with, or Unreachable when no leader answered within
-    `deadline_s`; a large archive of code may take longer. A write whose answer was lost is never sent twice:
-    it raises Unreachable, as it may have taken effect.
+    `deadline_s`; a large archive of code, and what has jobs save first, may take longer. A write whose answer
+    was lost is never sent twice: it raises Unreachable, as it may have taken effect.
     """
 
     def __init__(self, supervisors: Sequence[str], guard: Guard, *, deadline_s: float = DEADLINE_S) -> None:
@@ -162,7 +165,8 @@ class ControlClient:
 
     async def cordon(self, node: str, reason: str = "", *, drain: bool = False) -> NodeAnswer:
         """Cordon a node, or with `drain` move its tasks away too. Safe to repeat."""
-        return await self._call("Cordon", CordonRequest(node, reason, drain), NodeAnswer, write=True)
+        request, most_s = CordonRequest(node, reason, drain), _SAVING_S if drain else 0.0
+        return await self._call("Cordon", request, NodeAnswer, write=True, most_s=most_s)
 
     async def uncordon(self, node: str, gpu: str = "") -> NodeAnswer:
         """Allow tasks on a node again, or on a quarantined GPU of it."""
@@ -202,7 +206,8 @@ class ControlClient:
 
     async def stop(self, job: str, *, save: bool = False) -> Accepted:
         """Stop a job; with `save` it gets SIGTERM and time to save first."""
-        return await self._call("Stop", StopRequest(job, save), Accepted, write=True)
+        request, most_s = StopRequest(job, save), _SAVING_S if save else 0.0
+        return await self._call("Stop", request, Accepted, write=True, most_s=most_s)
 
     async def start(self, job: str) -> Accepted:
         """Start a stopped job."""

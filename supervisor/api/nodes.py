@@ -61,11 +61,17 @@ class NodeMethods:
         return gpu_list(self._leading(), request.node)
 
     async def cordon(self, request: CordonRequest) -> NodeAnswer:
-        """Cordon a node, or drain it. The jobs that move save first."""
-        snap, saved = self._leading(), ""
-        if request.drain:
+        """Cordon a node, or drain it. The jobs that move save first.
+
+        The node gets no new task while they do, also if the caller is gone before they have.
+        """
+        saved = ""
+        if request.drain and tasks_by_node(self._leading()).get(request.node):
+            await self._service.cordon(replace(request, drain=False))
+            snap = self._leading()
             tasks = tasks_by_node(snap).get(request.node, ())
             saved = await save_first(self._guard, snap, (TaskId.parse(each).job for each in tasks))
+        self._leading()
         answer = await self._service.cordon(request)
         return replace(answer, detail=f"{answer.detail}{saved}")
 

@@ -22,17 +22,18 @@ async def save_first(guard: Guard, snap: Snapshot, jobs: Iterable[str]) -> str:
 
     A job whose saver may not be asked, or whose node does not answer, is not waited for.
     """
-    async with Agents(guard) as agents:
-        found = [snap.jobs[name] for name in sorted({*jobs} & snap.jobs.keys())]
-        told = await asyncio.gather(*(_save(agents, snap, job) for job in found))
+    found = [snap.jobs[name] for name in sorted({*jobs} & snap.jobs.keys())]
+    told = await asyncio.gather(*(_save(guard, snap, job) for job in found))
     return "".join(f"; {each}" for each in told if each)
 
 
-async def _save(agents: Agents, snap: Snapshot, job: JobState) -> str:
+async def _save(guard: Guard, snap: Snapshot, job: JobState) -> str:
     if job.switch.value.phase is not JobPhase.RUNNING or saver_beat(snap, job) is None:
         return ""
     with suppress(TfSupervisorError):
         address, request = address_of(snap, node_of(job, job.saver)), SaveRequest(str(job.saver))
-        answer = await agents.ask(address, "Save", request, Accepted, SAVE_S + _AGENT_S)
+        # A connection for each job: a call that fails closes its own.
+        async with Agents(guard) as agents:
+            answer = await agents.ask(address, "Save", request, Accepted, SAVE_S + _AGENT_S)
         return f"{job.saver} {answer.detail}" if answer.detail else ""
     return ""

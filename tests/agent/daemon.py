@@ -207,7 +207,7 @@ class NoFiles:
     def has_stepped(self, attempt: AttemptId) -> bool:
         return False
 
-    def note_commit(self, task: TaskId, generation: int, took_ms: int) -> None:
+    def note_commit(self, task: TaskId, generation: int, took_ms: int, seen_ms: int) -> None:
         pass
 
     def newest_step(self, task: TaskId, generation: int) -> int:

@@ -13,6 +13,7 @@ import pytest
 from agent.core.instructions import Follow
 from agent.core.saved import adopt
 from agent.core.saved.record import Saved
+from agent.inside import clock
 from agent.inside.child.cadence import COMMIT, WANTED
 from agent.logs.task_logs import AttemptFiles, make_room, read_tail
 from agent.state_file import SAVED, STATE, LockedStateFile
@@ -187,7 +188,7 @@ def test_a_save_is_wanted_until_the_next_commit_of_a_task_that_may_be_asked(tmp_
     os.utime(output.directory / WANTED, ns=(1, 1))
     output.files.want_saves()
     assert (output.directory / WANTED).stat().st_mtime_ns >= first_ns, "it is asked again"
-    output.files.note_commit(ATTEMPT.task, ATTEMPT.generation, 5)
+    output.files.note_commit(ATTEMPT.task, ATTEMPT.generation, 5, clock.now_ms())
     assert not (output.directory / WANTED).exists()
     os.mkfifo(output.directory / WANTED)
     output.files.want_saves()
@@ -201,10 +202,13 @@ async def test_a_save_that_is_asked_for_is_over_with_its_commit(tmp_path: Path) 
     output.steered()
     told = "was asked to save, and nothing was committed within 0 s"
     assert await output.files.save(task, 0) == told
-    output.files.note_commit(task, ATTEMPT.generation, 5)
+    output.files.note_commit(task, ATTEMPT.generation, 5, clock.now_ms())
+    before_ms = clock.now_ms() - 1
     saving = asyncio.create_task(output.files.save(task, 10))
     await until((output.directory / WANTED).exists)
-    output.files.note_commit(task, ATTEMPT.generation, 5)
+    output.files.note_commit(task, ATTEMPT.generation, 5, before_ms)
+    assert (output.directory / WANTED).exists(), "what was under way is no answer"
+    output.files.note_commit(task, ATTEMPT.generation, 5, clock.now_ms())
     assert await saving == "has saved"
     saving = asyncio.create_task(output.files.save(task, 10))
     await until((output.directory / WANTED).exists)

@@ -256,11 +256,14 @@ async def test_a_save_whose_copy_is_damaged_while_it_waits_is_told_of_and_taken_
 async def test_the_newest_save_wins_and_the_others_are_counted(
     world: World, moody: MoodyStore, steady: SaverSite, sink: Commits
 ) -> None:
-    saver = Saver(COMMIT, steady)
+    clock, seen_ms = ManualClock(), list[int]()
+    saver = Saver(COMMIT, replace(steady, clock=clock, took=lambda _, seen: seen_ms.append(seen)))
     saver.start()
     moody.go.clear()
+    first_ms = clock.ms
     save(world.parent, CheckpointRef(1, 10))
     await until(lambda: moody.uploads > 0)
+    clock.ms += 1000
     for step in (20, 30, 40):
         ref = CheckpointRef(1, step)
         save(world.parent, ref)
@@ -268,8 +271,10 @@ async def test_the_newest_save_wins_and_the_others_are_counted(
     beat = saver.beat()
     assert (beat.skipped, beat.last_skipped) == (2, CheckpointRef(1, 30))
     moody.go.set()
+    clock.ms += 1000
     assert [await sink.next(), await sink.next()] == ["g1-s10", "g1-s40"]
     assert saver.beat().skipped == 2
+    await until(lambda: seen_ms == [first_ms, first_ms + 1000])
     saver.stop()
 
 

@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import AsyncExitStack
 from pathlib import Path
 
+import pytest
+
+from supervisor.api.client import ControlClient
 from supervisor.cli.local.cluster import LocalCluster
 from supervisor.cli.options import Globals
 from supervisor.cli.target import find_target
+from supervisor.contract.errors import Conflict, NotFound
+from supervisor.contract.views.nodes import CordonRequest, NodeAnswer
 from supervisor.engines.spark.nodes import PoolNodes
+from supervisor.wire.rpc import Guard
+from tests.api.services import FakeJobService, FakeNodeService, Place
 from tests.cli.saving import SavingShell
+from tests.control.world import World
 from tests.support.waiting import wait_until
 
 
@@ -30,3 +39,35 @@ def test_tasks_that_find_no_room_save_again_before_their_agents_end(tmp_path: Pa
         first, last = sorted(each.ref.step for each in shell.list())
         assert before <= first < last
         assert shell.nodes() == {"node-0"}
+
+
+class Failing(FakeNodeService):
+    """Drains the nodes but those that `errors` is about. Each drain is remembered."""
+
+    def __init__(self, **errors: Exception) -> None:
+        super().__init__()
+        self.errors = errors
+
+    async def cordon(self, request: CordonRequest) -> NodeAnswer:
+        if error := self.errors.get(request.node):
+            raise error
+        if request.drain:
+            await asyncio.sleep(0.2)
+        return await super().cordon(request)
+
+    def drained(self) -> list[str]:
+        """The names of nodes, once for each drain."""
+        return [each.node for each in self.asked if isinstance(each, CordonRequest) and each.drain]
+
+
+async def test_a_node_that_cannot_be_drained_hinders_no_other(tmp_path: Path) -> None:
+    async with AsyncExitStack() as stack:
+        place, service = Place(tmp_path, stack), Failing(n0=NotFound("gone"), n1=Conflict("changed"))
+        address = await place.serve("s0", FakeJobService(World().start().snapshot(), nodes=service))
+        nodes = PoolNodes(lambda: ControlClient([address], Guard()), "p", [""])
+        listed = (await ControlClient([address], Guard()).nodes()).nodes
+        await nodes.drain(listed, "it ends", 0.5)
+        assert service.drained() == ["n2", "n2"], "with what it has trained on"
+        service.errors["n2"] = service.errors["n0"] = Conflict("changed")
+        with pytest.raises(Conflict):
+            await nodes.drain(listed, "it ends", 0.5)

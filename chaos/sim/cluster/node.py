@@ -344,7 +344,7 @@ class SimTaskFiles:
         program = self._find(attempt)
         return program is not None and bool(program.told_steps)
 
-    def note_commit(self, task: TaskId, generation: int, took_ms: int) -> None:
+    def note_commit(self, task: TaskId, generation: int, took_ms: int, seen_ms: int) -> None:
         """Programs of the simulator save when they like."""
 
     def newest_step(self, task: TaskId, generation: int) -> int:

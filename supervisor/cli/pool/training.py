@@ -9,7 +9,7 @@ import asyncio
 import json
 import threading
 import time
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent import futures
 from functools import partial
 from pathlib import Path
@@ -343,18 +343,20 @@ class TrainingPool:
         """Move agents from executors that Spark decommissions: their tasks first, then they."""
         while True:
             await asyncio.sleep(WATCH_S)
-            for agent in await asyncio.to_thread(self._agents.leaving):
-                try:
-                    await self._move(agent)
-                except TfSupervisorError as error:
-                    self._tell(f"pool {self.name}: {error}")
+            try:
+                if agents := await asyncio.to_thread(self._agents.leaving):
+                    await self._move(agents)
+            except TfSupervisorError as error:
+                self._tell(f"pool {self.name}: {error}")
 
-    async def _move(self, agent: str) -> None:
-        nodes = [node for each, node in (await self._nodes.by_agent()).items() if each == agent]
-        names = ", ".join(node.node for node in nodes)
-        self._tell(f"Spark decommissions the executor of {names or agent}: its agent moves")
+    async def _move(self, agents: Sequence[str]) -> None:
+        """Move agents together: each would else wait for the drain of the one before."""
+        nodes = [node for each, node in (await self._nodes.by_agent()).items() if each in agents]
+        names = ", ".join([node.node for node in nodes] or agents)
+        self._tell(f"Spark decommissions the executors of {names}: their agents move")
         await self._nodes.drain(nodes, "its executor is decommissioned", self._notice_s)
-        await asyncio.to_thread(self._agents.move, agent)
+        for agent in agents:
+            await asyncio.to_thread(self._agents.move, agent)
         await self._nodes.left(nodes, GONE_S)
         await self._nodes.lift(nodes)
 

@@ -7,6 +7,8 @@ import time
 from collections.abc import Callable, Collection, Sequence
 
 from supervisor.api.client import ControlClient
+from supervisor.contract.errors import NotFound, TfSupervisorError
+from supervisor.contract.views.jobs import SAVE_S
 from supervisor.contract.views.nodes import NodeView
 
 LOOK_S = 0.5
@@ -33,23 +35,37 @@ class PoolNodes:
     async def drain(self, nodes: Collection[NodeView], why: str, within_s: float) -> None:
         """Move the tasks of nodes away, after a save; returns when that is done, or the time is over.
 
-        Those that found no room by then save again: they have trained on.
+        Those that found no room near its end save again: they have trained on. Raises an error if no node is
+        drained.
         """
         names = {node.node for node in nodes}
-        until = time.monotonic() + within_s
+        until = time.monotonic() + within_s - min(SAVE_S, within_s / 3)
         self._drained |= names
-        await self._cordon(names, why)
+        errors = await self._cordon(names, why)
+        if errors and len(errors) == len(names):
+            raise errors[0]
         while names and time.monotonic() < until:
             await asyncio.sleep(LOOK_S)
             names = {node.node for node in await self._all() if node.node in names and node.tasks}
         await self._cordon(names, why)
 
-    async def _cordon(self, names: Collection[str], why: str) -> None:
-        """Have jobs with tasks on these nodes save, and drain the nodes."""
+    async def _cordon(self, names: Collection[str], why: str) -> list[TfSupervisorError]:
+        """Have jobs with tasks on these nodes save, and drain the nodes; returns why some are not drained."""
         reason = f"{self._drains}{why}"
-        async with self._client() as client:
-            # At once: a save serves all nodes of a job.
-            await asyncio.gather(*(client.cordon(name, reason, drain=True) for name in names))
+        # At once: a save serves all nodes of a job.
+        told = await asyncio.gather(*(self._cordon_one(name, reason) for name in names))
+        return [error for error in told if error is not None]
+
+    async def _cordon_one(self, name: str, reason: str) -> TfSupervisorError | None:
+        """Drain a node by a connection of its own, which no other call closes; a node that is gone is."""
+        try:
+            async with self._client() as client:
+                await client.cordon(name, reason, drain=True)
+        except NotFound:
+            return None
+        except TfSupervisorError as error:
+            return error
+        return None
 
     async def lift(self, nodes: Collection[NodeView]) -> None:
         """Lift those drains of nodes that this driver has asked for, or a former one of this pool.

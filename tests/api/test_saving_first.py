@@ -1,0 +1,161 @@
+"""What is asked to save before a node is drained, by agents at a real socket, and what fails meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import TypeAlias
+
+import grpc
+import pytest
+
+from supervisor.api.nodes import NodeMethods, node_list
+from supervisor.api.saves import save_first
+from supervisor.contract import codec
+from supervisor.contract.boundaries import Op
+from supervisor.contract.errors import Unreachable
+from supervisor.contract.observed import SaverBeat
+from supervisor.contract.views.jobs import Accepted, SaveRequest
+from supervisor.contract.views.nodes import CordonRequest, NodeAnswer
+from supervisor.control.decide.plan import Action
+from supervisor.control.decide.snapshot import Snapshot
+from supervisor.wire.rpc import Guard
+from supervisor.wire.tfsup_pb2 import Record
+from tests.api.services import FakeJobService, FakeNodeService, Place
+from tests.control.leader import Leader
+from tests.control.world import World
+from tests.support.waiting import until
+
+Context: TypeAlias = "grpc.aio.ServicerContext[Record, Record]"
+OTHER = "other"
+
+
+class Agent:
+    """The agent of all savers. It answers each when it is let; the job of `fails` gets no answer of ours."""
+
+    def __init__(self, directory: Path) -> None:
+        self.address = f"unix:{directory}/agent"
+        self.asked: list[str] = []
+        self.fails = ""
+        self.let = asyncio.Event()
+        self.server = grpc.aio.server()
+        method = grpc.unary_unary_rpc_method_handler(
+            self._save, request_deserializer=Record.FromString, response_serializer=Record.SerializeToString
+        )
+        self.server.add_generic_rpc_handlers(
+            (grpc.method_handlers_generic_handler("tfsup.v1.Node", {"Save": method}),)
+        )
+        self.server.add_insecure_port(self.address)
+
+    async def _save(self, request: Record, context: Context) -> Record:
+        job = codec.decode(SaveRequest, request.json).task.partition("/")[0]
+        self.asked.append(job)
+        if job == self.fails:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "the agent ends")
+        await self.let.wait()
+        return Record(json=codec.encode(Accepted(job, "has saved")))
+
+    def shown(self, snap: Snapshot) -> Snapshot:
+        """The snapshot with its address, and with a second job whose saver it asks, too."""
+        (job,) = snap.jobs.values()
+        record = job.record.value
+        other = replace(record, spec=replace(record.spec, name=OTHER))
+        jobs = {**snap.jobs, OTHER: replace(job, name=OTHER, record=replace(job.record, value=other))}
+        savers = {name: SaverBeat(name, job.switch.value.generation) for name in jobs}
+        nodes = {}
+        for name, node in snap.nodes.items():
+            assert node.incarnation is not None
+            assert node.beat is not None
+            life = replace(node.incarnation, value=replace(node.incarnation.value, address=self.address))
+            nodes[name] = replace(node, incarnation=life, beat=replace(node.beat, savers=savers))
+        return replace(snap, jobs=jobs, nodes=nodes)
+
+
+@pytest.fixture
+async def agent(tmp_path: Path) -> AsyncIterator[Agent]:
+    made = Agent(tmp_path)
+    await made.server.start()
+    yield made
+    await made.server.stop(0)
+
+
+async def test_a_job_saves_though_the_agent_has_no_answer_for_another(agent: Agent) -> None:
+    agent.fails = "digits"
+    snap = agent.shown(World().start().snapshot())
+    saving = asyncio.create_task(save_first(Guard(), snap, ("digits", OTHER)))
+    await until(lambda: sorted(agent.asked) == ["digits", OTHER])
+    await asyncio.wait({saving}, timeout=0.3)
+    agent.let.set()
+    assert (await saving).startswith(f"; {OTHER}/")
+
+
+async def test_a_node_gets_no_task_while_jobs_save_and_after_its_drain_is_given_up(agent: Agent) -> None:
+    leader = Leader()
+    leader.world.start()
+    node = leader.world.node_of("chief.0")
+
+    def state() -> tuple[str, str]:
+        shown = {each.node: each for each in node_list(leader.world.snapshot()).nodes}
+        return shown[node].state, shown[node].reason
+
+    told: list[str] = []
+
+    def tell(action: Action) -> tuple[Op, ...]:
+        told.append(action.text)
+        return ()
+
+    leader.job_service._event = tell
+
+    methods = NodeMethods(leader.job_service.nodes, lambda: agent.shown(leader.world.snapshot()), Guard())
+    given_up = asyncio.create_task(methods.cordon(CordonRequest(node, "it ends", drain=True)))
+    await until(lambda: bool(agent.asked))
+    given_up.cancel()
+    await asyncio.wait({given_up})
+    assert state() == ("cordoned", "it ends")
+
+    agent.asked.clear()
+    draining = asyncio.create_task(methods.cordon(CordonRequest(node, "it ends", drain=True)))
+    await until(lambda: bool(agent.asked))
+    assert state() == ("cordoned", "it ends")
+    agent.let.set()
+    assert "has saved" in (await draining).detail
+    assert state() == ("draining", "it ends")
+    assert "it is drained already" in (await methods.cordon(CordonRequest(node, drain=True))).detail
+    assert told == [f"node {node} is cordoned: it ends", f"node {node} is drained: it ends"]
+
+
+class Deposed(FakeNodeService):
+    """Does not lead any more once the jobs have saved."""
+
+    async def cordon(self, request: CordonRequest) -> NodeAnswer:
+        await super().cordon(request)
+        if request.drain:
+            await asyncio.sleep(0.3)
+            raise Unreachable("this supervisor does not lead")
+        return NodeAnswer(request.node, "done")
+
+
+class DeposedJobs(FakeJobService):
+    """Does not lead any more once the job has saved."""
+
+    async def stop(self, job: str, *, save: bool = False) -> Accepted:
+        await asyncio.sleep(0.3)
+        raise Unreachable("this supervisor does not lead")
+
+
+async def test_what_saves_first_is_asked_of_the_next_leader_however_long_the_save_was(
+    tmp_path: Path, agent: Agent
+) -> None:
+    async with AsyncExitStack() as stack:
+        place, snap = Place(tmp_path, stack), World().start().snapshot()
+        leader = FakeJobService(snap)
+        first = await place.serve("s0", DeposedJobs(snap, nodes=Deposed()))
+        second = await place.serve("s1", leader)
+        client = await place.client(first, second, deadline_s=0.2)
+        assert (await client.cordon("n1", drain=True)).detail == "done"
+        client = await place.client(first, second, deadline_s=0.2)
+        assert (await client.stop("digits", save=True)).detail == "done"
+        assert leader.asked == [("digits", True)]
