@@ -135,18 +135,28 @@ public final class Client {
                 tidy(request.get("pool").asText());
                 return JSON.createArrayNode();
             case "notify":
-                for (JsonNode id : request.get("ids")) {
-                    leave(ApplicationId.fromString(id.asText()));
-                }
-                return JSON.createArrayNode();
+                return each(request.get("ids"), this::leave);
             case "cancel":
-                for (JsonNode id : request.get("ids")) {
-                    cancel(ApplicationId.fromString(id.asText()), request.get("waiting_only").asBoolean());
-                }
-                return JSON.createArrayNode();
+                return each(request.get("ids"), id -> cancel(id, request.get("waiting_only").asBoolean()));
             default:
                 throw new IllegalArgumentException("there is no verb " + request.get("verb"));
         }
+    }
+
+    private interface Act {
+        void on(ApplicationId id) throws Exception;
+    }
+
+    /** Do something with each agent. YARN refuses to signal one that has ended since it was looked at; the others stay told. */
+    private static JsonNode each(JsonNode ids, Act act) throws Exception {
+        for (JsonNode id : ids) {
+            try {
+                act.on(ApplicationId.fromString(id.asText()));
+            } catch (YarnException over) {
+                over.printStackTrace();
+            }
+        }
+        return JSON.createArrayNode();
     }
 
     /** Queue applications, all of them or none, with the files of "files" or those of the application "like". */
@@ -324,9 +334,7 @@ public final class Client {
             ContainerReport agent = agentOf(report);
             if (agent != null) {
                 row.put("host", agent.getAssignedNode().getHost());
-                if (told.containsKey(report.getApplicationId())) {
-                    yarn.signalToContainer(agent.getContainerId(), told.get(report.getApplicationId()));
-                }
+                tellAgain(report.getApplicationId(), agent);
             } else if (report.getYarnApplicationState() == YarnApplicationState.RUNNING) {
                 if (!used.containsKey(report.getQueue())) {
                     QueueInfo queue = yarn.getQueueInfo(report.getQueue());
@@ -385,6 +393,17 @@ public final class Client {
     private void tell(ApplicationId id, ContainerReport agent, SignalContainerCommand command) throws Exception {
         told.put(id, command);
         yarn.signalToContainer(agent.getContainerId(), command);
+    }
+
+    private void tellAgain(ApplicationId id, ContainerReport agent) throws IOException {
+        try {
+            if (told.containsKey(id)) {
+                yarn.signalToContainer(agent.getContainerId(), told.get(id));
+            }
+        } catch (YarnException over) {
+            // It has ended since it was looked at.
+            over.printStackTrace();
+        }
     }
 
     private void limit(ApplicationReport report, long seconds) throws Exception {

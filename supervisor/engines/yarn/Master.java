@@ -242,7 +242,7 @@ public final class Master extends AMRMClientAsync.AbstractCallbackHandler {
     @Override
     public synchronized void onContainersCompleted(List<ContainerStatus> statuses) {
         for (ContainerStatus each : statuses) {
-            if (outcome != null || !isAgents(each.getContainerId())) {
+            if (outcome != null || !isAgents(each)) {
                 continue;
             }
             int code = each.getExitStatus();
@@ -258,11 +258,21 @@ public final class Master extends AMRMClientAsync.AbstractCallbackHandler {
         }
     }
 
-    /** Whether this is the agent's container, or was while there was no ApplicationMaster. The first of an attempt is its own. */
-    private boolean isAgents(ContainerId id) {
-        boolean isMasters = (id.getContainerId() & ContainerId.CONTAINER_ID_BITMASK) == 1;
-        boolean isEarlier = !id.getApplicationAttemptId().equals(own.getApplicationAttemptId());
-        return agent == null ? isEarlier && !isMasters : id.equals(agent.getId());
+    /**
+     * Whether this is the agent's container, or was while there was no ApplicationMaster. An attempt's own container has the
+     * number 1. A ResourceManager that has begun anew counts from 1 again in a later epoch, also for an attempt that goes on:
+     * there the agent's may have it. Only the agent's ends with 0, as an ApplicationMaster does that at the end of all alone.
+     * Any other end is taken for the ApplicationMaster's: another agent is better than the end of one that runs.
+     */
+    private boolean isAgents(ContainerStatus ended) {
+        ContainerId id = ended.getContainerId();
+        if (agent != null) {
+            return id.equals(agent.getId());
+        }
+        long number = id.getContainerId() & ContainerId.CONTAINER_ID_BITMASK;
+        boolean isLaterEpoch = id.getContainerId() > ContainerId.CONTAINER_ID_BITMASK;
+        boolean isMasters = number == 1 && !(isLaterEpoch && ended.getExitStatus() == 0);
+        return !isMasters && !id.getApplicationAttemptId().equals(own.getApplicationAttemptId());
     }
 
     @Override
@@ -299,6 +309,8 @@ public final class Master extends AMRMClientAsync.AbstractCallbackHandler {
         try {
             nm.localize(agent.getId(), agent.getNodeId(), Collections.singletonMap("notice", staged("order.json")));
         } catch (Exception error) {
+            // YARN repeats a notice of preemption with each heartbeat.
+            warned = false;
             say("the agent could not be told: " + error);
         }
     }
