@@ -147,6 +147,7 @@ class DataMounts:
         """See `JobData`."""
         self._used = frozenset(each for each in used if parse_record_uri(each[1]).scheme in self.mounted)
         self._wishes = {each: wish for each, wish in self._wishes.items() if each in self._used}
+        self._stalled_ms = {each: at_ms for each, at_ms in self._stalled_ms.items() if each in self._used}
 
     def failed(self, job_uuid: str) -> tuple[int, str]:
         """See `JobData`."""
@@ -254,8 +255,6 @@ class DataMounts:
         for job_uuid, uri in self._stalled - stalled:
             self._sink.info("tasks wait for their data no more", job=job_uuid, source=uri)
         self._stalled = stalled
-        known = {each: at_ms for each, at_ms in self._stalled_ms.items() if each in self._used}
-        self._stalled_ms = known | dict.fromkeys(stalled, self._clock.now_ms())
 
     async def _look_after(self, job_uuid: str, uri: str) -> bool:
         """Heal a mount that tasks of this node use; returns whether one of them waits for its store."""
@@ -271,7 +270,10 @@ class DataMounts:
         except TfSupervisorError as error:
             self._sink.error("the data of a job is not mounted; trying again", source=uri, reason=str(error))
             return False
-        return state is MountState.SERVING and beat is not None and beat.stalled
+        stalled = state is MountState.SERVING and beat is not None and beat.stalled
+        if stalled:
+            self._stalled_ms[job_uuid, uri] = self._clock.now_ms()
+        return stalled
 
     async def _retire(self) -> None:
         """End mounts that no agent has wanted for a while."""

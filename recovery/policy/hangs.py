@@ -113,7 +113,7 @@ class Hang:
         flat: names of the signs that are flat.
         writes: one of the tasks still writes output that repeats itself.
         others: tasks that hang as the root does, while the rest of the job goes on.
-        waits: the first of the tasks that waits for its data; None if none does.
+        waits: the root, if it waits for its data; without a root the first task that does. None if none does.
     """
 
     root: TaskId | None
@@ -267,19 +267,20 @@ def judge(tasks: tuple[Running, ...], bounds: Bounds, *, by_training: bool = Fal
         blamed = [found for found in judged if found.each.task == root] or quiet
         flat = _flat(blamed, by_training=by_training)
         hang = Hang(root, stalled_ms, late_ms, everyone, flat, _writes(blamed))
-        waits = next((found.each.task for found in quiet if waits_for_data(found.each)), None)
-        return replace(without, hang=replace(hang, waits=waits))
+        return replace(without, hang=replace(hang, waits=_waits(quiet if root is None else blamed)))
     others = _together(worst, idlers, fresh_ms)
     if others is None:
         return without
-    # The consequences depend on these two: none of the others is to have them worse than it would alone.
-    flat, writes = _flat([worst], by_training=by_training), _writes([worst])
+    # The consequences depend on these three: none of the others is to have them worse than it would alone.
+    flat, writes, waits = _flat([worst], by_training=by_training), _writes([worst]), _waits([worst])
     alike = tuple(
         found.each.task
         for found in others
         if (_flat([found], by_training=by_training), _writes([found])) == (flat, writes)
+        if waits_for_data(found.each) == waits_for_data(worst.each)
     )
-    return replace(without, hang=Hang(worst.each.task, stalled_ms, late_ms, everyone, flat, writes, alike))
+    hang = Hang(worst.each.task, stalled_ms, late_ms, everyone, flat, writes, alike, waits)
+    return replace(without, hang=hang)
 
 
 def _together(worst: _Standing, idlers: list[_Standing], fresh_ms: int) -> list[_Standing] | None:
@@ -371,6 +372,10 @@ def _flat(blamed: list[_Standing], *, by_training: bool) -> tuple[str, ...]:
 
 def _writes(blamed: list[_Standing]) -> bool:
     return any(0 <= found.each.silent_ms < LEAST_ACT_MS for found in blamed)
+
+
+def _waits(blamed: list[_Standing]) -> TaskId | None:
+    return next((found.each.task for found in blamed if waits_for_data(found.each)), None)
 
 
 def waits_for_data(each: Running) -> bool:

@@ -111,7 +111,7 @@ TABLE = MappingProxyType(
             fixed=True,
         ),
         Cause.STORE_LOST: Row(
-            "an error of the program, shortly after its mounted directory gave one",
+            "an error shortly after the task's mounted directory gave one, or a hang as it waits for it",
             Rule.RESTART,
             "the store failed, not the program; the next start waits for it",
         ),

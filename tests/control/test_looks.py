@@ -14,7 +14,10 @@ from supervisor.contract import keys
 from supervisor.contract.desired import JobPhase, JobSwitch
 from supervisor.contract.incident import Event, Outcome
 from supervisor.contract.job.goodput import Category, Goodput
-from supervisor.contract.job.spec import JobIntent, JobRecord
+from supervisor.contract.job.spec import JobIntent, JobRecord, RestartPolicy
+from supervisor.control.decide.assess import progress
+from supervisor.control.decide.assess.assess import assess
+from supervisor.control.decide.assess.servers import MOST
 from supervisor.control.decide.jobs.incidents import KEPT_EVENTS
 from supervisor.control.decide.nodes.offers import grouped
 from supervisor.control.decide.nodes.placement import Before, place
@@ -22,11 +25,12 @@ from supervisor.control.decide.plan import Action, put
 from supervisor.control.decide.reconcile import reconcile
 from supervisor.control.decide.rest import rests as resting
 from supervisor.control.decide.rest.rests import Rests
-from supervisor.control.decide.snapshot import JobState, Versioned
+from supervisor.control.decide.snapshot import JobState, Snapshot, Versioned
 from tests.control.world import STEP_MS, World
 from tests.support.builders import job_spec, offer, resources, role
 
 FEW = 3
+WORKERS = 120
 MOST_AT_REST = 100
 """Bytecodes that a look may take for one more job and one more node at rest."""
 NODE_CPUS = 4
@@ -148,6 +152,43 @@ def judging(workers: int) -> int:
 def test_the_work_of_a_look_grows_with_the_tasks_of_a_job_and_no_faster() -> None:
     few, more, many = judging(8), judging(28), judging(48)
     assert many - more < 1.05 * (more - few)
+
+
+def hanging(workers: int, hung: int, most_restarts: int) -> tuple[int, int]:
+    """The bytecodes of what asks for restarts in a job of which none hangs, and so many of its tasks do."""
+    spec = job_spec(
+        {"chief": 1, "ps": 1, "worker": workers}, restart=RestartPolicy(max_restarts=most_restarts)
+    )
+    world = World(spec, nodes=1 + workers // 8)
+    world.until(lambda: len(world.running()) == len(world.spec.tasks()))
+    for _ in range(5):
+        world.tick()
+    well = world.snapshot()
+    for index in range(1, hung + 1):
+        report = world.running()[f"worker.{index}"]
+        world.agents[report.node].tells[str(report.attempt)] = lambda beat: replace(beat, step_age_ms=50_000)
+    for agent in world.agents.values():
+        world._beat(agent)
+    ill = world.snapshot()
+    job = ill.jobs[spec.name]
+    hang = assess(ill, job).liveness.judgement.hang
+    assert hang is not None
+    assert len(hang.others) == hung - 1
+    return bytecodes(lambda: judged(well)), bytecodes(lambda: judged(ill))
+
+
+def judged(snap: Snapshot) -> None:
+    job = snap.jobs["digits"]
+    found = assess(snap, job)
+    progress.find(snap, job, found.members, found.liveness)
+    progress.suspicions(snap, job, found)
+
+
+@pytest.mark.parametrize(("hung", "most_restarts"), [(MOST - 1, 0), (WORKERS // 2, 0), (WORKERS // 2, 3)])
+def test_tasks_that_hang_together_are_judged_with_little_more_work(hung: int, most_restarts: int) -> None:
+    """Also where they are left running, which may be for days."""
+    well, ill = hanging(WORKERS, hung, most_restarts)
+    assert ill < 1.5 * well
 
 
 def placing(nodes: int, tasks: int) -> int:

@@ -9,6 +9,7 @@ import pytest
 
 from recovery.policy.causes import NEVER_READY_CODE
 from supervisor.contract import keys
+from supervisor.contract.boundaries import Put
 from supervisor.contract.desired import JobPhase
 from supervisor.contract.ids import TaskId
 from supervisor.contract.incident import Cause, Event, Outcome
@@ -19,7 +20,9 @@ from supervisor.control.decide.assess import assess as assessing
 from supervisor.control.decide.assess import progress
 from supervisor.control.decide.assess.assess import Assessments, assess
 from supervisor.control.decide.assess.need import Need
+from supervisor.control.decide.assess.servers import MOST
 from supervisor.control.decide.assess.stacks import to_dump
+from supervisor.control.decide.jobs.restart import in_place
 from supervisor.control.decide.plan import Action, put
 from supervisor.control.decide.snapshot import Snapshot
 from tests.control.world import Agent, World, waiting_for
@@ -298,14 +301,51 @@ def test_workers_that_hang_together_restart_together_as_one_failure(apart_ms: in
     world.until(lambda: world.incidents()["g1-worker.1-a1"].outcome is Outcome.RECOVERED)
 
 
-def test_a_task_that_takes_the_whole_job_takes_those_that_hang_with_it() -> None:
-    world = World().start()
-    hang(world, "worker.1")
+def test_a_chief_that_may_wait_for_one_that_hangs_does_not_restart_the_job_with_it() -> None:
+    world = World(job_spec({"chief": 1, "ps": 1, "worker": 3})).start()
+    hang(world, "worker.1", "worker.2")
     world.tick()
     hang(world, "chief.0")
-    world.until(lambda: world.switch().generation == 2, 40_000, 500)
-    found = [each for each in world.incidents().values() if each.cause is Cause.HANG]
-    assert [(each.member, each.scope) for each in found] == [("chief.0", Scope.ALL)]
+    world.until(lambda: world.running()["worker.1"].number == 2, 40_000, 500)
+    assert (world.switch().generation, world.running()["worker.2"].number) == (1, 2)
+    world.until(lambda: world.switch().generation == 2, 80_000, 500)
+    found = [(each.member, each.scope) for each in world.incidents().values() if each.cause is Cause.HANG]
+    assert found == [("worker.1", Scope.TASK), ("chief.0", Scope.ALL)]
+
+
+def test_more_tasks_than_one_transaction_restarts_restart_with_the_whole_job() -> None:
+    world = World(job_spec({"chief": 1, "ps": 1, "worker": MOST + 3}), nodes=6)
+    world.until(lambda: len(world.running()) == len(world.spec.tasks()))
+    hang(world, *(f"worker.{index}" for index in range(1, MOST + 2)))
+    world.until(lambda: world.switch().generation == 2, 60_000, 1_000)
+    (found,) = (each for each in world.incidents().values() if each.cause is Cause.HANG)
+    assert (found.scope, found.rule) == (Scope.ALL, "async.worker.in_place, but more than 40 tasks hang")
+    assert world.switch().ledger.program == 1
+
+
+def test_a_task_that_is_told_to_end_gets_no_other_attempt_beside_one_that_hangs() -> None:
+    world = World(job_spec({"chief": 1, "ps": 1, "worker": 3})).start()
+    hang(world, "worker.1", "worker.2")
+    for _ in range(160):
+        world.tick(250, leader=False)
+    need = asked_by_beats(world)
+    assert need is not None
+    job = world.job()
+    plan = job.plan_in_force
+    assert plan is not None
+    held = job.assigned(plan.value.plan_id, "worker.2")
+    assert held is not None
+    assert len(puts_of(world, need)) == 2
+    world.write(put(held.key, replace(held.value, ends=True)))
+    assert puts_of(world, need) == ["worker.1"]
+
+
+def puts_of(world: World, need: Need) -> list[str]:
+    """The tasks that get another attempt."""
+    snap = world.snapshot()
+    found = in_place(replace(snap, now_ms=need.due_ms), snap.jobs[world.spec.name], need)
+    written = [op.key for each in found for op in each.ops if isinstance(op, Put)]
+    return [str(keys.parse(key)[-1]) for key in written if key.startswith("assignments/")]
 
 
 def test_a_task_whose_own_budget_is_spent_is_not_restarted_with_others() -> None:
@@ -646,8 +686,11 @@ def test_a_task_that_works_is_suspected_and_not_restarted() -> None:
 
 
 @pytest.mark.parametrize("everyone", [False, True])
-def test_that_a_task_waits_for_its_data_is_told_of_its_suspicion_and_of_its_hang(everyone: bool) -> None:
-    world = World().start()
+@pytest.mark.parametrize("rule", [Rule.RESTART, Rule.FAIL])
+def test_a_task_that_hangs_as_it_waits_for_its_data_is_no_fault_of_the_program(
+    rule: Rule, everyone: bool
+) -> None:
+    world = World(job_spec(restart=RestartPolicy(rules={"hang": rule}))).start()
     began_ms = world.now_ms
     moved_ms = 0
 
@@ -667,8 +710,10 @@ def test_that_a_task_waits_for_its_data_is_told_of_its_suspicion_and_of_its_hang
     assert all(each.endswith("and waits for data whose store does not answer") for each in told)
     moved_ms = 1_000_000
     world.until(lambda: len(world.incidents()) > 1, step_ms=500)
-    detail = next(each.detail for each in world.incidents().values() if each.cause is Cause.HANG)
+    detail = next(each.detail for each in world.incidents().values() if each.cause is Cause.STORE_LOST)
     assert detail.endswith("waits for data whose store does not answer")
+    world.until(lambda: world.switch().ledger.infrastructure)
+    assert (world.switch().ledger.program, world.switch().ledger.infrastructure) == (0, 1)
 
 
 def test_commits_are_signs_of_the_task_that_saves() -> None:

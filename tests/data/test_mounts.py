@@ -33,7 +33,7 @@ from recovery.mount.kernel import MountOptions, ReadOperations
 from recovery.mount.layout import SIGN
 from recovery.mount.points import layers
 from recovery.mount.reading import CHUNK_BYTES, ChunkedReader, ChunkPool
-from recovery.mount.record import MountAnswer, MountFiles, MountWish, Trouble
+from recovery.mount.record import MountAnswer, MountBeat, MountFiles, MountWish, Trouble
 from recovery.stores.allowed import AllowedStores
 from recovery.stores.open import Stores
 from supervisor.adapters.clock import BootClock
@@ -352,14 +352,25 @@ def test_a_mount_that_ends_at_once_is_started_less_and_less_often(
     assert len(started) == many + 1
 
 
-async def test_who_waits_is_known_and_told_once(node: Node) -> None:
-    uses = ("u", node.data["train"])
-    node.mounts.keep(frozenset({uses}))
+async def test_a_wait_is_known_as_soon_as_its_mount_is_looked_at(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await node.mounts.close()
+    monkeypatch.setattr(node.mounts._healer, "heal", lambda *_: MountState.SERVING)
+    monkeypatch.setattr(MountFiles, "read_beat", lambda *_: MountBeat(1, 1, 1, "x", ready=True, stalled=True))
+    node.use("u")
     assert node.mounts.waited_ms("u") == -1
+    assert await node.mounts._look_after("u", node.data["train"])
+    assert 0 <= node.mounts.waited_ms("u") < 60_000
+    assert node.mounts.waited_ms("v") == -1
+    node.use()
+    assert node.mounts.waited_ms("u") == -1
+
+
+async def test_who_waits_is_told_once(node: Node) -> None:
+    uses = ("u", node.data["train"])
     for stalled in ({uses}, {uses}, set[tuple[str, str]]()):
         node.mounts._note_stalled(frozenset(stalled))
-        assert 0 <= node.mounts.waited_ms("u") < 60_000
-        assert node.mounts.waited_ms("v") == -1
     assert [level for level, *_ in node.sink.lines] == ["warning", "info"]
 
 

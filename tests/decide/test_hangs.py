@@ -244,9 +244,13 @@ def test_a_task_that_misses_other_signs_or_still_writes_is_judged_by_itself() ->
     root = Running(task("worker.0"), (Sign(STEP, 40_000, 100),))
     writes = Running(task("worker.1"), (Sign(STEP, 35_000, 100),), silent_ms=2_000)
     more = Running(task("worker.2"), (Sign(STEP, 35_000, 100), Sign(OUTPUT, 35_000, 100)))
-    hang = judge((root, writes, more, run("chief.0", 50)), BOUNDS).hang
+    waits = Running(task("worker.3"), (Sign(STEP, 35_000, 100), Sign("data", 500)))
+    hang = judge((root, writes, more, waits, run("chief.0", 50)), BOUNDS).hang
     assert hang is not None
-    assert (hang.root, hang.others) == (task("worker.0"), ())
+    assert (hang.root, hang.others, hang.waits) == (task("worker.0"), (), None)
+    alone = judge((waits, run("chief.0", 50)), BOUNDS).hang
+    assert alone is not None
+    assert alone.waits == task("worker.3")
 
 
 def test_before_the_time_to_act_it_is_only_suspected() -> None:

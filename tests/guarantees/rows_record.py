@@ -292,6 +292,24 @@ ROWS = (
     ),
     Guarantee(
         13,
+        "A task that may only wait for one that hangs does not restart the whole job with it.",
+        "supervisor/control/decide/assess/hanging.py",
+        "for each in needs if each.scope is Scope.TASK and _may(each))\n",
+        "for each in needs if _may(each))\n",
+        "tests/control/test_progress.py"
+        "::test_a_chief_that_may_wait_for_one_that_hangs_does_not_restart_the_job_with_it",
+    ),
+    Guarantee(
+        13,
+        "A task that hangs as it waits for its data burns no budget.",
+        "supervisor/control/decide/assess/hanging.py",
+        "Cause.STORE_LOST if hang.waits is not None and hang.root in (None, hang.waits) else Cause.HANG\n",
+        "Cause.HANG\n",
+        "tests/control/test_progress.py"
+        "::test_a_task_that_hangs_as_it_waits_for_its_data_is_no_fault_of_the_program[Rule.RESTART-True]",
+    ),
+    Guarantee(
+        13,
         "A task restarts with others that hang only if it is late itself.",
         "recovery/policy/hangs.py",
         "if found is not worst and each_ms >= 0]\n",

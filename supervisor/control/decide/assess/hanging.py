@@ -46,23 +46,26 @@ def find_hang(snap: Snapshot, job: JobState, there: tuple[Member, ...], liveness
     hang = liveness.judgement.hang
     if hang is None or rule_of(job.record.value.spec, Cause.HANG) is Rule.IGNORE:
         return None
-    if _why_left(snap, job, there, hang):
-        return None
-    return _need_of_hang(snap, job, there, hang)
+    need = _need_of(snap, job, _member(there, hang.root), hang)
+    return None if _why_left(job, need, hang) else _with_others(snap, job, there, hang, need)
 
 
-def _need_of_hang(snap: Snapshot, job: JobState, there: tuple[Member, ...], hang: Hang) -> Need:
-    """One restart of all that hang: of the whole job if one of them takes it, else of each in place."""
-    root = next((each for each in there if each.task == hang.root), None)
-    need = _need_of(snap, job, root, hang)
-    if need.scope is Scope.ALL:
+def _with_others(snap: Snapshot, job: JobState, there: tuple[Member, ...], hang: Hang, need: Need) -> Need:
+    """The restart of the blamed task, and with it of those that hang as it does and may restart in place.
+
+    One that takes the whole job may only wait for the blamed task. The next verdict finds it if it hangs.
+    """
+    if need.scope is Scope.ALL or not _may(need) or not hang.others:
         return need
-    hung = [each for each in there if each.task in hang.others]
-    needs = [each for each in (_need_of(snap, job, other, hang) for other in hung) if _may(each)]
-    wider = next((each for each in needs if each.scope is Scope.ALL), None)
-    if wider is not None:
-        return wider
-    beside = tuple(each.member for each in needs)[: servers.MOST - 1]
+    if len(hang.others) >= servers.MOST:
+        detail = f"{need.detail}; {len(hang.others)} more hang with it"
+        rule = f"{need.rule}, but more than {servers.MOST} tasks hang"
+        return replace(need, scope=Scope.ALL, rule=rule, detail=detail)
+    if snap.now_ms < need.due_ms:
+        return need
+    others = frozenset(hang.others)
+    needs = (_need_of(snap, job, each, hang) for each in there if each.task in others)
+    beside = tuple(each.member for each in needs if each.scope is Scope.TASK and _may(each))
     if not beside:
         return need
     names = ", ".join(str(job.task(member)) for member in beside[:MOST_NAMED])
@@ -74,10 +77,19 @@ def _may(need: Need) -> bool:
     return need.judgement.verdict.allowed
 
 
+def _member(there: tuple[Member, ...], task: TaskId | None) -> Member | None:
+    return next((each for each in there if each.task == task), None)
+
+
 def _need_of(snap: Snapshot, job: JobState, member: Member | None, hang: Hang) -> Need:
+    """The restart of a task that hangs; without one, of the whole job.
+
+    One that waits for its data is no fault of its program: its store is.
+    """
     # Known since its time was up: the back-off runs from there.
     story = _story(snap, job, member, hang)
-    need = need_for(snap, job, member, Cause.HANG, snap.now_ms - hang.late_ms, story)
+    cause = Cause.STORE_LOST if hang.waits is not None and hang.root in (None, hang.waits) else Cause.HANG
+    need = need_for(snap, job, member, cause, snap.now_ms - hang.late_ms, story)
     evidence = replace(need.evidence, flat=hang.flat)
     return replace(need, detected_ms=hang.stalled_ms - hang.late_ms, evidence=evidence)
 
@@ -120,10 +132,10 @@ def left_alone(snap: Snapshot, job: JobState, found: Assessment) -> list[Action]
     hang = found.liveness.judgement.hang
     if hang is None or rule_of(job.record.value.spec, Cause.HANG) is Rule.IGNORE:
         return []
-    why = _why_left(snap, job, found.members, hang)
+    root = _member(found.members, hang.root)
+    why = _why_left(job, _need_of(snap, job, root, hang), hang)
     if not why:
         return []
-    root = next((each for each in found.members if each.task == hang.root), None)
     attempt = attempt_of(root) if root is not None else f"{job.name}@{job.switch.value.generation}"
     text = (
         f"{_story(snap, job, root, hang)}; it is left running: {why}. If it does hang, restart it "
@@ -133,7 +145,7 @@ def left_alone(snap: Snapshot, job: JobState, found: Assessment) -> list[Action]
     return [Action("hang_left", job.name, text, (unchanged(job.switch),), (), fields)]
 
 
-def _why_left(snap: Snapshot, job: JobState, there: tuple[Member, ...], hang: Hang) -> str:
+def _why_left(job: JobState, need: Need, hang: Hang) -> str:
     """Why a hang is not acted upon; empty if it is.
 
     The first one is. A second one is believed only if a sign of training is missing that was missing before,
@@ -147,7 +159,6 @@ def _why_left(snap: Snapshot, job: JobState, there: tuple[Member, ...], hang: Ha
         return "it was restarted for other missing signs before"
     if before and hang.writes:
         return "it was restarted for that before, and goes on writing output"
-    need = _need_of_hang(snap, job, there, hang)
     return "" if need.judgement.verdict.allowed else need.judgement.verdict.reason
 
 

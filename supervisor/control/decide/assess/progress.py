@@ -35,7 +35,7 @@ from supervisor.control.decide.facts.history import has_stepped, steps_are_read
 from supervisor.control.decide.plan import Action, put, unchanged
 from supervisor.control.decide.snapshot import JobState, Snapshot, Versioned
 
-WATCHED = frozenset({Cause.HANG, Cause.NAN_LOSS, Cause.NEVER_READY, Cause.BASE_MISSED})
+WATCHED = frozenset({Cause.HANG, Cause.NAN_LOSS, Cause.NEVER_READY, Cause.BASE_MISSED, Cause.STORE_LOST})
 """Causes that may pass by themselves once they were seen: what was begun for them is carried through."""
 
 CLOCK_MS = 5_000

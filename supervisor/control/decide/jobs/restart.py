@@ -51,17 +51,20 @@ def in_place(snap: Snapshot, job: JobState, need: Need) -> list[Action]:
     following = _following_in_place(snap, job, need, placement, held.value)
     orders = [(held, following), *_beside(snap, job, need, plan.value)]
     told = f"is restarted in place on {placement.node} as attempt {following.attempt}"
-    more = f", and with it {len(orders) - 1} more" if need.beside else ""
+    more = f", and with it {len(orders) - 1} more" if len(orders) > 1 else ""
     return [_restarting(snap, job, need, orders, f"{job.task(need.member)} {told}{more}")]
 
 
 def _beside(
     snap: Snapshot, job: JobState, need: Need, plan: Plan
 ) -> Iterator[tuple[Versioned[Assignment], Assignment]]:
-    """The orders for the tasks that restart with the one that `need` is about: they run, as it does."""
+    """The orders for the tasks that restart with the one that `need` is about: they run, as it does.
+
+    One that is told to end leaves its place, or is about to move.
+    """
     for placement in plan.placements:
         held = job.assigned(plan.plan_id, placement.member)
-        if placement.member in need.beside and held is not None:
+        if placement.member in need.beside and held is not None and not held.value.ends:
             yield held, _following_in_place(snap, job, need, placement, held.value)
 
 
