@@ -172,9 +172,9 @@ class ControlClient:
         """Allow tasks on a node again, or on a quarantined GPU of it."""
         return await self._call("Uncordon", UncordonRequest(node, gpu), NodeAnswer, write=True)
 
-    async def dismiss(self, node: str) -> NodeAnswer:
-        """End the agent of a pool's node, and all tasks there. Safe to repeat."""
-        return await self._call("Dismiss", DismissRequest(node), NodeAnswer, write=True)
+    async def dismiss(self, node: str, incarnation: str) -> NodeAnswer:
+        """End this life of a pool's node, and all tasks there. Safe to repeat."""
+        return await self._call("Dismiss", DismissRequest(node, incarnation), NodeAnswer, write=True)
 
     async def pause(self, job: str, reason: str) -> Accepted:
         """Hold restarts and moves of a job, or of all. Safe to repeat."""

@@ -99,16 +99,16 @@ class Engine(Protocol):
         """Queue more agents like those that the pool has (`model`): all of them, or none."""
 
     def agents(self, name: str = "") -> list[PoolAgent]:
-        """The agents of a pool, or of all pools, the oldest first. Those that ended are shown for a while."""
+        """This caller's agents of a pool, or of all pools, the oldest first.
+
+        Those that ended are shown for a while.
+        """
 
     def notify(self, ids: Sequence[str]) -> None:
         """Tell agents that run to leave: they move their tasks away first, if there is room elsewhere."""
 
     def cancel(self, ids: Sequence[str], *, waiting_only: bool = False) -> None:
         """End agents at once; with `waiting_only` those alone that have not begun."""
-
-    def names(self, ident: str) -> bool:
-        """Whether an agent's id is one that this engine gives, and not another."""
 
     def forget(self, name: str) -> None:
         """Remove what the engine keeps of a pool whose agents have all ended."""

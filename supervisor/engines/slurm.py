@@ -8,7 +8,6 @@ leaving, and its script holds all options of the pool. So Slurm's queue is the o
 from __future__ import annotations
 
 import os
-import re
 import shlex
 import shutil
 import subprocess
@@ -39,7 +38,6 @@ _WAITING = frozenset(
     }
 )
 _RUNNING = frozenset({"RUNNING", "RESIZING", "SIGNALING", "STAGE_OUT"})
-_ELEMENT = re.compile(r"[0-9]+_[0-9]+")
 _NEVER = frozenset({"UNLIMITED", "NOT_SET"})
 _LEAVING = frozenset({"COMPLETING"})
 _RACK = """\
@@ -117,10 +115,6 @@ class Slurm:
         if ids:
             only = ("--state=PENDING",) if waiting_only else ()
             self._ask("scancel", *only, *ids, may_be_over=True)
-
-    def names(self, ident: str) -> bool:
-        """Whether this is the number of an element of an array."""
-        return _ELEMENT.fullmatch(ident) is not None
 
     def forget(self, name: str) -> None:
         """Do nothing: Slurm itself removes what it has of a job."""

@@ -95,7 +95,7 @@ REQUESTS: dict[str, object] = {
     "Control.Gpus": GpusRequest(),
     "Control.Cordon": CordonRequest("n1"),
     "Control.Uncordon": UncordonRequest("n1"),
-    "Control.Dismiss": DismissRequest("p.n1"),
+    "Control.Dismiss": DismissRequest("p.n1", "i1"),
     "Control.Pause": PauseRequest(),
     "Control.Resume": JobRequest(),
     "Control.PauseJob": PauseRequest(JOB, "an experiment"),

@@ -194,7 +194,7 @@ async def drain_its_node(raw: Raw) -> None:
     await raw.tried("cordon", "Control/Cordon", CordonRequest(node, "x"))
     await raw.tried("drain", "Control/Cordon", CordonRequest(node, "x", drain=True))
     await raw.tried("uncordon", "Control/Uncordon", UncordonRequest(node))
-    await raw.tried("dismiss", "Control/Dismiss", DismissRequest(node))
+    await raw.tried("dismiss", "Control/Dismiss", DismissRequest(node, "x"))
 
 
 @_call

@@ -9,15 +9,17 @@ import pytest
 from supervisor.api.nodes import node_list
 from supervisor.contract import keys
 from supervisor.contract.desired import Cordon, GpuQuarantine
-from supervisor.contract.errors import NotFound, UserError
+from supervisor.contract.errors import Conflict, NotFound, UserError
 from supervisor.contract.observed import GpuAction, Incarnation, NodeResources
 from supervisor.contract.views.nodes import CordonRequest, DismissRequest, NodeView, UncordonRequest
 from supervisor.control.decide.facts.hold import losses
 from supervisor.control.decide.plan import put
+from supervisor.control.services.nodes import NodeService
 from tests.control.leader import Leader
 from tests.support.builders import gpu
 
 POOLS = NodeResources(4, 1 << 33, labels={"pool": "p"}, secrets=True)
+LOST = DismissRequest("p.n1", "life of p.n1")
 BAD = GpuQuarantine("n1", "GPU-n1-1", 1, "XID 48", GpuAction.RESET_GPU, fault=3, boot_id="boot")
 
 
@@ -58,11 +60,11 @@ async def test_the_agent_of_a_pools_node_is_dismissed_once_and_its_tasks_go_else
         world.register(each, f"life of {each}")
         world.write(put(keys.node(each), replace(life_of(leader, each), resources=POOLS)))
     with pytest.raises(UserError, match="node n1 is of no pool: stop its agent where it was started"):
-        await nodes.dismiss(DismissRequest("n1"))
+        await nodes.dismiss(DismissRequest("n1", life_of(leader, "n1").incarnation))
     with pytest.raises(UserError, match=r"node q\.n1 is of no pool"):
-        await nodes.dismiss(DismissRequest("q.n1"))
+        await nodes.dismiss(DismissRequest("q.n1", "life of q.n1"))
     for _ in range(2):
-        assert (await nodes.dismiss(DismissRequest("p.n1"))).detail == "its agent is told to end"
+        assert (await nodes.dismiss(LOST)).detail == "its agent is told to end"
     (mark,) = world.snapshot().nodes["p.n1"].marks.values()
     assert (mark.value.final, mark.value.dismissed) == (True, True)
     assert mark.mod_revision == mark.create_revision
@@ -70,7 +72,24 @@ async def test_the_agent_of_a_pools_node_is_dismissed_once_and_its_tasks_go_else
     # Its keeper has ended all that it ran.
     world.write(put(keys.node("p.n1"), replace(life_of(leader, "p.n1"), fenced=True)))
     assert shown(leader, "p.n1").pid == 0
-    assert (await nodes.dismiss(DismissRequest("p.n1"))).detail == "no agent runs there"
+    assert (await nodes.dismiss(LOST)).detail == "no agent runs there"
+
+
+async def test_an_agent_that_has_the_name_of_a_dismissed_one_by_now_is_left_alone() -> None:
+    leader = Leader()
+    world, nodes = leader.world.start(), leader.job_service.nodes
+    world.register("p.n1", "life of p.n1")
+    world.write(put(keys.node("p.n1"), replace(life_of(leader, "p.n1"), resources=POOLS)))
+    old = life_of(leader, "p.n1")
+    before = world.snapshot()
+
+    # It comes before the supervisor that leads has seen it, and after that.
+    world.write(put(keys.node("p.n1"), replace(old, incarnation="another life")))
+    late = NodeService(lambda: before, leader.job_service.tell)
+    with pytest.raises(Conflict, match=r"node p\.n1 changed at the same moment"):
+        await late.dismiss(LOST)
+    assert (await nodes.dismiss(LOST)).detail == "another agent has this name by now"
+    assert world.snapshot().nodes["p.n1"].marks == {}
 
 
 async def test_the_agent_that_was_dismissed_is_not_what_the_brake_counts() -> None:
@@ -79,7 +98,7 @@ async def test_the_agent_that_was_dismissed_is_not_what_the_brake_counts() -> No
     for each in pool:
         world.register(each, f"life of {each}")
         world.write(put(keys.node(each), replace(life_of(leader, each), resources=POOLS)))
-        await leader.job_service.nodes.dismiss(DismissRequest(each))
+        await leader.job_service.nodes.dismiss(DismissRequest(each, f"life of {each}"))
     assert losses(world.snapshot()).nodes == ()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import signal
 import subprocess
@@ -20,6 +21,7 @@ QUEUES = ("", "all")
 @dataclass
 class Job:
     id: str
+    user: str
     pool: Pool
     place: str = ""
     process: subprocess.Popen[bytes] | None = None
@@ -28,18 +30,28 @@ class Job:
 
 
 class FakeEngine:
-    """Agents as processes of this one. A look at the queue is what starts those that wait."""
+    """Agents as processes of this one. A look at the queue is what starts those that wait.
 
-    def __init__(self) -> None:
-        self._numbers = itertools.count(1)
+    `user` is who asks: another user's jobs are not shown. `first` is the number of the first job.
+    """
+
+    def __init__(self, user: str = "alice", first: int = 1) -> None:
+        self._user = user
+        self._numbers = itertools.count(first)
         self._one = threading.Lock()
         self.jobs: list[Job] = []
+
+    def of(self, user: str) -> FakeEngine:
+        """The same engine, asked by another user."""
+        other = copy.copy(self)
+        other._user = user
+        return other
 
     def start(self, pool: Pool, agents: int) -> list[str]:
         if pool.queue not in QUEUES:
             raise Refused(f"there is no queue {pool.queue}")
         number = next(self._numbers)
-        fresh = [Job(f"{number}_{index}", pool) for index in range(agents)]
+        fresh = [Job(f"{number}_{index}", self._user, pool) for index in range(agents)]
         self.jobs += fresh
         self._begin()
         return [each.id for each in fresh]
@@ -49,7 +61,8 @@ class FakeEngine:
 
     def agents(self, name: str = "") -> list[PoolAgent]:
         self._begin()
-        return [self._seen(each) for each in self.jobs if not name or each.pool.name == name]
+        ours = [each for each in self.jobs if each.user == self._user]
+        return [self._seen(each) for each in ours if not name or each.pool.name == name]
 
     def notify(self, ids: Sequence[str]) -> None:
         for each in self.jobs:
@@ -65,9 +78,6 @@ class FakeEngine:
                 each.cancelled = True
             elif not waiting_only:
                 each.process.terminate()
-
-    def names(self, ident: str) -> bool:
-        return "_" in ident
 
     def forget(self, name: str) -> None:
         pass

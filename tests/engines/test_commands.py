@@ -9,23 +9,16 @@ import json
 import shlex
 import sys
 import tarfile
-from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Self
 
 import pytest
 
 from supervisor.cli.local.layout import Layout, LocalSettings
-from supervisor.cli.options import Globals
-from supervisor.cli.pool import left_behind
-from supervisor.contract.views.nodes import NodeView
 from supervisor.engines import pools
 from supervisor.engines.engine import PoolAgent, State
 from supervisor.engines.installation import bootstrap
 from supervisor.engines.installation.archive import MANIFEST
-from supervisor.engines.slurm import Slurm
 from tests.cli.shell import ctl
 from tests.engines.commands import Commands
 
@@ -174,46 +167,3 @@ def test_a_pool_on_spark_is_its_drivers(tmp_path: Path) -> None:
     done = ctl(tmp_path, "pool", "up", "digits", "--on", "spark")
     assert done.returncode == 2
     assert "`with TrainingPool(spark, agents=3)` of the module tfsup_spark" in done.stderr
-
-
-def node_of(ident: str, place: str, *, node: str = "", pid: int = 7) -> NodeView:
-    labels = {"pool": "p", "agent": ident, "place": place}
-    return NodeView(node or f"p.{place}", "ready", "life", "h", 1, 1.0, 1, 0, labels=labels, pid=pid)
-
-
-def test_a_pools_nodes_have_its_name_and_its_label(monkeypatch: pytest.MonkeyPatch) -> None:
-    ours, others = node_of("1_0", "n1"), node_of("1_0", "n1", node="q.n1")
-
-    class Client:
-        async def __aenter__(self) -> Self:
-            return self
-
-        async def __aexit__(self, *_: object) -> None:
-            pass
-
-        async def nodes(self) -> SimpleNamespace:
-            return SimpleNamespace(nodes=[ours, others, replace(ours, labels={})])
-
-    monkeypatch.setattr(left_behind, "find_target", lambda _: SimpleNamespace(client=Client))
-    assert left_behind.nodes_of(Globals(), "p") == [ours]
-
-
-@pytest.mark.parametrize(
-    ("node", "lost"),
-    [
-        (node_of("41_0", "n1"), False),
-        (node_of("41_0", "n2"), True),
-        (node_of("41_0", "n2", pid=0), False),
-        (node_of("41_1", "n1"), False),
-        (node_of("41_2", "n2"), True),
-        (node_of("40_0", "n1"), True),
-        (node_of("application_1_0001", "n1"), False),
-    ],
-    ids=["here", "elsewhere", "dead", "waits", "ended", "unknown", "of another engine"],
-)
-def test_an_agent_is_lost_that_its_engine_has_elsewhere_or_nowhere(
-    commands: Commands, node: NodeView, lost: bool
-) -> None:
-    commands.put("squeue", QUEUE)
-    slurm = Slurm({"PATH": commands.path})
-    assert left_behind.among([node], slurm, "digits") == ([node] if lost else [])

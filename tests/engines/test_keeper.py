@@ -88,16 +88,16 @@ def test_agents_join_are_replaced_and_leave(shell: PrintingShell, engine: FakeEn
     pools.scale(engine, "p", 2)
     wait_until(lambda: states(shell).get(place) == "ready", "its successor takes tasks")
 
-    # One that the engine does not know any more is ended by the cluster, and its tasks with it.
+    # One that the engine takes for ended is ended by the cluster, and its tasks with it.
     kept = next(each for each in reversed(engine.jobs) if f"p.{each.place}" == place)
-    engine.jobs = [each for each in engine.jobs if each is not kept]
+    process, kept.process, kept.cancelled = kept.process, None, True
     given = Globals(state=tmp_path / "state")
-    lost = left_behind.among(left_behind.nodes_of(given, "p"), engine, "p")
+    lost = left_behind.among(left_behind.nodes_of(given, "p"), engine.agents("p"))
     assert [each.node for each in lost] == [place]
     assert pools.end(engine, "p", 0) == 1
-    assert left_behind.end(given, "p", engine, lambda _: None) == 1
-    assert kept.process is not None
-    assert kept.process.wait(30) == 0
+    assert left_behind.end(given, "p", engine, (), lambda _: None) == 1
+    assert process is not None
+    assert process.wait(30) == 0
     assert [each for each in processes() if str(tmp_path) in each and "engines.keeper" in each] == []
 
 

@@ -53,9 +53,6 @@ class Queue:
             raise Refused(self.fails)
         self.forgotten.append(name)
 
-    def names(self, ident: str) -> bool:
-        return "_" in ident
-
     def cancel(self, ids: Sequence[str], *, waiting_only: bool = False) -> None:
         if not waiting_only:
             self.agents_there = [each for each in self.agents_there if each.id not in ids]
@@ -243,7 +240,7 @@ def test_a_pool_of_another_engine_is_not_revoked(site: Site) -> None:
     site.queue.agents_there.clear()
     site.ready = ("train.n1",)
     with pytest.raises(
-        Conflict, match=r"no agents on slurm, and train\.n1 are there: name its engine by --on"
+        Conflict, match=r"you have no agents of it on slurm\. train\.n1 are there, and slurm does not list"
     ):
         site.down()
     assert site.works()

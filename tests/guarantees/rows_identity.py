@@ -130,6 +130,32 @@ ROWS = (
         MEMBER + "test_an_agent_that_is_dismissed_ends_and_its_successors_do_not_join",
     ),
     Guarantee(
+        3,
+        "A dismissal ends the incarnation that was looked at, and no other that has its node's name by now.",
+        "supervisor/control/services/nodes.py",
+        "        if held.value.incarnation != request.incarnation:\n",
+        "        if not request.incarnation:\n",
+        "tests/control/test_node_service.py::"
+        "test_an_agent_that_has_the_name_of_a_dismissed_one_by_now_is_left_alone",
+    ),
+    Guarantee(
+        3,
+        "A key that another agent writes before the mark of a dismissal keeps that mark from being written.",
+        "supervisor/control/decide/nodes/node_loss.py",
+        "        compares=(unchanged(holder), unchanged_or_absent(key, held)),\n",
+        "        compares=(unchanged_or_absent(key, held),),\n",
+        "tests/control/test_node_service.py::"
+        "test_an_agent_that_has_the_name_of_a_dismissed_one_by_now_is_left_alone",
+    ),
+    Guarantee(
+        3,
+        "No agent is dismissed that its engine does not list as the caller's.",
+        "supervisor/cli/pool/left_behind.py",
+        'places.get(each.labels.get("agent", ""), "")',
+        'places.get(each.labels.get("agent", ""), NOWHERE)',
+        "tests/engines/test_left_behind.py::test_a_healthy_pool_of_another_is_never_dismissed",
+    ),
+    Guarantee(
         11,
         "An agent runs under the D that its cluster has in etcd.",
         MEMBERSHIP,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -129,9 +129,9 @@ def status(given: Globals, name: str, on: str) -> None:
     """Show the agents of the pool NAME: in the engine, and in the cluster."""
     check_pool(name)
     known, problem = _nodes_of(given, name)
-    found = (engine := _engine(on)).agents(name)
-    lost = left_behind.among(known, engine, name)
-    if not found and not lost:
+    found = _engine(on).agents(name)
+    lost = left_behind.among(known, found)
+    if not found:
         raise NotFound(f"there is no pool {name}; see `supervisorctl pool list`")
     # An agent that was queued again has a node at each of its places.
     nodes = {(each.labels.get("agent", ""), each.labels.get("place", "")): each for each in known}
@@ -173,7 +173,7 @@ def scale(given: Globals, name: str, agents: int, on: str) -> None:
 
     engine, (nodes, _) = _engine(on), _nodes_of(given, name)
     done = pools.scale(engine, name, agents)
-    left_behind.dismiss(given, lost := left_behind.among(nodes, engine, name))
+    left_behind.dismiss(given, lost := left_behind.among(nodes, engine.agents(name)))
     gone = [f"{len(lost)} more are ended, which the engine has lost"] if lost else []
     expired = [tokens.told(each) for each in _certified(given, name) if tokens.is_over(each)]
     _print(given, name, "; ".join((done, *gone, *expired)))
@@ -200,16 +200,17 @@ def down(given: Globals, name: str, on: str, now: bool, within: int) -> None:
 
     say = (lambda _: None) if given.json else _sayer()
     engine, done = _engine(on), list[str]()
+    ours = {each.id for each in engine.agents(check_pool(name))}
     absent: NotFound | None = None
     try:
         many = pools.end(engine, name, 0 if now else within, say)
         done.append(f"{many} agents have ended; the engine has everything back")
     except NotFound as error:
         absent = error
-    if lost := left_behind.end(given, name, engine, say):
+    if lost := left_behind.end(given, name, engine, ours, say):
         done.append(f"{lost} agents have ended that the engine had lost")
-    elif absent is not None:
-        _require_gone(given, name, on)
+    _require_gone(given, name, on, engine, ours, done)
+    if absent is not None and not lost:
         done.append(f"it had no agents on {on} any more")
     revoked = tokens.revoke(given, name, lambda _: _kept(given, name, engine))
     _forget(engine, name)
@@ -257,14 +258,21 @@ def _engine(on: str) -> Engine:
     return Slurm()
 
 
-def _require_gone(given: Globals, name: str, on: str) -> None:
-    """Raise Conflict if a pool that an engine does not know has agents all the same: on another engine."""
+def _require_gone(
+    given: Globals, name: str, on: str, engine: Engine, ours: Collection[str], done: Sequence[str]
+) -> None:
+    """Raise Conflict if agents of a pool run that this engine does not list as this caller's."""
     nodes, _ = _nodes_of(given, name)
-    if there := sorted(each.node for each in nodes if each.state == "ready"):
+    known = {*ours, *(each.id for each in engine.agents(name))}
+    there = [each for each in nodes if each.pid and each.state not in ("lost", "gone")]
+    if others := sorted(each.node for each in there if each.labels.get("agent") not in known):
+        owner = "".join(f" (its certificates are of {each.owner})" for each in _certified(given, name))
+        said = "; ".join(done) or f"you have no agents of it on {on}"
         raise Conflict(
-            f"pool {name} has no agents on {on}, and {', '.join(there[:5])} are there: name its engine by "
-            "--on, or wait until the cluster takes them for lost; `supervisorctl pool revoke "
-            f"{name}` shuts them out"
+            f"pool {name}{owner}: {said}. {', '.join(others[:5])} are there, and {on} does not list their "
+            "agents as yours. Those of another engine: name it by --on. Another user's: that user ends them. "
+            f"Those that {on} has forgotten: end their keepers on their machines, by SIGTERM. "
+            f"`supervisorctl pool revoke {name}` shuts out all that have certificates"
         )
 
 

@@ -7,19 +7,22 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from supervisor.cli.options import Globals
 from supervisor.cli.target import find_target
-from supervisor.contract.errors import Refused, TfSupervisorError, Unreachable
+from supervisor.contract.errors import Conflict, Refused, TfSupervisorError, Unreachable
 from supervisor.contract.pool.record import pool_of
 
 if TYPE_CHECKING:
     from supervisor.contract.views.nodes import NodeView
-    from supervisor.engines.engine import Engine
+    from supervisor.engines.engine import Engine, PoolAgent
 
 ENDING_S, LOOK_S = 60, 0.5
+NOWHERE = "(nowhere)"
+"""Where an engine has an agent that has ended: no machine has this name."""
 
 
 def nodes_of(given: Globals, pool: str) -> list[NodeView]:
@@ -32,51 +35,63 @@ def nodes_of(given: Globals, pool: str) -> list[NodeView]:
     return [each for each in asyncio.run(ask()) if pool == each.labels.get("pool") == pool_of(each.node)]
 
 
-def among(nodes: Sequence[NodeView], engine: Engine, pool: str) -> list[NodeView]:
-    """Those of a pool's nodes whose agents this engine does not have any more, or has elsewhere.
+def among(
+    nodes: Sequence[NodeView], agents: Sequence[PoolAgent], ours: Collection[str] = ()
+) -> list[NodeView]:
+    """Those of a pool's nodes whose agents the engine has elsewhere by now, or has ended.
 
-    The nodes were read first: an agent that has come since is in the engine's list alone.
+    An agent that it does not list is another user's or another engine's, for all that is known here: it is
+    not among them.
+
+    Args:
+        nodes: read before `agents`, so that no agent is among them that has come since.
+        agents: this caller's agents of the pool, as the engine lists them.
+        ours: ids that it has listed before. Those that it lists no more have ended.
     """
-    from supervisor.engines import pools
+    from supervisor.engines.engine import State
 
-    there = {each.id: each.place for each in pools.live(engine, pool)} if nodes else {}
+    places = dict.fromkeys(ours, NOWHERE)
+    places |= {each.id: NOWHERE if each.state is State.ENDED else each.place for each in agents}
     # An agent without a place may be one whose engine has just begun anew.
     return [
         each
         for each in nodes
-        if each.pid
-        and engine.names(ident := each.labels.get("agent", ""))
-        and there.get(ident, "elsewhere") not in ("", each.labels.get("place"))
+        if each.pid and places.get(each.labels.get("agent", ""), "") not in ("", each.labels.get("place"))
     ]
 
 
 def dismiss(given: Globals, nodes: Sequence[NodeView]) -> None:
-    """Tell the agents of these nodes to end. Raises Unreachable, Refused."""
+    """Tell these lives of nodes to end.
+
+    Raises Unreachable, Refused, and Conflict where one changes at that moment.
+    """
 
     async def ask() -> None:
         async with find_target(given).client() as client:
             for each in nodes:
-                await client.dismiss(each.node)
+                await client.dismiss(each.node, each.incarnation)
 
     if nodes:
         asyncio.run(ask())
 
 
-def end(given: Globals, pool: str, engine: Engine, say: Callable[[str], None]) -> int:
+def end(given: Globals, pool: str, engine: Engine, ours: Collection[str], say: Callable[[str], None]) -> int:
     """End all agents of a pool that its engine has lost, and return how many there were once they are gone.
 
+    `ours` are the ids that the engine listed when the pool was to end: it may have forgotten some since.
     Raises Unreachable, Refused if that cannot be done, or cannot be known.
     """
     many, until = 0, time.monotonic() + ENDING_S
     try:
-        while left := among(nodes_of(given, pool), engine, pool):
+        while left := among(nodes_of(given, pool), engine.agents(pool), ours):
             many = max(many, len(left))
-            say(f"{len(left)} agents run that the engine does not know any more; they are told to end")
+            say(f"{len(left)} agents run that the engine has lost; they are told to end")
             if time.monotonic() > until:
                 raise Unreachable(
                     f"{', '.join(each.node for each in left)} have not ended within {ENDING_S} s"
                 )
-            dismiss(given, left)
+            with suppress(Conflict):  # the next look tells what came of it
+                dismiss(given, left)
             time.sleep(LOOK_S)
     except TfSupervisorError as error:
         kind = Refused if isinstance(error, Refused) else Unreachable

@@ -26,9 +26,10 @@ class UncordonRequest:
 
 @dataclass(frozen=True, slots=True)
 class DismissRequest:
-    """End the agent of this node, with all of its tasks; it is the node of a pool."""
+    """End this life of a pool's node, with all of its tasks. Another agent that has its name by now stays."""
 
     node: str
+    incarnation: str
 
 
 @dataclass(frozen=True, slots=True)

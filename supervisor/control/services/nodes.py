@@ -66,14 +66,17 @@ class NodeService:
         return NodeAnswer(node, f"it takes tasks again{rest}")
 
     async def dismiss(self, request: DismissRequest) -> NodeAnswer:
-        """End the agent of a pool's node, which its engine does not reach, and with it all tasks there.
+        """End a life of a pool's node, which its engine does not reach, and with it all tasks there.
 
-        Raises NotFound, UserError for a node that is no pool's, and Unreachable while a promise protects it.
+        The transaction that marks it compares the node's key. Raises NotFound, UserError for a node that is
+        no pool's, Conflict if the key changes at that moment, and Unreachable while a promise protects it.
         """
         picture = self._node(request.node)
         held = picture.incarnation
         if held is None or held.value.fenced:
             return NodeAnswer(picture.node, "no agent runs there")
+        if held.value.incarnation != request.incarnation:
+            return NodeAnswer(picture.node, "another agent has this name by now")
         if not (pool := pool_of(picture.node)) or held.value.resources.labels.get("pool") != pool:
             raise UserError(
                 f"node {picture.node} is of no pool: stop its agent where it was started, as by systemctl"

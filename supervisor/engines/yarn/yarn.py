@@ -89,10 +89,6 @@ class Yarn:
                 "cancel", within_s=PATIENCE_S + len(ids), ids=list(ids), waiting_only=waiting_only
             )
 
-    def names(self, ident: str) -> bool:
-        """Whether this is the id of an application."""
-        return ident.startswith("application_")
-
     def forget(self, name: str) -> None:
         """Remove the pool's files in `fs.defaultFS`."""
         self._bridge.ask("tidy", pool=name)
