@@ -228,7 +228,7 @@ def test_what_an_engine_keeps_of_a_pool_is_removed_last(site: Site) -> None:
 def test_a_pool_that_ends_leaves_the_certificates_to_one_of_its_name_on_another_engine(site: Site) -> None:
     site.up()
     site.ready = ("train.n1",)
-    assert "its certificates stay, as another engine has agents of this name: train.n1; " in site.down()
+    assert "its certificates stay, as other agents of this name are there: train.n1" in site.down()
     assert site.works()
     site.queue.start(Pool(name=NAME, command=(), directory="/"), 1)
     site.ready = ()
@@ -240,7 +240,7 @@ def test_a_pool_of_another_engine_is_not_revoked(site: Site) -> None:
     site.queue.agents_there.clear()
     site.ready = ("train.n1",)
     with pytest.raises(
-        Conflict, match=r"you have no agents of it on slurm\. train\.n1 are there, and slurm does not list"
+        Conflict, match=r"you have no agents of pool train on slurm\. train\.n1 are there, and slurm does not"
     ):
         site.down()
     assert site.works()

@@ -209,10 +209,14 @@ def down(given: Globals, name: str, on: str, now: bool, within: int) -> None:
         absent = error
     if lost := left_behind.end(given, name, engine, ours, say):
         done.append(f"{lost} agents have ended that the engine had lost")
-    _require_gone(given, name, on, engine, ours, done)
+    if others := _others(given, name, engine, ours):
+        told = _not_ours(given, name, on, others)
+        if not done:
+            raise Conflict(f"you have no agents of pool {name} on {on}. {told}")
+        done.append(told)
     if absent is not None and not lost:
         done.append(f"it had no agents on {on} any more")
-    revoked = tokens.revoke(given, name, lambda _: _kept(given, name, engine))
+    revoked = tokens.revoke(given, name, lambda _: _kept(given, name, engine, ours))
     _forget(engine, name)
     if absent is not None and not (lost or revoked):
         raise absent
@@ -258,25 +262,26 @@ def _engine(on: str) -> Engine:
     return Slurm()
 
 
-def _require_gone(
-    given: Globals, name: str, on: str, engine: Engine, ours: Collection[str], done: Sequence[str]
-) -> None:
-    """Raise Conflict if agents of a pool run that this engine does not list as this caller's."""
-    nodes, _ = _nodes_of(given, name)
+def _others(given: Globals, name: str, engine: Engine, ours: Collection[str]) -> str:
+    """The nodes of a pool whose agents run, and which this engine does not list as this caller's."""
+    nodes = left_behind.nodes_of(given, name)
     known = {*ours, *(each.id for each in engine.agents(name))}
     there = [each for each in nodes if each.pid and each.state not in ("lost", "gone")]
-    if others := sorted(each.node for each in there if each.labels.get("agent") not in known):
-        owner = "".join(f" (its certificates are of {each.owner})" for each in _certified(given, name))
-        said = "; ".join(done) or f"you have no agents of it on {on}"
-        raise Conflict(
-            f"pool {name}{owner}: {said}. {', '.join(others[:5])} are there, and {on} does not list their "
-            "agents as yours. Those of another engine: name it by --on. Another user's: that user ends them. "
-            f"Those that {on} has forgotten: end their keepers on their machines, by SIGTERM. "
-            f"`supervisorctl pool revoke {name}` shuts out all that have certificates"
-        )
+    return ", ".join(sorted(each.node for each in there if each.labels.get("agent") not in known)[:5])
 
 
-def _kept(given: Globals, name: str, engine: Engine) -> str:
+def _not_ours(given: Globals, name: str, on: str, others: str) -> str:
+    """What to do about agents of a pool that an engine does not list as this caller's."""
+    owner = "".join(f" {each.owner} made its certificates." for each in _certified(given, name))
+    return (
+        f"{others} are there, and {on} does not list their agents as yours.{owner} Those of another engine: "
+        "name it by --on. Another user's: that user ends them. Those that the engine has forgotten: end "
+        f"their keepers on their machines, by SIGTERM. `supervisorctl pool revoke {name}` shuts out all "
+        "that have certificates"
+    )
+
+
+def _kept(given: Globals, name: str, engine: Engine, ours: Collection[str]) -> str:
     """Why the certificates of a pool stay that has ended on this engine; empty if nobody needs them.
 
     A user's pools of one name on two engines have the same certificates.
@@ -285,17 +290,8 @@ def _kept(given: Globals, name: str, engine: Engine) -> str:
 
     if pools.live(engine, name):
         return tokens.ANOTHER
-    nodes = left_behind.nodes_of(given, name)
-    others = sorted(
-        each.node for each in nodes if each.pid and not engine.names(each.labels.get("agent", ""))
-    )
-    if not others:
-        return ""
-    return (
-        f"its certificates stay, as another engine has agents of this name: {', '.join(others[:5])}; "
-        "`pool down` with that engine as --on revokes them with its end, "
-        f"`supervisorctl pool revoke {name}` at once"
-    )
+    others = _others(given, name, engine, ours)
+    return f"its certificates stay, as other agents of this name are there: {others}" if others else ""
 
 
 def _forget(engine: Engine, name: str) -> None:
