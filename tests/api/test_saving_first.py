@@ -1,4 +1,4 @@
-"""What is asked to save before a node is drained, by agents at a real socket, and what fails meanwhile."""
+"""The jobs that save before a node is drained, with agents at a real socket, and failures meanwhile."""
 
 from __future__ import annotations
 

@@ -144,7 +144,7 @@ def test_the_files_of_a_pool_go_when_it_ends_and_no_others(
     pools.end(engine, "digits", 30)
     engine.forget("digits")
     assert staged(yarn_cluster) == {each for each in ours if each.startswith("other-")}
-    # What a client has left that was killed goes when a pool comes up; what may be another client's stays.
+    # Files of a killed client go when a pool comes up. Young ones stay: another client may be copying them.
     place = next(line for line in listed(yarn_cluster) if "/other-" in line).rpartition("/")[0]
     yarn_cluster.yarn("fs", "-mkdir", f"{place}/left-1", f"{place}/young-1")
     yarn_cluster.yarn("fs", "-touch", "-t", OLD, f"{place}/left-1")

@@ -271,7 +271,7 @@ def _others(given: Globals, name: str, engine: Engine, ours: Collection[str]) ->
 
 
 def _not_ours(given: Globals, name: str, on: str, others: str) -> str:
-    """What to do about agents of a pool that an engine does not list as this caller's."""
+    """The remedies for agents of a pool that an engine does not list as this caller's."""
     owner = "".join(f" {each.owner} made its certificates." for each in _certified(given, name))
     return (
         f"{others} are there, and {on} does not list their agents as yours.{owner} Those of another engine: "

@@ -1,4 +1,4 @@
-"""What a driver of Spark, often a notebook, is told, how it is interrupted, and which data it may replace."""
+"""The progress that a driver of Spark shows, its interrupts, and a check of the data that it may replace."""
 
 from __future__ import annotations
 

@@ -172,7 +172,7 @@ class Bridge:
 
 
 def _no_ticket(environment: Mapping[str, str]) -> str:
-    """What to do where Java has found no ticket that is valid now."""
+    """The remedy where Java has found no ticket that is valid now."""
     default = f"FILE:/tmp/krb5cc_{os.getuid()}"
     named = environment.get("KRB5CCNAME") or default
     kind, _, path = named.rpartition(":")

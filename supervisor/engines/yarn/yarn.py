@@ -34,7 +34,7 @@ _PLAIN = re.compile(r"[A-Za-z0-9/._+-]+")
 _ENDED = frozenset({"FINISHED", "FAILED", "KILLED"})
 _MOST_REASON = 400
 _EXPIRED = "InvalidToken"
-"""What HDFS raises where a token is over: after that an agent cannot be moved."""
+"""HDFS raises this where a token is over: after that an agent cannot be moved."""
 _OURS = ("tfsup-keeper: ", "tfsup-bootstrap: ", "tfsup-container: ")
 
 

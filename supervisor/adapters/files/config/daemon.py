@@ -1,4 +1,4 @@
-"""What both daemons have in common in their configurations.
+"""The fields that both daemons have in their configurations, and the checks of these fields.
 
 An address that can be reached from outside without TLS client certificates is an error, unless the file has
 `insecure: true` (docs/security.md).
