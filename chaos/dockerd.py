@@ -36,7 +36,7 @@ from types import TracebackType
 from typing import Self
 
 from chaos.container_image import IMAGE, rootfs
-from chaos.freezing import Freezable, state
+from chaos.processes import Freezable, state
 
 START_TIMEOUT_S = 60.0
 COMMAND_TIMEOUT_S = 120.0

@@ -39,7 +39,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Literal, Self
 
-from chaos.freezing import Freezable
+from chaos.processes import Freezable, Guard
 
 START_TIMEOUT_S = 150.0
 READY_TIMEOUT_S = 60.0
@@ -100,7 +100,7 @@ class HdfsCluster:
         self.ha = ha
         self.fast_start = fast_start
         self.directory = Path(tempfile.gettempdir()) / f"hdfs-{os.getpid()}-{secrets.token_hex(4)}"
-        self._guard: subprocess.Popen[str] | None = None
+        self._guard: Guard | None = None
         self._facts: dict[str, str] = {}
         self._numbers = itertools.count(1)
         self._last_active = 0
@@ -148,21 +148,8 @@ class HdfsCluster:
     def start(self) -> None:
         """Start all of it and wait until it takes writes."""
         assert self._guard is None
-        # The script clears the cluster away when its standard input ends: also when this process is killed.
-        self._guard = subprocess.Popen(
-            [str(_SCRIPT), "run", str(self.directory), *(["--ha"] if self.ha else [])],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-            env=self._env(),
-        )
-        assert self._guard.stdout is not None
-        if self._guard.stdout.readline() != "ready\n":
-            _, said = self._guard.communicate(timeout=30)
-            self._guard = None
-            raise AssertionError(f"HDFS could not be started:\n{said}")
+        ha = ["--ha"] if self.ha else []
+        self._guard = Guard(_SCRIPT, "run", self.directory, *ha, environment=self._env())
         lines = (self.directory / "cluster").read_text().splitlines()
         self._facts = dict(line.split("=", 1) for line in lines)
 
@@ -170,8 +157,7 @@ class HdfsCluster:
         """Kill everything and remove its directory; fails if that fails."""
         guard, self._guard = self._guard, None
         if guard is not None:
-            _, said = guard.communicate(timeout=60)
-            assert guard.returncode == 0, said
+            guard.end()
             assert not self.directory.exists()
         shutil.rmtree(self.directory, ignore_errors=True)
 

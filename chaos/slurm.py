@@ -4,6 +4,7 @@
         slurm.environment                # for sbatch, squeue, ...
         slurm.kill("n1")                 # SIGKILL of its slurmd; start("n1") brings it back
 
+What is queued again begins after 20 s, instead of Slurm's two minutes (`cred_expire`).
 A node has one processor, so that it holds one agent of a pool. Debian's slurmd is built so that several can
 run on one machine (`slurmd -N`). There are no control groups: processes are found by their parents. It needs
 root.
@@ -14,20 +15,16 @@ from __future__ import annotations
 import os
 import secrets
 import shutil
-import signal
 import socket
 import subprocess
-import time
-from collections.abc import Callable
 from pathlib import Path
-from types import TracebackType
-from typing import Self
+
+from chaos.processes import Daemons, free_ports
 
 NODES = ("n1", "n2", "n3")
 RACKS = {"left": NODES[:2], "right": NODES[2:]}
 """The switches that Slurm is told of."""
 
-START_S = 60.0
 _SYSTEM_PATH = "/usr/sbin:/usr/bin:/sbin:/bin"
 _CONF = """\
 ClusterName=tfsup
@@ -37,7 +34,7 @@ SlurmUser=root
 SlurmdUser=root
 AuthType=auth/munge
 CredType=cred/munge
-AuthInfo=socket={directory}/munge.socket
+AuthInfo=socket={directory}/munge.socket,cred_expire=20
 StateSaveLocation={directory}/state
 SlurmdSpoolDir={directory}/spool.%n
 SlurmctldPidFile={directory}/slurmctld.pid
@@ -66,13 +63,12 @@ PartitionName=all Nodes={names} Default=YES MaxTime=INFINITE State=UP
 """
 
 
-class SlurmCluster:
-    """A small Slurm; a context manager. `directory` need not exist, and should have a short path."""
+class SlurmCluster(Daemons):
+    """A small Slurm of munged, slurmctld and nodes; its directory should have a short path."""
 
     def __init__(self, directory: Path, nodes: tuple[str, ...] = NODES) -> None:
-        self.directory = directory
+        super().__init__(directory)
         self.nodes = nodes
-        self._daemons: dict[str, subprocess.Popen[bytes]] = {}
 
     @property
     def environment(self) -> dict[str, str]:
@@ -87,13 +83,12 @@ class SlurmCluster:
             "SLURM_CONF": str(self.directory / "slurm.conf"),
         }
 
-    def __enter__(self) -> Self:
-        self.directory.mkdir(mode=0o755, parents=True)
+    def _begin(self) -> None:
         (self.directory / "state").mkdir()
         key = self.directory / "munge.key"
         key.touch(mode=0o600)
         key.write_bytes(secrets.token_bytes(128))
-        ports = _free_ports(1 + len(self.nodes))
+        ports = free_ports(1 + len(self.nodes))
         named = zip(self.nodes, ports[1:], strict=True)
         here, common = socket.gethostname(), "CPUs=1 RealMemory=1024 State=UNKNOWN"
         rows = [
@@ -111,41 +106,12 @@ class SlurmCluster:
         switches = [f"SwitchName={rack} Nodes={','.join(nodes)}" for rack, nodes in RACKS.items()]
         switches.append(f"SwitchName=all Switches={','.join(RACKS)}")
         (self.directory / "topology.conf").write_text("\n".join(switches) + "\n")
-        try:
-            self.start("munged")
-            self._wait((self.directory / "munge.socket").exists, "munged listens")
-            self.start("slurmctld")
-            for node in self.nodes:
-                self.start(node)
-            self._wait(self._all_idle, "all nodes are idle")
-        except BaseException:
-            self.close()
-            raise
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-    def start(self, name: str) -> None:
-        """Start a daemon: munged, slurmctld, or a node's slurmd."""
-        log = (self.directory / f"{name}.out").open("ab")
-        self._daemons[name] = subprocess.Popen(
-            ["setpriv", "--pdeathsig", "KILL", *self._argv(name)],
-            env=self.environment,
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-        log.close()
-
-    def kill(self, name: str) -> None:
-        """SIGKILL a daemon. What a slurmd has started lives on."""
-        daemon = self._daemons.pop(name)
-        daemon.kill()
-        daemon.wait()
+        self.start("munged")
+        self._wait((self.directory / "munge.socket").exists, "munged listens")
+        self.start("slurmctld")
+        for node in self.nodes:
+            self.start(node)
+        self._wait(self._all_idle, "all nodes are idle")
 
     def run(self, *command: str) -> str:
         """The output of a command of Slurm."""
@@ -156,20 +122,12 @@ class SlurmCluster:
 
     def close(self) -> None:
         """End the jobs, and the daemons."""
-        if "slurmctld" in self._daemons:
-            subprocess.run(["scancel", "--user=root"], env=self.environment, check=False, timeout=60)
-            deadline = time.monotonic() + START_S
-            while time.monotonic() < deadline and self.run("squeue", "--noheader").strip():
-                time.sleep(0.2)
-        for daemon in reversed(self._daemons.values()):
-            daemon.send_signal(signal.SIGTERM)
-        for daemon in self._daemons.values():
-            try:
-                daemon.wait(10)
-            except subprocess.TimeoutExpired:
-                daemon.kill()
-                daemon.wait()
-        self._daemons.clear()
+        try:
+            if "slurmctld" in self._daemons:
+                self.run("scancel", "--user=root")
+                self._wait(lambda: not self.run("squeue", "--noheader").strip(), "no job is left")
+        finally:
+            super().close()
 
     def _argv(self, name: str) -> list[str]:
         at, conf = self.directory, str(self.directory / "slurm.conf")
@@ -198,29 +156,8 @@ class SlurmCluster:
         )
         return done.stdout.split().count("idle") == len(self.nodes)
 
-    def _wait(self, condition: Callable[[], bool], what: str) -> None:
-        deadline = time.monotonic() + START_S
-        while not condition():
-            for name, daemon in self._daemons.items():
-                told = (self.directory / f"{name}.out").read_text(errors="replace")[-2000:]
-                assert daemon.poll() is None, f"{name} has ended: {told}"
-            assert time.monotonic() < deadline, what
-            time.sleep(0.1)
-
 
 def _program(name: str) -> str:
     found = shutil.which(name, path=f"{_SYSTEM_PATH}:{os.environ['PATH']}")
     assert found is not None, f"there is no {name}; run deploy/get-slurm.sh"
     return found
-
-
-def _free_ports(many: int) -> list[int]:
-    """Ports that were free at the same moment."""
-    sockets = [socket.socket() for _ in range(many)]
-    try:
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [int(each.getsockname()[1]) for each in sockets]
-    finally:
-        for each in sockets:
-            each.close()

@@ -17,12 +17,14 @@ import re
 import secrets
 import subprocess
 import tempfile
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 from chaos.hdfs import HdfsCluster
+from chaos.processes import Guard
 
 AGENT_MIB = 3072
 PLACES = ("127.0.0.2", "127.0.0.3", "127.0.0.4")
@@ -50,8 +52,7 @@ class YarnCluster:
     def __init__(self, kerberos: Secured | None = None) -> None:
         self.directory = Path(tempfile.gettempdir()) / f"yarn-{os.getpid()}-{secrets.token_hex(4)}"
         self._kerberos = kerberos
-        self._hdfs = HdfsCluster() if kerberos is None else None
-        self._guard: subprocess.Popen[str] | None = None
+        self._end = ExitStack()
 
     @property
     def environment(self) -> dict[str, str]:
@@ -72,35 +73,16 @@ class YarnCluster:
         return found
 
     def __enter__(self) -> Self:
-        if self._hdfs is not None:
-            self._hdfs.start()
-        beside = self._hdfs or self._kerberos
-        assert beside is not None
-        # The script clears the cluster away when its standard input ends: also when this process is killed.
-        self._guard = subprocess.Popen(
-            [str(_SCRIPT), "run", str(self.directory), str(beside.directory)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-        )
-        assert self._guard.stdout is not None
-        if self._guard.stdout.readline() != "ready\n":
-            _, said = self._guard.communicate(timeout=30)
-            self._end_hdfs()
-            raise AssertionError(f"YARN could not be started:\n{said}")
+        with ExitStack() as stack:
+            beside = self._kerberos or stack.enter_context(HdfsCluster())
+            stack.callback(Guard(_SCRIPT, "run", self.directory, beside.directory).end)
+            self._end = stack.pop_all()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        assert self._guard is not None
-        try:
-            _, said = self._guard.communicate(timeout=60)
-            assert self._guard.returncode == 0, said
-        finally:
-            self._end_hdfs()
+        self._end.close()
 
     def script(self, verb: str, *arguments: str) -> str:
         """Run yarn.sh on this cluster; what it printed."""
@@ -155,10 +137,6 @@ class YarnCluster:
     def _administer(self, *arguments: str) -> None:
         caches = {} if self._kerberos is None else {"KRB5CCNAME": self._kerberos.administrator}
         self._run(str(self.directory / "bin/yarn"), "rmadmin", *arguments, **caches)
-
-    def _end_hdfs(self) -> None:
-        if self._hdfs is not None:
-            self._hdfs.stop()
 
     def _run(self, *command: str, **environment: str) -> str:
         done = subprocess.run(

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import time
 from collections.abc import Mapping
@@ -17,6 +16,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from chaos.processes import DIES_WITH_US, free_ports
 from examples.demo import kernel
 
 NODES = ("w1", "w2", "w3")
@@ -60,7 +60,7 @@ class SparkNodes:
         with ExitStack() as stack:
             stack.callback(self.close)
             self._connect()
-            self._port, web = _free_ports(self.host, 2)
+            self._port, web = free_ports(2, self.host)
             page = ("--webui-port", str(web))
             self._start("master", (), "master.Master", self.host, "--port", str(self._port), *page)
             self._wait("master", "I have been elected leader")
@@ -126,7 +126,7 @@ class SparkNodes:
         with self._log(name).open("ab") as log:
             self._daemons[name] = subprocess.Popen(
                 [
-                    *("setpriv", "--pdeathsig", "KILL", *inside),
+                    *(*DIES_WITH_US, *inside),
                     *("java", "-Xmx256m", "-cp", f"{self.home}/jars/*", f"org.apache.spark.deploy.{of}"),
                     *("--host", host, *arguments),
                 ],
@@ -158,12 +158,3 @@ def kill_family(root: int) -> None:
 
 def _ip(*words: str) -> None:
     subprocess.run(["ip", *words], check=True, capture_output=True)
-
-
-def _free_ports(host: str, many: int) -> list[int]:
-    sockets = [socket.create_server((host, 0)) for _ in range(many)]
-    try:
-        return [int(each.getsockname()[1]) for each in sockets]
-    finally:
-        for each in sockets:
-            each.close()

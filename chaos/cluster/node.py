@@ -12,7 +12,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from chaos import freezing
+from chaos import processes
 from chaos.cluster.control import ask, wait_for
 from chaos.cluster.enter import entering, run_in
 from chaos.cluster.program import REPOSITORY, Program
@@ -98,7 +98,7 @@ class Daemon:
 
     def freeze(self) -> None:
         """SIGSTOP: connections are taken, nothing is answered from the moment that this returns."""
-        freezing.freeze(self._running())
+        processes.freeze(self._running())
 
     def thaw(self) -> None:
         """SIGCONT."""
@@ -265,11 +265,11 @@ class Node:
         if self.cgroup is not None:
             (self.cgroup / "cgroup.freeze").write_text("1")
             events = self.cgroup / "cgroup.events"
-            wait(lambda: "frozen 1" in events.read_text(), freezing.STOP_S, f"{self.name} does not freeze")
+            wait(lambda: "frozen 1" in events.read_text(), processes.STOP_S, f"{self.name} does not freeze")
             return
         for pid in [self.pid, *self.pids()]:
             with suppress(ProcessLookupError):
-                freezing.freeze(pid)
+                processes.freeze(pid)
 
     def thaw(self) -> None:
         """Let it go on."""

@@ -6,7 +6,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from chaos import freezing
+from chaos import processes
 
 PROC = Path("/proc")
 GONE = "X"
@@ -56,7 +56,7 @@ class Life:
         if not self.alive:
             return False
         try:
-            threads = [freezing.state(task) for task in (PROC / str(self.pid) / "task").iterdir()]
+            threads = [processes.state(task) for task in (PROC / str(self.pid) / "task").iterdir()]
         except OSError:
             return False
         return bool(threads) and all(each in "TtX" for each in threads)

@@ -10,10 +10,9 @@ from pathlib import Path
 from chaos.history.etcd_client import now_ms
 from chaos.history.formats import Watched
 from chaos.history.lines import append
+from chaos.processes import DIES_WITH_US
 
 END_S = 5.0
-# Nobody else would end it after a SIGKILL of ours: without events it writes nothing, and misses no reader.
-DIES_WITH_US = ("setpriv", "--pdeathsig", "KILL")
 
 
 class Watcher:
@@ -32,6 +31,7 @@ class Watcher:
         """Begin, from the main thread, with which it ends; it connects in its own time."""
         self._file.touch()
         with self._complaints.open("wb") as complaints:
+            # Nothing else would end it: without events it writes nothing, and misses no reader.
             self._process = subprocess.Popen(
                 [*DIES_WITH_US, *self._command],
                 stdin=subprocess.DEVNULL,

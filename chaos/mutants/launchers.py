@@ -10,7 +10,6 @@ import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -23,6 +22,7 @@ from agent.inside import protocol
 from agent.inside.clock import now_ms
 from agent.inside.processes import fence
 from chaos.mutants import leftovers
+from chaos.processes import free_ports
 from tests.launcher.harness import INSIDE, Agent, Rig, of, wait_for
 
 GRANT_MS = 3_000
@@ -256,7 +256,7 @@ def _port_in_use() -> None:
         _launcher() as rig,
         Agent(rig.socket_path, grant_ms=60_000) as agent,
     ):
-        port = _free_port()
+        [port] = free_ports(1)
         assert isinstance(rig.reserve(agent, "a", port, port, lock_dir=locks), protocol.Reserved)
         _, pid = _run(rig, agent, ESCAPES, reservation="a")
         escaped = _escaped(rig)
@@ -271,15 +271,9 @@ def _port_in_use() -> None:
             assert isinstance(other.reserve(second, "c", port, port, lock_dir=locks), protocol.Reserved)
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 def _port_to_avoid() -> None:
     with tempfile.TemporaryDirectory() as locks, _launcher() as rig, Agent(rig.socket_path) as agent:
-        port = _free_port()
+        [port] = free_ports(1)
         answer = rig.reserve(agent, "a", port, port, lock_dir=locks, avoid=(port,))
         assert isinstance(answer, protocol.ReserveFailed), f"{port} may be known to a zombie, and is given"
 

@@ -6,7 +6,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from chaos import freezing
+from chaos import processes
 from chaos.cluster import CommandFailed
 from chaos.faults.kernel import now_ms
 from chaos.faults.scene import TRAINERS, Scene
@@ -90,7 +90,7 @@ class Health:
             return GONE  # its node does not answer
         if pid is None:
             return GONE
-        return STOPPED if freezing.state(Path("/proc", str(pid))) in "Tt" else RUNS
+        return STOPPED if processes.state(Path("/proc", str(pid))) in "Tt" else RUNS
 
     def wait(self, since_ms: float, commit: CheckpointRef | None, within_s: float) -> str:
         """Wait until the job is healthy; returns the reason if it is not in time, else empty."""

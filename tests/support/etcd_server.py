@@ -16,7 +16,7 @@ from typing import Self
 import grpc
 from aetcd import rpc
 
-from chaos.freezing import Freezable
+from chaos.processes import Freezable
 from supervisor.adapters.certificates.tls import TlsFiles
 from tests.support.ports import free_port
 
