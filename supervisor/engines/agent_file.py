@@ -101,15 +101,42 @@ def write(path: Path, own: Own) -> Path:
         for each in (config.state_dir, config.socket_dir, config.checkpoint_parent):
             require_own(Path(each))
         to.touch(mode=0o600)
-        fresh = to.with_suffix(".new")
-        fresh.touch(mode=0o600)
-        fresh.write_text(
-            f"# Made of {path} by the agent's keeper; changes are lost.\n{json.dumps(made, indent=2)}\n"
-        )
-        fresh.replace(to)
+        _put(to, made, path)
     except OSError as error:
         raise Refused(f"cannot write {to}: {error.strerror}") from error
     return to
+
+
+def follow(path: Path, own: Path) -> tuple[str, ...]:
+    """Take the addresses of supervisors and etcd from the shared file into an agent's own.
+
+    Returns those of the supervisors, and nothing if no address has changed. What else has changed counts for
+    agents that begin later. Raises UserError with the lines of the shared file that are wrong, NotFound,
+    Refused.
+    """
+    now, before = load_agent(path, _as_any), load_agent(own)
+    if (now.supervisors, now.etcd.endpoints) == (before.supervisors, before.etcd.endpoints):
+        return ()
+    try:
+        made = json.loads(own.read_text().partition("\n")[2])
+        made["supervisors"], made["etcd"]["endpoints"] = now.supervisors, now.etcd.endpoints
+        _put(own, made, path)
+    except OSError as error:
+        raise Refused(f"cannot write {own}: {error.strerror}") from error
+    return tuple(now.supervisors)
+
+
+def _as_any(value: dict[str, object]) -> None:
+    adapt_to(value, Own(node="any"))
+
+
+def _put(to: Path, made: dict[str, object], source: Path) -> None:
+    fresh = to.with_suffix(".new")
+    fresh.touch(mode=0o600)
+    fresh.write_text(
+        f"# Made of {source} by the agent's keeper; changes are lost.\n{json.dumps(made, indent=2)}\n"
+    )
+    fresh.replace(to)
 
 
 def require_own(path: Path) -> None:

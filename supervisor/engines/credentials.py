@@ -39,6 +39,9 @@ class Credentials:
     """The certificate of one agent, and its key, in the file that its configuration names.
 
     `token`: the file with the pool's token, a private key and its certificate.
+
+    Attributes:
+        supervisors: their addresses.
     """
 
     def __init__(self, config: AgentConfig, token: Path, say: Callable[[str], None]) -> None:
@@ -47,7 +50,7 @@ class Credentials:
         self._own = files
         self._token = TlsFiles(files.ca, token, token)
         self._node = config.node
-        self._supervisors = config.supervisors
+        self.supervisors = config.supervisors
         self._say = say
         self._said = ""
         self._due = datetime.now(UTC)
@@ -136,7 +139,7 @@ class Credentials:
 
     async def _ask_with(self, shown: TlsFiles) -> None:
         key, request = await asyncio.to_thread(openssl.key_and_request, f"agent:{self._node}")
-        async with ControlClient(self._supervisors, Guard(shown), deadline_s=ASK_S) as client:
+        async with ControlClient(self.supervisors, Guard(shown), deadline_s=ASK_S) as client:
             answer = await client.certify(CertifyRequest(self._node, request))
         write_private(self._own.cert, key + answer.pem.encode())
         ends, now = datetime.fromtimestamp(answer.ends_wall_ms / 1000, UTC), datetime.now(UTC)

@@ -53,6 +53,8 @@ ENDING_S = 5.0
 """How long an agent may take to end at SIGTERM before it is killed."""
 FENCING_S = 15.0
 LOOK_S = 0.3
+FOLLOW_S = 2.0
+"""How often the file that all agents share is looked at."""
 MARGIN_S = 15.0
 """The part of a notice that is kept for the end itself: the agent's, and the fence."""
 WRONG_CONFIGURATION = 2
@@ -148,6 +150,7 @@ class Keeper:
             loop.add_reader(sys.stdin.fileno(), self._feel)
         lifting = asyncio.create_task(self._lift())
         keeping = asyncio.create_task(self._keep())
+        following = asyncio.create_task(self._follow())
         telling = asyncio.create_task(self._told.get())
         try:
             await asyncio.wait({keeping, telling}, return_when=asyncio.FIRST_COMPLETED)
@@ -158,7 +161,13 @@ class Keeper:
             say(str(error))
             return error.exit_code
         finally:
-            beside = [keeping, telling, lifting, *([self._renewing] if self._renewing is not None else [])]
+            beside = [
+                keeping,
+                telling,
+                lifting,
+                following,
+                *([self._renewing] if self._renewing is not None else []),
+            ]
             for each in beside:
                 each.cancel()
             await asyncio.gather(*beside, return_exceptions=True)
@@ -222,6 +231,30 @@ class Keeper:
                 say(f"the agent has ended with code {code}; it is started again{self._hint(code)}")
         await asyncio.Event().wait()
         raise AssertionError
+
+    async def _follow(self) -> NoReturn:
+        """Start the agent again when supervisors or etcd have moved: the file that all agents share says so.
+
+        Its tasks run on, as long as they may without etcd.
+        """
+        seen, said = None, ""
+        while True:
+            await asyncio.sleep(FOLLOW_S)
+            try:
+                if (now := await asyncio.to_thread(_written_at, self._order.file)) == seen:
+                    continue
+                supervisors = await asyncio.to_thread(agent_file.follow, self._order.file, self._config)
+                seen, said = now, ""
+            except (OSError, TfSupervisorError) as error:
+                if said != (said := str(error)):
+                    say(f"{said}; the agent goes on with the addresses that it has")
+                continue
+            if not supervisors or self._leaving.is_set():
+                continue
+            say(f"supervisors or etcd have moved ({', '.join(supervisors)}); the agent is started again")
+            if self._credentials is not None:
+                self._credentials.supervisors = list(supervisors)
+            await self._end_agent()
 
     def _hint(self, code: int) -> str:
         """A likely cause of an agent's end, which its own line does not tell."""
@@ -311,6 +344,12 @@ class Keeper:
         lift = ("supervisor.cli.main", *self._order.client, "uncordon", self._node)
         if self._drained.exists() and await _run(FENCING_S, *lift) == 0:
             self._drained.unlink(missing_ok=True)
+
+
+def _written_at(file: Path) -> tuple[int, int, int]:
+    """What changes with each version of a file. Raises OSError."""
+    found = file.stat()
+    return found.st_ino, found.st_size, found.st_mtime_ns
 
 
 async def _start(module: str, *arguments: str, stdout: int | None = None) -> asyncio.subprocess.Process:

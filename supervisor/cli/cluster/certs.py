@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import ipaddress
 import secrets
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -93,12 +94,23 @@ def issue(directory: Path, holders: tuple[str, ...], days: int, renew: bool) -> 
     NAME, and at each ADDRESS. The files are KIND-NAME.pem and KIND-NAME.key; for etcd there are also those
     that members show each other.
     """
-    wanted = [each for holder in holders for each in read_holder(holder)]
-    openssl.require()
-    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-    there = [each.file for each in wanted if (directory / f"{each.file}.pem").exists()]
+    there = [each.file for each in _wanted(holders) if (directory / f"{each.file}.pem").exists()]
     if there and not renew:
         raise Conflict(f"{directory / there[0]}.pem is there already; --renew replaces it")
+    until = datetime.now(UTC) + timedelta(days=days)
+    for each in make(directory, holders, days):
+        also = ", ".join(each.alternatives)
+        click.echo(f"{directory / each.file}.pem: {each.name}, until {until:%Y-%m-%d}; {also}")
+
+
+def make(directory: Path, holders: Iterable[str], days: int) -> list[Wanted]:
+    """Make certificates, in place of those that are there, and their authorities where there are none.
+
+    `holders`: each as `KIND:NAME[,ADDRESS...]`. Raises UserError, Refused.
+    """
+    wanted = _wanted(holders)
+    openssl.require()
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     if not _has_authority(directory, AUTHORITY):
         _make_authority(directory, USERS)
     if not _has_authority(directory, USERS):
@@ -106,11 +118,9 @@ def issue(directory: Path, holders: tuple[str, ...], days: int, renew: bool) -> 
         wanted = [replace(each, authority=AUTHORITY) if each.authority == USERS else each for each in wanted]
     for authority in dict.fromkeys((AUTHORITY, *(each.authority for each in wanted))):
         _make_authority(directory, authority)
-    until = datetime.now(UTC) + timedelta(days=days)
     for each in wanted:
         _sign(directory, each, days)
-        also = ", ".join(each.alternatives)
-        click.echo(f"{directory / each.file}.pem: {each.name}, until {until:%Y-%m-%d}; {also}")
+    return wanted
 
 
 @certs.command("user-authority")
@@ -133,14 +143,23 @@ def pool_authority(directory: Path) -> None:
 
     Give pool-ca.pem and pool-ca.key to all supervisors as `pools.issuer`, and pool-ca-etcd.pem to etcd.
     """
-    openssl.require()
-    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-    _make_authority(directory, POOLS)
+    make_pool_authority(directory)
     click.echo(
         f"{directory / POOLS}.pem and {directory / POOLS}.key: name them as `pools.issuer` in all supervisors"
         "\n"
         f"{directory / POOLS_OF_ETCD}.pem: for etcd alone, beside {AUTHORITY}.pem in its `--trusted-ca-file`"
     )
+
+
+def make_pool_authority(directory: Path) -> None:
+    """Make the authority of pools where there is none. Raises Refused."""
+    openssl.require()
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    _make_authority(directory, POOLS)
+
+
+def _wanted(holders: Iterable[str]) -> list[Wanted]:
+    return [each for holder in holders for each in read_holder(holder)]
 
 
 def read_holder(text: str) -> tuple[Wanted, ...]:

@@ -62,6 +62,14 @@ def setup(given: Globals, holders: tuple[str, ...], path: Path, cert: Path | Non
     _show(given, told, "done", enabled=enabled)
 
 
+def give_users(path: Path, cert: Path, holders: Sequence[str]) -> None:
+    """Make users of etcd, and have it refuse all others. Raises UserError, Unreachable, Refused.
+
+    `path`: the configuration of a supervisor. `cert`: that of etcd's administrator.
+    """
+    asyncio.run(_setup(_plan(Globals(), tuple(holders), path, cert), enable=True))
+
+
 @etcd.command()
 @HOLDERS
 @CONFIG

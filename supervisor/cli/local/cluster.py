@@ -14,28 +14,32 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import IO, Self
 
 from recovery.mount.points import take_away_below
 from supervisor.adapters.files.hadoop import inherited_environment
 from supervisor.api.client import ControlClient
 from supervisor.cli.local import processes
 from supervisor.cli.local.layout import Layout, LocalDocker, LocalSettings
-from supervisor.cli.local.member import ROOT
+from supervisor.cli.local.lives import Lives
+from supervisor.cli.local.member import LEASH, ROOT
+from supervisor.cli.local.reachable import ETCD
 from supervisor.cli.local.separate import objection
+from supervisor.cli.options import Globals
+from supervisor.cli.target import find_target
 from supervisor.contract.errors import Conflict, NotFound, Unreachable, UserError
 from supervisor.contract.timing import PROFILES
-from supervisor.wire.rpc import Guard
 
 UP_DEADLINE_S = 60.0
 DOWN_DEADLINE_S = 30.0
 GIVE_UP_AFTER_FAILURES = 4
 _POLL_S = 0.02
+_ATTEND_S = 0.2
 _REQUEST_S = 20.0
 
 
@@ -57,6 +61,7 @@ class LocalStatus:
     """An embedded cluster; without a keeper nothing of it runs.
 
     `page`: the address of the page of a supervisor that runs, with the token that lets a browser in.
+    `elsewhere`: the machine on which it runs, or ran without an end, if that is another one.
     """
 
     state: str
@@ -64,6 +69,7 @@ class LocalStatus:
     keeper_pid: int
     members: tuple[MemberView, ...]
     page: str = ""
+    elsewhere: str = ""
 
 
 class LocalCluster:
@@ -73,6 +79,8 @@ class LocalCluster:
 
     Attributes:
         secrets: name -> file of a secret, for jobs once the cluster is up.
+        advertise: where other machines reach the cluster once it is up; empty: they do not.
+        scratch: a directory that each of these machines has to itself.
     """
 
     def __init__(
@@ -89,6 +97,9 @@ class LocalCluster:
     ) -> None:
         self.layout = Layout.of(state)
         self.secrets: Mapping[str, str] = {}
+        self.advertise = ""
+        self.scratch = tempfile.gettempdir()
+        self._leash: IO[bytes] | None = None
         self._settings = LocalSettings("local", nodes, supervisors, profile, docker, promise_for_ms, separate)
         self._progress = progress or (lambda _: None)
 
@@ -103,11 +114,12 @@ class LocalCluster:
 
     def client(self, deadline_s: float = 10.0) -> ControlClient:
         """A client of this cluster; raises NotFound if there never was one here."""
-        names = self.layout.supervisors(self.layout.read())
-        return ControlClient([self.layout.socket(name) for name in names], Guard(), deadline_s=deadline_s)
+        return find_target(Globals(self.layout.state)).client(deadline_s)
 
-    def up(self, deadline_s: float = UP_DEADLINE_S) -> LocalStatus:
+    def up(self, deadline_s: float = UP_DEADLINE_S, *, leashed: bool = False) -> LocalStatus:
         """Start all members; returns when a supervisor leads and every agent is registered.
+
+        `leashed`: they end when this process does, however.
 
         Raises:
             Conflict: a cluster runs in this directory already.
@@ -115,7 +127,13 @@ class LocalCluster:
             NotFound: there is no default image.
             Unreachable: it did not start in time; the message has the last lines of a member's log.
         """
-        settings = replace(self._settings, secrets=self.secrets, http=self._http_ports()).check()
+        settings = replace(
+            self._settings,
+            secrets=self.secrets,
+            http=self._http_ports(),
+            advertise=self.advertise,
+            scratch=self.scratch,
+        ).check()
         if settings.profile not in PROFILES:
             raise UserError(f"--profile {settings.profile!r}: use one of {', '.join(PROFILES)}")
         if shutil.which("etcd") is None:
@@ -127,6 +145,7 @@ class LocalCluster:
             importlib.import_module("supervisor.cli.local.containers").check(
                 settings.docker, self.layout.state
             )
+        self._check_kind(settings)
         self.layout.make()
         if settings.separate:
             with tempfile.TemporaryDirectory(dir=self.layout.state) as scratch:
@@ -134,12 +153,16 @@ class LocalCluster:
                     raise UserError(why)
         lock = self._take_lock()
         try:
+            if settings.advertise:
+                settings = self._open(settings)
             self.layout.write(settings)
-            self._start_keeper(lock)
+            self._start_keeper(lock, leashed=leashed)
         finally:
             os.close(lock)
         status: LocalStatus | None = None
         try:
+            if settings.advertise:
+                self._admit(settings, time.monotonic() + deadline_s)
             status = asyncio.run(self._wait_ready(settings, time.monotonic() + deadline_s))
         finally:
             # Also after Ctrl-C: what did not come up as asked must not stay in the background.
@@ -150,9 +173,12 @@ class LocalCluster:
     def down(self, deadline_s: float = DOWN_DEADLINE_S) -> list[int]:
         """Stop all processes and wait until they are gone; returns their pids.
 
-        Returns an empty list if none runs. Raises Unreachable if a process could not be killed.
+        Returns an empty list if none runs. Raises Unreachable if a process could not be killed, Conflict if
+        they are on another machine.
         """
         status = self.status()
+        if status.elsewhere:
+            raise Conflict(f"the cluster in {self.layout.state} runs on {status.elsewhere}: end it there")
         if not status.running:
             self._remove_containers()
             return []
@@ -188,7 +214,7 @@ class LocalCluster:
         """The cluster's processes; raises NotFound if there never was a cluster here."""
         settings = self.layout.read()
         if not self._locked():
-            return LocalStatus(str(self.layout.state), False, 0, ())
+            return LocalStatus(str(self.layout.state), False, 0, (), elsewhere=self._elsewhere())
         try:
             reply = self._request({"do": "status"})
         except Unreachable:
@@ -219,14 +245,63 @@ class LocalCluster:
         """Send a member a signal; the keeper restarts it if it dies of that."""
         return _member_view(self._request({"do": "kill-member", "name": name, "signal": int(number)}))
 
+    def attend(self) -> None:
+        """Wait for the end of the cluster, which is never if nobody ends it. Raises Unreachable."""
+        while self._locked():
+            time.sleep(_ATTEND_S)
+        raise Unreachable(f"the cluster has ended:\n{_last_lines(self.layout.log('keeper'))}")
+
     def _http_ports(self) -> dict[str, int]:
         """A port for the HTTP door of each daemon: the one of the last time, if it is free."""
-        before: Mapping[str, int] = {}
-        with suppress(NotFound, UserError):
-            before = self.layout.read().http
+        before = self._before()
         names = (*self.layout.supervisors(self._settings), *self.layout.agents(self._settings))
-        with ExitStack() as held:
-            return {name: _free_port(held, before.get(name, 0)) for name in names}
+        return _free_ports(names, "127.0.0.1", before.http if before is not None else {})
+
+    def _before(self) -> LocalSettings | None:
+        """The options of the last time; None if there was none."""
+        with suppress(NotFound, UserError):
+            return self.layout.read()
+        return None
+
+    def _check_kind(self, settings: LocalSettings) -> None:
+        """Raise UserError where etcd's data are of the other kind of cluster, with users or without."""
+        before = self._before()
+        if before is not None and bool(before.advertise) != bool(settings.advertise):
+            was = "with" if before.advertise else "without"
+            raise UserError(
+                f"the cluster in {self.layout.state} was made {was} --advertise, and stays so: use another "
+                "--state"
+            )
+
+    def _open(self, settings: LocalSettings) -> LocalSettings:
+        """Begin a life of a cluster that other machines reach: its data, ports and certificates."""
+        before, lives, names = self._before(), Lives(self.layout.lives), self.layout.supervisors(settings)
+        life, former = lives.claim()
+        life = lives.take_over(life, former, self.layout.state / "etcd")
+        settings = replace(settings, life=life.number, data=life.data)
+        listen = self.layout.reachable(settings).listen
+        ports = _free_ports((ETCD, *names), listen, before.doors if before is not None else {})
+        settings = replace(settings, doors=ports)
+        self.layout.reachable(settings).certify(names)
+        return settings
+
+    def _admit(self, settings: LocalSettings, deadline: float) -> None:
+        """Make the supervisors users of etcd, as soon as it answers."""
+        reach, names = self.layout.reachable(settings), self.layout.supervisors(settings)
+        while True:
+            try:
+                reach.admit(self.layout.config(names[0]), [f"supervisor:{name}" for name in names])
+                return
+            except Unreachable:
+                self._check_members(self.status())
+                if time.monotonic() > deadline:
+                    raise
+            time.sleep(_POLL_S)
+
+    def _elsewhere(self) -> str:
+        """The machine whose cluster this is, if that has not said that it has ended; empty: no other."""
+        newest = Lives(self.layout.lives).newest()
+        return "" if newest is None or newest.ended or newest.is_here else newest.host
 
     def _remove_containers(self) -> None:
         """Remove the containers that are left when no agent controls them."""
@@ -262,20 +337,22 @@ class LocalCluster:
             os.close(lock)
         return False
 
-    def _start_keeper(self, lock: int) -> None:
+    def _start_keeper(self, lock: int, *, leashed: bool) -> None:
         """Start the keeper. It inherits the lock, so that there is no moment without a holder."""
+        more = (LEASH,) if leashed else ()
         command = (sys.executable, "-P", f"{ROOT}/supervisor/cli/local/member.py", "keeper")
         with self.layout.log("keeper").open("ab") as log:
             keeper = subprocess.Popen(
-                [*command, str(self.layout.state)],
+                [*command, str(self.layout.state), *more],
                 cwd=self.layout.state,
                 env=inherited_environment(),
-                stdin=subprocess.DEVNULL,
+                stdin=subprocess.PIPE if leashed else subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
                 pass_fds=(lock,),
                 start_new_session=True,
             )
+        self._leash = keeper.stdin
         os.pwrite(lock, f"{keeper.pid}\n".encode(), 0)
         # Its exit is noticed by the lock; Popen would warn that nobody waits for it.
         keeper.returncode = 0
@@ -339,14 +416,21 @@ class LocalCluster:
         return reply
 
 
-def _free_port(held: ExitStack, wanted: int) -> int:
-    """A free port of loopback, `wanted` if it is free; no other call gets it while `held` is open."""
+def _free_ports(names: Sequence[str], host: str, wanted: Mapping[str, int]) -> dict[str, int]:
+    """A free port of an address of this machine for each name, the wanted one if it is free."""
+    with ExitStack() as held:
+        return {name: _free_port(held, host, wanted.get(name, 0)) for name in names}
+
+
+def _free_port(held: ExitStack, host: str, wanted: int) -> int:
+    """A free port, `wanted` if it is free; no other call gets it while `held` is open."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
     for port in (wanted, 0):
-        holder = held.enter_context(socket.socket())
+        holder = held.enter_context(socket.socket(family))
         with suppress(OSError):
-            holder.bind(("127.0.0.1", port))
+            holder.bind((host, port))
             return int(holder.getsockname()[1])
-    raise Unreachable("no port of 127.0.0.1 is free")
+    raise Unreachable(f"no port of {host} is free, or this machine has no such address")
 
 
 def _member_view(entry: dict[str, object]) -> MemberView:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import functools
 import os
 import signal
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar
 
@@ -89,9 +91,14 @@ def local() -> None:
 
 
 @local.command()
-@click.option("--nodes", default=3, show_default=True, help="Agents, each a node of the cluster.")
+@click.option("--nodes", type=int, default=None, help="Agents, each a node of the cluster; by default 3.")
 @click.option("--supervisors", default=2, show_default=True, help="Supervisors, one of which leads.")
-@click.option("--profile", type=click.Choice(["fast", "default"]), default="fast", show_default=True)
+@click.option(
+    "--profile",
+    type=click.Choice(["fast", "default"]),
+    default=None,
+    help="Durations of failures; by default fast, and default with --advertise.",
+)
 @click.option(
     "--separate", is_flag=True, help="A checkpoint directory for each node, as on machines of their own."
 )
@@ -102,38 +109,68 @@ def local() -> None:
     metavar="NAME=FILE",
     help="A secret that jobs may name, and the file that holds it.",
 )
+@click.option(
+    "--advertise",
+    default="",
+    metavar="HOST",
+    help="Let other machines reach the cluster at this name or address, over TLS. Agents are pools.",
+)
+@click.option(
+    "--scratch",
+    type=click.Path(path_type=Path, file_okay=False),
+    default=Path(tempfile.gettempdir()),
+    help="With --advertise: a directory that each machine has to itself.",
+)
+@click.option("--foreground", is_flag=True, help="Stay here, and stop the cluster at SIGTERM.")
 @global_options
 @docker_options
 def up(
     docker: LocalDocker | None,
     given: Globals,
-    nodes: int,
+    /,
+    nodes: int | None,
     supervisors: int,
-    profile: str,
-    separate: bool,
+    profile: str | None,
     secrets: tuple[str, ...],
+    **more: object,
 ) -> None:
     """Start a cluster in the background; returns when it can take jobs."""
     from supervisor.cli.local.cluster import LocalCluster
 
     started = time.monotonic()
     say = (lambda _: None) if given.json else click.echo
+    advertise, foreground = str(more["advertise"]), bool(more["foreground"])
     cluster = LocalCluster(
         state_of(given),
-        nodes=nodes,
+        nodes=nodes if nodes is not None else 0 if advertise else 3,
         supervisors=supervisors,
-        profile=profile,
+        profile=profile or ("default" if advertise else "fast"),
         docker=docker,
-        separate=separate,
+        separate=bool(more["separate"]),
         progress=say,
     )
     cluster.secrets = dict(map(_secret, secrets))
-    status = cluster.up()
-    if given.json:
-        render.emit_json(status)
-        return
-    click.echo(f"up after {time.monotonic() - started:.1f} s; state and logs: {status.state}")
-    click.echo(f"page: {status.page}")
+    cluster.advertise, cluster.scratch = advertise, str(Path(str(more["scratch"])).absolute())
+    with _ended_by_sigterm(cluster) if foreground else nullcontext():
+        status = cluster.up(leashed=foreground)
+        if given.json:
+            render.emit_json(status)
+        else:
+            click.echo(f"up after {time.monotonic() - started:.1f} s; state and logs: {status.state}")
+            click.echo(f"page: {status.page}")
+        if foreground:
+            cluster.attend()
+
+
+@contextmanager
+def _ended_by_sigterm(cluster: LocalCluster) -> Iterator[None]:
+    """End the cluster at SIGTERM or an interrupt, and then what is inside."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    except KeyboardInterrupt:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        cluster.down()
 
 
 @local.command()
@@ -194,7 +231,8 @@ def _cluster(given: Globals) -> LocalCluster:
 
 def _show(status: LocalStatus) -> None:
     if not status.running:
-        click.echo(f"no cluster runs in {status.state}")
+        where = f"the cluster in {status.state} runs on {status.elsewhere}, or its end was not noted"
+        click.echo(where if status.elsewhere else f"no cluster runs in {status.state}")
         return
     click.echo(f"cluster in {status.state}, keeper pid {status.keeper_pid}")
     if status.page:

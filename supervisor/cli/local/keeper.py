@@ -12,6 +12,7 @@ import json
 import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -19,13 +20,16 @@ from pathlib import Path
 
 from supervisor.cli.local import processes
 from supervisor.cli.local.layout import Layout, LocalSettings
-from supervisor.cli.local.member import ROOT
+from supervisor.cli.local.lives import Hold, Lives
+from supervisor.cli.local.member import LEASH, ROOT
 
 RESTART_MAX_S = 5.0
 HEALTHY_AFTER_S = 3.0
 TERM_GRACE_S = 8.0
 """Seconds between SIGTERM and SIGKILL. An agent uses up to five of them for commits that wait."""
 KILL_GRACE_S = 10.0
+LAST_WORD_S = 2.0
+"""How long the last line of a keeper may take whose disk may be gone."""
 _REQUEST_BYTES = 4096
 
 
@@ -68,11 +72,18 @@ class Keeper:
         self._env = member_environment()
         self._done = asyncio.Event()
         self._members = {member.name: member for member in members(layout, settings)}
+        lives = Lives(layout.lives)
+        newest = lives.newest() if settings.life else None
+        self._hold = Hold(lives, newest, self._give_up) if newest is not None else None
 
-    async def run(self) -> None:
-        """Start all members, keep them running, and end them."""
+    async def run(self, *, leashed: bool) -> None:
+        """Start all members, keep them running, and end them. `leashed`: also when standard input ends."""
         processes.become_subreaper()
         loop = asyncio.get_running_loop()
+        if leashed:
+            loop.add_reader(sys.stdin.fileno(), self._unleashed)
+        if self._hold is not None:
+            self._hold.start()
         loop.add_signal_handler(signal.SIGCHLD, self._children_ended)
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._done.set)
@@ -83,9 +94,28 @@ class Keeper:
         for member in self._members.values():
             self._start(member)
         await self._done.wait()
-        await self._stop_all()
+        gone = await self._stop_all()
         server.close()
         socket.unlink(missing_ok=True)
+        if self._hold is not None and gone:
+            self._hold.close()
+
+    def _unleashed(self) -> None:
+        asyncio.get_running_loop().remove_reader(sys.stdin.fileno())
+        self._done.set()
+
+    def _give_up(self) -> None:
+        """Kill everything at once, in another thread: a machine that shares the directory may have begun."""
+        for member in self._members.values():
+            member.wanted = False
+        processes.kill_descendants(os.getpid(), KILL_GRACE_S)
+        threading.Timer(LAST_WORD_S, os._exit, (1,)).start()
+        print(
+            f"{self._layout.lives} could not be written, or another machine has begun there: all is killed",
+            file=sys.stderr,
+            flush=True,
+        )
+        os._exit(1)
 
     def _start(self, member: Member) -> None:
         member.timer = None
@@ -170,9 +200,9 @@ class Keeper:
             os.kill(pid, signal.SIGKILL)
             await _until(lambda: member.pid != pid, KILL_GRACE_S)
 
-    async def _stop_all(self) -> None:
+    async def _stop_all(self) -> bool:
         """Stop agents and supervisors first, so that they can still write to etcd; then all other
-        processes.
+        processes. False if one of them is still there.
         """
         for member in self._members.values():
             member.wanted = False
@@ -185,6 +215,7 @@ class Keeper:
         left = processes.kill_descendants(os.getpid(), KILL_GRACE_S)
         if left:
             print(f"still alive after SIGKILL: {left}", file=sys.stderr, flush=True)
+        return not left
 
     def _kill_rest(self, keep: set[int]) -> None:
         for pid in processes.descendants(os.getpid()):
@@ -196,7 +227,7 @@ class Keeper:
 def members(layout: Layout, settings: LocalSettings) -> list[Member]:
     """Every member, in the order of their start."""
     python = (sys.executable, "-P", f"{ROOT}/supervisor/cli/local/member.py")
-    found = [Member("etcd", etcd_argv(layout), layout.run, ("client:0", "peer:0"))]
+    found = [Member("etcd", etcd_argv(layout, settings), layout.run, ("client:0", "peer:0"))]
     for kind, names in (("supervisor", layout.supervisors(settings)), ("agent", layout.agents(settings))):
         for name in names:
             separate: tuple[str, ...] = ()
@@ -207,15 +238,16 @@ def members(layout: Layout, settings: LocalSettings) -> list[Member]:
     return found
 
 
-def etcd_argv(layout: Layout) -> tuple[str, ...]:
-    """The command of one etcd on a Unix socket.
+def etcd_argv(layout: Layout, settings: LocalSettings) -> tuple[str, ...]:
+    """The command of one etcd, on a Unix socket unless other machines reach it.
 
     Its peer address is never used; its peer socket is private too.
     """
     peer = "http://localhost:1"
+    here = ("--listen-client-urls", "unix://client:0", "--advertise-client-urls", "unix://client:0")
     return (
-        *("etcd", "--name", "local", "--data-dir", str(layout.state / "etcd" / "data")),
-        *("--listen-client-urls", "unix://client:0", "--advertise-client-urls", "unix://client:0"),
+        *("etcd", "--name", "local", "--data-dir", str(layout.etcd_data(settings))),
+        *(layout.reachable(settings).etcd_flags() if settings.advertise else here),
         *("--listen-peer-urls", "unix://peer:0", "--initial-advertise-peer-urls", peer),
         *("--initial-cluster", f"local={peer}", "--heartbeat-interval", "50", "--election-timeout", "500"),
         *("--pre-vote=true", "--auto-compaction-retention", "10m", "--logger", "zap"),
@@ -249,10 +281,10 @@ async def _until(condition: Callable[[], bool], deadline_s: float) -> bool:
 
 
 def main() -> None:
-    """Run `keeper STATE`. The parent process has made and locked the state directory."""
+    """Run `keeper STATE [--leash]`. The parent process has made and locked the state directory."""
     os.umask(0o077)
     layout = Layout.of(Path(sys.argv[1]))
-    asyncio.run(Keeper(layout, layout.read()).run())
+    asyncio.run(Keeper(layout, layout.read()).run(leashed=LEASH in sys.argv[2:]))
 
 
 if __name__ == "__main__":

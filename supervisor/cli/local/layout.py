@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+from supervisor.cli.local.lives import FIRST_DATA
+from supervisor.cli.local.reachable import Reachable
 from supervisor.contract.errors import NotFound, UserError
 
 DEFAULT_STATE = Path("var/local")
@@ -71,6 +73,10 @@ class LocalSettings:
     `promise_for_ms`: the time for which supervisors promise to leave nodes alone when etcd is gone; 0: no
     promises. `separate`: each node has a checkpoint directory of its own. `secrets`: name -> file of a
     secret. `http`: member -> port of its HTTP door on loopback.
+
+    `advertise`: where other machines reach the cluster; empty: they do not. `scratch`: a directory that each
+    of these machines has to itself. `doors`: member -> port that they reach. `life`: which start of the
+    cluster this is (`local.lives`). `data`: the name of etcd's directory.
     """
 
     cluster: str
@@ -82,14 +88,25 @@ class LocalSettings:
     separate: bool = False
     secrets: Mapping[str, str] = field(default_factory=dict)
     http: Mapping[str, int] = field(default_factory=dict)
+    advertise: str = ""
+    scratch: str = ""
+    doors: Mapping[str, int] = field(default_factory=dict)
+    life: int = 0
+    data: str = FIRST_DATA
 
     def check(self) -> LocalSettings:
         """Return self; raises UserError for numbers out of range."""
         if self.separate and self.docker is not None:
             raise UserError("--separate is for --runtime process: dockerd mounts directories of this machine")
-        for what, number in (("--nodes", self.nodes), ("--supervisors", self.supervisors)):
-            if not 1 <= number <= MAX_MEMBERS:
-                raise UserError(f"{what} {number}: give a number from 1 to {MAX_MEMBERS}")
+        if self.advertise and (self.nodes or self.separate or self.docker is not None):
+            raise UserError(
+                "--advertise is for agents on other machines (`supervisorctl pool`), and starts none here: "
+                "leave out --nodes, --separate and --runtime"
+            )
+        least = 0 if self.advertise else 1
+        for what, number, lowest in (("--nodes", self.nodes, least), ("--supervisors", self.supervisors, 1)):
+            if not lowest <= number <= MAX_MEMBERS:
+                raise UserError(f"{what} {number}: give a number from {lowest} to {MAX_MEMBERS}")
         return self
 
 
@@ -125,6 +142,25 @@ class Layout:
     def settings(self) -> Path:
         """The file with the options of the last `local up`."""
         return self.state / "cluster.json"
+
+    @property
+    def lives(self) -> Path:
+        """What machines say about the starts of a cluster that they share."""
+        return self.state / "lives"
+
+    def reachable(self, settings: LocalSettings) -> Reachable:
+        """The addresses and certificates of a cluster that other machines reach."""
+        return Reachable(
+            self.state / "tls",
+            settings.advertise,
+            settings.doors,
+            Path(settings.scratch),
+            hashlib.sha256(os.fsencode(self.state)).hexdigest()[:8],
+        )
+
+    def etcd_data(self, settings: LocalSettings) -> Path:
+        """The directory of etcd's data."""
+        return self.state / "etcd" / settings.data
 
     @property
     def run(self) -> Path:
@@ -229,7 +265,9 @@ class Layout:
         if not self.http_token.exists():
             self.http_token.touch(mode=0o600)
             self.http_token.write_text(secrets.token_hex(32) + "\n")
-        supervisors = [self.socket(name) for name in self.supervisors(settings)]
+        reach = self.reachable(settings) if settings.advertise else None
+        address = reach.address if reach is not None else self.socket
+        supervisors = [address(name) for name in self.supervisors(settings)]
         common: dict[str, object] = {
             "cluster": settings.cluster,
             "etcd": {"endpoints": [self.etcd_endpoint]},
@@ -245,23 +283,25 @@ class Layout:
             if settings.promise_for_ms:
                 own["promise_for"] = f"{settings.promise_for_ms}ms"
                 own["supervisors"] = self.supervisors(settings)
-            _write(self.config(name), common | self._own(name, settings) | own)
+            met = reach.supervisor(name) if reach is not None else {}
+            _write(self.config(name), common | self._own(name, settings) | own | met)
         agents = {f"node-{index}": name for index, name in enumerate(self.agents(settings))}
         for node, name in (agents | {POOL: POOL}).items():
             agent: dict[str, object] = {
                 "node": node,
                 "supervisors": supervisors,
-                "host": "127.0.0.1",
                 "checkpoint_parent": str(self.tasks),
                 "lock_dir": str(self.ports),
                 "spare_launchers": 1,
                 **(settings.docker.agent() if settings.docker is not None else _own_user()),
             }
-            _write(self.config(name), common | self._own(name, settings) | agent)
+            met = reach.agents() if reach is not None else {"host": "127.0.0.1"}
+            _write(self.config(name), common | self._own(name, settings) | agent | met)
         client: dict[str, object] = {
             "cluster": settings.cluster,
             "supervisors": supervisors,
             "checkpoint_base": self.checkpoint_base,
+            **(reach.client() if reach is not None else {}),
         }
         _write(self.client_config, client)
         _write(self.settings, asdict(settings))
@@ -332,6 +372,11 @@ def _settings(text: str) -> LocalSettings:
         body.get("separate", False),
         body.get("secrets", {}),
         body.get("http", {}),
+        body.get("advertise", ""),
+        body.get("scratch", ""),
+        body.get("doors", {}),
+        body.get("life", 0),
+        body.get("data", FIRST_DATA),
     )
 
 

@@ -11,6 +11,8 @@ import sys
 from pathlib import Path
 
 ROOT = str(Path(__file__).resolve().parents[3])
+LEASH = "--leash"
+"""The option of a keeper that ends when its standard input does."""
 MAINS = {
     "keeper": "supervisor.cli.local.keeper",
     "supervisor": "supervisor.main",

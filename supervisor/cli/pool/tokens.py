@@ -9,8 +9,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
+from supervisor.cli.local.layout import Layout
 from supervisor.cli.options import Globals
-from supervisor.cli.target import find_any_target, find_target
+from supervisor.cli.target import find_any_target, find_target, place_of
 from supervisor.contract.errors import (
     Conflict,
     IncompatibleRecord,
@@ -57,6 +58,7 @@ def obtain(given: Globals, pool: str, file: Path, token_for: str) -> Certificate
     from supervisor.engines.credentials import write_private
 
     life_ms = check(given, file, token_for)
+    _admit(given, pool)
     key, request = openssl.key_and_request(f"token-of-pool:{pool}")
     made = _ask(given, lambda client: client.open_pool(OpenPoolRequest(pool, request, life_ms)))
     write_private(file, key + made.pem.encode())
@@ -94,7 +96,7 @@ def revoke(given: Globals, pool: str, kept: Callable[[str], str]) -> str:
 
 
 def known(given: Globals, pool: str = "") -> tuple[PoolView, ...]:
-    """The pools that supervisors certify, or one of them. An embedded cluster has none.
+    """The pools that supervisors certify, or one of them. An embedded cluster without TLS has none.
 
     Raises Unreachable, Refused.
     """
@@ -126,6 +128,15 @@ def told(view: PoolView) -> str:
 def shown(wall_ms: int) -> str:
     """A moment, for people."""
     return f"{datetime.fromtimestamp(wall_ms / 1000, UTC):%Y-%m-%d %H:%M} UTC"
+
+
+def _admit(given: Globals, pool: str) -> None:
+    """Let a pool's agents into the etcd of an embedded cluster, which has no other administrator."""
+    option, place = place_of(given)
+    layout = Layout.of(place)
+    if option == "--state" and (settings := layout.read()).advertise:
+        config = layout.config(layout.supervisors(settings)[0])
+        layout.reachable(settings).admit(config, [f"pool:{pool}"])
 
 
 async def _revoke(pool: str, token: str, client: ControlClient) -> Accepted:

@@ -1,0 +1,132 @@
+"""The part of an embedded cluster that other machines reach (`local up --advertise HOST`).
+
+Supervisors and etcd listen on TCP then, and take no connection without a certificate of the cluster's own
+authorities, which are in STATE/tls. The cluster has one user: whoever can read that directory.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from supervisor.contract.addresses import bare, join
+
+OWNER = "owner"
+"""The name of the cluster's only user."""
+ETCD, ADMIN = "etcd", "admin"
+DAYS = 825
+"""The life of certificates. A shorter one keeps nobody out: the authorities are in the same directory."""
+AGENT_PORT = 7601
+"""The port of a pool's first agent on a machine."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reachable:
+    """The addresses and certificates of one cluster.
+
+    Attributes:
+        tls: the directory of `supervisorctl certs`.
+        host: the name or address at which other machines reach this one.
+        ports: member -> port.
+        scratch: a directory that each machine has to itself.
+        mark: keeps the agents of two clusters of one user apart there.
+    """
+
+    tls: Path
+    host: str
+    ports: Mapping[str, int]
+    scratch: Path
+    mark: str
+
+    @property
+    def listen(self) -> str:
+        """The address to listen on: the host where it is one, else all: a name may mean another one here."""
+        try:
+            return str(ipaddress.ip_address(bare(self.host)))
+        except ValueError:
+            return "0.0.0.0"
+
+    def address(self, member: str) -> str:
+        """The address of etcd or a supervisor."""
+        return join(self.host, self.ports[member])
+
+    def holder(self, name: str) -> dict[str, str]:
+        """The certificate of `KIND-NAME`, as `tls` of a configuration names it."""
+        return {"ca": self._pem("ca"), "cert": self._pem(name), "key": str(self.tls / f"{name}.key")}
+
+    def certify(self, supervisors: Sequence[str]) -> None:
+        """Make the authorities where there are none, and certificates for this host. Raises Refused."""
+        from supervisor.cli.cluster import certs
+
+        at = bare(self.host)
+        holders = [f"supervisor:{name},{at}" for name in supervisors]
+        certs.make(self.tls, [*holders, f"etcd:{ETCD},{at}", f"user:{OWNER}", f"etcdctl:{ADMIN}"], DAYS)
+        certs.make_pool_authority(self.tls)
+        fresh = self._of_etcd.with_suffix(".new")
+        fresh.write_bytes(
+            b"".join((self.tls / f"{each}.pem").read_bytes() for each in ("ca", "pool-ca-etcd"))
+        )
+        fresh.replace(self._of_etcd)
+
+    def admit(self, supervisor_config: Path, holders: Sequence[str]) -> None:
+        """Make these the users of etcd, and let it refuse all others. Raises Unreachable, Refused."""
+        from supervisor.cli.cluster import etcd
+
+        etcd.give_users(supervisor_config, self.tls / f"etcdctl-{ADMIN}.pem", holders)
+
+    def etcd_flags(self) -> tuple[str, ...]:
+        """The addresses of etcd for clients, and whom it takes for one."""
+        own = self.holder(f"etcd-{ETCD}")
+        return (
+            *("--listen-client-urls", f"https://{join(self.listen, self.ports[ETCD])}"),
+            *("--advertise-client-urls", f"https://{self.address(ETCD)}"),
+            *("--client-cert-auth", "--trusted-ca-file", str(self._of_etcd)),
+            *("--cert-file", own["cert"], "--key-file", own["key"]),
+        )
+
+    def supervisor(self, name: str) -> dict[str, object]:
+        """The fields of a supervisor's configuration."""
+        own = self.holder(f"supervisor-{name}")
+        return {
+            "etcd": {"endpoints": [self.address(ETCD)], "tls": own},
+            "listen": join(self.listen, self.ports[name]),
+            "advertise": self.address(name),
+            "tls": own,
+            "user_ca": self._pem("user-ca"),
+            "users": {OWNER: {"role": "admin"}},
+            "pools": {"issuer": {"cert": self._pem("pool-ca"), "key": str(self.tls / "pool-ca.key")}},
+        }
+
+    def agents(self) -> dict[str, object]:
+        """The fields of the configuration that all agents of pools share. They get certificates by a token.
+
+        Those of a cluster on loopback stay there, too.
+        """
+        ca = {"ca": self._pem("ca")}
+        here = self.listen if ipaddress.ip_address(self.listen).is_loopback else ""
+        own = self.scratch / f"tfsup-agents-{os.geteuid()}-{self.mark}"
+        return {
+            "etcd": {"endpoints": [self.address(ETCD)], "tls": ca},
+            "tls": ca,
+            "listen": join(here or "0.0.0.0", AGENT_PORT),
+            **({"host": here} if here else {"advertise": join("{host}", AGENT_PORT)}),
+            "state_dir": str(own),
+            "run_dir": str(own),
+            "checkpoint_parent": str(own / "tasks"),
+            "lock_dir": str(self.scratch / "tfsup-ports"),
+        }
+
+    @property
+    def _of_etcd(self) -> Path:
+        """The authorities whose certificates etcd takes."""
+        return self.tls / "of-etcd.pem"
+
+    def _pem(self, name: str) -> str:
+        return str(self.tls / f"{name}.pem")
+
+    def client(self) -> dict[str, object]:
+        """The fields of the configuration of the cluster's user."""
+        return {"tls": self.holder(f"user-{OWNER}")}

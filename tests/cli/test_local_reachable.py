@@ -1,0 +1,141 @@
+"""An embedded cluster that other machines reach: over TLS alone, and again where it has moved to."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from supervisor.adapters.certificates.tls import TlsFiles
+from supervisor.adapters.etcd.client import EtcdCoordination
+from supervisor.api.client import ControlClient
+from supervisor.cli.local.cluster import LocalCluster
+from supervisor.cli.local.reachable import ETCD
+from supervisor.cli.options import Globals
+from supervisor.cli.pool import tokens
+from supervisor.cli.pool.order import shared_file
+from supervisor.contract import keys
+from supervisor.contract.errors import TfSupervisorError
+from supervisor.wire.rpc import Guard
+from tests.cli.shell import environment
+from tests.engines.certified import run
+from tests.support.waiting import wait_until
+
+POOL = "p"
+
+
+def cluster_at(address: str, directory: Path) -> LocalCluster:
+    found = LocalCluster(directory / "state", nodes=0, supervisors=2)
+    found.advertise, found.scratch = address, os.path.realpath(directory / "machine")
+    return found
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[LocalCluster]:
+    # Paths of sockets are short.
+    with tempfile.TemporaryDirectory(prefix="tfsup-m-") as scratch:
+        (tmp_path / "machine").symlink_to(scratch)
+        with cluster_at("127.0.0.2", tmp_path) as found:
+            yield found
+
+
+def states(cluster: LocalCluster) -> dict[str, str]:
+    async def ask() -> dict[str, str]:
+        async with cluster.client(2.0) as client:
+            return {node.node: node.state for node in (await client.nodes()).nodes}
+
+    try:
+        return asyncio.run(ask())
+    except TfSupervisorError:
+        return {}
+
+
+async def answer(addresses: list[str], files: TlsFiles | None) -> str:
+    async with ControlClient(addresses, Guard(files), deadline_s=2.0) as client:
+        try:
+            return (await client.status()).supervisors[0].supervisor
+        except TfSupervisorError as error:
+            return type(error).__name__
+
+
+@contextmanager
+def agent(cluster: LocalCluster, directory: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """An agent of a pool, as an engine starts it on a machine that shares the cluster's directory."""
+    given = Globals(cluster.layout.state)
+    file, _ = shared_file(given, POOL, None)
+    token = file.parent / f"{POOL}.token"
+    tokens.obtain(given, POOL, token, "1h")
+    words = {"pool": POOL, "place": "n1", "id": "1", "agent-config": file, "token": token}
+    words["state"] = cluster.layout.state
+    options = [word for name, value in words.items() for word in (f"--{name}", str(value))]
+    with (directory / "agent.log").open("wb") as log:
+        keeper = subprocess.Popen(
+            [sys.executable, "-P", "-m", "supervisor.engines.keeper", *options],
+            env=environment(),
+            stdout=log,
+            stderr=log,
+        )
+    try:
+        yield keeper
+    finally:
+        keeper.send_signal(signal.SIGTERM)
+        keeper.wait(60)
+
+
+def test_agents_of_other_machines_join_and_find_it_again_where_it_has_moved(
+    cluster: LocalCluster, tmp_path: Path
+) -> None:
+    with agent(cluster, tmp_path):
+        wait_until(lambda: states(cluster) == {f"{POOL}.n1": "ready"}, "the agent joins")
+        cluster.down()
+        moved = cluster_at("127.0.0.3", tmp_path)
+        moved.up()
+        wait_until(lambda: states(moved) == {f"{POOL}.n1": "ready"}, "it has followed")
+        assert "127.0.0.3" in moved.layout.client_config.read_text()
+    assert "supervisors or etcd have moved (127.0.0.3:" in (tmp_path / "agent.log").read_text()
+
+
+def test_nobody_is_let_in_without_a_certificate_of_its_own(cluster: LocalCluster, tmp_path: Path) -> None:
+    client = json.loads(cluster.layout.client_config.read_text().partition("\n")[2])
+    own = TlsFiles(*(Path(client["tls"][each]) for each in ("ca", "cert", "key")))
+    supervisors = client["supervisors"]
+    assert all(each.startswith("127.0.0.2:") for each in supervisors)
+    assert asyncio.run(answer(supervisors, own)).startswith("supervisor-")
+    assert asyncio.run(answer(supervisors, None)) == "Unreachable"
+    run("certs", "issue", str(tmp_path / "tls"), "user:owner")
+    stranger = replace(own, cert=tmp_path / "tls/user-owner.pem", key=tmp_path / "tls/user-owner.key")
+    assert asyncio.run(answer(supervisors, stranger)) == "Unreachable"
+
+    private = list((cluster.layout.state / "tls").glob("*.key"))
+    assert len(private) > 4
+    assert {each.stat().st_mode & 0o777 for each in private} == {0o600}
+    assert (cluster.layout.state / "tls").stat().st_mode & 0o777 == 0o700
+
+    assert asyncio.run(read_of_etcd(cluster, "supervisor-supervisor-0")) == "there"
+    assert asyncio.run(read_of_etcd(cluster, "etcd-etcd")) == "Refused"
+    assert asyncio.run(read_of_etcd(cluster, "user-owner")) == "CoordinationUnreachable"
+
+
+async def read_of_etcd(cluster: LocalCluster, holder: str) -> str:
+    """What comes of a read of the leader's record in etcd, by this certificate of the cluster."""
+    reach = cluster.layout.reachable(cluster.layout.read())
+    files = TlsFiles(*map(Path, reach.holder(holder).values()))
+    etcd = EtcdCoordination(
+        [reach.address(ETCD)], "local", rpc_deadline_ms=2_000, silence_ms=2_000, tls=files
+    )
+    try:
+        return "there" if await etcd.get(keys.LEADER) else "nothing"
+    except TfSupervisorError as error:
+        return type(error).__name__
+    finally:
+        await etcd.close()
