@@ -8,8 +8,8 @@ docs/progress.md.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
 
 from supervisor.contract.ids import TaskId
 from supervisor.contract.job.spec import CHIEF_ROLES, ProgressSpec
@@ -31,9 +31,9 @@ A task that makes no step for as long is suspected too, even if it writes new ou
 SAVES_LEAST = 3
 MOST_DOUBLINGS = 6
 TOGETHER_PART = 6
-"""This part of its patience is added to it while another task is about to be late, too.
+"""A late task is waited with while another one is within this part of its patience of being late, too.
 
-Tasks that stop for one reason stop within a step or two of each other.
+Tasks that stop for one reason stop one soon after the other. The wait takes at most as long as the patience.
 """
 _BLAME_ORDER = ("ps", *CHIEF_ROLES, "worker")
 WAITS = "waits for data whose store does not answer"
@@ -141,6 +141,14 @@ class Judgement:
     everyone: bool = False
     hang: Hang | None = None
     busy: frozenset[TaskId] = frozenset()
+    look: _Look | None = field(default=None, repr=False, compare=False)
+
+    def hang_beside(self, left: Collection[TaskId]) -> Hang | None:
+        """The hang to act on where those of some tasks are left alone; None if there is none.
+
+        Where no task goes on there is no other: all that hang are one failure.
+        """
+        return None if self.look is None or self.everyone else _first_hang(self.look, left)
 
 
 def bounds_of(
@@ -232,64 +240,100 @@ def judge(tasks: tuple[Running, ...], bounds: Bounds, *, by_training: bool = Fal
     """
     stands = [(each, _stand(each, bounds, by_training=by_training)) for each in tasks]
     judged = [found for _, found in stands if found is not None]
-    quiet = [found for found in judged if found.quiet]
-    suspected = frozenset(found.each.task for found in quiet)
-    busy = frozenset(found.each.task for found in quiet if found.busy)
-    everyone = bool(quiet) and len(quiet) == len(judged)
+    look = _Look(tasks, judged, by_training=by_training)
+    suspected = frozenset(found.each.task for found in look.quiet)
+    busy = frozenset(found.each.task for found in look.quiet if found.busy)
     idle = frozenset(each.task for each, found in stands if found is None and _idles(each))
     stepless = frozenset(found.each.task for found in judged if not found.quiet and _is_stepless(found))
-    without = Judgement(suspected | idle | stepless, everyone, None, busy | stepless)
-    idlers = [found for found in quiet if not found.busy]
-    stopped = [found for found in idlers if found.each.stopped and found.late_ms >= 0]
-    idlers = [found for found in idlers if found.each.stopped] if stopped else idlers
-    worst = max(
-        (found for found in idlers if found.late_ms >= 0),
-        key=lambda found: found.each.stalled_ms,
-        default=None,
-    )
-    if worst is None:
-        return without
-    stalled_ms = worst.each.stalled_ms
-    fresh_ms = min((each.fresh_ms for each in tasks if each.fresh_ms >= 0), default=stalled_ms)
-    late_ms = worst.late_since(fresh_ms)
-    if late_ms < 0:
-        return without
-    since_ms = stalled_ms // 2
-    goes_on = [found.each for found in judged if found.busy or not found.quiet]
-    behind_ms = [each.stalled_ms if by_training else each.stepless_ms for each in goes_on]
-    if not stopped and any(each_ms >= since_ms for each_ms in behind_ms):
-        return without
-    starting = [each for each in tasks if each.fresh_ms >= 0 and each.training]
-    if everyone and any(each.stalled_ms < since_ms for each in (*starting, *(f.each for f in judged))):
-        return without
-    if everyone:
-        root = _blamed(tasks)
-        blamed = [found for found in judged if found.each.task == root] or quiet
-        flat = _flat(blamed, by_training=by_training)
-        hang = Hang(root, stalled_ms, late_ms, everyone, flat, _writes(blamed))
-        return replace(without, hang=replace(hang, waits=_waits(quiet if root is None else blamed)))
-    others = _together(worst, idlers, fresh_ms)
-    if others is None:
-        return without
-    # The consequences depend on these three: none of the others is to have them worse than it would alone.
-    flat, writes, waits = _flat([worst], by_training=by_training), _writes([worst]), _waits([worst])
-    alike = tuple(
-        found.each.task
-        for found in others
-        if (_flat([found], by_training=by_training), _writes([found])) == (flat, writes)
-        if waits_for_data(found.each) == waits_for_data(worst.each)
-    )
-    hang = Hang(worst.each.task, stalled_ms, late_ms, everyone, flat, writes, alike, waits)
-    return replace(without, hang=hang)
+    hang = _first_hang(look, ())
+    return Judgement(suspected | idle | stepless, look.everyone, hang, busy | stepless, look)
 
 
-def _together(worst: _Standing, idlers: list[_Standing], fresh_ms: int) -> list[_Standing] | None:
-    """The others that are late, too; None while another one is about to be."""
-    most_ms = (worst.each.stalled_ms - worst.late_ms) // TOGETHER_PART
-    late_ms = [(found, found.late_since(fresh_ms)) for found in idlers]
-    if worst.late_since(fresh_ms) < most_ms and any(-most_ms <= each_ms < 0 for _, each_ms in late_ms):
+class _Look:
+    """The tasks of a job against their bounds, at one look.
+
+    Attributes:
+        quiet: those that are suspected for their signs of training.
+        everyone: all tasks with a bound are.
+        stopped: a late task is stopped by a signal.
+        idlers: tasks that may be blamed now or soon. Where one is stopped, only tasks that are.
+        late: those of them that are late, in the order in which they stopped.
+        fresh_ms: time since the newest start of a task that has yet to make a step.
+    """
+
+    def __init__(self, tasks: tuple[Running, ...], judged: list[_Standing], *, by_training: bool) -> None:
+        self.tasks, self.judged, self.by_training = tasks, judged, by_training
+        self.quiet = [found for found in judged if found.quiet]
+        self.everyone = bool(self.quiet) and len(self.quiet) == len(judged)
+        idlers = [found for found in self.quiet if not found.busy]
+        self.stopped = any(found.each.stopped and found.late_ms >= 0 for found in idlers)
+        self.idlers = [found for found in idlers if found.each.stopped] if self.stopped else idlers
+        late = [found for found in self.idlers if found.late_ms >= 0]
+        self.late = sorted(late, key=lambda found: found.each.stalled_ms, reverse=True)
+        longest_ms = self.late[0].each.stalled_ms if late else 0
+        self.fresh_ms = min((each.fresh_ms for each in tasks if each.fresh_ms >= 0), default=longest_ms)
+
+
+def _first_hang(look: _Look, left: Collection[TaskId]) -> Hang | None:
+    """The hang of the task that stopped first, those that are left alone left out."""
+    worst = next((found for found in look.late if found.each.task not in left), None)
+    if worst is None or _waits_for_others(look, worst):
         return None
-    return [found for found, each_ms in late_ms if found is not worst and each_ms >= 0]
+    if worst.late_since(look.fresh_ms) < 0:
+        return None
+    return _of_all(look, worst) if look.everyone else _of_some(look, worst, left)
+
+
+def _waits_for_others(look: _Look, worst: _Standing) -> bool:
+    """Whether the late task may wait for one that works, or that has stopped or started since."""
+    since_ms = worst.each.stalled_ms // 2
+    goes_on = (found.each for found in look.judged if found.busy or not found.quiet)
+    behind_ms = (each.stalled_ms if look.by_training else each.stepless_ms for each in goes_on)
+    if not look.stopped and any(each_ms >= since_ms for each_ms in behind_ms):
+        return True
+    starting = (each for each in look.tasks if each.fresh_ms >= 0 and each.training)
+    others = (*starting, *(found.each for found in look.judged))
+    return look.everyone and any(each.stalled_ms < since_ms for each in others)
+
+
+def _of_all(look: _Look, worst: _Standing) -> Hang:
+    """The hang of a job of which no task shows a sign of training."""
+    root = _blamed(look.tasks)
+    blamed = [found for found in look.judged if found.each.task == root] or look.quiet
+    return Hang(
+        root,
+        worst.each.stalled_ms,
+        worst.late_since(look.fresh_ms),
+        everyone=True,
+        flat=_flat(blamed, by_training=look.by_training),
+        writes=_writes(blamed),
+        waits=_waits(look.quiet if root is None else blamed),
+    )
+
+
+def _of_some(look: _Look, worst: _Standing, left: Collection[TaskId]) -> Hang | None:
+    """The hang of a task, and of those that hang as it does; None while another one is about to be late."""
+    patience_ms, late_ms = worst.each.stalled_ms - worst.late_ms, worst.late_since(look.fresh_ms)
+    lates_ms = [(found, found.late_since(look.fresh_ms)) for found in look.idlers]
+    soon = any(-patience_ms // TOGETHER_PART <= each_ms < 0 for _, each_ms in lates_ms)
+    if soon and late_ms < patience_ms:
+        return None
+
+    def lacks(found: _Standing) -> tuple[tuple[str, ...], bool, bool]:
+        flat = _flat([found], by_training=look.by_training)
+        return flat, _writes([found]), waits_for_data(found.each)
+
+    # The consequences depend on these three: none of the others is to have them worse than it would alone.
+    flat, writes, waits = lacks(worst)
+    others = tuple(
+        found.each.task
+        for found, each_ms in lates_ms
+        if found is not worst and each_ms >= 0 and found.each.task not in left
+        if lacks(found) == (flat, writes, waits)
+    )
+    root = worst.each.task
+    waiting = root if waits else None
+    return Hang(root, worst.each.stalled_ms, late_ms, False, flat, writes, others, waiting)
 
 
 def slow_starts(

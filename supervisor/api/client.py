@@ -94,7 +94,7 @@ class ControlClient:
 
     Every call raises the error that the leader answered with, or Unreachable when no leader answered within
     `deadline_s`; a large archive of code, and what has jobs save first, may take longer. A write whose answer
-    was lost is never sent twice: it raises Unreachable, as it may have taken effect.
+    was lost is never sent twice: it raises Unreachable, as it may have taken effect. A drain is.
     """
 
     def __init__(self, supervisors: Sequence[str], guard: Guard, *, deadline_s: float = DEADLINE_S) -> None:
@@ -165,8 +165,11 @@ class ControlClient:
 
     async def cordon(self, node: str, reason: str = "", *, drain: bool = False) -> NodeAnswer:
         """Cordon a node, or with `drain` move its tasks away too. Safe to repeat."""
-        request, most_s = CordonRequest(node, reason, drain), _SAVING_S if drain else 0.0
-        return await self._call("Cordon", request, NodeAnswer, write=True, most_s=most_s)
+        request = CordonRequest(node, reason, drain)
+        if not drain:
+            return await self._call("Cordon", request, NodeAnswer, write=True)
+        # A leader that dies as the jobs save has not drained the node yet: its successor is asked for all.
+        return await self._call("Cordon", request, NodeAnswer, most_s=_SAVING_S, within_s=2 * _SAVING_S)
 
     async def uncordon(self, node: str, gpu: str = "") -> NodeAnswer:
         """Allow tasks on a node again, or on a quarantined GPU of it."""
@@ -283,9 +286,10 @@ class ControlClient:
         *,
         write: bool = False,
         most_s: float = 0.0,
+        within_s: float = 0.0,
     ) -> R:
         body = Record(json=codec.encode(request))
-        deadline_s = max(self._deadline_s, most_s)
+        deadline_s = max(self._deadline_s, most_s, within_s)
         most_s = most_s or _ATTEMPT_S
         deadline = time.monotonic() + deadline_s
         problems: dict[str, str] = {}

@@ -67,7 +67,7 @@ class NodeMethods:
         """
         saved = ""
         if request.drain and tasks_by_node(self._leading()).get(request.node):
-            await self._service.cordon(replace(request, drain=False))
+            await self._service.cordon(replace(request, drain=False), drain_follows=True)
             snap = self._leading()
             tasks = tasks_by_node(snap).get(request.node, ())
             saved = await save_first(self._guard, snap, (TaskId.parse(each).job for each in tasks))

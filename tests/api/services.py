@@ -101,7 +101,7 @@ class FakeNodeService(NodeService):
 
     asked: list[object] = field(default_factory=list)
 
-    async def cordon(self, request: CordonRequest) -> NodeAnswer:
+    async def cordon(self, request: CordonRequest, *, drain_follows: bool = False) -> NodeAnswer:
         self.asked.append(request)
         return NodeAnswer(request.node, "done")
 

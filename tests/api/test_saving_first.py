@@ -14,6 +14,7 @@ import pytest
 
 from supervisor.api.nodes import NodeMethods, node_list
 from supervisor.api.saves import save_first
+from supervisor.api.server import serve_api
 from supervisor.contract import codec
 from supervisor.contract.boundaries import Op
 from supervisor.contract.errors import Unreachable
@@ -124,18 +125,46 @@ async def test_a_node_gets_no_task_while_jobs_save_and_after_its_drain_is_given_
     assert "has saved" in (await draining).detail
     assert state() == ("draining", "it ends")
     assert "it is drained already" in (await methods.cordon(CordonRequest(node, drain=True))).detail
-    assert told == [f"node {node} is cordoned: it ends", f"node {node} is drained: it ends"]
+    assert [text for text in told if text] == [f"node {node} is drained: it ends"]
 
 
 class Deposed(FakeNodeService):
     """Does not lead any more once the jobs have saved."""
 
-    async def cordon(self, request: CordonRequest) -> NodeAnswer:
+    async def cordon(self, request: CordonRequest, *, drain_follows: bool = False) -> NodeAnswer:
         await super().cordon(request)
         if request.drain:
             await asyncio.sleep(0.3)
             raise Unreachable("this supervisor does not lead")
         return NodeAnswer(request.node, "done")
+
+
+class Frozen(FakeNodeService):
+    """Has jobs save, and gets no further."""
+
+    async def cordon(self, request: CordonRequest, *, drain_follows: bool = False) -> NodeAnswer:
+        answer = await super().cordon(request)
+        if request.drain:
+            await asyncio.Event().wait()
+        return answer
+
+
+async def test_the_next_leader_drains_a_node_whose_leader_dies_as_the_jobs_save(tmp_path: Path) -> None:
+    async with AsyncExitStack() as stack:
+        place, snap, frozen, nodes = (
+            Place(tmp_path, stack),
+            World().start().snapshot(),
+            Frozen(),
+            FakeNodeService(),
+        )
+        dies = await serve_api(FakeJobService(snap, nodes=frozen), place.beats.append, place.config("s0"))
+        second = await place.serve("s1", FakeJobService(snap, nodes=nodes))
+        client = await place.client(place.address("s0"), second)
+        draining = asyncio.create_task(client.cordon("n1", "it ends", drain=True))
+        await until(lambda: CordonRequest("n1", "it ends", True) in frozen.asked)
+        await dies.close(0)
+        assert (await draining).detail == "done"
+        assert CordonRequest("n1", "it ends", True) in nodes.asked
 
 
 class DeposedJobs(FakeJobService):

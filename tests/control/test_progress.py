@@ -285,13 +285,14 @@ def test_each_hang_before_doubles_what_is_borne() -> None:
             world.tick()
 
 
-@pytest.mark.parametrize("apart_ms", [0, 300])
+@pytest.mark.parametrize("apart_ms", [0, 300, 3_000])
 def test_workers_that_hang_together_restart_together_as_one_failure(apart_ms: int) -> None:
     world = World(job_spec({"chief": 1, "ps": 1, "worker": 12})).start()
     hung = [f"worker.{index}" for index in range(1, 11)]
     for name in hung:
         hang(world, name)
-        world.tick(apart_ms)
+        for _ in range(4):
+            world.tick(apart_ms // 4)
     world.until(lambda: all(world.running()[name].number == 2 for name in hung), 40_000, 250)
     found = {each.id: each for each in world.incidents().values() if each.cause is Cause.HANG}
     assert [(each.member, each.scope) for each in found.values()] == [("worker.1", Scope.TASK)]
@@ -354,16 +355,38 @@ def test_a_task_whose_own_budget_is_spent_is_not_restarted_with_others() -> None
     world = World(spec).start()
     world.end_task("worker.2", 1)
     world.until(lambda: "worker.2" in world.running())
-    began_ms = world.now_ms
     for name in ("worker.1", "worker.2"):
-        say(
-            world,
-            name,
-            lambda beat: TaskBeat(beat.attempt, signs=(Sign("output", world.now_ms - began_ms, 100),)),
-        )
+        say(world, name, never_steps(world))
     world.commit(1, 20)
     world.until(lambda: world.running()["worker.1"].number == 2, 40_000, 500)
     assert world.running()["worker.2"].number == 2
+
+
+def test_one_that_is_left_running_keeps_no_other_from_its_restart() -> None:
+    """The job saves, so that only the budget of the task itself is spent."""
+    spec = job_spec({"chief": 1, "ps": 1, "worker": 3}, restart=RestartPolicy(max_restarts=1))
+    world = World(spec).start()
+    world.end_task("worker.2", 1)
+    world.until(lambda: "worker.2" in world.running())
+    world.commit(1, 20)
+    say(world, "worker.2", never_steps(world))
+    world.until(
+        lambda: [each.fields["task"] for each in left_running(world)] == ["digits/worker:2"], 40_000, 500
+    )
+    say(world, "worker.1", never_steps(world))
+    world.until(lambda: world.running()["worker.1"].number == 2, 40_000, 500)
+    assert world.running()["worker.2"].number == 2
+    assert [each.fields["task"] for each in left_running(world)] == ["digits/worker:2"]
+
+
+def never_steps(world: World) -> Callable[[TaskBeat], TaskBeat]:
+    """A task that only printed, and prints no more."""
+    began_ms = world.now_ms
+    return lambda beat: TaskBeat(beat.attempt, signs=(Sign("output", world.now_ms - began_ms, 100),))
+
+
+def left_running(world: World) -> list[Action]:
+    return [each for each in suspicions(world) if each.kind == "hang_left"]
 
 
 def test_a_nan_loss_fails_the_job_if_it_asks_for_that() -> None:

@@ -225,9 +225,26 @@ def test_a_task_that_is_about_to_be_late_is_waited_for_but_not_for_long() -> Non
 
     assert verdict_on(34_900, 26_000) is None
     assert verdict_on(34_900, 24_000) == Hang(task("worker.0"), 34_900, 4_900, everyone=False, flat=(STEP,))
-    assert verdict_on(35_000, 31_000, 26_000) == Hang(
-        task("worker.0"), 35_000, 5_000, everyone=False, flat=(STEP,), others=(task("worker.1"),)
+    assert verdict_on(58_000, 54_000, 40_000, 26_000) is None, "one stops after the other"
+    assert verdict_on(60_000, 31_000, 26_000) == Hang(
+        task("worker.0"), 60_000, 30_000, everyone=False, flat=(STEP,), others=(task("worker.1"),)
     )
+
+
+def test_where_a_hang_is_left_alone_the_next_one_is_judged_by_itself() -> None:
+    tasks = (run("worker.0", 90_000), run("worker.1", 33_000), run("worker.2", 31_000), run("chief.0", 50))
+    judged = judge(tasks, BOUNDS)
+    assert judged.hang is not None
+    assert (judged.hang.root, judged.hang.others) == (task("worker.0"), (task("worker.1"), task("worker.2")))
+    assert judged.hang_beside({task("worker.0")}) == Hang(
+        task("worker.1"), 33_000, 3_000, everyone=False, flat=(STEP,), others=(task("worker.2"),)
+    )
+    assert judged.hang_beside({task(f"worker.{index}") for index in range(3)}) is None
+    soon = run("worker.2", 27_000)
+    assert judge((*tasks[:2], soon, tasks[3]), BOUNDS).hang_beside({task("worker.0")}) is None
+    all_hang = judge(tasks[:3], BOUNDS)
+    assert all_hang.everyone
+    assert all_hang.hang_beside({task("worker.0")}) is None
 
 
 def test_a_task_that_may_wait_for_one_that_is_stopped_is_not_named_with_it() -> None:

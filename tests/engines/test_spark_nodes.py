@@ -48,7 +48,7 @@ class Failing(FakeNodeService):
         super().__init__()
         self.errors = errors
 
-    async def cordon(self, request: CordonRequest) -> NodeAnswer:
+    async def cordon(self, request: CordonRequest, *, drain_follows: bool = False) -> NodeAnswer:
         if error := self.errors.get(request.node):
             raise error
         if request.drain:

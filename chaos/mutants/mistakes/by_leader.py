@@ -598,8 +598,8 @@ MUTANTS = (
         (
             Edit(
                 "recovery/policy/hangs.py",
-                "    others = _together(worst, idlers, fresh_ms)\n",
-                "    others = [each for each in judged if each is not worst]\n",
+                "    lates_ms = [(found, found.late_since(look.fresh_ms)) for found in look.idlers]\n",
+                "    lates_ms = [(found, 0) for found in look.judged]\n",
             ),
         ),
         Simulated(tuple(Fault(0.5 + 4 * n, "task_hang", n, 0.0) for n in range(3))),

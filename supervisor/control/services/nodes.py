@@ -31,8 +31,10 @@ class NodeService:
         self._leading = leading
         self._run = run
 
-    async def cordon(self, request: CordonRequest) -> NodeAnswer:
+    async def cordon(self, request: CordonRequest, *, drain_follows: bool = False) -> NodeAnswer:
         """Give a node no new task; with `drain`, move away those that it has.
+
+        `drain_follows`: the same request drains it soon, and has the event.
 
         An operator's cordon takes the place of one of the leader's, and stays until an operator lifts it.
         Raises NotFound, and UserError for a reason that is too long.
@@ -46,7 +48,7 @@ class NodeService:
         if cordons.has(picture, wanted):
             word = "drained" if wanted.drain else "cordoned"
             return NodeAnswer(picture.node, f"it is {word} already: {wanted.reason}")
-        await self._run(cordons.impose(picture, wanted))
+        await self._run(cordons.impose(picture, wanted, drain_follows=drain_follows))
         tasks = "its tasks move away when there is room elsewhere" if wanted.drain else "its tasks stay"
         return NodeAnswer(picture.node, f"it gets no new task; {tasks}")
 

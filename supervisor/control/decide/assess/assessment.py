@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from recovery.policy.hangs import Judgement, Running
+from recovery.policy.hangs import Hang, Judgement, Running
 from supervisor.contract.ids import TaskId
 from supervisor.control.decide.assess.completion import Completion
 from supervisor.control.decide.assess.members import Member
@@ -15,12 +15,17 @@ from supervisor.control.decide.assess.need import Need
 class Liveness:
     """The liveness of a running job's tasks, by their signs of life.
 
-    `slow`: those of the suspected that have not come to their first step, as `slow_starts` says.
+    Attributes:
+        slow: those of the suspected that have not come to their first step, as `slow_starts` says.
+        acted: the hang to act upon, and the restart of the task that is blamed.
+        left: hangs that are left alone, each with the reason.
     """
 
     tasks: tuple[Running, ...] = ()
     judgement: Judgement = field(default_factory=Judgement)
     slow: frozenset[TaskId] = frozenset()
+    acted: tuple[Hang, Need] | None = None
+    left: tuple[tuple[Hang, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,6 +15,7 @@ from recovery.policy.hangs import (
     TRAINING,
     WAITS,
     Hang,
+    Judgement,
     Running,
     bounds_of,
     describe,
@@ -43,11 +44,10 @@ MOST_NAMED = 8
 
 def find_hang(snap: Snapshot, job: JobState, there: tuple[Member, ...], liveness: Liveness) -> Need | None:
     """The restart that a hang asks for, if it is to be acted upon."""
-    hang = liveness.judgement.hang
-    if hang is None or rule_of(job.record.value.spec, Cause.HANG) is Rule.IGNORE:
+    if liveness.acted is None:
         return None
-    need = _need_of(snap, job, _member(there, hang.root), hang)
-    return None if _why_left(job, need, hang) else _with_others(snap, job, there, hang, need)
+    hang, need = liveness.acted
+    return _with_others(snap, job, there, hang, need)
 
 
 def _with_others(snap: Snapshot, job: JobState, there: tuple[Member, ...], hang: Hang, need: Need) -> Need:
@@ -128,21 +128,38 @@ def _suspicion(liveness: Liveness, each: Running) -> str:
 
 
 def left_alone(snap: Snapshot, job: JobState, found: Assessment) -> list[Action]:
-    """An operator is told of a hang that we do not act upon, once for each attempt or generation."""
-    hang = found.liveness.judgement.hang
-    if hang is None or rule_of(job.record.value.spec, Cause.HANG) is Rule.IGNORE:
-        return []
+    """An operator is told of each hang that we do not act upon, once for each attempt or generation."""
+    return [_told_of_left(snap, job, found, hang, why) for hang, why in found.liveness.left]
+
+
+def _told_of_left(snap: Snapshot, job: JobState, found: Assessment, hang: Hang, why: str) -> Action:
     root = _member(found.members, hang.root)
-    why = _why_left(job, _need_of(snap, job, root, hang), hang)
-    if not why:
-        return []
     attempt = attempt_of(root) if root is not None else f"{job.name}@{job.switch.value.generation}"
     text = (
         f"{_story(snap, job, root, hang)}; it is left running: {why}. If it does hang, restart it "
         f"(supervisorctl restart {job.name}) and set progress.act_after"
     )
     fields = {"task": str(hang.root or ""), "attempt": attempt}
-    return [Action("hang_left", job.name, text, (unchanged(job.switch),), (), fields)]
+    return Action("hang_left", job.name, text, (unchanged(job.switch),), (), fields)
+
+
+def _sorted_out(
+    snap: Snapshot, job: JobState, there: tuple[Member, ...], judgement: Judgement
+) -> tuple[tuple[Hang, Need] | None, tuple[tuple[Hang, str], ...]]:
+    """The hang to act upon, with its restart, and those that are left alone, each with the reason."""
+    left: list[tuple[Hang, str]] = []
+    hang = None if rule_of(job.record.value.spec, Cause.HANG) is Rule.IGNORE else judgement.hang
+    while hang is not None:
+        need = _need_of(snap, job, _member(there, hang.root), hang)
+        why = _why_left(job, need, hang)
+        if not why:
+            return (hang, need), tuple(left)
+        left.append((hang, why))
+        # Where the budget of the job is spent, none of the others may restart either.
+        if len(left) == servers.MOST or not _may(need_for(snap, job, None, need.cause, need.known_ms, why)):
+            break
+        hang = judgement.hang_beside({each.root for each, _ in left if each.root is not None})
+    return None, tuple(left)
 
 
 def _why_left(job: JobState, need: Need, hang: Hang) -> str:
@@ -196,8 +213,9 @@ def liveness_of(snap: Snapshot, job: JobState, there: tuple[Member, ...]) -> Liv
     bounds = bounds_of(tasks, spec.progress, spec.limits.startup_ms, hung_before=before)
     judgement = judge(tasks, bounds, by_training=spec.progress.act_after_ms is not None)
     slow = slow_starts(tasks, spec.limits.startup_ms, steps_are_read=steps_are_read(snap, job))
+    acted, left = _sorted_out(snap, job, there, judgement)
     judgement = replace(judgement, suspected=judgement.suspected | slow, busy=judgement.busy | slow)
-    return Liveness(tasks, judgement, slow)
+    return Liveness(tasks, judgement, slow, acted, left)
 
 
 def _tasks(snap: Snapshot, job: JobState, there: tuple[Member, ...]) -> tuple[Running, ...]:

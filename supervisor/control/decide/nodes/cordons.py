@@ -94,14 +94,13 @@ def has(picture: NodeState, cordon: Cordon) -> bool:
     return held is not None and replace(held.value, lifted=cordon.lifted) == cordon
 
 
-def impose(picture: NodeState, cordon: Cordon) -> Action:
-    """Give a node the cordon of an operator."""
+def impose(picture: NodeState, cordon: Cordon, *, drain_follows: bool = False) -> Action:
+    """Give a node the cordon of an operator. No event tells of one that a drain follows: the drain's does."""
     node, reason = cordon.node, cordon.reason
     kind, word = ("node_drained", "drained") if cordon.drain else ("node_cordoned", "cordoned")
+    text = "" if drain_follows else f"node {node} is {word}: {reason}"
     compares, ops = _written(picture, cordon)
-    return Action(
-        kind, "", f"node {node} is {word}: {reason}", compares, ops, {"node": node, "reason": reason}
-    )
+    return Action(kind, "", text, compares, ops, {"node": node, "reason": reason})
 
 
 def lift(snap: Snapshot, held: Versioned[Cordon], text: str, *besides: Compare) -> Action:
