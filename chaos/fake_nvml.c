@@ -8,8 +8,8 @@
  *     fail SYMBOL CODE            this call returns CODE
  *     hang SYMBOL                 this call returns when the line is gone (`*`: every call)
  *     crash SYMBOL                this call ends the process by SIGSEGV
- * Keys: name (_ for blanks) memory used pci numa temp power util ecc_vol ecc_agg remap_pending remap_failed
- * recovery mig throttle error (code of every call about it) peers=UUID,... procs=PID:BYTES,...
+ * Keys: name (_ for blanks) memory used reserved (by the driver) pci numa temp power util ecc_vol ecc_agg
+ * remap_pending remap_failed recovery mig throttle error (code of every call about it) peers=UUID,... procs=PID:BYTES,...
  * A file of UUIDs at FAKE_NVML_VISIBLE, else /run/fake-nvml-visible/uuids, leaves the other GPUs out, as a
  * container does. As with the real library the list of GPUs is that of nvmlInit.
  *
@@ -41,6 +41,7 @@ typedef int Return;
 typedef struct { char uuid[96]; } Device;
 typedef struct { char bus_legacy[16]; unsigned domain, bus, device, id, subsystem; char bus_id[32]; } Pci;
 typedef struct { unsigned long long total, free, used; } Memory;
+typedef struct { unsigned version; unsigned long long total, reserved, free, used; } NewerMemory;
 typedef struct { unsigned gpu, memory; } Utilization;
 typedef struct { unsigned pid; unsigned long long bytes; unsigned gpu_instance, compute_instance; } Process;
 typedef union { double d; unsigned ui; unsigned long ul; unsigned long long ull; } Value;
@@ -284,7 +285,9 @@ Return nvmlDeviceGetPciInfo_v3(Device *device, Pci *pci) {
 Return nvmlDeviceGetMemoryInfo(Device *device, Memory *memory) {
     Return code = number("nvmlDeviceGetMemoryInfo", device, "memory", &memory->total);
     if (code) return code;
+    unsigned long long reserved = 0;
     if (number("nvmlDeviceGetMemoryInfo", device, "used", &memory->used)) memory->used = 0;
+    if (!number("nvmlDeviceGetMemoryInfo", device, "reserved", &reserved)) memory->used += reserved;
     memory->free = memory->total - memory->used;
     return SUCCESS;
 }
@@ -316,6 +319,16 @@ Return nvmlDeviceGetTotalEccErrors(Device *device, unsigned kind, unsigned count
 }
 
 #ifndef OLD_NVML
+Return nvmlDeviceGetMemoryInfo_v2(Device *device, NewerMemory *memory) {
+    const char *symbol = "nvmlDeviceGetMemoryInfo_v2";
+    Return code = number(symbol, device, "memory", &memory->total);
+    if (code) return code;
+    if (number(symbol, device, "used", &memory->used)) memory->used = 0;
+    if (number(symbol, device, "reserved", &memory->reserved)) memory->reserved = 0;
+    memory->free = memory->total - memory->reserved - memory->used;
+    return SUCCESS;
+}
+
 Return nvmlDeviceGetNumaNodeId(Device *device, int *node) {
     return small("nvmlDeviceGetNumaNodeId", device, "numa", (unsigned *)node);
 }

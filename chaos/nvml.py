@@ -104,6 +104,7 @@ def _healthy(number: int) -> FakeGpu:
         "name": "NVIDIA_H200",
         "memory": str(141 * GIB),
         "used": "0",
+        "reserved": str(615 << 20),
         "pci": f"{number >> 8:04x}:{number & 0xFF:02x}:00",
         "numa": str(number % 2),
         "temp": "41",

@@ -6,6 +6,7 @@ symbols.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
@@ -65,13 +66,13 @@ class Device:
 
     def _ask_all(self, peers: tuple[str, ...]) -> GpuSight:
         handle = self.handle
-        memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
+        memory_bytes, memory_used = _memory(handle)
         _, recovery, ecc_volatile, remap_pending, remap_failed = _alarms_of(handle)
         return GpuSight(
             uuid=self.uuid,
             index=self.index,
             name=self.name,
-            memory_bytes=int(memory.total),
+            memory_bytes=memory_bytes,
             pci=self.pci,
             numa=self.numa,
             peers=peers,
@@ -83,7 +84,7 @@ class Device:
             temperature=_ask(lambda: int(pynvml.nvmlDeviceGetTemperature(handle, _CORE_TEMPERATURE)), -1),
             power_mw=_ask(lambda: int(pynvml.nvmlDeviceGetPowerUsage(handle)), -1),
             utilisation=_ask(lambda: int(pynvml.nvmlDeviceGetUtilizationRates(handle).gpu), -1),
-            memory_used=int(memory.used),
+            memory_used=memory_used,
             throttle=_ask(lambda: int(pynvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle)), -1),
             processes=_ask(lambda: _processes(handle), ()),
         )
@@ -203,9 +204,24 @@ def _ecc(handle: object, counter: int) -> int:
     return int(pynvml.nvmlDeviceGetTotalEccErrors(handle, _UNCORRECTED, counter))
 
 
+def _memory(handle: object) -> tuple[int, int]:
+    """Its memory and what is used of it, without what the driver keeps for itself if the driver tells."""
+    newer = _ask(lambda: pynvml.nvmlDeviceGetMemoryInfo(handle, version=pynvml.nvmlMemory_v2), None)
+    found = newer or pynvml.nvmlDeviceGetMemoryInfo(handle)
+    return int(found.total), int(found.used)
+
+
 def _processes(handle: object) -> tuple[tuple[int, int], ...]:
     found = pynvml.nvmlDeviceGetComputeRunningProcesses_v3(handle)
-    return tuple((int(each.pid), int(each.usedGpuMemory or 0)) for each in found)
+    return tuple((_session(int(each.pid)), int(each.usedGpuMemory or 0)) for each in found)
+
+
+def _session(pid: int) -> int:
+    """The process that leads its session: of an attempt's processes, the first."""
+    try:
+        return os.getsid(pid)
+    except OSError:
+        return pid
 
 
 def _bus(info: pynvml.nvmlPciInfo_t) -> str:

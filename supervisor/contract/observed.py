@@ -470,8 +470,7 @@ class GpuBeat:
         utilisation: per cent.
         memory_used: bytes.
         throttle: bits of NVML's reasons for slower clocks, without that for an idle GPU.
-        ours, others: number of processes on it that are main processes of this agent's attempts, and of all
-            others.
+        ours, others: number of processes on it that are of this agent's attempts, and of all others.
     """
 
     uuid: str

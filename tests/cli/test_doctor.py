@@ -366,7 +366,7 @@ def test_gpus_that_do_not_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         return look("nvml", scene)
 
     assert asked() == Finding("nvml", State.OK, "driver 570.86.15, 2 GPUs")
-    fake.rule("fail nvmlDeviceGetMemoryInfo 15")
+    fake.rule("fail nvmlDeviceGetMemoryInfo_v2 15")
     found = asked()
     assert (found.state, found.detail) == (State.FAIL, f"no answer from {', '.join(fake.uuids)}")
     fake.rule("fail nvmlDeviceGetHandleByIndex_v2 999")

@@ -404,6 +404,18 @@ def test_a_program_that_ends_of_what_it_did_on_its_gpu_is_charged_for_it(
     assert world.switch().ledger.program == 1
 
 
+def test_a_program_that_crashes_on_its_gpu_has_time_to_say_why() -> None:
+    world = world_of(spec()).start()
+    crash(world, 1)
+    began_ms = world.now_ms
+    while world.now_ms < began_ms + 4_800:
+        world.tick()
+    assert world.running()["worker.0"].number == 1
+    until_attempt(world, 2)
+    assert world.now_ms < began_ms + 6_000
+    assert world.switch().ledger.program == 1
+
+
 def test_a_program_that_crashes_on_its_gpu_again_and_again_is_given_up() -> None:
     job = spec()
     world = world_of(replace(job, restart=RestartPolicy(max_restarts=2, backoff_ms=0))).start()
@@ -449,12 +461,12 @@ def test_what_a_program_does_on_a_gpu_that_it_shares_ends_nobody_else() -> None:
 
 
 def test_a_report_that_is_renewed_does_not_prolong_the_pause() -> None:
-    policy = RestartPolicy(backoff_ms=4_000, backoff_max_ms=4_000)
+    policy = RestartPolicy(backoff_ms=8_000, backoff_max_ms=8_000)
     world = world_of(replace(spec(), restart=policy)).start()
     crash(world, 1)
     until_attempt(world, 2)
     crash(world, 2)
-    for memory in range(50):
+    for memory in range(90):
         held = world.snapshot().nodes[node_of(world, "worker.0")].gpus
         assert held is not None
         grown = tuple(replace(each, memory_bytes=80 * GIB + memory) for each in held.value.gpus)

@@ -223,7 +223,7 @@ def xid(code: int) -> Callable[[Cluster, FakeNvml, int], None]:
 
 
 DEEDS = (
-    Deed("XID 31", xid(31), restarted, "its task restarts"),
+    Deed("XID 94", xid(94), restarted, "its task restarts"),
     Deed("XID 48", xid(48), quarantined, "the GPU is quarantined, its task moves"),
     Deed("XID 54", xid(54), quarantined, "the GPU is quarantined, its task moves"),
     Deed("XID 79", xid(79), drained, "the same, and the node is drained"),

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from agent.core.gpus.health import GpuBook, GpuSight, Sight, fold
-from agent.core.gpus.report import MEMORY_WAIT_MS, memory_free
+from agent.core.gpus.report import MEMORY_WAIT_MS, beats, memory_free
 from agent.core.instructions import LookAtGpus, Note
 from agent.core.saved.record import End
 from agent.core.state import AgentState, Attempt
@@ -49,6 +49,14 @@ def test_it_waits_for_the_dead_and_looks_meanwhile() -> None:
     assert memory_free(later, ORDER)
     assert not later.out
     assert not later.state.gpus_awaited
+
+
+def test_what_a_program_has_started_is_its_own() -> None:
+    """NVML names the process that computes, which a wrapper's child may be."""
+    sight = GpuSight("GPU-a", 0, processes=((17, 4096), (17, 5), (99, 5)))
+    running = state(end=None)
+    (load,) = beats(replace(running, gpus=fold(running.gpus, Sight("570", gpus=(sight,)), 1)))
+    assert (load.ours, load.others) == (2, 1)
 
 
 def test_it_waits_for_nobody_else() -> None:

@@ -22,6 +22,8 @@ from tests.launcher.harness import wait_for
 from tests.nvml.watching import DEADLINE_S, Watched, children, watching
 from tests.support.sinks import ListSink
 
+GONE = 4_000_000
+
 
 class Make(Protocol):
     def __call__(self, count: int = 2, *, old: bool = False) -> FakeNvml: ...
@@ -42,7 +44,7 @@ def settings(
 
 async def test_inventory(scripted: Make) -> None:
     nvml = scripted(3)
-    nvml.set(0, peers=f"{nvml.uuids[2]}", used=4096, procs="17:4096,18:5", temp=55)
+    nvml.set(0, peers=f"{nvml.uuids[2]}", used=4096, temp=55)
     nvml.set(2, peers=nvml.uuids[0], mig=1)
     async with watching(settings(nvml)) as watched:
         await watched.until(lambda: len(watched.book.known) == 3)
@@ -54,8 +56,28 @@ async def test_inventory(scripted: Make) -> None:
         assert [each.numa for each in sight] == [0, 1, 0]
         one = sight[0]
         assert (one.name, one.memory_bytes, one.memory_used) == ("NVIDIA H200", 141 << 30, 4096)
-        assert (one.processes, one.temperature, one.recovery) == (((17, 4096), (18, 5)), 55, 0)
+        assert (one.processes, one.temperature, one.recovery) == ((), 55, 0)
         assert watched.health == [GpuHealth.OK] * 3
+
+
+async def test_processes_are_known_by_the_leader_of_their_session(scripted: Make) -> None:
+    """A wrapper's child computes; of one that is gone its own number is left."""
+    nvml = scripted(1)
+    command = ["sh", "-c", "sleep 1000 & echo $!; wait"]
+    wrapper = await asyncio.create_subprocess_exec(
+        *command, stdout=asyncio.subprocess.PIPE, start_new_session=True
+    )
+    try:
+        assert wrapper.stdout is not None
+        child = int(await wrapper.stdout.readline())
+        nvml.set(0, procs=f"{child}:4096,{GONE}:5")
+        async with watching(settings(nvml)) as watched:
+            await watched.until(lambda: watched.health == [GpuHealth.OK])
+            sight = watched.book.known[nvml.uuids[0]].sight
+            assert sight.processes == ((wrapper.pid, 4096), (GONE, 5))
+    finally:
+        os.killpg(wrapper.pid, signal.SIGKILL)
+        await wrapper.wait()
 
 
 @pytest.mark.parametrize(("by", "count"), [("index", 2), ("uuid", 2), ("nothing", 0)])
@@ -187,7 +209,7 @@ async def test_a_gpu_that_the_next_child_does_not_find_is_gone(scripted: Make, c
 
 async def test_a_driver_that_crashes_for_good(scripted: Make) -> None:
     nvml = scripted()
-    nvml.rule("crash nvmlDeviceGetMemoryInfo")
+    nvml.rule("crash nvmlDeviceGetMemoryInfo_v2")
     async with watching(settings(nvml, patience_ms=800)) as watched:
         await watched.until(lambda: "signal 11" in watched.problem)
         nvml.rule()
@@ -257,6 +279,7 @@ async def test_an_old_driver_is_polled(scripted: Make) -> None:
         await watched.until(lambda: watched.health == [GpuHealth.OK] * 2)
         sight = watched.book.known[nvml.uuids[0]].sight
         assert (sight.recovery, sight.remap_failed, sight.ecc_volatile, sight.peers) == (-1, -1, 0, ())
+        assert sight.memory_used > 0, "also what the driver keeps for itself"
         nvml.set(0, ecc_vol=2)
         await watched.until(lambda: watched.book.known[nvml.uuids[0]].gpu.fault == 1)
         nvml.set(1, error=15)

@@ -39,7 +39,7 @@ class GpuSight:
         remap_pending, remap_failed: of rows of memory (1: yes).
         temperature: degrees Celsius.
         throttle: bits of the reasons why its clocks are held back.
-        processes: (pid, bytes of memory) on it.
+        processes: (leader of its session, or itself if it is gone; bytes of memory) of each on it.
     """
 
     uuid: str

@@ -47,7 +47,7 @@ def beats(state: AgentState) -> tuple[GpuBeat, ...]:
     found = []
     for uuid, known in state.gpus.known.items():
         sight = known.sight
-        pids = {pid for pid, _ in sight.processes}
+        mine = sum(leader in ours for leader, _ in sight.processes)
         found.append(
             GpuBeat(
                 uuid,
@@ -56,8 +56,8 @@ def beats(state: AgentState) -> tuple[GpuBeat, ...]:
                 sight.utilisation,
                 sight.memory_used,
                 max(0, sight.throttle) & ~_IDLE,
-                len(pids & ours),
-                len(pids - ours),
+                mine,
+                len(sight.processes) - mine,
             )
         )
     return tuple(found)
@@ -85,7 +85,7 @@ def memory_free(work: Work, assignment: Assignment) -> bool:
     state, attempt = work.state, assignment.attempt_id
     dead = {each.pid for each in state.attempts.values() if each.pid and not each.alive}
     known = [state.gpus.known[uuid] for uuid in assignment.gpus if uuid in state.gpus.known]
-    held = {pid for each in known for pid, _ in each.sight.processes} & dead
+    held = {leader for each in known for leader, _ in each.sight.processes} & dead
     if not held:
         state.gpus_awaited.pop(attempt, None)
         return True

@@ -21,6 +21,9 @@ from supervisor.control.decide.snapshot import JobState, Snapshot, Versioned
 
 SETTLED_MS = 2_000
 """A report on a GPU so soon after an attempt's start may still be what its predecessor did."""
+LAST_WORDS_MS = 5_000
+"""A program that crashed on its GPU has so long from the report to end by itself. CUDA tells it of the crash
+after the report, when the driver has cleaned up, and only its own last lines name the cause."""
 
 
 def gpu_need(snap: Snapshot, job: JobState, there: tuple[Member, ...]) -> Need | None:
@@ -32,10 +35,11 @@ def gpu_need(snap: Snapshot, job: JobState, there: tuple[Member, ...]) -> Need |
         if member.state is not MemberState.RUNNING:
             continue
         harmed = befallen(snap, job, plan.value, member.placement)
-        if harmed is not None:
-            detail = harmed.describe()
-            cause = _cause(member, harmed)
-            return need_of(snap, job, member, cause, known_ms=harmed.seen_ms, detail=detail)
+        if harmed is None or (harmed.blames_program and snap.now_ms < harmed.seen_ms + LAST_WORDS_MS):
+            continue
+        detail = harmed.describe()
+        cause = _cause(member, harmed)
+        return need_of(snap, job, member, cause, known_ms=harmed.seen_ms, detail=detail)
     return None
 
 
