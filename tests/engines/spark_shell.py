@@ -5,15 +5,20 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
 
 from chaos.spark import SparkCluster
 from supervisor.cli.local.cluster import LocalCluster
+from supervisor.contract.codec import from_plain
+from supervisor.contract.views.jobs import ClusterStatus, JobView
+from tests.cli.saving import SavingShell
 from tests.engines.pool_shell import PoolShell, ours, wait_long
 
+EXECUTOR = "org.apache.spark.executor.CoarseGrainedExecutorBackend"
 DRIVER = Path(__file__).with_name("spark_training.py")
 
 
@@ -34,8 +39,8 @@ class SparkShell(PoolShell):
         with (self.directory / "driver.log").open("wb") as log:
             return subprocess.Popen(
                 [
-                    *(sys.executable, str(DRIVER), master or self.spark.master, str(state)),
-                    *(*map(str, paths), *options),
+                    *(sys.executable, str(DRIVER), master or self.spark.master, *map(str, paths)),
+                    *("--pool", "name=p", "--pool", f"state={state}", *options),
                 ],
                 env=self.spark.environment,
                 cwd=self.directory,
@@ -44,6 +49,18 @@ class SparkShell(PoolShell):
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
+
+    @contextmanager
+    def driver(
+        self, *jobs: str, master: str = "", options: tuple[str, ...] = ()
+    ) -> Iterator[subprocess.Popen[bytes]]:
+        """A driver as `drive` starts it, which is killed at the end of the block if it is there."""
+        driver = self.drive(*jobs, master=master, options=options)
+        try:
+            yield driver
+        finally:
+            driver.kill()
+            driver.wait()
 
     def told(self) -> str:
         """The driver's output."""
@@ -89,16 +106,54 @@ class SparkShell(PoolShell):
         assert isinstance(base, dict)
         return int(base["step"])
 
+    def incarnations(self) -> set[str]:
+        """The lives of the pool's nodes."""
+        return {str(each["incarnation"]) for each in self.there().values()}
+
+    def view(self, job: str) -> JobView:
+        """A job as the cluster sees it."""
+        return from_plain(ClusterStatus, self.json("status", job)).jobs[0]
+
+    def runs(self, job: str) -> bool:
+        """Whether there is such a job, and all of its tasks run."""
+        if not self.works("status", job):
+            return False
+        tasks = self.view(job).tasks
+        return bool(tasks) and all(each.state == "running" for each in tasks)
+
+    def keeper_of(self, node: str) -> psutil.Process:
+        """The keeper of a node."""
+        return next(each for each in self._above(node) if "supervisor.engines.keeper" in each.cmdline())
+
     def executor_of(self, node: str) -> psutil.Process:
         """The executor in whose Python worker the keeper of a node was started."""
-        above = psutil.Process(int(str(self.there()[node]["pid"]))).parents()
-        return next(each for each in above if "CoarseGrainedExecutorBackend" in " ".join(each.cmdline()))
+        return next(each for each in self._above(node) if EXECUTOR in each.cmdline())
+
+    def counting(self) -> str:
+        """A job that counts and saves, and has data that its driver writes."""
+        job = SavingShell(self.cluster, self.directory).job.read_text()
+        return job.replace("count.py]", 'count.py, "{data.train}"]')
+
+    def executors(self) -> set[int]:
+        """The executors that are there. Each runs in a directory of its worker."""
+        return {each.pid for each in self._of_workers() if EXECUTOR in each.info["cmdline"]}
 
     def all_given_back(self) -> None:
         """Wait until nothing of the pool is left: no process, no node, no application."""
         self.wait(lambda: ours(self.directory) == [], "no process of the pool is left")
+        self.wait(lambda: not list(self._of_workers()), "no process of its executors is left")
         self.wait(lambda: self.there() == {}, "the cluster knows it")
         self.wait(lambda: self.spark.told()["activeapps"] == [], "Spark has everything back")
+
+    def _above(self, node: str) -> list[psutil.Process]:
+        """The processes of which a node's agent is a descendant."""
+        return psutil.Process(int(str(self.there()[node]["pid"]))).parents()
+
+    def _of_workers(self) -> Iterator[psutil.Process]:
+        """The processes that run in directories of Spark's workers."""
+        for each in psutil.process_iter(["cmdline", "cwd"]):
+            if (each.info["cwd"] or "").startswith(f"{self.spark.directory}/") and each.info["cmdline"]:
+                yield each
 
 
 def say(line: str) -> None:

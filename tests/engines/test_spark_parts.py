@@ -15,12 +15,17 @@ from typing import cast
 import pytest
 
 from supervisor.api.client import ControlClient
-from supervisor.cli.pool.driver import Progress, plain_interrupts, require_free
+from supervisor.api.description import describe
+from supervisor.api.views import shown_job
+from supervisor.cli.pool.driver import Progress, is_there, plain_interrupts, require_free
 from supervisor.cli.pool.placed import keep_to_pool, name_data
+from supervisor.contract import keys
 from supervisor.contract.desired import JobPhase
 from supervisor.contract.errors import Conflict, NotFound, UserError
-from supervisor.contract.job.spec import Strategy
-from supervisor.contract.views.jobs import ClusterStatus, JobView, SubmitRequest
+from supervisor.contract.job.spec import JobIntent, Strategy
+from supervisor.contract.views.description import Description
+from supervisor.contract.views.jobs import ClusterStatus, JobView, SubmitMode, SubmitRequest
+from supervisor.control.decide.plan import put
 from supervisor.engines.spark.command import AgentTask, argv_of, environment_of
 from supervisor.engines.spark.options import Wanted, completed, size_of
 from supervisor.engines.spark.reasons import reason_of
@@ -303,6 +308,29 @@ async def test_data_of_a_job_that_the_cluster_would_refuse_is_not_replaced() -> 
     # The nodes of the pool are not there yet.
     waiting = job_spec((role("worker", need=resources(labels={"pool": "p"})),), Strategy.PLAIN, name="fresh")
     await require_free(client, SubmitRequest(waiting))
+
+
+async def test_the_job_to_resume_is_there_while_it_is_not_over_and_its_file_is_the_same() -> None:
+    leader = Leader()
+    snap = leader.world.snapshot
+
+    async def status(job: str) -> ClusterStatus:
+        return ClusterStatus("c", "fast", 1, (), (shown_job(snap(), job),))
+
+    async def describe_job(job: str) -> Description:
+        return describe(snap(), job)
+
+    client = cast(ControlClient, SimpleNamespace(status=status, describe=describe_job))
+    spec = leader.world.spec
+    asked = SubmitRequest(spec, SubmitMode.RESUME)
+    assert await is_there(client, asked)
+    assert not await is_there(client, replace(asked, mode=SubmitMode.NEW))
+    assert not await is_there(client, replace(asked, spec=replace(spec, env={"LR": "0.2"})))
+    assert not await is_there(client, replace(asked, spec=replace(spec, name="other")))
+    leader.world.write(put(keys.intent("digits"), JobIntent(sizes={"worker": 3})))
+    assert await is_there(client, asked)
+    leader.end()
+    assert not await is_there(client, asked)
 
 
 def values(feature: Feature) -> list[object]:

@@ -5,14 +5,10 @@ from __future__ import annotations
 import signal
 import sys
 import time
-from collections.abc import Iterator
-from pathlib import Path
 
 import psutil
 import pytest
 
-from chaos.spark import SparkCluster
-from supervisor.cli.local.cluster import LocalCluster
 from tests.cli.saving import SavingShell
 from tests.cli.shell import ROOT
 from tests.engines.pool_shell import JOB, ours
@@ -37,19 +33,6 @@ preload: [tensorflow]
 env: {{TF_CPP_MIN_LOG_LEVEL: "2", TF_ENABLE_ONEDNN_OPTS: "0"}}
 """
 FAILS = COUNTS.replace("counts", "fails").replace("print('step 1')", "raise ValueError('it is wrong')")
-
-
-@pytest.fixture
-def idle(tmp_path: Path) -> Iterator[SparkShell]:
-    """Without a standalone Spark."""
-    with LocalCluster(tmp_path / "state", nodes=1, supervisors=2) as cluster:
-        yield SparkShell(cluster, SparkCluster(tmp_path / "spark", cores=2), tmp_path)
-
-
-@pytest.fixture
-def shell(idle: SparkShell) -> Iterator[SparkShell]:
-    with idle.spark:
-        yield idle
 
 
 def test_training_survives_what_spark_does_and_nothing_outlives_the_driver(shell: SparkShell) -> None:

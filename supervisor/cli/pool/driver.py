@@ -10,8 +10,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
 from supervisor.api.client import ControlClient
+from supervisor.api.description import description
 from supervisor.cli.terminal import neutralise
 from supervisor.contract.errors import Conflict, FitsNowhere, NotFound
+from supervisor.contract.job.spec import JobRecord
+from supervisor.contract.views.description import CLUSTER, ROOM, SCALE, Description
 from supervisor.contract.views.jobs import JobView, SubmitMode, SubmitRequest
 
 SAY_S = 15.0
@@ -68,6 +71,28 @@ async def require_free(client: ControlClient, request: SubmitRequest) -> None:
             f"there is a job {name}, which is {job.phase.value}, so its data is not replaced: choose "
             "another name, or once it has ended say resume=True or fresh=True"
         )
+
+
+async def is_there(client: ControlClient, request: SubmitRequest) -> bool:
+    """Whether the job to resume is not over: it waits for nodes, as its driver was killed.
+
+    False also if the job of that name has another file, or another program.
+    """
+    if request.mode is not SubmitMode.RESUME:
+        return False
+    try:
+        job = (await client.status(request.spec.name)).jobs[0]
+        there = await client.describe(request.spec.name)
+    except NotFound:
+        return False
+    asked = description(JobRecord(request.spec, job.uuid, 0, given=request.given), {})
+    return not job.phase.ended and _values(asked, there) == _values(there, there)
+
+
+def _values(file: Description, there: Description) -> dict[tuple[str, ...], str]:
+    """The values of a job's file, without those that the cluster or `scale` has set for the one there."""
+    theirs = {each.path for each in there.fields if each.source in (SCALE, ROOM, CLUSTER)}
+    return {each.path: each.value for each in file.fields if each.path not in theirs}
 
 
 def print_line(line: str) -> None:

@@ -28,7 +28,14 @@ from supervisor.cli.jobs.look import explanation
 from supervisor.cli.jobs.order import Order, order_of, show_cautions
 from supervisor.cli.options import Globals
 from supervisor.cli.pool import tokens
-from supervisor.cli.pool.driver import SAY_S, Progress, plain_interrupts, print_line, require_free
+from supervisor.cli.pool.driver import (
+    SAY_S,
+    Progress,
+    is_there,
+    plain_interrupts,
+    print_line,
+    require_free,
+)
 from supervisor.cli.pool.order import LASTING, shared_file
 from supervisor.cli.pool.placed import keep_to_pool, name_data
 from supervisor.cli.target import find_target
@@ -194,7 +201,8 @@ class TrainingPool:
                 the agents start. The job finds the directory as `{data.train}` and `TFSUP_DATA_TRAIN`, and
                 that of `{"test": rows}` as `{data.test}`. It replaces one of its name in the file's `data`.
             name: replaces the one in the file.
-            resume: go on from the newest checkpoint of a job of this name.
+            resume: go on from the newest checkpoint of a job of this name. One that is not over, as its
+                driver was killed, goes on with the data that it has.
             fresh: start from scratch although there was a job of this name.
 
         Raises JobNotDone, with what `supervisorctl explain` tells; UserError for a mistake in the job.
@@ -205,14 +213,17 @@ class TrainingPool:
         rows = data if isinstance(data, Mapping) else {} if data is None else {"train": data}
         order = self._order(job, name, mode, tuple(rows))
         show_cautions(order.request.spec, order.document)
-        if rows:
+        there = self._ask(self._is_there(order.request))
+        if there:
+            self._tell(f"{order.request.spec.name} is not over, and goes on")
+        elif rows:
             with order.located():
                 self._ask(self._free(order.request))
-        for each, frame in rows.items():
-            self._write(order.request.spec.data[each], frame)
+            for each, frame in rows.items():
+                self._write(order.request.spec.data[each], frame)
         self.start()
         with order.located():
-            ended, told = self._followed(order)
+            ended, told = self._followed(order, submit=not there)
         if ended.phase is JobPhase.SUCCEEDED:
             return ended
         raise JobNotDone(told, ended)
@@ -244,6 +255,10 @@ class TrainingPool:
             raise UserError(f"{path}: the job is suspended, so it would never end; remove suspend")
         return order
 
+    async def _is_there(self, request: SubmitRequest) -> bool:
+        async with self._target.client() as client:
+            return await is_there(client, request)
+
     async def _free(self, request: SubmitRequest) -> None:
         async with self._target.client() as client:
             await require_free(client, request)
@@ -268,11 +283,11 @@ class TrainingPool:
         self._ask(records.put_in_place(root, fresh, name, counts))
         self._tell(f"{uri} has {many} records, after {time.monotonic() - began:.1f} s")
 
-    def _followed(self, order: Order) -> tuple[JobView, str]:
+    def _followed(self, order: Order, *, submit: bool) -> tuple[JobView, str]:
         name = order.request.spec.name
         try:
             with plain_interrupts():
-                return self._ask(self._follow(order))
+                return self._ask(self._follow(order, submit=submit))
         except Unreachable:
             if name in self._submitted:
                 self._tell(f"{name} is not stopped: see `supervisorctl status {name}`")
@@ -285,15 +300,17 @@ class TrainingPool:
                 self._tell(self._ask(self._stop(name)))
             raise
 
-    async def _follow(self, order: Order) -> tuple[JobView, str]:
-        """Submit a job, and follow it to its end: the job, and why it failed."""
+    async def _follow(self, order: Order, *, submit: bool) -> tuple[JobView, str]:
+        """Submit a job that is not there, and follow it to its end: the job, and why it failed."""
         name = order.request.spec.name
         async with self._target.client() as client:
-            await order.upload(client)
+            if submit:
+                await order.upload(client)
             self._submitted.add(name)
-            accepted = await client.submit(order.request)
-            for each in (*accepted.cautions, accepted.detail):
-                self._tell(f"{accepted.job}: {each}")
+            if submit:
+                accepted = await client.submit(order.request)
+                for each in (*accepted.cautions, accepted.detail):
+                    self._tell(f"{accepted.job}: {each}")
             _, job = await wait_for(client, name, Goal("ended"), None, Progress(self._tell).show)
             assert job is not None
             told = "" if job.phase is JobPhase.SUCCEEDED else explanation(await client.explain(name))

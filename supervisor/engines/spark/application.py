@@ -12,7 +12,7 @@ from functools import partial
 from py4j.protocol import Py4JError
 from pyspark import RDD, InheritableThread, SparkContext
 from pyspark.errors import PySparkException
-from pyspark.resource import ResourceProfileBuilder, TaskResourceRequests
+from pyspark.resource import ResourceProfile, ResourceProfileBuilder, TaskResourceRequests
 from pyspark.sql import SparkSession
 
 from supervisor.contract.errors import Refused, Unreachable, UserError
@@ -44,7 +44,7 @@ class SparkApplication:
 
     def __init__(self, context: SparkContext, wanted: Wanted) -> None:
         self._context = context
-        self._wanted = wanted
+        self._profile = _profile_of(wanted)
         self.id = str(context.applicationId)
 
     def thread(self, target: Callable[[], None], name: str) -> threading.Thread:
@@ -107,12 +107,7 @@ class SparkApplication:
     def _place(self) -> RDD:
         """One partition, with what an agent needs of Spark."""
         rdd = self._context.parallelize([0], 1)
-        if self._wanted.plain:
-            return rdd
-        needs = TaskResourceRequests().cpus(self._wanted.cpus)
-        if self._wanted.gpus:
-            needs = needs.resource(GPU, self._wanted.gpus)
-        return rdd.withResources(ResourceProfileBuilder().require(needs).build)
+        return rdd if self._profile is None else rdd.withResources(self._profile)
 
     def _stage(self, group: str) -> tuple[int, int] | None:
         """The stage, and its attempt, that runs a group's task now; None while it waits."""
@@ -124,3 +119,16 @@ class SparkApplication:
                 if stage is not None and stage.numActiveTasks:
                     return each, stage.currentAttemptId
         return None
+
+
+def _profile_of(wanted: Wanted) -> ResourceProfile | None:
+    """The resource profile of all agents; None if they are tasks like any other.
+
+    With dynamic allocation each profile gets executors of its own, however equal another one is.
+    """
+    if wanted.plain:
+        return None
+    needs = TaskResourceRequests().cpus(wanted.cpus)
+    if wanted.gpus:
+        needs = needs.resource(GPU, wanted.gpus)
+    return ResourceProfileBuilder().require(needs).build
