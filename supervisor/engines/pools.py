@@ -57,7 +57,7 @@ def scale(engine: Engine, name: str, agents: int) -> str:
         all_there = live(engine, name)
         there = _staying(all_there)
         if not there:
-            raise _unknown(name)
+            raise unknown(name)
         if not done:
             # Slurm loses a signal to an agent that has just begun, so those that leave are told again.
             engine.notify(_ids(all_there, State.LEAVING))
@@ -82,12 +82,10 @@ def end(engine: Engine, name: str, within_s: float, say: Callable[[str], None] =
     """End a pool, and return how many agents it had once the engine has all of them back.
 
     Each gets `within_s` to move its tasks away; with 0 it is ended at once. They go also if this process
-    ends meanwhile. Raises NotFound, and Unreachable if the engine does not take all of them back.
+    ends meanwhile. Raises Unreachable if the engine does not take all of them back.
     """
     check_pool(name)
     there = live(engine, name)
-    if not there:
-        raise _unknown(name)
     many, began = len(there), time.monotonic()
     told: set[str] = set()
     ended: set[str] = set()
@@ -161,5 +159,6 @@ def _taken(name: str, agents: int) -> Conflict:
     )
 
 
-def _unknown(name: str) -> NotFound:
+def unknown(name: str) -> NotFound:
+    """The error about a pool that has no agents."""
     return NotFound(f"there is no pool {name}, or all its agents have ended; see `supervisorctl pool list`")

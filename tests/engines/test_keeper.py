@@ -95,7 +95,7 @@ def test_agents_join_are_replaced_and_leave(shell: PrintingShell, engine: FakeEn
     lost = left_behind.among(left_behind.nodes_of(given, "p"), engine.agents("p"))
     assert [each.node for each in lost] == [place]
     assert pools.end(engine, "p", 0) == 1
-    assert left_behind.end(given, "p", engine, (), lambda _: None) == 1
+    assert left_behind.end(given, "p", engine, (), lambda _: None) == (1, [])
     assert process is not None
     assert process.wait(30) == 0
     assert [each for each in processes() if str(tmp_path) in each and "engines.keeper" in each] == []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -199,28 +199,25 @@ def down(given: Globals, name: str, on: str, now: bool, within: int) -> None:
     from supervisor.engines import pools
 
     say = (lambda _: None) if given.json else _sayer()
-    engine, done = _engine(on), list[str]()
+    engine = _engine(on)
     ours = {each.id for each in engine.agents(check_pool(name))}
-    absent: NotFound | None = None
-    try:
-        many = pools.end(engine, name, 0 if now else within, say)
+    done = list[str]()
+    if many := pools.end(engine, name, 0 if now else within, say):
         done.append(f"{many} agents have ended; the engine has everything back")
-    except NotFound as error:
-        absent = error
-    if lost := left_behind.end(given, name, engine, ours, say):
+    lost, others = left_behind.end(given, name, engine, ours, say)
+    if lost:
         done.append(f"{lost} agents have ended that the engine had lost")
-    if others := _others(given, name, engine, ours):
+    if others:
         told = _not_ours(given, name, on, others)
         if not done:
             raise Conflict(f"you have no agents of pool {name} on {on}. {told}")
         done.append(told)
-    if absent is not None and not lost:
-        done.append(f"it had no agents on {on} any more")
-    revoked = tokens.revoke(given, name, lambda _: _kept(given, name, engine, ours))
+    elif revoked := tokens.revoke(given, name, lambda _: not pools.live(engine, name)):
+        done.append(revoked)
     _forget(engine, name)
-    if absent is not None and not (lost or revoked):
-        raise absent
-    _print(given, name, "; ".join(filter(None, (*done, revoked))))
+    if not done:
+        raise pools.unknown(name)
+    _print(given, name, "; ".join(done))
 
 
 @pool.command("list")
@@ -262,36 +259,16 @@ def _engine(on: str) -> Engine:
     return Slurm()
 
 
-def _others(given: Globals, name: str, engine: Engine, ours: Collection[str]) -> str:
-    """The nodes of a pool whose agents run, and which this engine does not list as this caller's."""
-    nodes = left_behind.nodes_of(given, name)
-    known = {*ours, *(each.id for each in engine.agents(name))}
-    there = [each for each in nodes if each.pid and each.state not in ("lost", "gone")]
-    return ", ".join(sorted(each.node for each in there if each.labels.get("agent") not in known)[:5])
-
-
-def _not_ours(given: Globals, name: str, on: str, others: str) -> str:
+def _not_ours(given: Globals, name: str, on: str, others: Sequence[str]) -> str:
     """The remedies for agents of a pool that an engine does not list as this caller's."""
     owner = "".join(f" {each.owner} made its certificates." for each in _certified(given, name))
     return (
-        f"{others} are there, and {on} does not list their agents as yours.{owner} Those of another engine: "
+        f"{', '.join(others[:5])} are there, and {on} does not list their agents as yours, so certificates "
+        f"of this name stay.{owner} Those of another engine: "
         "name it by --on. Another user's: that user ends them. Those that the engine has forgotten: end "
         f"their keepers on their machines, by SIGTERM. `supervisorctl pool revoke {name}` shuts out all "
         "that have certificates"
     )
-
-
-def _kept(given: Globals, name: str, engine: Engine, ours: Collection[str]) -> str:
-    """Why the certificates of a pool stay that has ended on this engine; empty if nobody needs them.
-
-    A user's pools of one name on two engines have the same certificates.
-    """
-    from supervisor.engines import pools
-
-    if pools.live(engine, name):
-        return tokens.ANOTHER
-    others = _others(given, name, engine, ours)
-    return f"its certificates stay, as other agents of this name are there: {others}" if others else ""
 
 
 def _forget(engine: Engine, name: str) -> None:

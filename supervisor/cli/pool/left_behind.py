@@ -75,15 +75,24 @@ def dismiss(given: Globals, nodes: Sequence[NodeView]) -> None:
         asyncio.run(ask())
 
 
-def end(given: Globals, pool: str, engine: Engine, ours: Collection[str], say: Callable[[str], None]) -> int:
-    """End all agents of a pool that its engine has lost, and return how many there were once they are gone.
+def end(
+    given: Globals, pool: str, engine: Engine, ours: Collection[str], say: Callable[[str], None]
+) -> tuple[int, list[str]]:
+    """End all agents of a pool that its engine has lost.
 
+    Returns how many there were, once they are gone, and the nodes whose agents run and that the engine does
+    not list as this caller's.
     `ours` are the ids that the engine listed when the pool was to end: it may have forgotten some since.
     Raises Unreachable, Refused if that cannot be done, or cannot be known.
     """
     many, until = 0, time.monotonic() + ENDING_S
     try:
-        while left := among(nodes_of(given, pool), engine.agents(pool), ours):
+        while True:
+            nodes, agents = nodes_of(given, pool), engine.agents(pool)
+            if not (left := among(nodes, agents, ours)):
+                known = {*ours, *(each.id for each in agents)}
+                there = [each for each in nodes if each.pid and each.state not in ("lost", "gone")]
+                return many, sorted(each.node for each in there if each.labels.get("agent") not in known)
             many = max(many, len(left))
             say(f"{len(left)} agents run that the engine has lost; they are told to end")
             if time.monotonic() > until:
@@ -99,4 +108,3 @@ def end(given: Globals, pool: str, engine: Engine, ours: Collection[str], say: C
             f"the engine has everything of pool {pool} back; agents that it has lost may run: {error}; "
             f"`supervisorctl pool down {pool}` ends them"
         ) from error
-    return many
