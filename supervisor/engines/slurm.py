@@ -149,7 +149,8 @@ class Slurm:
             raise Unreachable(f"{program} has not answered within {PATIENCE_S} s") from error
         if done.returncode == 0:
             return done.stdout
-        said = one_line(" ".join(done.stderr.split())[-500:]) or f"exit code {done.returncode}"
+        lines = (line.removeprefix(f"{program}: error: ").strip() for line in done.stderr.splitlines())
+        said = one_line("; ".join(filter(None, lines))[-500:]) or f"exit code {done.returncode}"
         if "nable to contact" in said or "onnection refused" in said:
             raise Unreachable(f"{program}: {said}")
         if may_be_over and "ermission" not in said:
@@ -166,15 +167,17 @@ def agent_of(line: str) -> PoolAgent | None:
         return None
     pool, ident = name.removeprefix(PREFIX), row["id"]
     state = _state(row["word"], row["comment"])
+    # Of one that waits again Slurm shows where it was. One that was cancelled before it began was nowhere.
+    place = row["place"] if state is not State.WAITING else ""
     return PoolAgent(
         id=ident,
         pool=pool,
         state=state,
         word=row["word"],
-        place=row["place"] if state is not State.WAITING else "",
+        place=place,
         reason=row["reason"] if row["reason"] != "None" else "",
         ends=row["ends"] if state in (State.RUNNING, State.LEAVING) and row["limit"] not in _NEVER else "",
-        log=f"{row['directory']}/{log_of(pool, ident)}" if state is not State.WAITING else "",
+        log=f"{row['directory']}/{log_of(pool, ident)}" if place else "",
     )
 
 

@@ -77,6 +77,7 @@ def test_a_pool_is_shown_with_what_the_cluster_knows_of_it(commands: Commands, t
         (("digits", "--queue", "--wrap=x"), "--queue '--wrap=x': write it as gpu"),
         (("digits", "--time", "tomorrow"), "--time 'tomorrow': write it as 12:00:00"),
         (("digits", "--python", "/nowhere/python"), "--python /nowhere/python: no program is there"),
+        (("digits", "--notice", "80000"), "'--notice': 80000 is not in the range 20<=x<=65535"),
         (("digits", "--agents", "0"), "0 agents: give a number from 1 to 1000"),
         (("digits", "--logs", 'a"b'), "choose a directory without quotes"),
     ],

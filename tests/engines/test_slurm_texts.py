@@ -167,6 +167,13 @@ def test_more_agents_get_the_script_of_those_that_are_there(commands: Commands, 
             "",
             "",
         ),
+        (
+            "41|CANCELLED||2027-01-01T00:00:00|UNLIMITED|(null)|/logs|tfsup:digits|PartitionDown",
+            State.ENDED,
+            "",
+            "PartitionDown",
+            "",
+        ),
         ("41|RUNNING|n1|2027-01-01T00:00:00|UNLIMITED|(null)|/logs|train.sh|None", None, "", "", ""),
         ("slurm_load_jobs error", None, "", "", ""),
     ],
@@ -178,6 +185,7 @@ def test_a_line_of_squeue(line: str, state: State | None, place: str, reason: st
         return
     assert agent is not None
     assert (agent.state, agent.place, agent.reason, agent.ends) == (state, place, reason, ends)
+    assert bool(agent.log) == bool(place), "the log is written where it runs"
 
 
 def test_jobs_of_other_users_are_no_agents(commands: Commands, slurm: Slurm) -> None:
@@ -213,9 +221,9 @@ def test_without_slurm_it_says_where_to_go(tmp_path: Path) -> None:
 
 
 def test_slurms_reason_is_shown(commands: Commands, slurm: Slurm) -> None:
-    said = "sbatch: error: Batch job submission failed: Invalid partition name specified"
-    commands.put("sbatch", f'echo "{said}" >&2; exit 1')
-    with pytest.raises(Refused, match="Invalid partition name specified"):
+    said = ("invalid partition specified: x", "Batch job submission failed: Invalid partition name specified")
+    commands.put("sbatch", "".join(f'echo "sbatch: error: {line}" >&2; ' for line in said) + "exit 1")
+    with pytest.raises(Refused, match=f"^sbatch: {'; '.join(said)}$"):
         slurm.start(POOL, 1)
     commands.put("sbatch", "echo nonsense")
     with pytest.raises(Refused, match="'nonsense', which is no number of a job"):

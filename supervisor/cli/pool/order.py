@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 
 P = ParamSpec("P")
 R = TypeVar("R")
-LEAST_NOTICE_S = 20
+LEAST_NOTICE_S, MOST_NOTICE_S = 20, 65_535
+"""Slurm takes no longer one."""
 INSTALLATIONS = "installations/{host}"
 """A directory beside those of the nodes, whose names have a dot. Each machine has its own, also where they
 share the directory above: locks do not always reach from one machine to another.
@@ -67,7 +68,7 @@ def wanted_options(function: Callable[Concatenate[Wanted, P], R]) -> Callable[P,
     @click.option("--time", default="", metavar="[D-]H:M:S", help="The time limit of each agent.")
     @click.option(
         "--notice",
-        type=click.IntRange(LEAST_NOTICE_S, 86_400),
+        type=click.IntRange(LEAST_NOTICE_S, MOST_NOTICE_S),
         default=60,
         show_default=True,
         help="Seconds that an agent has to move its tasks away before it ends.",
