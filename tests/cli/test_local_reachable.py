@@ -20,12 +20,13 @@ from supervisor.adapters.certificates.tls import TlsFiles
 from supervisor.adapters.etcd.client import EtcdCoordination
 from supervisor.api.client import ControlClient
 from supervisor.cli.local.cluster import LocalCluster
+from supervisor.cli.local.lives import Lives
 from supervisor.cli.local.reachable import ETCD
 from supervisor.cli.options import Globals
 from supervisor.cli.pool import tokens
 from supervisor.cli.pool.order import shared_file
 from supervisor.contract import keys
-from supervisor.contract.errors import TfSupervisorError
+from supervisor.contract.errors import Conflict, TfSupervisorError, UserError
 from supervisor.wire.rpc import Guard
 from tests.cli.shell import environment
 from tests.engines.certified import run
@@ -139,3 +140,50 @@ async def read_of_etcd(cluster: LocalCluster, holder: str) -> str:
         return type(error).__name__
     finally:
         await etcd.close()
+
+
+def test_a_cluster_that_another_machine_has_begun_is_killed(cluster: LocalCluster) -> None:
+    pids = [member.pid for member in cluster.status().members]
+    assert cluster.status().elsewhere == ""
+    newest = Lives(cluster.layout.lives).newest()
+    assert newest is not None
+    later = replace(newest, number=newest.number + 1, host="n7", boot="another")
+    Lives(cluster.layout.lives).write(later)
+    wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids), "everything is killed")
+    wait_until(lambda: not cluster.status().running, "its keeper has ended")
+    assert "another machine has begun there" in cluster.layout.log("keeper").read_text()
+    assert cluster.status().elsewhere == "n7"
+    with pytest.raises(Conflict, match="runs on n7: end it there"):
+        cluster.down()
+    Lives(cluster.layout.lives).write(replace(later, ended=True))
+
+
+def test_it_is_made_with_an_address_or_without(cluster: LocalCluster, tmp_path: Path) -> None:
+    cluster.down()
+    with pytest.raises(UserError, match="was made with --advertise, and stays so"):
+        LocalCluster(cluster.layout.state, nodes=1).up()
+    other = LocalCluster(tmp_path / "other", nodes=1)
+    other.advertise = "127.0.0.2"
+    with pytest.raises(UserError, match="leave out --nodes, --separate and --runtime"):
+        other.up()
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 0), (signal.SIGKILL, -signal.SIGKILL)])
+def test_in_the_foreground_it_ends_with_its_command(tmp_path: Path, number: int, code: int) -> None:
+    state = tmp_path / "state"
+    words = ("local", "up", "--foreground", "--nodes", "1", "--supervisors", "1")
+    with (tmp_path / "log").open("wb") as log:
+        command = subprocess.Popen(
+            [sys.executable, "-m", "supervisor.cli.main", "--state", str(state), *words],
+            env=environment(),
+            stdout=log,
+            stderr=log,
+        )
+    wait_until(lambda: "up after" in (tmp_path / "log").read_text(), "it is up")
+    status = LocalCluster(state).status()
+    assert [member.state for member in status.members] == ["running"] * 3
+    command.send_signal(number)
+    assert command.wait(60) == code
+    pids = [status.keeper_pid, *(member.pid for member in status.members)]
+    wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids), "nothing is left")
+    assert not LocalCluster(state).status().running

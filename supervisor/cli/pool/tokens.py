@@ -134,7 +134,9 @@ def _admit(given: Globals, pool: str) -> None:
     """Let a pool's agents into the etcd of an embedded cluster, which has no other administrator."""
     option, place = place_of(given)
     layout = Layout.of(place)
-    if option == "--state" and (settings := layout.read()).advertise:
+    if option != "--state" or not layout.settings.exists():
+        return
+    if (settings := layout.read()).advertise:
         config = layout.config(layout.supervisors(settings)[0])
         layout.reachable(settings).admit(config, [f"pool:{pool}"])
 
