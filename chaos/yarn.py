@@ -72,6 +72,11 @@ class YarnCluster:
             found["KRB5CCNAME"] = self._kerberos.user
         return found
 
+    @property
+    def web(self) -> str:
+        """The first of the ResourceManager's pages."""
+        return (self.directory / "cluster").read_text().partition("rm=")[2].strip() + "/cluster"
+
     def __enter__(self) -> Self:
         with ExitStack() as stack:
             beside = self._kerberos or stack.enter_context(HdfsCluster())
@@ -118,14 +123,16 @@ class YarnCluster:
         """Have all machines again. The NodeManager of one that was decommissioned has ended."""
         (self.directory / "exclude").write_text("")
         self._administer("-refreshNodes")
-        for index in range(len(PLACES)):
-            # One that runs is left alone, with an error.
-            subprocess.run(
-                [str(_SCRIPT), "start", str(self.directory), f"nodemanager{index}"],
-                capture_output=True,
-                check=False,
-            )
-        self.script("ready")
+        # One that still runs may be about to end: it is ready when it has, and is started after that.
+        for _ in range(2):
+            for index in range(len(PLACES)):
+                # One that runs is left alone, with an error.
+                subprocess.run(
+                    [str(_SCRIPT), "start", str(self.directory), f"nodemanager{index}"],
+                    capture_output=True,
+                    check=False,
+                )
+            self.script("ready")
 
     def logs(self, application: str) -> str:
         """The output of `yarn logs` about an application; empty before YARN has collected it."""

@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -35,8 +34,6 @@ class Site:
     """A cluster with certificates of `supervisorctl certs`, as an operator makes it."""
 
     root: Path
-    variables: Mapping[str, str] = field(default_factory=dict)
-    """The environment in which an engine's commands are found."""
     profile: str = "fast"
     processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
     ports: list[int] = field(default_factory=lambda: [free_port() for _ in range(2)])
@@ -54,20 +51,6 @@ class Site:
     def ctl(self, *words: str) -> Result:
         """Run `supervisorctl` as olga, in this process."""
         return CliRunner().invoke(cli, ["--config", str(self.root / "client.yaml"), *words])
-
-    def client(self, *words: str) -> subprocess.Popen[bytes]:
-        """`supervisorctl` as olga, as a process that can be killed."""
-        argv = [
-            sys.executable,
-            "-m",
-            "supervisor.cli.main",
-            "--config",
-            str(self.root / "client.yaml"),
-            *words,
-        ]
-        environment = {**os.environ, **self.variables}
-        with (self.root / "clients.log").open("ab") as log:
-            return subprocess.Popen(argv, env=environment, stdout=log, stderr=log)
 
     def json(self, *words: str) -> dict[str, list[dict[str, Any]]]:
         """What a verb tells programs."""

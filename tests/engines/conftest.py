@@ -1,4 +1,4 @@
-"""A Slurm for the tests of a process, and a Spark for a test."""
+"""A Slurm for the tests of a process, a YARN for those of a module, and a Spark for a test."""
 
 from __future__ import annotations
 
@@ -10,8 +10,13 @@ import pytest
 
 from chaos.slurm import SlurmCluster
 from chaos.spark import SparkCluster
+from chaos.yarn import AGENT_MIB, Secured, YarnCluster
 from supervisor.cli.local.cluster import LocalCluster
+from supervisor.engines import pools
+from supervisor.engines.engine import Pool
+from supervisor.engines.yarn.yarn import Yarn
 from tests.engines.spark_shell import SparkShell
+from tests.engines.suite import noting
 
 
 @pytest.fixture(scope="session")
@@ -21,6 +26,36 @@ def slurm_cluster() -> Iterator[SlurmCluster]:
         Path(directory).chmod(0o755)
         with SlurmCluster(Path(directory) / "slurm") as found:
             yield found
+
+
+@pytest.fixture(scope="module")
+def secured() -> Secured | None:
+    """The HDFS with Kerberos beside the YARN of a module. A module that has one overrides this."""
+    return None
+
+
+@pytest.fixture(scope="module")
+def yarn_cluster(secured: Secured | None) -> Iterator[YarnCluster]:
+    """Shared by the tests of a module: leave it as you found it."""
+    with YarnCluster(secured) as found:
+        yield found
+
+
+@pytest.fixture
+def yarn(yarn_cluster: YarnCluster) -> Iterator[Yarn]:
+    """A client of that YARN. After the test no agent is left, and no file of the pool `digits`."""
+    found = Yarn(yarn_cluster.environment)
+    yield found
+    for name in {each.pool for each in pools.live(found)}:
+        pools.end(found, name, 0)
+    found.forget("digits")
+    found.close()
+
+
+@pytest.fixture
+def yarn_pool(tmp_path: Path) -> Pool:
+    """The pool `digits`, whose agents note what they hear."""
+    return noting(tmp_path, AGENT_MIB)
 
 
 @pytest.fixture

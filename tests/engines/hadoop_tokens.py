@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import html
 import io
 import re
 import subprocess
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from urllib.error import HTTPError, URLError
+from urllib.parse import urljoin
+from urllib.request import urlopen
 
 import psutil
 
@@ -46,6 +50,30 @@ def files(directory: Path) -> dict[str, bytes]:
 def command_lines() -> dict[str, bytes]:
     """The command lines and environments of all processes that are there."""
     return _read(Path(f"/proc/{each}/{name}") for each in psutil.pids() for name in ("cmdline", "environ"))
+
+
+def pages(first: str) -> dict[str, bytes]:
+    """The page of this address, and all that it and its pages link to on this machine."""
+    found: dict[str, bytes] = {}
+    waiting = [first]
+    while waiting:
+        page = waiting.pop()
+        if page not in found:
+            found[page] = _fetch(page)
+            links = re.findall(rb"""href=["']([^"'?#]+)""", found[page])
+            absolute = (urljoin(page, html.unescape(each.decode())) for each in links)
+            waiting += (each for each in absolute if each.startswith("http://127.0.0."))
+    return found
+
+
+def _fetch(page: str) -> bytes:
+    try:
+        with urlopen(page, timeout=30) as answer:
+            return bytes(answer.read())
+    except HTTPError as error:  # what it may not show is a page, too
+        return error.read()
+    except URLError:  # its daemon has ended
+        return b""
 
 
 def _read(paths: Iterable[Path]) -> dict[str, bytes]:

@@ -6,7 +6,7 @@ import psutil
 
 from supervisor.engines import pools
 from supervisor.engines.engine import Engine, State
-from tests.support.waiting import wait_until
+from tests.engines.pool_shell import wait_long
 
 
 def processes(application: str, program: str) -> list[psutil.Process]:
@@ -36,5 +36,5 @@ def place_other_than(engine: Engine, place: str) -> str:
         found[:] = [each.place for each in pools.live(engine) if each.state is State.RUNNING]
         return bool(found) and found != [place]
 
-    wait_until(look, "it has another place")
+    wait_long(look, "it has another place")
     return found[0]

@@ -138,8 +138,12 @@ def ours(directory: Path) -> list[str]:
 
 
 def wait_long(condition: Callable[[], bool], what: str) -> None:
-    """Wait for what may take minutes: Slurm looks at time limits once a minute, and machines are busy."""
-    deadline = time.monotonic() + LONG_S
+    """Wait for what may take minutes: Slurm looks at time limits once a minute, and machines are busy.
+
+    Looks are soon seldom: each asks an engine, which has to start agents meanwhile.
+    """
+    deadline, pause_s = time.monotonic() + LONG_S, 0.02
     while not condition():
         assert time.monotonic() < deadline, what
-        time.sleep(0.5)
+        time.sleep(pause_s)
+        pause_s = min(2 * pause_s, 0.5)

@@ -14,7 +14,7 @@ import pytest
 from supervisor.contract.errors import Conflict, Refused
 from supervisor.engines import pools
 from supervisor.engines.engine import Engine, Pool, PoolAgent, State
-from tests.support.waiting import wait_until
+from tests.engines.pool_shell import wait_long
 
 # Says that it has come, then what it is told; goes at once at SIGTERM, and after its last word at SIGUSR2.
 PROGRAM = """
@@ -41,9 +41,7 @@ class EngineSuite:
 
     @pytest.fixture
     def pool(self, tmp_path: Path) -> Pool:
-        (tmp_path / "agent.py").write_text(PROGRAM)
-        command = ("python3", str(tmp_path / "agent.py"), str(tmp_path))
-        return Pool(name="digits", command=command, directory=str(tmp_path), memory_mib=self.memory_mib)
+        return noting(tmp_path, self.memory_mib)
 
     def test_a_pool_has_agents_at_places_of_their_own_until_it_ends(
         self, engine: Engine, pool: Pool, tmp_path: Path
@@ -64,14 +62,14 @@ class EngineSuite:
         pools.start(engine, pool, 4)
         there = running(engine, 3)
         (waiting,) = (each for each in pools.live(engine) if each.state is State.WAITING)
-        wait_until(
+        wait_long(
             lambda: any(each.reason for each in pools.live(engine) if each.id == waiting.id), "it says why"
         )
         assert waiting.place == ""
         notes(tmp_path, there)
         # The one that leaves makes room for the one that waits.
         engine.notify([there[0].id])
-        wait_until(
+        wait_long(
             lambda: waiting.id in {each.id for each in pools.live(engine) if each.state is State.RUNNING},
             "it has its turn",
         )
@@ -94,11 +92,11 @@ class EngineSuite:
         pools.scale(engine, "digits", 4)
         # The one that waits goes before those that run.
         pools.scale(engine, "digits", 3)
-        wait_until(lambda: len(pools.live(engine)) == 3, "only the waiting one is gone")
+        wait_long(lambda: len(pools.live(engine)) == 3, "only the waiting one is gone")
         running(engine, 3)
         notes(tmp_path, running(engine, 3))
         pools.scale(engine, "digits", 1)
-        wait_until(lambda: len(pools.live(engine)) == 1, "two have left")
+        wait_long(lambda: len(pools.live(engine)) == 1, "two have left")
         assert running(engine, 1)[0].id == first
         pools.end(engine, "digits", 30)
 
@@ -129,7 +127,7 @@ class EngineSuite:
             list(clients.map(lambda many: pools.scale(cast(Engine, Meeting()), "digits", many), wanted))
         there = [each for each in pools.live(engine) if each.state is not State.LEAVING]
         assert len(there) in wanted
-        wait_until(lambda: len(pools.live(engine)) == len(there), "those that came last have left")
+        wait_long(lambda: len(pools.live(engine)) == len(there), "those that came last have left")
         running(engine, len(there))
         pools.end(engine, "digits", 0)
 
@@ -163,6 +161,14 @@ class EngineSuite:
         raise NotImplementedError
 
 
+def noting(directory: Path, memory_mib: int = 0) -> Pool:
+    """The pool `digits`, whose agents note what they hear in a directory."""
+    program = directory / "agent.py"
+    program.write_text(PROGRAM)
+    command = ("python3", str(program), str(directory))
+    return Pool(name="digits", command=command, directory=str(directory), memory_mib=memory_mib)
+
+
 def running(engine: Engine, many: int) -> list[PoolAgent]:
     """The agents that run, once they are so many."""
     found: list[PoolAgent] = []
@@ -171,11 +177,11 @@ def running(engine: Engine, many: int) -> list[PoolAgent]:
         found[:] = [each for each in pools.live(engine) if each.state is State.RUNNING]
         return len(found) == many
 
-    wait_until(look, f"{many} agents run")
+    wait_long(look, f"{many} agents run")
     return found
 
 
 def notes(directory: Path, agents: list[PoolAgent]) -> dict[str, str]:
     """What each agent has written, once each has begun: its place, and the signal that it got."""
-    wait_until(lambda: all((directory / each.id).is_file() for each in agents), "each has begun")
+    wait_long(lambda: all((directory / each.id).is_file() for each in agents), "each has begun")
     return {each.id: (directory / each.id).read_text() for each in agents}

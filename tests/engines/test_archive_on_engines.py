@@ -93,9 +93,9 @@ def test_slurms_machines_get_it(tmp_path: Path, slurm_cluster: SlurmCluster) -> 
         refuses(shell, tmp_path)
 
 
-def test_yarns_containers_get_it_from_yarn(tmp_path: Path) -> None:
+def test_yarns_containers_get_it_from_yarn(tmp_path: Path, yarn_cluster: YarnCluster) -> None:
     """YARN brings the file itself: no directory is shared."""
-    with YarnCluster() as yarn, shell_on(tmp_path, "yarn", yarn.variables) as shell:
+    with shell_on(tmp_path, "yarn", yarn_cluster.variables) as shell:
         memory = ("--memory", f"{AGENT_MIB}MiB")
         brings(shell, tmp_path, *memory)
         refuses(shell, tmp_path, *memory)

@@ -38,9 +38,11 @@ class YarnShell(PoolShell):
 
 
 @pytest.fixture
-def shell(tmp_path: Path, record_testsuite_property: Callable[[str, object], None]) -> Iterator[YarnShell]:
-    with YarnCluster() as yarn, LocalCluster(tmp_path / "state", nodes=1, supervisors=2) as cluster:
-        found = YarnShell(cluster, yarn, record_testsuite_property)
+def shell(
+    tmp_path: Path, yarn_cluster: YarnCluster, record_testsuite_property: Callable[[str, object], None]
+) -> Iterator[YarnShell]:
+    with LocalCluster(tmp_path / "state", nodes=1, supervisors=2) as cluster:
+        found = YarnShell(cluster, yarn_cluster, record_testsuite_property)
         found("cordon", "node-0", "--reason", "training is for the pool")
         yield found
         found.works("pool", "down", "p", "--now")
@@ -99,16 +101,19 @@ def test_an_agent_on_a_machine_that_yarn_has_lost_ends_with_its_pool(
     (keeper,) = keepers(place)
     kept = [keeper, *keeper.children(recursive=True), *keeper.parents()[:1]]
     shell.yarn.script("kill", f"nodemanager{PLACES.index(place)}")
-    wait_long(lambda: bool(shell.ready() - {place}), "YARN has given it another container")
-    lost = shell.json("pool", "status", "p")["lost"]
-    assert isinstance(lost, list)
-    assert [each["node"] for each in lost] == [f"p.{place}"]
-    assert keeper.is_running()
-    done = shell("pool", "down", "p", "--now")
-    assert "1 agents have ended that the engine had lost" in done.stdout
-    assert "application_" not in shell.yarn.yarn("application", "-list")
-    assert ours(tmp_path) == []
-    wait_long(lambda: not any(each.is_running() for each in kept), "nothing of its container is left")
+    try:
+        wait_long(lambda: bool(shell.ready() - {place}), "YARN has given it another container")
+        lost = shell.json("pool", "status", "p")["lost"]
+        assert isinstance(lost, list)
+        assert [each["node"] for each in lost] == [f"p.{place}"]
+        assert keeper.is_running()
+        done = shell("pool", "down", "p", "--now")
+        assert "1 agents have ended that the engine had lost" in done.stdout
+        assert "application_" not in shell.yarn.yarn("application", "-list")
+        assert ours(tmp_path) == []
+        wait_long(lambda: not any(each.is_running() for each in kept), "nothing of its container is left")
+    finally:
+        shell.yarn.restore()
 
 
 def keepers(place: str) -> list[psutil.Process]:

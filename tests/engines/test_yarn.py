@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,28 +12,18 @@ from supervisor.engines import pools
 from supervisor.engines.engine import Engine, Pool, State
 from supervisor.engines.yarn.yarn import Yarn
 from tests.engines.on_yarn import place_other_than, processes
+from tests.engines.pool_shell import wait_long
 from tests.engines.suite import EngineSuite, notes, running
-from tests.support.waiting import wait_until
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
-
-
-@pytest.fixture(scope="module")
-def yarn_cluster() -> Iterator[YarnCluster]:
-    with YarnCluster() as found:
-        yield found
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
 class TestYarn(EngineSuite):
     memory_mib = AGENT_MIB
 
     @pytest.fixture
-    def engine(self, yarn_cluster: YarnCluster) -> Iterator[Yarn]:
-        found = Yarn(yarn_cluster.environment)
-        yield found
-        for name in {each.pool for each in pools.live(found)}:
-            pools.end(found, name, 0)
-        found.close()
+    def engine(self, yarn: Yarn) -> Yarn:
+        return yarn
 
     def no_such_queue(self) -> str:
         return "to unknown queue: nowhere"
@@ -46,15 +35,15 @@ class TestYarn(EngineSuite):
         there = running(engine, 2)
         notes(tmp_path, there)
         yarn_cluster.yarn("container", "-signal", yarn_cluster.container_of(there[0].id), "FORCEFUL_SHUTDOWN")
-        wait_until(lambda: [each.id for each in pools.live(engine)] == [there[1].id], "one has ended")
+        wait_long(lambda: [each.id for each in pools.live(engine)] == [there[1].id], "one has ended")
         ended = next(each for each in engine.agents("digits") if each.id == there[0].id)
         assert (ended.state, ended.word) == (State.ENDED, "FAILED")
         assert ended.reason.startswith("the agent's container ended with 137")
         # The agent had time to end by itself all the same.
-        wait_until(lambda: (tmp_path / ended.id).read_text().endswith("SIGTERM"), "it was told")
+        wait_long(lambda: (tmp_path / ended.id).read_text().endswith("SIGTERM"), "it was told")
 
     def test_an_application_master_that_dies_takes_no_agent_with_it(
-        self, engine: Yarn, pool: Pool, tmp_path: Path
+        self, engine: Yarn, pool: Pool, yarn_cluster: YarnCluster, tmp_path: Path
     ) -> None:
         pools.start(engine, pool, 1)
         [agent] = running(engine, 1)
@@ -62,12 +51,18 @@ class TestYarn(EngineSuite):
         (master,) = processes(agent.id, "tfsup.yarn.Master")
         (before,) = processes(agent.id, "agent.py")
         master.kill()
-        wait_until(lambda: bool(processes(agent.id, "tfsup.yarn.Master")), "there is another one")
-        wait_until(lambda: pools.live(engine) == [agent], "it has the agent")
+        wait_long(lambda: bool(processes(agent.id, "tfsup.yarn.Master")), "there is another one")
+        wait_long(lambda: pools.live(engine) == [agent], "it has the agent")
         assert processes(agent.id, "agent.py") == [before]
         assert notes(tmp_path, [agent]) == noted
-        pools.end(engine, "digits", 30)
-        assert notes(tmp_path, [agent])[agent.id].endswith("SIGUSR2")
+        # The next one tells it of notices.
+        (tmp_path / agent.id).rename(tmp_path / "before")
+        (tmp_path / agent.id).symlink_to(tmp_path / "before")
+        try:
+            yarn_cluster.decommission(agent.place)
+            wait_long(lambda: (tmp_path / "before").read_text() == f"{agent.place} SIGUSR2", "it is told")
+        finally:
+            yarn_cluster.restore()
 
     def test_a_machine_that_is_decommissioned_is_a_notice_and_the_agent_gets_another(
         self, engine: Yarn, pool: Pool, yarn_cluster: YarnCluster, tmp_path: Path
@@ -79,7 +74,7 @@ class TestYarn(EngineSuite):
         (tmp_path / agent.id).symlink_to(tmp_path / "before")
         try:
             yarn_cluster.decommission(agent.place)
-            wait_until(lambda: (tmp_path / "before").read_text() == f"{agent.place} SIGUSR2", "it is told")
+            wait_long(lambda: (tmp_path / "before").read_text() == f"{agent.place} SIGUSR2", "it is told")
             assert place_other_than(engine, agent.place) in PLACES
         finally:
             yarn_cluster.restore()
@@ -91,12 +86,12 @@ class TestYarn(EngineSuite):
         there = running(engine, 3)
         notes(tmp_path, there)
         pools.start(engine, replace(pool, name="urgent", queue="urgent"), 1)
-        wait_until(
+        wait_long(
             lambda: any(each.pool == "urgent" and each.place for each in pools.live(engine)), "it has a place"
         )
         [told] = [each for each in there if "SIGUSR2" in (tmp_path / each.id).read_text()]
         # The one that had to go waits for a place, and its id stays.
-        wait_until(
+        wait_long(
             lambda: (
                 {told.id} == {each.id for each in pools.live(engine, "digits") if each.state is State.WAITING}
             ),
@@ -118,20 +113,20 @@ class TestYarn(EngineSuite):
             assert left.is_running()
         finally:
             yarn_cluster.restore()
-        wait_until(lambda: not left.is_running(), "the one that was left behind has ended")
+        wait_long(lambda: not left.is_running(), "the one that was left behind has ended")
 
     def test_the_log_of_an_agent_is_yarns(
         self, engine: Yarn, pool: Pool, yarn_cluster: YarnCluster, tmp_path: Path
     ) -> None:
         told = replace(pool, command=("python3", "-c", "print('the agent says this')"))
         pools.start(engine, told, 1)
-        wait_until(lambda: not pools.live(engine), "it has ended")
+        wait_long(lambda: not pools.live(engine), "it has ended")
         [agent] = [each for each in engine.agents("digits") if each.word == "SUCCEEDED"][-1:]
         assert agent.log == f"`yarn logs -applicationId {agent.id}`"
-        wait_until(lambda: "the agent says this" in yarn_cluster.logs(agent.id), "YARN has collected it")
+        wait_long(lambda: "the agent says this" in yarn_cluster.logs(agent.id), "YARN has collected it")
 
     def test_an_agent_that_is_wrong_says_why(self, engine: Engine, pool: Pool) -> None:
         program = "import sys; sys.stderr.write('tfsup-keeper: line 3 is wrong\\n'); sys.exit(2)"
         pools.start(engine, replace(pool, command=("python3", "-c", program)), 1)
-        wait_until(lambda: not pools.live(engine), "it has ended")
+        wait_long(lambda: not pools.live(engine), "it has ended")
         assert engine.agents("digits")[-1].reason == "the agent's container ended with 2: line 3 is wrong"

@@ -3,68 +3,44 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from chaos.yarn import AGENT_MIB, PLACES, YarnCluster
+from chaos.yarn import PLACES, YarnCluster
 from supervisor.contract.errors import Refused
 from supervisor.engines import pools
-from supervisor.engines.engine import Engine, Pool
+from supervisor.engines.engine import Pool
 from supervisor.engines.yarn.yarn import Yarn
 from tests.engines.on_yarn import processes
-from tests.engines.suite import PROGRAM, notes, running
-from tests.support.waiting import wait_until
+from tests.engines.pool_shell import wait_long
+from tests.engines.suite import notes, running
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 OLD = "20200101:000000"
 
 
-@pytest.fixture(scope="module")
-def yarn_cluster() -> Iterator[YarnCluster]:
-    with YarnCluster() as found:
-        yield found
-
-
-@pytest.fixture
-def engine(yarn_cluster: YarnCluster) -> Iterator[Yarn]:
-    found = Yarn(yarn_cluster.environment)
-    yield found
-    for name in {each.pool for each in pools.live(found)}:
-        pools.end(found, name, 0)
-    found.forget("digits")
-    found.close()
-
-
-@pytest.fixture
-def pool(tmp_path: Path) -> Pool:
-    (tmp_path / "agent.py").write_text(PROGRAM)
-    command = ("python3", str(tmp_path / "agent.py"), str(tmp_path))
-    return Pool(name="digits", command=command, directory=str(tmp_path), memory_mib=AGENT_MIB)
-
-
 def test_an_agent_that_ends_while_there_is_no_application_master_is_not_replaced(
-    engine: Yarn, pool: Pool, tmp_path: Path
+    yarn: Yarn, yarn_pool: Pool, tmp_path: Path
 ) -> None:
-    pools.start(engine, pool, 1)
-    [agent] = running(engine, 1)
+    pools.start(yarn, yarn_pool, 1)
+    [agent] = running(yarn, 1)
     notes(tmp_path, [agent])
     (master,) = processes(agent.id, "tfsup.yarn.Master")
     (program,) = processes(agent.id, "agent.py")
     master.kill()
     program.terminate()
-    wait_until(lambda: not pools.live(engine), "the application ends")
+    wait_long(lambda: not pools.live(yarn), "the application ends")
     assert notes(tmp_path, [agent])[agent.id] == f"{agent.place} SIGTERM", "there was no second one"
-    assert engine.agents("digits")[-1].word == "SUCCEEDED"
+    assert yarn.agents("digits")[-1].word == "SUCCEEDED"
 
 
 def test_an_application_has_one_agent_after_its_master_and_yarns_have_failed_together(
-    engine: Yarn, pool: Pool, yarn_cluster: YarnCluster, tmp_path: Path
+    yarn: Yarn, yarn_pool: Pool, yarn_cluster: YarnCluster, tmp_path: Path
 ) -> None:
-    pools.start(engine, pool, 1)
-    [agent] = running(engine, 1)
+    pools.start(yarn, yarn_pool, 1)
+    [agent] = running(yarn, 1)
     notes(tmp_path, [agent])
     (master,) = processes(agent.id, "tfsup.yarn.Master")
     (first,) = processes(agent.id, "agent.py")
@@ -75,15 +51,15 @@ def test_an_application_has_one_agent_after_its_master_and_yarns_have_failed_tog
         master.kill()
         yarn_cluster.script("start", "resourcemanager")
         # The next ApplicationMaster hears of no agent before that NodeManager has registered.
-        wait_until(lambda: notes(tmp_path, [agent])[agent.id] != agent.place, "another agent has begun")
+        wait_long(lambda: notes(tmp_path, [agent])[agent.id] != agent.place, "another agent has begun")
     finally:
         yarn_cluster.script("thaw", daemon)
-    wait_until(lambda: processes(agent.id, "agent.py") == [first], "the second is ended, and the first runs")
-    wait_until(lambda: pools.live(engine) == [agent], "it is the one that YARN counts")
+    wait_long(lambda: processes(agent.id, "agent.py") == [first], "the second is ended, and the first runs")
+    wait_long(lambda: pools.live(yarn) == [agent], "it is the one that YARN counts")
     assert notes(tmp_path, [agent])[agent.id].endswith("SIGTERM")
 
 
-def test_agents_know_their_racks(engine: Engine, pool: Pool, tmp_path: Path) -> None:
+def test_agents_know_their_racks(yarn: Yarn, yarn_pool: Pool, tmp_path: Path) -> None:
     words = tmp_path / "words"
     words.mkdir()
     program = f"""
@@ -92,68 +68,70 @@ rack = [each for each in sys.argv if each.startswith("rack=")]
 pathlib.Path("{words}", sys.argv[sys.argv.index("--place") + 1]).write_text(" ".join(rack))
 signal.pause()
 """
-    pools.start(engine, replace(pool, command=("python3", "-c", program)), 3)
-    wait_until(lambda: {each.name for each in words.iterdir()} == set(PLACES), "three have begun")
-    wait_until(
+    pools.start(yarn, replace(yarn_pool, command=("python3", "-c", program)), 3)
+    wait_long(lambda: {each.name for each in words.iterdir()} == set(PLACES), "three have begun")
+    wait_long(
         lambda: [(words / each).read_text() for each in PLACES] == ["rack=east/r1", "rack=east/r2", ""],
         "two know a rack",
     )
 
 
 def test_agents_with_gpus_are_where_gpus_are_and_no_more_of_them(
-    engine: Engine, pool: Pool, tmp_path: Path
+    yarn: Yarn, yarn_pool: Pool, tmp_path: Path
 ) -> None:
     program = f"import os, signal; open('{tmp_path}/gpus', 'a').write(os.environ['CUDA_VISIBLE_DEVICES'])"
-    wanted = replace(pool, command=("python3", "-c", f"{program}; signal.pause()"), gpus="1", memory_mib=256)
+    wanted = replace(
+        yarn_pool, command=("python3", "-c", f"{program}; signal.pause()"), gpus="1", memory_mib=256
+    )
     with pytest.raises(Refused, match="an agent asks for more than YARN gives to one container"):
-        pools.start(engine, replace(wanted, gpus="2"), 1)
-    pools.start(engine, wanted, 2)
-    wait_until((tmp_path / "gpus").exists, "one has begun")
-    [agent] = running(engine, 1)
+        pools.start(yarn, replace(wanted, gpus="2"), 1)
+    pools.start(yarn, wanted, 2)
+    wait_long((tmp_path / "gpus").exists, "one has begun")
+    [agent] = running(yarn, 1)
     assert agent.place == PLACES[0]
-    wait_until(lambda: {each.word for each in pools.live(engine)} == {"RUNNING", "WAITING"}, "one waits")
-    engine.notify([agent.id])
-    wait_until(lambda: (tmp_path / "gpus").read_text() == "00", "the other has the GPU now")
+    wait_long(lambda: {each.word for each in pools.live(yarn)} == {"RUNNING", "WAITING"}, "one waits")
+    yarn.notify([agent.id])
+    wait_long(lambda: (tmp_path / "gpus").read_text() == "00", "the other has the GPU now")
 
 
 def test_a_queue_that_is_stopped_refuses_in_yarns_words(
-    engine: Engine, pool: Pool, yarn_cluster: YarnCluster
+    yarn: Yarn, yarn_pool: Pool, yarn_cluster: YarnCluster
 ) -> None:
     with pytest.raises(Refused, match=r"root\.stopped is STOPPED. Cannot accept submission of application"):
-        pools.start(engine, replace(pool, queue="stopped"), 1)
-    assert pools.live(engine) == []
+        pools.start(yarn, replace(yarn_pool, queue="stopped"), 1)
+    assert pools.live(yarn) == []
     assert staged(yarn_cluster) == set(), "its files are gone again"
 
 
 def test_the_files_of_a_pool_go_when_it_ends_and_no_others(
-    engine: Yarn, pool: Pool, yarn_cluster: YarnCluster
+    yarn: Yarn, yarn_pool: Pool, yarn_cluster: YarnCluster
 ) -> None:
-    pools.start(engine, pool, 1)
-    pools.start(engine, replace(pool, name="other"), 1)
-    running(engine, 2)
+    pools.start(yarn, yarn_pool, 1)
+    pools.start(yarn, replace(yarn_pool, name="other"), 1)
+    running(yarn, 2)
     ours = staged(yarn_cluster)
     assert {each.partition("-")[0] for each in ours} == {"digits", "other"}
-    pools.scale(engine, "digits", 2)
-    running(engine, 3)
+    pools.scale(yarn, "digits", 2)
+    running(yarn, 3)
     assert staged(yarn_cluster) == ours
     other_user = Yarn({**yarn_cluster.environment, "HADOOP_USER_NAME": "somebody"})
     other_user.forget("digits")
     other_user.close()
-    engine.forget("digits")
+    yarn.forget("digits")
     assert staged(yarn_cluster) == ours, "they run"
-    pools.end(engine, "digits", 30)
-    engine.forget("digits")
+    pools.end(yarn, "digits", 30)
+    yarn.forget("digits")
     assert staged(yarn_cluster) == {each for each in ours if each.startswith("other-")}
     # Files of a killed client go when a pool comes up. Young ones stay: another client may be copying them.
     place = next(line for line in listed(yarn_cluster) if "/other-" in line).rpartition("/")[0]
     yarn_cluster.yarn("fs", "-mkdir", f"{place}/left-1", f"{place}/young-1")
     yarn_cluster.yarn("fs", "-touch", "-t", OLD, f"{place}/left-1")
-    pools.start(engine, pool, 1)
+    pools.start(yarn, yarn_pool, 1)
     names = {each.partition("-")[0] for each in staged(yarn_cluster)}
     assert names == {"digits", "other", "young"}
     for name in ("digits", "other"):
-        pools.end(engine, name, 0)
-        engine.forget(name)
+        pools.end(yarn, name, 0)
+        yarn.forget(name)
     assert staged(yarn_cluster) == {"young-1"}
     yarn_cluster.yarn("fs", "-rm", "-r", f"{place}/young-1")
 

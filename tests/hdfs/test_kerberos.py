@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
+import psutil
 import pytest
 
 from recovery.stores.hdfs import HdfsStore
@@ -13,10 +18,19 @@ from recovery.stores.hdfs_client import HdfsClient
 from recovery.stores.hdfs_files import Patience
 from supervisor.adapters.files.hadoop import HadoopSettings, Kerberos
 from supervisor.contract.errors import Refused, StoreUnreachable
+from tests.support import waiting
 from tests.support.secure_hdfs import CLIENT, REALM, SecureHdfs, wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
+ROOT = Path(__file__).resolve().parents[2]
+PROGRAM = """
+from tests.support import waiting
+from tests.support.secure_hdfs import SecureHdfs
+with SecureHdfs():
+    print("ready", flush=True)
+    input()
+"""
 DATA = bytes(range(256)) * 9000
 START_S = 90.0
 
@@ -101,3 +115,28 @@ async def test_a_ticket_that_ends_is_renewed_from_the_keytab_alone(cluster: Secu
     assert (await short_lived.info("/")).is_dir
     for one in (by_keytab, by_cache, short_lived):
         await one.close()
+
+
+def test_its_daemons_end_with_the_process_that_started_them(tmp_path: Path) -> None:
+    holder = subprocess.Popen(
+        [sys.executable, "-c", PROGRAM],
+        cwd=ROOT,
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == "ready\n"
+        assert len(daemons(tmp_path)) == 3
+    finally:
+        holder.terminate()
+        holder.communicate()
+    waiting.wait_until(lambda: daemons(tmp_path) == [], "all have ended")
+
+
+def daemons(directory: Path) -> list[str]:
+    """The command lines of the processes that have their files in a directory."""
+    lines = (" ".join(each.info["cmdline"] or ()) for each in psutil.process_iter(["cmdline"]))
+    return [line for line in lines if f"{directory}/" in line]

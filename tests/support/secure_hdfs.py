@@ -1,6 +1,6 @@
 """A NameNode and a DataNode that believe Kerberos alone, and the KDC that they believe.
 
-A YARN with Kerberos can be started beside them: `YarnCluster(hdfs.directory)`.
+A YARN with Kerberos can be started beside them: `YarnCluster(Secured(hdfs.directory, ...))`.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import Self
 
 from hdfs_native import Client
 
+from chaos.processes import DIES_WITH_US
 from tests.support.ports import free_port
 
 REALM = "TEST"
@@ -31,6 +32,8 @@ _SERVERS = "org.apache.hadoop.hdfs.server"
 
 class SecureHdfs:
     """A context manager that leaves nothing behind. RPC and data are encrypted; blocks need tokens.
+
+    Its daemons end with this process, also when it is killed.
 
     `properties`: more of the NameNode's.
     """
@@ -132,6 +135,8 @@ class SecureHdfs:
             "dfs.data.transfer.protection": "privacy",
             "dfs.namenode.kerberos.principal": SERVER,
             "dfs.replication": "1",
+            # Pages of Hadoop show what this user may see.
+            "hadoop.http.staticuser.user": re.split("[/@]", CLIENT)[0],
         }
         server = client | {
             "hadoop.security.authorization": "true",
@@ -190,7 +195,11 @@ class SecureHdfs:
         with (self.directory / f"{name}.log").open("wb") as log:
             self._processes.append(
                 subprocess.Popen(
-                    command, stdout=log, stderr=log, env=self.environment, start_new_session=True
+                    [*DIES_WITH_US, *command],
+                    stdout=log,
+                    stderr=log,
+                    env=self.environment,
+                    start_new_session=True,
                 )
             )
 

@@ -21,6 +21,7 @@ import org.apache.hadoop.security.UserGroupInformation;
 import org.apache.hadoop.security.token.Token;
 import org.apache.hadoop.yarn.api.ApplicationConstants;
 import org.apache.hadoop.yarn.api.protocolrecords.RegisterApplicationMasterResponse;
+import org.apache.hadoop.yarn.api.protocolrecords.ResourceLocalizationRequest;
 import org.apache.hadoop.yarn.api.records.Container;
 import org.apache.hadoop.yarn.api.records.ContainerExitStatus;
 import org.apache.hadoop.yarn.api.records.ContainerId;
@@ -38,6 +39,8 @@ import org.apache.hadoop.yarn.api.records.UpdatedContainer;
 import org.apache.hadoop.yarn.client.api.AMRMClient.ContainerRequest;
 import org.apache.hadoop.yarn.client.api.NMClient;
 import org.apache.hadoop.yarn.client.api.async.AMRMClientAsync;
+import org.apache.hadoop.yarn.client.api.impl.ContainerManagementProtocolProxy;
+import org.apache.hadoop.yarn.client.api.impl.ContainerManagementProtocolProxy.ContainerManagementProtocolProxyData;
 import org.apache.hadoop.yarn.conf.YarnConfiguration;
 import org.apache.hadoop.yarn.security.AMRMTokenIdentifier;
 import org.apache.hadoop.yarn.util.RackResolver;
@@ -62,6 +65,7 @@ public final class Master extends AMRMClientAsync.AbstractCallbackHandler {
     private final YarnConfiguration conf;
     private final AMRMClientAsync<ContainerRequest> rm;
     private final NMClient nm = NMClient.createNMClient();
+    private final ContainerManagementProtocolProxy nodes;
     private final ContainerRequest request;
     private final ContainerId own = ContainerId.fromString(System.getenv("CONTAINER_ID"));
     private Container agent;
@@ -74,6 +78,7 @@ public final class Master extends AMRMClientAsync.AbstractCallbackHandler {
     private Master(JsonNode order, YarnConfiguration conf) {
         this.order = order;
         this.conf = conf;
+        nodes = new ContainerManagementProtocolProxy(conf);
         rm = AMRMClientAsync.createAMRMClientAsync(HEARTBEAT_MS, this);
         rm.init(conf);
         rm.start();
@@ -307,11 +312,22 @@ public final class Master extends AMRMClientAsync.AbstractCallbackHandler {
         warned = true;
         say("the agent is told to move: " + reason);
         try {
-            nm.localize(agent.getId(), agent.getNodeId(), Collections.singletonMap("notice", staged("order.json")));
+            bring("notice", staged("order.json"));
         } catch (Exception error) {
             // YARN repeats a notice of preemption with each heartbeat.
             warned = false;
             say("the agent could not be told: " + error);
+        }
+    }
+
+    /** Bring a file into the directory of the agent's container. NMClient does that for containers of this attempt alone. */
+    private void bring(String name, LocalResource file) throws Exception {
+        ContainerManagementProtocolProxyData there = nodes.getProxy(agent.getNodeId().toString(), agent.getId());
+        try {
+            there.getContainerManagementProtocol().localize(
+                    ResourceLocalizationRequest.newInstance(agent.getId(), Collections.singletonMap(name, file)));
+        } finally {
+            nodes.mayBeCloseProxy(there);
         }
     }
 
