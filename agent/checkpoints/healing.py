@@ -1,14 +1,18 @@
-"""Mounts below one directory of this node: started, healed and ended by their files. Blocking.
+"""Mounts below one directory of this node: started, healed and ended by their files.
 
-Each is served by a process of its own. Several agents of a machine may look after the same mounts.
+Each is served by a process of its own, which outlives the agent. Agents of one machine may look after the
+same mounts.
 """
 
 from __future__ import annotations
 
+import asyncio
 import subprocess
 from contextlib import suppress
 from pathlib import Path
+from typing import NoReturn
 
+from agent.retry_log import require_sound
 from recovery.mount import control
 from recovery.mount.control import MountState
 from recovery.mount.record import MountFiles, MountWish
@@ -18,12 +22,13 @@ from supervisor.contract.errors import StoreUnreachable, TfSupervisorError
 
 WANTED_MS = 5_000
 STARTING_MS = 20_000
+RETIRE_MS = 5_000
 AGAIN_MS, AGAIN_MOST_MS = 200, 5_000
 """Milliseconds from a start in vain to the next one, and the most after several in a row."""
 
 
 class MountHealer:
-    """Brings mounts into the wished state, one step at a time."""
+    """Brings mounts into the wished state, one step at a time. Its methods block."""
 
     def __init__(self, clock: Clock, sink: Logger) -> None:
         self._clock = clock
@@ -128,3 +133,40 @@ class MountHealer:
         child = self._children.get(key)
         if child is not None and child.poll() is not None:
             del self._children[key]
+
+
+class MountWatch:
+    """Looks after mounts in the background, from `open` until `close`. A subclass says how, in `_run`."""
+
+    def __init__(self, clock: Clock, sink: Logger) -> None:
+        self._clock = clock
+        self._sink = sink
+        self._healer = MountHealer(clock, sink)
+        self._retired_ms = clock.now_ms()
+        self._task: asyncio.Task[NoReturn] | None = None
+
+    async def _run(self) -> NoReturn:
+        raise NotImplementedError
+
+    def open(self) -> None:
+        """Begin to look after the mounts."""
+        self._task = asyncio.get_running_loop().create_task(self._run())
+
+    def check(self) -> None:
+        """Raise the unexpected error that ended the background work, after which no mount is healed."""
+        if self._task is not None:
+            require_sound((self._task,))
+
+    async def close(self) -> None:
+        """Stop looking. The mounts live on, for the tasks and for a successor."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    def _is_time_to_retire(self) -> bool:
+        """Whether mounts that nobody needs are to be looked for; said once in RETIRE_MS."""
+        now_ms = self._clock.now_ms()
+        if now_ms - self._retired_ms <= RETIRE_MS:
+            return False
+        self._retired_ms = now_ms
+        return True

@@ -12,9 +12,8 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import NoReturn
 
-from agent.checkpoints.healing import MountHealer
+from agent.checkpoints.healing import MountWatch
 from agent.host.task_users import TaskUsers
-from agent.retry_log import require_sound
 from recovery.commit.outbox import generation_directory
 from recovery.io.files import mapped_errors
 from recovery.io.trees import remove_tree
@@ -35,12 +34,11 @@ from supervisor.contract.errors import StoreUnreachable, TfSupervisorError
 LOOK_S = 0.3
 QUIET_S = 2.0
 """Seconds between looks while nothing is mounted. Whoever mounts looks at it until it serves."""
-RETIRE_MS = 5_000
 READY_MS = 30_000
 _GENERATION = "g"
 
 
-class NodeMounts:
+class NodeMounts(MountWatch):
     """Keeps this node's mounts in the wished state, from `open` until `close`.
 
     `users`: the users of tasks, if they are others than the agent's.
@@ -56,27 +54,14 @@ class NodeMounts:
         sink: Logger,
         users: TaskUsers | None = None,
     ) -> None:
+        super().__init__(clock, sink)
         self._users = users
         self._parent = parent
         self._coordination = coordination
         self._stores = stores
         self._hadoop = hadoop
-        self._clock = clock
-        self._sink = sink
         self._lives: dict[tuple[str, str], LiveDirectory] = {}
-        self._healer = MountHealer(clock, sink)
-        self._retired_ms = clock.now_ms()
         self._ending = asyncio.Lock()
-        self._task: asyncio.Task[NoReturn] | None = None
-
-    def open(self) -> None:
-        """Begin to watch the wishes."""
-        self._task = asyncio.get_running_loop().create_task(self._run())
-
-    def check(self) -> None:
-        """Raise the unexpected error that ended the background work, after which no mount is healed."""
-        if self._task is not None:
-            require_sound((self._task,))
 
     def live(self, uri: str, generation: int, plan_id: str) -> LiveDirectory:
         """The directory in the store that a generation's mounts show. Raises UserError."""
@@ -116,19 +101,12 @@ class NodeMounts:
         for key in [each for each in self._lives if not keep]:
             del self._lives[key]
 
-    async def close(self) -> None:
-        """Stop the watch. The mounts live on, for the tasks and for a successor."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
-
     async def _run(self) -> NoReturn:
         while True:
             wishes = await asyncio.to_thread(self._wished)
             for wish in wishes:
                 await self._look_after(wish)
-            if self._clock.now_ms() - self._retired_ms > RETIRE_MS:
-                self._retired_ms = self._clock.now_ms()
+            if self._is_time_to_retire():
                 await self._retire()
             await asyncio.sleep(LOOK_S if wishes else QUIET_S)
 

@@ -17,9 +17,8 @@ from pathlib import Path
 from typing import NoReturn
 
 from agent.checkpoints.allowed import Places
-from agent.checkpoints.healing import MountHealer
+from agent.checkpoints.healing import MountWatch
 from agent.host.task_users import TaskUsers
-from agent.retry_log import require_sound
 from recovery.io.daemon_threads import DaemonThreads
 from recovery.io.files import mapped_errors
 from recovery.io.trees import remove_tree
@@ -45,7 +44,6 @@ WAIT_S = 10.0
 
 LOOK_S = 0.3
 QUIET_S = 2.0
-RETIRE_MS = 5_000
 UNUSED_MS = 30_000
 """Milliseconds without a wish of any agent after which a mount is ended."""
 
@@ -55,7 +53,7 @@ _ONLY = 0
 """The number of a mount among those in its directory, which has one."""
 
 
-class DataMounts:
+class DataMounts(MountWatch):
     """`JobData` of an agent, from `open` until `close`.
 
     `users`: the users of tasks, if they are others than the agent's. `places`: which owner may read where.
@@ -77,16 +75,14 @@ class DataMounts:
         *,
         contained: bool = False,
     ) -> None:
+        super().__init__(clock, sink)
         self.mounted = frozenset({Scheme.HDFS})
         self._home = parent / DATA
         self._stores = stores
         self._hadoop = hadoop
-        self._clock = clock
-        self._sink = sink
         self._users = users
         self._places = places
         self._contained = contained
-        self._healer = MountHealer(clock, sink)
         self._threads = DaemonThreads(THREADS, "data")
         self._used: frozenset[tuple[str, str]] = frozenset()
         self._wishes: dict[tuple[str, str], MountWish] = {}
@@ -95,24 +91,8 @@ class DataMounts:
         self._looks: dict[str, asyncio.Future[None]] = {}
         self._stalled: frozenset[tuple[str, str]] = frozenset()
         self._stalled_ms: dict[tuple[str, str], int] = {}
-        self._began_ms = self._retired_ms = clock.now_ms()
+        self._began_ms = clock.now_ms()
         self._changing = asyncio.Lock()
-        self._task: asyncio.Task[NoReturn] | None = None
-
-    def open(self) -> None:
-        """Begin to look after the mounts."""
-        self._task = asyncio.get_running_loop().create_task(self._run())
-
-    def check(self) -> None:
-        """Raise the unexpected error that ended the background work, after which no mount is healed."""
-        if self._task is not None:
-            require_sound((self._task,))
-
-    async def close(self) -> None:
-        """Stop looking. The mounts live on, for the tasks and for a successor."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
 
     async def ensure(self, job: str, job_uuid: str, data: Mapping[str, str]) -> None:
         """See `JobData`."""
@@ -240,8 +220,7 @@ class DataMounts:
             used = self._used
             try:
                 self._note_stalled(frozenset([each for each in used if await self._look_after(*each)]))
-                if self._clock.now_ms() - self._retired_ms > RETIRE_MS:
-                    self._retired_ms = self._clock.now_ms()
+                if self._is_time_to_retire():
                     await self._retire()
             except TfSupervisorError as error:
                 self._sink.error("the data of a job is not looked after; trying again", reason=str(error))

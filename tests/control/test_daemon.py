@@ -75,7 +75,7 @@ async def test_a_bug_in_the_background_ends_the_supervisor() -> None:
     async def faulty() -> None:
         raise ZeroDivisionError
 
-    daemon._begin(faulty())
+    daemon._background.begin(faulty())
     async with asyncio.timeout(20):
         with pytest.raises(ExceptionGroup) as caught:
             await daemon.run()
@@ -322,11 +322,8 @@ async def test_an_outage_of_etcd_begins_the_time_to_obey_anew() -> None:
 
 
 async def test_a_supervisor_with_another_d_does_not_lead() -> None:
-    daemon = Supervisor().daemon()
-    other = codec.encode(ClusterRecord("c", "default", 12_000))
-    daemon._view.apply((KeyValue(keys.CLUSTER, other, 2, 2),), 2, 0)
     with pytest.raises(UserError, match="make them equal"):
-        daemon._check_cluster()
+        await fixed(ClusterRecord("c", "default", 12_000))
 
 
 def cluster_record(uuid: str, revision: int) -> KeyValue:
@@ -364,7 +361,7 @@ async def fixed(before: ClusterRecord | None, known: str = "") -> ClusterRecord:
     daemon._view.apply(listing.entries, listing.revision, 0)
     token = LeaderToken(keys.LEADER, elected.revision)
     sink = ListSink()
-    await daemon._fix_cluster(Applier(token, etcd, daemon._open_store, daemon._clock, sink, 1))
+    await daemon._terms.fix(Applier(token, etcd, daemon._open_store, daemon._clock, sink, 1))
     entry = await etcd.get(keys.CLUSTER)
     assert entry is not None
     return codec.decode(ClusterRecord, entry.value)

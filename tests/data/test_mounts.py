@@ -19,6 +19,7 @@ from typing import cast
 
 import pytest
 
+from agent.checkpoints import healing
 from agent.checkpoints.healing import MountHealer
 from agent.data import mounts
 from agent.data.mounts import DATA, DataMounts
@@ -96,7 +97,7 @@ async def waited(holds: Callable[[], object], within_s: float = 60.0) -> None:
 @pytest.fixture
 async def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Node]:
     monkeypatch.setattr(mounts, "UNUSED_MS", 1_000)
-    monkeypatch.setattr(mounts, "RETIRE_MS", 100)
+    monkeypatch.setattr(healing, "RETIRE_MS", 100)
     monkeypatch.setattr(mounts, "QUIET_S", 0.1)
     found = Node(tmp_path)
     yield found

@@ -36,7 +36,7 @@ ROWS = (
     Guarantee(
         11,
         "D is one value in etcd: a supervisor that is configured with another does not lead.",
-        CONTROL_DAEMON,
+        "supervisor/control/loop/cluster_terms.py",
         "if record.d_ms != own.d_ms:",
         "if record.d_ms < 0:",
         SUPERVISOR + "test_a_supervisor_with_another_d_does_not_lead",

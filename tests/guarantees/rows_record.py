@@ -98,7 +98,7 @@ ROWS = (
     Guarantee(
         13,
         "An error of an action that is about no job and no node ends the supervisor.",
-        "supervisor/control/loop/daemon.py",
+        "supervisor/control/loop/broken.py",
         "                raise error\n",
         "                continue\n",
         "tests/control/test_daemon.py::test_an_error_of_an_action_about_no_job_and_no_node_ends_the_supervisor",

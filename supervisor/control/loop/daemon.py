@@ -7,7 +7,7 @@ but the election; they decide nothing. All that matters is in etcd: a new leader
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from recovery.stores.allowed import ANYWHERE, AllowedStores
@@ -16,7 +16,6 @@ from supervisor.adapters.etcd.mirror import Mirror, MirrorUpdate
 from supervisor.adapters.secret_sources import SecretSources
 from supervisor.contract import codec, keys
 from supervisor.contract.boundaries import (
-    Absent,
     CheckpointStore,
     Clock,
     Coordination,
@@ -32,24 +31,23 @@ from supervisor.contract.errors import (
     Fenced,
     TfSupervisorError,
     Unreachable,
-    UserError,
     first_of,
 )
 from supervisor.contract.observed import MOST_NOTICES, Beat, Incarnation
 from supervisor.contract.pool.record import PoolRecord
 from supervisor.contract.promise import PromiseAnswer, PromiseRequest, Taking
 from supervisor.contract.timing import Timing
-from supervisor.control.decide import parking
 from supervisor.control.decide.assess.assess import Assessments
 from supervisor.control.decide.assess.stacks import to_dump
-from supervisor.control.decide.facts.cluster_time import ages
-from supervisor.control.decide.plan import Action, DeleteFiles, PowerOff, put, unchanged
+from supervisor.control.decide.plan import Action, DeleteFiles, PowerOff
 from supervisor.control.decide.reconcile import reconcile
 from supervisor.control.decide.rest.rests import Rests
-from supervisor.control.decide.set_aside import Left
 from supervisor.control.decide.snapshot import BRAKE, BeatSeen, BrakeSettings, Snapshot
 from supervisor.control.decide.view import MAX_BEATS, MAX_KEY, View
 from supervisor.control.loop.apply import Applied, Applier
+from supervisor.control.loop.background import Background
+from supervisor.control.loop.broken import Broken
+from supervisor.control.loop.cluster_terms import ClusterTerms
 from supervisor.control.loop.etcd_identity import EtcdGuard, MarkFile
 from supervisor.control.loop.power_off import PowerOffs
 from supervisor.control.loop.promise_log import Promiser, Surroundings, Terms, WordFile
@@ -60,8 +58,6 @@ MAX_BATCH = 1000
 SAY_AGAIN_MS = 60_000
 MOST_TOLD = 100
 """Jobs of which it is remembered what was said of them."""
-LEFT_MS = 60_000
-"""A job or node of which an action meets an error, and that is not parked, is looked at again then."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,12 +161,12 @@ class ControlDaemon:
         self._rests = Rests()
         self._token: LeaderToken | None = None
         self._applier: Applier | None = None
-        self._deletions: set[asyncio.Task[None]] = set()
         self._promiser = Promiser(
             settings.supervisor, settings.terms, settings.timing.d_ms, files.word, clock, sink
         )
         self._power_offs = PowerOffs(devices, sink) if devices is not None else None
         self.sweeper = Sweeper(coordination, open_store, clock, sink)
+        self._background = Background(self.sweeper)
         record = LeaderRecord(settings.supervisor, settings.address, settings.pid, settings.http)
         self._election = Election(
             coordination, keys.LEADER, codec.encode(record), settings.timing.leader_lease_s, clock, sink
@@ -178,8 +174,14 @@ class ControlDaemon:
         self._mirror = Mirror(coordination, "", self._inbox.put_nowait, clock, sink)
         self._etcd = EtcdGuard(files.mark, self._mirror, sink)
         self._looked_back = False
-        self._left: dict[tuple[str, str], tuple[int, Left]] = {}
-        """Jobs and nodes that were not parked: until when this supervisor leaves each alone, and why."""
+        self._broken = Broken(sink)
+        self._terms = ClusterTerms(
+            _own_terms(settings),
+            self._view,
+            lambda: self._etcd.identity.cluster,
+            new_id,
+            self._promiser.first_of_all,
+        )
         self._told_unreadable: set[str] = set()
         self._told_broken: dict[str, str] = {}
         self.job_service = JobService(
@@ -294,13 +296,7 @@ class ControlDaemon:
             self._etcd_since_ms,
             self._promiser.word,
         )
-        for (job, node), (until_ms, why) in list(self._left.items()):
-            subject = picture.jobs.get(job) or picture.nodes.get(node)
-            if subject is not None and picture.now_ms < until_ms:
-                picture = parking.without(picture, subject, why)
-            else:
-                del self._left[job, node]
-        return picture
+        return self._broken.without(picture)
 
     def _glance(self) -> Assessments | None:
         """The last decision's assessments, if a tick old at most and only beats came since; else new ones.
@@ -336,7 +332,7 @@ class ControlDaemon:
             self._fold(batch)
             if not await self._has_looked_back():
                 continue
-            self._raise_faults()
+            self._background.raise_faults()
             self._notice_stall()
             if not self._due(batch):
                 continue
@@ -477,9 +473,9 @@ class ControlDaemon:
         decided_s = time_s()
         self._tell_wrong_rests()
         try:
-            await self._fix_cluster(applier)
+            await self._terms.fix(applier)
             outcomes = await applier.run_all([each for each in decisions if isinstance(each, Action)])
-            await self._park_broken(applier, picture)
+            await self._broken.park(applier, picture)
         except Fenced as error:
             self.looked(decided_s - began_s, time_s() - decided_s, (FENCED,))
             self._step_down(str(error))
@@ -489,29 +485,8 @@ class ControlDaemon:
             await asyncio.sleep(self._settings.timing.tick_ms / 1000)
         if self._power_offs is not None:
             self._power_offs.look(applier, [each for each in decisions if isinstance(each, PowerOff)])
-        for decision in decisions:
-            if isinstance(decision, DeleteFiles):
-                self._delete(applier, decision)
-        for job in picture.jobs.values():
-            if job.switch.value.parked is None and self.sweeper.due(job):
-                uri, uuid = job.record.value.store_uri, job.switch.value.job_uuid
-                known = ages(picture)
-                self._keep_sweeping(picture)
-                self._begin(self.sweeper.sweep(picture.token, job.name, uuid, uri, known))
-                break
-        else:
-            self._sweep_logs(picture)
-
-    def _sweep_logs(self, picture: Snapshot) -> None:
-        for deleted in picture.deleted.values():
-            if self.sweeper.logs_due(deleted.value):
-                self._keep_sweeping(picture)
-                self._begin(self.sweeper.delete_logs(deleted.value))
-                break
-
-    def _keep_sweeping(self, picture: Snapshot) -> None:
-        known = {each.switch.value.job_uuid for each in picture.jobs.values()}
-        self.sweeper.keep(known | {each.value.job_uuid for each in picture.deleted.values()})
+        self._background.delete(applier, [each for each in decisions if isinstance(each, DeleteFiles)])
+        self._background.sweep(picture)
 
     def _tell_wrong_rests(self) -> None:
         """A sample has shown that a job or node was left out wrongly: a bug, of which nothing is lost."""
@@ -519,33 +494,6 @@ class ControlDaemon:
             text = "looks left out what was to be decided; all jobs and nodes are looked at again"
             self._sink.error(text, what=", ".join(self._rests.wrong[:MOST_TOLD]))
             self._rests = Rests()
-
-    async def _park_broken(self, applier: Applier, picture: Snapshot) -> None:
-        """Park the only job or node of which an action met an unexpected error; those that are not parked
-        are left alone for a while.
-
-        Raises the error of an action that is about no job and no node.
-        """
-        broken, applier.broken = applier.broken, []
-        met: dict[tuple[str, str], parking.Met] = {}
-        for action, error in broken:
-            job, node = about = action.job, "" if action.job else action.fields.get("node", "")
-            text = "an action failed with an unexpected error"
-            self._sink.error(text, what=action.kind, job=job, node=node, error=told(error))
-            subject = picture.jobs.get(job) or picture.nodes.get(node)
-            if subject is not None:
-                met.setdefault(about, parking.Met(subject, error))
-            elif about == ("", ""):
-                raise error
-        tried = any(action.kind in (parking.JOB_PARKED, parking.NODE_PARKED) for action, _error in broken)
-        for park in [] if tried else parking.park_alone(picture, list(met.values())):
-            if await applier.run(park) is not Applied.BROKEN:
-                met.clear()
-            applier.broken = [each for each in applier.broken if each[0] is not park]
-        for about, each in met.items():
-            self._left[about] = picture.now_ms + LEFT_MS, parking.why_of(each.error)
-            text = "nothing is decided about this job or node for a minute"
-            self._sink.error(text, job=about[0], node=about[1])
 
     def _say_broken(self, job: str, error: Exception) -> None:
         """An error met while something beside decisions was found out about a job; said once."""
@@ -572,57 +520,8 @@ class ControlDaemon:
         picture = self._picture()
         return picture is not None and await self._promiser.take(picture, taking)
 
-    async def _fix_cluster(self, applier: Applier) -> None:
-        """The first leader of a cluster fixes its D, and who promises for how long (rule 11)."""
-        self._check_cluster()
-        held = self._view.get(ClusterRecord, keys.CLUSTER)
-        known = held.value.uuid if held is not None else ""
-        own = self._own_cluster(known or self._etcd.identity.cluster or self._new_id())
-        text = f"cluster {own.cluster} runs with D = {own.d_ms} ms (profile {own.profile})"
-        if own.promise_ms:
-            text += f"; without etcd for up to {own.promise_ms} ms, as {', '.join(own.supervisors)} promise"
-        if held is None:
-            action = Action("cluster", "", text, (Absent(keys.CLUSTER),), (put(keys.CLUSTER, own),))
-            if await applier.run(action) is Applied.DONE:
-                self._promiser.first_of_all()
-        elif not known or (own.promise_ms and not held.value.promise_ms):
-            # An earlier release's; or from no promises to some: nobody has asked for any yet.
-            await applier.run(Action("cluster", "", text, (unchanged(held),), (put(keys.CLUSTER, own),)))
 
-    def _own_cluster(self, uuid: str = "") -> ClusterRecord:
-        settings, terms = self._settings, self._settings.terms
-        supervisors = tuple(sorted(terms.supervisors)) if terms.promise_ms else ()
-        timing = settings.timing
-        return ClusterRecord(
-            settings.cluster, timing.profile, timing.d_ms, terms.promise_ms, supervisors, uuid
-        )
-
-    def _check_cluster(self) -> None:
-        held = self._view.get(ClusterRecord, keys.CLUSTER)
-        if held is None:
-            return
-        record, own = held.value, self._own_cluster()
-        if record.d_ms != own.d_ms:
-            raise UserError(
-                f"this supervisor is configured with D = {own.d_ms} ms (profile {own.profile}), but the "
-                f"cluster runs with {record.d_ms} ms (profile {record.profile}): make them equal"
-            )
-        if record.promise_ms and (record.promise_ms, record.supervisors) != (own.promise_ms, own.supervisors):
-            raise UserError(
-                f"this supervisor is configured with promise_for = {own.promise_ms} ms of "
-                f"{', '.join(own.supervisors) or 'nobody'}, but the cluster runs with {record.promise_ms} ms "
-                f"of {', '.join(record.supervisors)}: make them equal, or see docs/etcd-outage.md"
-            )
-
-    def _delete(self, applier: Applier, decision: DeleteFiles) -> None:
-        if not applier.is_deleting(decision.key):
-            self._begin(applier.delete_files(decision))
-
-    def _begin(self, work: Coroutine[None, None, None]) -> None:
-        self._deletions.add(asyncio.create_task(work))
-
-    def _raise_faults(self) -> None:
-        """Work in the background deals with errors of our tree itself: any other is a bug, and ends this."""
-        for task in [each for each in self._deletions if each.done()]:
-            self._deletions.discard(task)
-            task.result()
+def _own_terms(settings: ControlSettings) -> ClusterRecord:
+    terms, timing = settings.terms, settings.timing
+    supervisors = tuple(sorted(terms.supervisors)) if terms.promise_ms else ()
+    return ClusterRecord(settings.cluster, timing.profile, timing.d_ms, terms.promise_ms, supervisors, "")
