@@ -422,7 +422,7 @@ ROWS = (
         "supervisor/control/decide/facts/history.py",
         "    return training_roles(spec) or frozenset(role.name for role in spec.roles)\n",
         "    return training_roles(spec) | frozenset(role.name for role in spec.roles)\n",
-        "tests/control/test_failures.py::test_so_it_is_though_an_evaluator_has_read_it_well",
+        "tests/control/test_suspects.py::test_so_it_is_though_an_evaluator_has_read_it_well",
     ),
     Guarantee(
         8,

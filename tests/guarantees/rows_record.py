@@ -133,7 +133,7 @@ ROWS = (
         "recovery/policy/repeats.py",
         "if raised(tail) == error)",
         "if not tail)",
-        "tests/control/test_failures.py::test_the_same_error_of_the_code_on_two_nodes_ends_the_job_with_it",
+        "tests/control/test_code_errors.py::test_the_same_error_of_the_code_on_two_nodes_ends_the_job_with_it",
     ),
     Guarantee(
         13,
@@ -271,7 +271,7 @@ ROWS = (
         "supervisor/control/decide/assess/verdicts.py",
         "    return not job.record.value.spec.preload or not accused.warm\n",
         "    return True\n",
-        "tests/control/test_failures.py"
+        "tests/control/test_code_errors.py"
         "::test_an_error_of_attempts_that_may_have_been_warm_does_not_end_the_job",
     ),
     Guarantee(
@@ -346,7 +346,7 @@ ROWS = (
         "recovery/policy/budget.py",
         "        if recent.launchers > policy.max_restarts + FREE_RESTARTS:\n",
         "        if recent.machines > policy.max_restarts + FREE_RESTARTS:\n",
-        "tests/control/test_failures.py::test_a_job_that_always_ends_its_launcher_fails_although_it_makes_steps",
+        "tests/control/test_suspects.py::test_a_job_that_always_ends_its_launcher_fails_although_it_makes_steps",
     ),
     Guarantee(
         13,
@@ -354,7 +354,7 @@ ROWS = (
         "supervisor/control/decide/assess/verdicts.py",
         "    if node is None or (began is not None and node.pardons(began)):\n",
         "    if node is None:\n",
-        "tests/control/test_failures.py::"
+        "tests/control/test_suspects.py::"
         "test_an_attempt_that_began_before_a_cordon_was_lifted_is_not_held_against_its_node",
     ),
     Guarantee(
@@ -363,7 +363,7 @@ ROWS = (
         "supervisor/control/decide/assess/verdicts.py",
         "tuple(past for past in life if not node.pardons(past.revision))",
         "life",
-        "tests/control/test_failures.py::"
+        "tests/control/test_suspects.py::"
         "test_a_node_whose_cordon_is_lifted_is_tried_again_and_what_was_counts_no_more",
     ),
     Guarantee(
@@ -372,7 +372,7 @@ ROWS = (
         "supervisor/control/decide/facts/history.py",
         "entry.value.began or entry.create_revision",
         "entry.create_revision",
-        "tests/control/test_failures.py::"
+        "tests/control/test_suspects.py::"
         "test_a_node_whose_cordon_is_lifted_is_tried_again_and_what_was_counts_no_more",
     ),
     Guarantee(
