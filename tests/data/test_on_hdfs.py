@@ -20,6 +20,7 @@ from recovery.mount.backends.backend import write_small
 from recovery.mount.open import open_backend
 from recovery.mount.points import mount_points
 from recovery.mount.record import MountFiles
+from recovery.policy.hangs import WAITS
 from recovery.stores.open import Stores
 from supervisor.adapters.files.hadoop import HadoopSettings
 from supervisor.contract.views.jobs import JobView
@@ -120,6 +121,29 @@ def test_a_namenode_that_is_away_is_the_cause_and_no_hang(
         assert view.restarts_program == 0
         job.stop()
         until(job, lambda _: not mounts_of(tmp_path))
+
+
+def test_a_task_that_hangs_as_it_waits_for_its_data_is_restarted_for_its_store(
+    hdfs: HdfsCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The job's bound ends it while its call waits, before that fails."""
+    monkeypatch.setenv("HADOOP_CONF_DIR", str(hdfs.conf_dir))
+    uri = asyncio.run(fill(hdfs, "slow"))
+    with Cluster(tmp_path / "state", nodes=1, options=("--profile", "default")) as cluster:
+        job = submit(cluster, tmp_path, uri, progress={"act_after": "8s"}, restart={"max": 0})
+        job.wait_step(20)
+        hdfs.namenode().freeze()
+        try:
+            until(job, lambda _: bool(job.incidents()))
+        finally:
+            hdfs.namenode().thaw()
+        (incident,) = job.incidents()
+        assert incident.cause == "store_lost"
+        assert WAITS in incident.detail
+        assert 8_000 <= incident.phases_ms["detected"] < CALL_MS
+        view = until(job, lambda view: view.generation > 1 and view.tasks[0].state == "running")
+        assert view.restarts_program == 0
+        job.stop()
 
 
 def test_data_that_is_not_there_is_told_with_its_path(
