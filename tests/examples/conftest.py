@@ -16,9 +16,10 @@ from tests.examples.harness import Cluster, in_containers
 @pytest.fixture(scope="session")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """Up with the first test that asks for it, down with the process."""
-    # Of its durations a machine that stands still for a while makes no lost node.
+    # Of its durations a machine that stands still for a while makes no lost node. None of these jobs moves:
+    # launchers in reserve would import TensorFlow twice more for each.
     options = ("--profile", "default")
-    with Cluster(tmp_path_factory.mktemp("examples") / "state", nodes=2, options=options) as found:
+    with Cluster(tmp_path_factory.mktemp("examples") / "state", nodes=2, options=options, spares=0) as found:
         yield found
 
 

@@ -39,6 +39,7 @@ ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "examples"
 WAIT_S = 800.0
 _POLL_S = 0.1
+_LAYOUT = "from supervisor.cli.local import layout; layout"
 _NOT_FAILURES = (Cause.SUBMITTED.value, Cause.OPERATOR.value)
 
 
@@ -58,13 +59,15 @@ class NotAsPromised(TfSupervisorError):
 class Cluster:
     """`supervisorctl local up --state DIR`, as a context manager; `down` leaves nothing running.
 
-    `options` are more words of `local up`; `env` is added to that of every job.
+    `options` are more words of `local up`; `env` is added to that of every job. `spares`: the launchers that
+    each node keeps in reserve for each job, which import what the job's own do.
     """
 
     state: Path
     nodes: int = 3
     options: tuple[str, ...] = ()
     env: Mapping[str, str] = field(default_factory=dict)
+    spares: int = 1
     _names: set[str] = field(default_factory=set)
 
     def __enter__(self) -> Self:
@@ -100,7 +103,8 @@ class Cluster:
         clean = {name: value for name, value in os.environ.items() if not name.startswith("TFSUP_")}
         # Jobs say `python`, as in an activated venv.
         clean |= {"PYTHONPATH": str(ROOT), "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
-        command = [sys.executable, "-c", "import tfsup; tfsup.supervisorctl()", *words]
+        program = f"{_LAYOUT}.SPARE_LAUNCHERS = {self.spares}; import tfsup; tfsup.supervisorctl()"
+        command = [sys.executable, "-c", program, *words]
         done = subprocess.run(command, env=clean, capture_output=True, text=True, timeout=WAIT_S, check=False)
         if done.returncode != 0:
             raise CtlError(words, done.returncode, (done.stderr or done.stdout).strip())

@@ -13,5 +13,5 @@ from tests.examples.harness import Cluster
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """Down again with the module: its nodes are not idle beside the tests that follow."""
     options = ("--profile", "default")
-    with Cluster(tmp_path_factory.mktemp("programs") / "state", nodes=2, options=options) as found:
+    with Cluster(tmp_path_factory.mktemp("programs") / "state", nodes=2, options=options, spares=0) as found:
         yield found

@@ -16,6 +16,9 @@ from supervisor.cli.local.reachable import Reachable
 from supervisor.contract.errors import NotFound, UserError
 
 DEFAULT_STATE = Path("var/local")
+SPARE_LAUNCHERS = 1
+"""Launchers that each node keeps in reserve for each job."""
+
 MAX_MEMBERS = 64
 POOL = "pool"
 _LONGEST_SOCKET = "supervisor-63/launchers.sock"
@@ -292,7 +295,7 @@ class Layout:
                 "supervisors": supervisors,
                 "checkpoint_parent": str(self.tasks),
                 "lock_dir": str(self.ports),
-                "spare_launchers": 1,
+                "spare_launchers": SPARE_LAUNCHERS,
                 **(settings.docker.agent() if settings.docker is not None else _own_user()),
             }
             met = reach.agents() if reach is not None else {"host": "127.0.0.1"}
