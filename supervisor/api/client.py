@@ -169,7 +169,7 @@ class ControlClient:
         if not drain:
             return await self._call("Cordon", request, NodeAnswer, write=True)
         # A leader that dies as the jobs save has not drained the node yet: its successor is asked for all.
-        return await self._call("Cordon", request, NodeAnswer, most_s=_SAVING_S, within_s=2 * _SAVING_S)
+        return await self._call("Cordon", request, NodeAnswer, most_s=_SAVING_S, again_s=_SAVING_S)
 
     async def uncordon(self, node: str, gpu: str = "") -> NodeAnswer:
         """Allow tasks on a node again, or on a quarantined GPU of it."""
@@ -286,10 +286,10 @@ class ControlClient:
         *,
         write: bool = False,
         most_s: float = 0.0,
-        within_s: float = 0.0,
+        again_s: float = 0.0,
     ) -> R:
         body = Record(json=codec.encode(request))
-        deadline_s = max(self._deadline_s, most_s, within_s)
+        deadline_s = max(self._deadline_s, most_s)
         most_s = most_s or _ATTEMPT_S
         deadline = time.monotonic() + deadline_s
         problems: dict[str, str] = {}
@@ -317,6 +317,9 @@ class ControlClient:
                     problems[address] = "the connection was dropped"
                 except grpc.aio.AioRpcError as error:
                     why = await self._sort_out(address, channel, error, write=write)
+                    if again_s and read_failure(error) is None and not _never_sent(error):
+                        # Its answer is lost, and the next leader takes as long. Once.
+                        deadline, again_s = time.monotonic() + again_s, 0.0
                     if attempt_s < most_s and error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
                         # It had no time to answer: what it said before tells more.
                         problems.setdefault(address, why)

@@ -6,7 +6,7 @@ import os
 import sys
 from pathlib import Path
 
-_WORKER = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+_APART, _PROCESSES = 10_000, 100_000
 
 
 def open_python() -> str:
@@ -16,5 +16,8 @@ def open_python() -> str:
 
 
 def own_uid(first: int) -> int:
-    """`first` in the first process of a suite, another number in each of the others."""
-    return first + 1000 * (_WORKER % 4)
+    """A number for `first`, below 65,536, that no test in another process has, of this suite or another.
+
+    What has the uid of a job is killed, whoever has started it.
+    """
+    return first + _APART * (1 + os.getpid() % _PROCESSES)

@@ -29,11 +29,11 @@ from supervisor.contract.errors import Refused, UserError
 from supervisor.contract.timing import FAST
 from tests.agent.cluster import Job, Node
 from tests.agent.core import ME, NO_SPARES, ORDER, RUNNING, SPEC, Core, only
-from tests.agent.other_users import open_python
+from tests.agent.other_users import open_python, own_uid
 from tests.cli.agent_config import write_config
 from tests.support.etcd_server import EtcdServer
 
-LOW = 61_400
+LOW = own_uid(61_400)
 PORTS = (21_000, 21_999)
 HERE, THERE, ELSEWHERE = "10.87.0.1", "10.87.0.2", "10.87.0.3"
 CONNECT = """

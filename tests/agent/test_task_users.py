@@ -475,8 +475,8 @@ def test_a_range_that_rootless_containers_have_is_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: str
 ) -> None:
     monkeypatch.setattr(config_docker, "SUBORDINATE", (tmp_path / "subuid", tmp_path / "subgid"))
-    (tmp_path / file).write_text("ann:1000:5\nnonsense\nbob:61000:65536\n")
-    with pytest.raises(UserError, match=f"{tmp_path / file}:3: 61000-126535 of bob"):
+    (tmp_path / file).write_text(f"ann:1000:5\nnonsense\nbob:{LOW - 300}:65536\n")
+    with pytest.raises(UserError, match=f"{tmp_path / file}:3: {LOW - 300}-{LOW + 65235} of bob"):
         load_agent(write_config(tmp_path, task_user=f"{LOW}-{LOW + 9}"))
     (tmp_path / file).write_text("ann:1000:5\n")
     (tmp_path / "locks").chmod(0o1777)

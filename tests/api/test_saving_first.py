@@ -12,6 +12,7 @@ from typing import TypeAlias
 import grpc
 import pytest
 
+from supervisor.api import client as api_client
 from supervisor.api.nodes import NodeMethods, node_list
 from supervisor.api.saves import save_first
 from supervisor.api.server import serve_api
@@ -149,7 +150,11 @@ class Frozen(FakeNodeService):
         return answer
 
 
-async def test_the_next_leader_drains_a_node_whose_leader_dies_as_the_jobs_save(tmp_path: Path) -> None:
+@pytest.mark.parametrize("dies", [True, False])
+async def test_the_next_leader_drains_a_node_whose_leader_dies_or_hangs_as_the_jobs_save(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dies: bool
+) -> None:
+    monkeypatch.setattr(api_client, "_SAVING_S", 3.0)
     async with AsyncExitStack() as stack:
         place, snap, frozen, nodes = (
             Place(tmp_path, stack),
@@ -157,14 +162,16 @@ async def test_the_next_leader_drains_a_node_whose_leader_dies_as_the_jobs_save(
             Frozen(),
             FakeNodeService(),
         )
-        dies = await serve_api(FakeJobService(snap, nodes=frozen), place.beats.append, place.config("s0"))
+        first = await serve_api(FakeJobService(snap, nodes=frozen), place.beats.append, place.config("s0"))
         second = await place.serve("s1", FakeJobService(snap, nodes=nodes))
-        client = await place.client(place.address("s0"), second)
+        client = await place.client(place.address("s0"), second, deadline_s=0.2)
         draining = asyncio.create_task(client.cordon("n1", "it ends", drain=True))
         await until(lambda: CordonRequest("n1", "it ends", True) in frozen.asked)
-        await dies.close(0)
+        if dies:
+            await first.close(0)
         assert (await draining).detail == "done"
         assert CordonRequest("n1", "it ends", True) in nodes.asked
+        await first.close(0)
 
 
 class DeposedJobs(FakeJobService):
