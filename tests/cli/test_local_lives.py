@@ -52,14 +52,16 @@ def test_a_life_follows_one_of_this_machine_at_once(found: Lives) -> None:
 def test_while_another_machine_writes_nobody_begins(found: Lives) -> None:
     life = of_another_machine(found)
     with held(found, life, unexpected), pytest.raises(Conflict, match="runs on n7"):
-        found.claim()
+        found.claim(20)
 
 
 def test_after_the_end_of_another_machines_cluster_the_next_begins_at_once(found: Lives) -> None:
     life = of_another_machine(found)
     with held(found, life, unexpected):
         pass
-    assert found.claim()[0].number == life.number + 1
+    began = time.monotonic()
+    assert found.claim(40)[0].number == life.number + 1
+    assert time.monotonic() - began < 20
 
 
 def test_a_machine_that_writes_nothing_any_more_is_waited_for(found: Lives) -> None:

@@ -168,3 +168,26 @@ def test_a_directory_that_another_user_has_made_is_refused(shared: Path, tmp_pat
     (public / "alice").chmod(0o755)
     assert prepare(order(shared), claims)[0] == "digits.n1"
     claims.release()
+
+
+def test_an_agent_follows_supervisors_and_etcd_and_nothing_else(shared: Path) -> None:
+    _, file = prepare(order(shared), Claims())
+    before = load_agent(file)
+    assert agent_file.follow(shared, file) == ()
+    text = shared.read_text()
+    moved = (
+        text.replace(":7600", ":8600").replace(":2379", ":3379").replace("state_dir: agents", "state_dir: b")
+    )
+    shared.write_text(moved)
+    assert agent_file.follow(shared, file) == ("127.0.0.1:8600",)
+    now = load_agent(file)
+    assert (now.supervisors, now.etcd.endpoints) == (["127.0.0.1:8600"], ["127.0.0.1:3379"])
+    assert now.model_copy(update={"supervisors": before.supervisors, "etcd": before.etcd}) == before
+    assert file.stat().st_mode & 0o777 == 0o600
+    assert agent_file.follow(shared, file) == ()
+
+    # A file that is wrong changes nothing.
+    shared.write_text(text.replace("listen:", "listens:"))
+    with pytest.raises(UserError, match="listens"):
+        agent_file.follow(shared, file)
+    assert load_agent(file) == now

@@ -15,6 +15,8 @@ ROTATION = "tests/api/test_rotation.py::"
 AUDIT = "tests/api/test_audit.py::"
 POOLS = "tests/api/test_pools.py::"
 CALLERS = "tests/control/test_callers.py::"
+LIVES = "supervisor/cli/local/lives.py"
+SHARED = "tests/cli/test_local_lives.py::"
 
 ROWS = (
     Guarantee(
@@ -631,5 +633,37 @@ ROWS = (
         "    forked = _forked(mine)\n",
         "    forked = set[int]()\n",
         "tests/agent/test_task_users.py::test_what_another_agent_has_forked_and_is_no_launcher_yet_is_left",
+    ),
+    Guarantee(
+        12,
+        "Of two machines that start an embedded cluster in one directory at the same moment one does.",
+        LIVES,
+        "os.O_WRONLY | os.O_CREAT | os.O_EXCL",
+        "os.O_WRONLY | os.O_CREAT",
+        SHARED + "test_of_two_machines_that_begin_at_once_one_does",
+    ),
+    Guarantee(
+        12,
+        "While another machine runs an embedded cluster nobody begins one in its directory.",
+        LIVES,
+        "if (now := self.newest()) != seen and (now is None or not now.ended):",
+        "if (now := self.newest()) is None:",
+        SHARED + "test_while_another_machine_writes_nobody_begins",
+    ),
+    Guarantee(
+        12,
+        "An embedded cluster that cannot write to its directory is killed before another machine begins one.",
+        LIVES,
+        "if self._succeeded or now_s() - self._good_s > self._stop_s:",
+        "if self._succeeded:",
+        SHARED + "test_a_cluster_whose_directory_is_not_there_is_killed_in_time",
+    ),
+    Guarantee(
+        12,
+        "What a machine writes late into etcd's files is in no file of the cluster that has followed.",
+        LIVES,
+        "if not (before.ended or before.is_here) and former.exists():",
+        "if False:",
+        SHARED + "test_a_takeover_leaves_the_former_files_of_etcd_alone",
     ),
 )
