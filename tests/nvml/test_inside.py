@@ -14,7 +14,7 @@ import pytest
 
 from agent.inside import protocol
 from agent.inside.launcher import devices
-from chaos.nvml import FakeNvml
+from chaos.nvml import LIBRARY, FakeNvml
 from tests.launcher.harness import Agent, Rig, launcher, of, wait_for
 
 Scripted = Callable[..., FakeNvml]
@@ -122,6 +122,22 @@ def test_an_image_without_the_library_is_judged_by_its_device_nodes(tmp_path: Pa
     assert devices.look(str(tmp_path / "libnvidia-ml.so.1"), []) == ""
     missing = devices.look(str(tmp_path / "libnvidia-ml.so.1"), ["GPU-x"] * 99)
     assert missing.endswith("of 99 GPUs have a device node here")
+
+
+DENIED, ABSENT = "/proc/sys/kernel/ostype", "/dev/nvidia-nowhere"
+
+
+@pytest.mark.parametrize(
+    ("nodes", "said"),
+    [((ABSENT, DENIED), f"{DENIED} cannot be opened: Permission denied"), ((ABSENT, "/dev/full"), "")],
+)
+def test_a_node_that_may_not_be_opened_is_a_loss_though_nvml_does_without_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nodes: tuple[str, ...], said: str
+) -> None:
+    """CUDA needs /dev/nvidia-uvm, which NVML never opens. The kernel lets nobody write to DENIED."""
+    uuids = FakeNvml(tmp_path).uuids
+    monkeypatch.setattr(devices, "_SHARED", nodes)
+    assert devices.look(str(tmp_path / LIBRARY), list(uuids)) == said
 
 
 @pytest.mark.parametrize("symbol", ["nvmlInitWithFlags", "nvmlDeviceGetHandleByUUID"])

@@ -21,14 +21,14 @@ from .. import protocol
 from ..failpoints import effect
 from ..processes import spawn
 
-_CONTROL = "/dev/nvidiactl"
+_SHARED = ("/dev/nvidiactl", "/dev/nvidia-uvm")
 # NVML's codes that speak of the devices: no permission, not found, no driver here, the GPU is lost. All
 # others leave it open: 18 is a driver whose files were replaced under programs that go on training.
 _MISSING = frozenset({4, 6, 9, 15})
 _AGAIN_S = 0.05
 _WATCH_AGAIN_MS = 5_000
-# To open one node costs next to nothing, and is what fails first; NVML is asked less often.
-_CONTROL_EVERY_S = 0.1
+# To open two nodes costs next to nothing, and is what fails first; NVML is asked less often.
+_SHARED_EVERY_S = 0.1
 
 
 class Watch:
@@ -115,7 +115,7 @@ def main(arguments: list[str]) -> None:
     every_s, library, promised = int(arguments[1]) / 1000, arguments[2], arguments[3:]
     due_s = 0.0
     while True:
-        if time.monotonic() >= due_s or _control():
+        if time.monotonic() >= due_s or _denied():
             missing = look(library, promised)
             if missing:
                 time.sleep(_AGAIN_S)
@@ -125,13 +125,13 @@ def main(arguments: list[str]) -> None:
                 return
             due_s = time.monotonic() + every_s
         left_s = max(0.0, due_s - time.monotonic())
-        if select.select([0], [], [], min(left_s, _CONTROL_EVERY_S))[0]:
+        if select.select([0], [], [], min(left_s, _SHARED_EVERY_S))[0]:
             return
 
 
 def look(library: str, promised: list[str]) -> str:
     """The missing ones of the GPUs with these UUIDs; empty if none is missing, or if that is unknown."""
-    denied = _control()
+    denied = _denied()
     if denied:
         return denied
     try:
@@ -152,16 +152,18 @@ def look(library: str, promised: list[str]) -> str:
     return ""
 
 
-def _control() -> str:
-    """Check the control device: access to it is denied if the container has lost its devices, where NVML
-    gives a less clear error.
+def _denied() -> str:
+    """Check the nodes that all GPUs share: access to them is denied if the container has lost its devices.
+
+    NVML gives a less clear error for the first, and does without the second, but CUDA does not.
     """
-    try:
-        os.close(os.open(_CONTROL, os.O_RDWR | os.O_CLOEXEC))
-    except FileNotFoundError:
-        pass
-    except OSError as error:
-        return f"{_CONTROL} cannot be opened: {error.strerror}"
+    for node in _SHARED:
+        try:
+            os.close(os.open(node, os.O_RDWR | os.O_CLOEXEC))
+        except PermissionError as error:
+            return f"{node} cannot be opened: {error.strerror}"
+        except OSError:
+            pass
     return ""
 
 
