@@ -8,7 +8,7 @@ import json
 import os
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Self
@@ -314,8 +314,12 @@ def test_pool_status_says_how_far_an_agent_has_come() -> None:
     told = commands_of_pool._reason
     assert told(running, None, "", None) == "no supervisor knows its node; see /l"
     assert "it may not reach etcd; see /l" in told(running, None, "", view)
-    assert "has given it no certificate: its machine may reach none; see /l" in told(
-        running, None, "", PoolView("train", "user:olga", 0, (), {"train.n11": 1})
+    another = PoolView("train", "user:olga", 1 << 50, (), {"train.n11": 1})
+    reaches_none = "the supervisor that leads has given it no certificate: its machine may reach none; see /l"
+    assert told(running, None, "", another) == reaches_none
+    expired = replace(another, token_ends_wall_ms=0)
+    assert (
+        told(running, None, "", expired) == "it gets no certificate, as the pool's token has expired; see /l"
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from chaos.programs import STEPS, job_file
 from chaos.slurm import SlurmCluster
 from supervisor.cli.local.cluster import LocalCluster
 from tests.engines.pool_shell import JOB, PoolShell, ours, wait_long
@@ -70,22 +72,11 @@ def test_training_survives_whatever_slurm_does(
 
 
 def test_a_time_limit_is_a_notice_and_the_next_allocation_goes_on(shell: PoolShell, tmp_path: Path) -> None:
-    shell(
-        "pool",
-        "up",
-        "p",
-        "--agents",
-        "2",
-        "--time",
-        "4:00",
-        "--notice",
-        "40",
-        "--requeue",
-        "--logs",
-        str(tmp_path),
-    )
+    """The program has no TensorFlow, so that it makes steps soon after each beginning."""
+    limited = ("--time", "3:00", "--notice", "40", "--requeue")
+    shell("pool", "up", "p", "--agents", "2", *limited, "--logs", str(tmp_path))
     wait_long(lambda: len(shell.ready()) == 2, "two agents join")
-    (tmp_path / "job.yaml").write_text(JOB)
+    (tmp_path / "job.yaml").write_text(json.dumps(job_file(STEPS, "digits", {})))
     shell("submit", str(tmp_path / "job.yaml"))
     shell.trains_on("the beginning")
     wait_long(lambda: "running scontrol requeue" in logs(tmp_path), "an agent is queued again")

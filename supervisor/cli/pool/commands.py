@@ -319,6 +319,8 @@ def _unknown(agent: PoolAgent, certified: PoolView | None) -> str:
     first = f"{certified.pool}.{agent.place}"
     if any(each == first or each.startswith(f"{first}.") for each in certified.certified):
         return "it has a certificate, and no supervisor knows its node: it may not reach etcd"
+    if tokens.is_over(certified):
+        return "it gets no certificate, as the pool's token has expired"
     return "the supervisor that leads has given it no certificate: its machine may reach none"
 
 

@@ -123,6 +123,11 @@ def pool_of(given: Globals, name: str, wanted: Wanted) -> Pool:
     ):
         if value and not form.fullmatch(value):
             raise UserError(f"{option} {value!r}: write it as {example}")
+    if wanted.time and 0 < _seconds(wanted.time) <= wanted.notice:
+        raise UserError(
+            f"--time {wanted.time} is {_seconds(wanted.time)} s: an agent would leave as soon as it begins, "
+            f"as --notice is {wanted.notice} s; write three hours as 3:00:00"
+        )
     try:
         memory = size_bytes(wanted.memory) if wanted.memory else 0
     except ValueError as error:
@@ -156,6 +161,16 @@ def pool_of(given: Globals, name: str, wanted: Wanted) -> Pool:
         requeue=wanted.requeue,
         token=token,
     )
+
+
+def _seconds(time: str) -> int:
+    """The length of a time limit as Slurm reads it: M, M:S, H:M:S, D-H, D-H:M or D-H:M:S; 0 is none."""
+    days, dash, rest = time.rpartition("-")
+    parts = [int(each) for each in rest.split(":")]
+    if not dash and len(parts) < 3:
+        parts.insert(0, 0)
+    hours, minutes, seconds = [*parts, 0, 0][:3]
+    return ((int(days or 0) * 24 + hours) * 60 + minutes) * 60 + seconds
 
 
 def _program(wanted: Wanted, state_dir: str) -> tuple[tuple[str, ...], str]:
