@@ -107,7 +107,6 @@ def test_training_goes_on_where_the_job_of_the_cluster_comes_back(site: Site) ->
     site.wait_up("127.0.0.3")
     say(f"requeued: a supervisor leads after {time.monotonic() - began:.1f} s")
     wait_long(lambda: len(shell.ready()) == 2, "the agents have followed")
-    say(f"requeued: both agents are ready after {time.monotonic() - began:.1f} s")
     shell.trains_on("the requeue")
     say(f"requeued: {time.monotonic() - began:.1f} s to 20 new steps, base {site.trained()}, before {before}")
     assert site.trained() >= before
