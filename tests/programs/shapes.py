@@ -75,7 +75,7 @@ SHAPES: tuple[Shape, ...] = (
         shape="TF1 `tf.train.Supervisor`; flags `--ps_hosts`, `--task_index`; prints local and global step",
         result=r"Final w 3\.00 b 2\.00",
         victims=(Victim("worker", TASK, index=1), Victim("ps", ALL), Victim("worker", ALL)),
-        last_step=about(300),
+        last_step=about(500),
         quick=True,
     ),
     Shape(

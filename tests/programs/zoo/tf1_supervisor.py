@@ -11,7 +11,7 @@ flags.DEFINE_string("worker_hosts", "", "comma-separated host:port")
 flags.DEFINE_string("job_name", None, "ps or worker")
 flags.DEFINE_integer("task_index", 0, "index within the job")
 flags.DEFINE_string("train_dir", "/tmp/train_logs", "directory for checkpoints and summaries")
-flags.DEFINE_integer("train_steps", 300, "global steps")
+flags.DEFINE_integer("train_steps", 500, "global steps")
 FLAGS = flags.FLAGS
 
 
