@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -53,7 +54,9 @@ def scale(engine: Engine, name: str, agents: int) -> str:
     done: list[str] = []
     for turn in range(CHANGES):
         if turn > 1:
-            time.sleep(LOOK_S)  # an engine may take a while to show what it was told
+            # An engine may take a while to show what it was told. Two clients that want different numbers,
+            # and look equally often, would undo each other's changes for ever.
+            time.sleep(LOOK_S * turn * random.uniform(0.2, 1))
         all_there = live(engine, name)
         there = _staying(all_there)
         if not there:
