@@ -47,11 +47,12 @@ class Secured:
 
 
 class YarnCluster:
-    """A small YARN; a context manager."""
+    """A small YARN; a context manager. `gpus`: it has one, and preempts nothing."""
 
-    def __init__(self, kerberos: Secured | None = None) -> None:
+    def __init__(self, kerberos: Secured | None = None, *, gpus: bool = False) -> None:
         self.directory = Path(tempfile.gettempdir()) / f"yarn-{os.getpid()}-{secrets.token_hex(4)}"
         self._kerberos = kerberos
+        self._gpus = "1" if gpus else ""
         self._end = ExitStack()
 
     @property
@@ -80,7 +81,9 @@ class YarnCluster:
     def __enter__(self) -> Self:
         with ExitStack() as stack:
             beside = self._kerberos or stack.enter_context(HdfsCluster())
-            stack.callback(Guard(_SCRIPT, "run", self.directory, beside.directory).end)
+            environment = {**os.environ, "YARN_GPUS": self._gpus}
+            guard = Guard(_SCRIPT, "run", self.directory, beside.directory, environment=environment)
+            stack.callback(guard.end)
             self._end = stack.pop_all()
         return self
 

@@ -17,12 +17,14 @@
 # `yarn rmadmin -refreshNodes [-g SECONDS -client]`. There are two queues, default and urgent, and preemption.
 # Where HDFS-DIR has a yarn.keytab, with the key of yarn/localhost, and a krb5.conf, YARN has Kerberos as its HDFS does. The
 # administrator is then the user yarn, and urgent is the user tfsup's.
-# Environment: YARN_START_TIMEOUT_S (120), YARN_NODE_MIB (4096; what each node has for containers).
+# Environment: YARN_START_TIMEOUT_S (120), YARN_NODE_MIB (4096; what each node has for containers), YARN_GPUS (empty; else
+# YARN counts GPUs, the first node has one, and nothing is preempted).
 set -euo pipefail
 
 here="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
 start_timeout_s="${YARN_START_TIMEOUT_S:-120}"
 node_mib="${YARN_NODE_MIB:-4096}"
+gpus="${YARN_GPUS:-}"
 port_tries=3
 daemons=(resourcemanager nodemanager0 nodemanager1 nodemanager2)
 
@@ -42,7 +44,7 @@ as_xml() {
 }
 
 configure() {
-    local site realm=""
+    local site realm="" calculator=""
     local -a both=("$here/conf/yarn.properties") server=("$here/conf/server.properties")
     if [[ -n "$krb5" ]]; then
         realm="$(sed -n 's/^ *default_realm *= *//p' "$krb5")"
@@ -62,13 +64,16 @@ configure() {
     done
     # Two machines have a rack, and of the third none is known.
     printf '127.0.0.2 /east/r1\n127.0.0.3 /east/r2\n' >"$dir/racks"
-    # YARN counts GPUs, and only the first machine has one: there are no devices.
-    for site in client server; do echo yarn.resource-types=yarn.io/gpu | as_xml >"$dir/$site/resource-types.xml"; done
     mkdir -p "$dir/first"
-    echo yarn.nodemanager.resource-type.yarn.io/gpu=1 | as_xml >"$dir/first/node-resources.xml"
+    if [[ -n "$gpus" ]]; then
+        # There are no devices: YARN counts them. Else it counts memory alone.
+        for site in client server; do echo yarn.resource-types=yarn.io/gpu | as_xml >"$dir/$site/resource-types.xml"; done
+        echo yarn.nodemanager.resource-type.yarn.io/gpu=1 | as_xml >"$dir/first/node-resources.xml"
+        calculator=yarn.scheduler.capacity.resource-calculator=org.apache.hadoop.yarn.util.resource.DominantResourceCalculator
+    fi
     cat "${both[@]}" | as_xml >"$dir/client/yarn-site.xml"
     cat "${both[@]}" "${server[@]}" | as_xml >"$dir/server/yarn-site.xml"
-    as_xml <"$here/conf/scheduler.properties" >"$dir/server/capacity-scheduler.xml"
+    { cat "$here/conf/scheduler.properties"; echo "$calculator"; } | as_xml >"$dir/server/capacity-scheduler.xml"
     cp "$here/../hdfs/conf/log4j-quiet.properties" "$dir/client/log4j.properties"
     write_command
 }

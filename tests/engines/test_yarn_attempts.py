@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,6 +20,12 @@ from tests.engines.suite import notes, running
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 OLD = "20200101:000000"
+
+
+@pytest.fixture(scope="module")
+def yarn_cluster() -> Iterator[YarnCluster]:
+    with YarnCluster(gpus=True) as found:
+        yield found
 
 
 def test_an_agent_that_ends_while_there_is_no_application_master_is_not_replaced(
