@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -244,6 +245,29 @@ def test_a_pool_of_another_engine_is_not_revoked(site: Site) -> None:
     ):
         site.down()
     assert site.works()
+
+
+def test_a_pool_that_an_engine_has_never_had_is_not_revoked(site: Site) -> None:
+    """Its agents may wait on another engine, and so have no node that tells of them."""
+    site.made.skew_ms += round(time.time() * 1000) - site.made.wall_ms()
+    site.up()
+    site.queue.agents_there.clear()
+    with pytest.raises(Conflict, match=r"pool train: slurm knows no agents of yours of this name, and"):
+        site.down()
+    assert site.works()
+    assert site.queue.forgotten == []
+    site.queue.agents_there.append(PoolAgent(id="0_0", pool=NAME, state=State.ENDED, word="FAILED"))
+    assert site.down() == f"pool {NAME}: it had no agents on slurm any more; {tokens.REVOKED}"
+
+
+def test_a_token_that_has_expired_is_revoked_on_any_engine(site: Site) -> None:
+    site.made.skew_ms += round(time.time() * 1000) - site.made.wall_ms()
+    tokens.obtain(Globals(), NAME, site.token, "1h")
+    with pytest.raises(Conflict):
+        site.down()
+    site.made.skew_ms -= 3_600_000
+    tokens.obtain(Globals(), NAME, site.token, "1h")
+    assert site.down().endswith(tokens.REVOKED)
 
 
 def inside(ask: Callable[..., object]) -> Callable[..., object]:

@@ -198,6 +198,11 @@ def down(given: Globals, name: str, on: str, now: bool, within: int) -> None:
     """
     from supervisor.engines import pools
 
+    def kept(view: PoolView) -> str:
+        if pools.live(engine, name):
+            return tokens.ANOTHER
+        return "" if ours or done or tokens.is_over(view) else _elsewhere(name, on)
+
     say = (lambda _: None) if given.json else _sayer()
     engine = _engine(on)
     ours = {each.id for each in engine.agents(check_pool(name))}
@@ -212,8 +217,12 @@ def down(given: Globals, name: str, on: str, now: bool, within: int) -> None:
         if not done:
             raise Conflict(f"you have no agents of pool {name} on {on}. {told}")
         done.append(told)
-    elif revoked := tokens.revoke(given, name, lambda _: not pools.live(engine, name)):
-        done.append(revoked)
+    elif told := tokens.revoke(given, name, kept):
+        if not done and told != tokens.REVOKED:
+            raise Conflict(f"pool {name}: {told}")
+        if not done:
+            done.append(f"it had no agents on {on} any more")
+        done.append(told)
     _forget(engine, name)
     if not done:
         raise pools.unknown(name)
@@ -268,6 +277,15 @@ def _not_ours(given: Globals, name: str, on: str, others: Sequence[str]) -> str:
         "name it by --on. Another user's: that user ends them. Those that the engine has forgotten: end "
         f"their keepers on their machines, by SIGTERM. `supervisorctl pool revoke {name}` shuts out all "
         "that have certificates"
+    )
+
+
+def _elsewhere(name: str, on: str) -> str:
+    """Why the certificates of a pool stay that an engine has never had, for all that it knows."""
+    return (
+        f"{on} knows no agents of yours of this name, and its certificates stay, as agents may wait for "
+        "their turn on another engine, or another user's may: name that engine by --on. If there are none, "
+        f"`supervisorctl pool revoke {name}` revokes them"
     )
 
 

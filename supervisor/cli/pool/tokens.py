@@ -65,10 +65,10 @@ def obtain(given: Globals, pool: str, file: Path, token_for: str) -> Certificate
     return made
 
 
-def revoke(given: Globals, pool: str, over: Callable[[str], bool]) -> str:
+def revoke(given: Globals, pool: str, kept: Callable[[PoolView], str]) -> str:
     """Revoke the certificates of a pool that has ended. Returns what came of it; empty if it has none.
 
-    `over` gets the SHA-256 of a token, and says whether its pool has ended.
+    `kept` says why the certificates of a token stay; empty if its pool has ended.
     Agents are queued before their token is made: a pool that has a token, and agents no more, has ended
     (decision 0099).
     Raises Unreachable, Refused if that cannot be done.
@@ -79,8 +79,8 @@ def revoke(given: Globals, pool: str, over: Callable[[str], bool]) -> str:
         except Refused:
             return ""  # who may not even see pools has made no token
         for view in there:
-            if not over(view.token):
-                return ANOTHER
+            if why := kept(view):
+                return why
             _ask(given, partial(_revoke, pool, view.token))
     except Conflict:
         return ANOTHER

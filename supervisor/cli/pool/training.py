@@ -42,6 +42,7 @@ from supervisor.cli.target import find_target
 from supervisor.contract.desired import JobPhase
 from supervisor.contract.errors import NotFound, TfSupervisorError, Unreachable, UserError
 from supervisor.contract.pool.record import check_pool
+from supervisor.contract.pool.requests import PoolView
 from supervisor.contract.views.jobs import JobView, SubmitMode, SubmitRequest
 from supervisor.contract.views.nodes import NodeView
 from supervisor.engines.engine import PoolAgent, State
@@ -393,7 +394,7 @@ class TrainingPool:
             left = self._ask(self._nodes.left(nodes, GONE_S))
             self._ask(self._nodes.lift(nodes))
             if self._token is not None:
-                self._ask(asyncio.to_thread(tokens.revoke, self._given, self.name, self._tokens.__contains__))
+                self._ask(asyncio.to_thread(tokens.revoke, self._given, self.name, self._kept))
         except TfSupervisorError as error:
             left = [str(error)]
         if not ended:
@@ -402,6 +403,10 @@ class TrainingPool:
             self._tell(f"pool {self.name}: it is not known that these have ended: {', '.join(left)}")
         if ended and not left:
             self._tell(f"pool {self.name} has ended; Spark has everything back")
+
+    def _kept(self, view: PoolView) -> str:
+        """Why the certificates of a token stay; empty for this pool's."""
+        return "" if view.token in self._tokens else tokens.ANOTHER
 
     def _ask(self, asked: Coroutine[object, object, R]) -> R:
         """Run on the loop of this pool: a notebook's own thread has a loop that runs already."""
