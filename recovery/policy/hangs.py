@@ -148,7 +148,10 @@ class Judgement:
 
         Where no task goes on there is no other: all that hang are one failure.
         """
-        return None if self.look is None or self.everyone else _first_hang(self.look, left)
+        if self.look is None or self.everyone:
+            return None
+        look = self.look
+        return _first_hang(_Look(look.tasks, look.judged, by_training=look.by_training, left=left))
 
 
 def bounds_of(
@@ -245,27 +248,34 @@ def judge(tasks: tuple[Running, ...], bounds: Bounds, *, by_training: bool = Fal
     busy = frozenset(found.each.task for found in look.quiet if found.busy)
     idle = frozenset(each.task for each, found in stands if found is None and _idles(each))
     stepless = frozenset(found.each.task for found in judged if not found.quiet and _is_stepless(found))
-    hang = _first_hang(look, ())
+    hang = _first_hang(look)
     return Judgement(suspected | idle | stepless, look.everyone, hang, busy | stepless, look)
 
 
 class _Look:
-    """The tasks of a job against their bounds, at one look.
+    """The tasks of a job against their bounds, at one look. Those in `left` are not blamed, whatever they do.
 
     Attributes:
         quiet: those that are suspected for their signs of training.
         everyone: all tasks with a bound are.
-        stopped: a late task is stopped by a signal.
+        stopped: a late task that may be blamed is stopped by a signal.
         idlers: tasks that may be blamed now or soon. Where one is stopped, only tasks that are.
         late: those of them that are late, in the order in which they stopped.
         fresh_ms: time since the newest start of a task that has yet to make a step.
     """
 
-    def __init__(self, tasks: tuple[Running, ...], judged: list[_Standing], *, by_training: bool) -> None:
+    def __init__(
+        self,
+        tasks: tuple[Running, ...],
+        judged: list[_Standing],
+        *,
+        by_training: bool,
+        left: Collection[TaskId] = (),
+    ) -> None:
         self.tasks, self.judged, self.by_training = tasks, judged, by_training
         self.quiet = [found for found in judged if found.quiet]
         self.everyone = bool(self.quiet) and len(self.quiet) == len(judged)
-        idlers = [found for found in self.quiet if not found.busy]
+        idlers = [found for found in self.quiet if not found.busy and found.each.task not in left]
         self.stopped = any(found.each.stopped and found.late_ms >= 0 for found in idlers)
         self.idlers = [found for found in idlers if found.each.stopped] if self.stopped else idlers
         late = [found for found in self.idlers if found.late_ms >= 0]
@@ -274,14 +284,14 @@ class _Look:
         self.fresh_ms = min((each.fresh_ms for each in tasks if each.fresh_ms >= 0), default=longest_ms)
 
 
-def _first_hang(look: _Look, left: Collection[TaskId]) -> Hang | None:
-    """The hang of the task that stopped first, those that are left alone left out."""
-    worst = next((found for found in look.late if found.each.task not in left), None)
+def _first_hang(look: _Look) -> Hang | None:
+    """The hang of the task that stopped first."""
+    worst = next(iter(look.late), None)
     if worst is None or _waits_for_others(look, worst):
         return None
     if worst.late_since(look.fresh_ms) < 0:
         return None
-    return _of_all(look, worst) if look.everyone else _of_some(look, worst, left)
+    return _of_all(look, worst) if look.everyone else _of_some(look, worst)
 
 
 def _waits_for_others(look: _Look, worst: _Standing) -> bool:
@@ -311,7 +321,7 @@ def _of_all(look: _Look, worst: _Standing) -> Hang:
     )
 
 
-def _of_some(look: _Look, worst: _Standing, left: Collection[TaskId]) -> Hang | None:
+def _of_some(look: _Look, worst: _Standing) -> Hang | None:
     """The hang of a task, and of those that hang as it does; None while another one is about to be late."""
     patience_ms, late_ms = worst.each.stalled_ms - worst.late_ms, worst.late_since(look.fresh_ms)
     lates_ms = [(found, found.late_since(look.fresh_ms)) for found in look.idlers]
@@ -328,7 +338,7 @@ def _of_some(look: _Look, worst: _Standing, left: Collection[TaskId]) -> Hang | 
     others = tuple(
         found.each.task
         for found, each_ms in lates_ms
-        if found is not worst and each_ms >= 0 and found.each.task not in left
+        if found is not worst and each_ms >= 0
         if lacks(found) == (flat, writes, waits)
     )
     root = worst.each.task

@@ -247,6 +247,21 @@ def test_where_a_hang_is_left_alone_the_next_one_is_judged_by_itself() -> None:
     assert all_hang.hang_beside({task("worker.0")}) is None
 
 
+@pytest.mark.parametrize("stopped_ms", [300_000, 40_000])
+def test_one_that_is_stopped_and_left_alone_keeps_no_other_from_a_verdict(stopped_ms: int) -> None:
+    stopped = run("worker.0", stopped_ms, stopped=True)
+    late, soon = run("worker.1", 60_000), run("worker.2", 31_000)
+    judged = judge((stopped, late, soon, run("chief.0", 50)), BOUNDS)
+    assert judged.hang is not None
+    assert (judged.hang.root, judged.hang.others) == (task("worker.0"), ())
+    assert judged.hang_beside({task("worker.0")}) == Hang(
+        task("worker.1"), 60_000, 30_000, everyone=False, flat=(STEP,), others=(task("worker.2"),)
+    )
+    evaluates = Running(task("worker.2"), (Sign(STEP, 55_000, 100), Sign("cpu", 0, 100)))
+    beside = judge((stopped, late, evaluates, run("chief.0", 50)), BOUNDS)
+    assert beside.hang_beside({task("worker.0")}) is None, "it may be who the late one waits for"
+
+
 def test_a_task_that_may_wait_for_one_that_is_stopped_is_not_named_with_it() -> None:
     late = (run("worker.0", 40_000), run("worker.1", 31_000, stopped=True), run("chief.0", 50))
     hang = judge(late, BOUNDS).hang
