@@ -416,6 +416,44 @@ def test_a_program_that_crashes_on_its_gpu_has_time_to_say_why() -> None:
     assert world.switch().ledger.program == 1
 
 
+def test_a_program_that_goes_on_to_crash_on_its_gpu_has_no_more_time_to_say_why() -> None:
+    """The agent counts a new fault as soon as 5 s are over since the last."""
+    world = world_of(spec()).start()
+    crash(world, 1)
+    began_ms, fault = world.now_ms, 1
+    while world.running()["worker.0"].number == 1 and world.now_ms < began_ms + 20_000:
+        world.tick()
+        if (world.now_ms - began_ms) // 2_000 >= fault:
+            fault += 1
+            befall(world, given(world)["worker.0"][0], GpuAction.RESTART_TASK, fault, own=True)
+    assert world.now_ms < began_ms + 6_000
+    until_attempt(world, 2)
+    assert world.switch().ledger.program == 1
+
+    crash(world, fault + 1)
+    began_ms = world.now_ms
+    while world.now_ms < began_ms + 4_800:
+        world.tick()
+    assert world.running()["worker.0"].number == 2, "its time counts from its own first crash"
+
+
+def test_a_program_that_crashes_on_one_gpu_after_the_other_has_no_more_time_to_say_why() -> None:
+    world = world_of(spec(Resources(gpus=2), workers=1)).start()
+    for _ in range(50):
+        world.tick()
+    node, began_ms = node_of(world, "worker.0"), world.now_ms
+    for hurt in (1, 2):
+        crashed = [
+            replace(gpu(node, index), action=GpuAction.RESTART_TASK, fault=1, blames_program=True)
+            for index in range(hurt)
+        ]
+        world.see_gpus(node, *crashed, *(gpu(node, index) for index in range(hurt, 2)))
+        while world.now_ms < began_ms + 3_000:
+            world.tick()
+    until_attempt(world, 2)
+    assert world.now_ms < began_ms + 6_000
+
+
 def test_a_program_that_crashes_on_its_gpu_again_and_again_is_given_up() -> None:
     job = spec()
     world = world_of(replace(job, restart=RestartPolicy(max_restarts=2, backoff_ms=0))).start()

@@ -7,10 +7,10 @@ their agent starts an attempt only when no living attempt holds its GPUs there.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from supervisor.contract.desired import GpuQuarantine, Placement, Plan
+from supervisor.contract.desired import Assignment, GpuQuarantine, Placement, Plan
 from supervisor.contract.incident import Event
 from supervisor.contract.job.spec import Resources
 from supervisor.contract.observed import Gpu, GpuAction, GpuHealth, GpuReport
@@ -139,7 +139,8 @@ def unfit(snap: Snapshot, picture: NodeState, gpu: Gpu) -> str:
 class GpuHarm:
     """A GPU of a task has had a fault that its attempt must not go on with. `harmful`: nor may the next.
 
-    `seen_ms`: since when the fault is known. `blames_program`: it is mostly the task's own.
+    `seen_ms`: since when the fault is known. `blames_program`: it is mostly the task's own; then it counts
+    from the first fault that the attempt has had there.
     """
 
     gpu: Gpu
@@ -156,6 +157,7 @@ class GpuHarm:
 def befallen(snap: Snapshot, job: JobState, plan: Plan, placement: Placement) -> GpuHarm | None:
     """The worst harm by a task's GPUs since its present attempt was decided on; None without any.
 
+    What its own program did comes last. Of several alike it is the one that is known for longest.
     A GPU that is unknown now does no harm (rule 10). A fault that a program caused on a shared GPU does not
     count: no report says whose program it was, and that program ends by itself.
     """
@@ -163,36 +165,54 @@ def befallen(snap: Snapshot, job: JobState, plan: Plan, placement: Placement) ->
     report = reported(picture) if picture is not None else None
     if picture is None or report is None or assigned is None:
         return None
-    known = dict(zip(assigned.value.gpus, assigned.value.gpu_faults, strict=False))
-    found: GpuHarm | None = None
+    before = dict(zip(assigned.value.gpus, assigned.value.gpu_faults, strict=False))
+    found: list[GpuHarm] = []
     for uuid in assigned.value.gpus:
         gpu = find_gpu(picture, uuid)
         if gpu is None:
             continue
+        own, had = gpu.blames_program, before.get(uuid, 0)
+        since_ms = _known_ms(snap, placement.node, gpu, report, assigned, had)
         if unfit(snap, picture, gpu) in (QUARANTINED, FAULTY):
-            return GpuHarm(gpu, placement.node, True, _known_ms(snap, placement.node, gpu, report))
-        own = gpu.blames_program
-        restarts = gpu.action is GpuAction.RESTART_TASK and gpu.fault != known.get(uuid, 0)
-        if restarts and not (own and assigned.value.gpus_shared) and (found is None or found.blames_program):
-            since_ms = _known_ms(snap, placement.node, gpu, report)
-            found = GpuHarm(gpu, placement.node, False, since_ms, blames_program=own)
-    return found
+            return GpuHarm(gpu, placement.node, True, since_ms)
+        restarts = gpu.action is GpuAction.RESTART_TASK and gpu.fault != had
+        if restarts and not (own and assigned.value.gpus_shared):
+            found.append(GpuHarm(gpu, placement.node, False, since_ms, blames_program=own))
+    return min(found, key=lambda harm: (harm.blames_program, harm.seen_ms), default=None)
 
 
-def told_of(snap: Snapshot, node: str, gpu: Gpu) -> Versioned[Event] | None:
-    """The line of history about a GPU's newest fault, if there is one (yet)."""
-    wanted = (node, gpu.uuid, str(gpu.fault))
+def told_of(snap: Snapshot, node: str, gpu: Gpu) -> bool:
+    """Whether history has a line about a GPU's newest fault."""
+    return any(fault == str(gpu.fault) for fault, _ in _told(snap, node, gpu))
+
+
+def _told(snap: Snapshot, node: str, gpu: Gpu) -> Iterator[tuple[str, Versioned[Event]]]:
+    """The lines of history about a GPU's faults, each with the number of its fault."""
     for event in snap.events:
         fields = event.value.fields
-        if event.value.kind in FAULT_EVENTS and tuple(map(fields.get, ("node", "gpu", "fault"))) == wanted:
-            return event
-    return None
+        if event.value.kind in FAULT_EVENTS and (fields.get("node"), fields.get("gpu")) == (node, gpu.uuid):
+            yield fields.get("fault", ""), event
 
 
-def _known_ms(snap: Snapshot, node: str, gpu: Gpu, report: Versioned[GpuReport]) -> int:
-    """Since when its newest fault is known; a report is renewed by whatever changes in it."""
-    event = told_of(snap, node, gpu)
-    return report.seen_ms if event is None else min(event.seen_ms, report.seen_ms)
+def _known_ms(
+    snap: Snapshot,
+    node: str,
+    gpu: Gpu,
+    report: Versioned[GpuReport],
+    assigned: Versioned[Assignment],
+    had: int,
+) -> int:
+    """Since when its newest fault is known; a report is renewed by whatever changes in it.
+
+    Of a program that crashes on and on, since when the first fault of its attempt is: it has a new one every
+    few seconds. `had`: the GPU's newest fault before that attempt.
+    """
+    known_ms = [report.seen_ms]
+    for fault, event in _told(snap, node, gpu):
+        its_own = gpu.blames_program and event.mod_revision > assigned.mod_revision and fault != str(had)
+        if its_own or fault == str(gpu.fault):
+            known_ms.append(event.seen_ms)
+    return min(known_ms)
 
 
 def known_faults(snap: Snapshot, node: str, gpus: tuple[str, ...]) -> tuple[int, ...]:

@@ -93,7 +93,7 @@ def _is_news(snap: Snapshot, node: str, gpu: Gpu, age_ms: int) -> bool:
     """Whether history has yet to be told of a fault that only restarts a task."""
     if not gpu.fault or gpu.action is not GpuAction.RESTART_TASK or age_ms > NEWS_MS:
         return False
-    return told_of(snap, node, gpu) is None
+    return not told_of(snap, node, gpu)
 
 
 def _fields(picture: NodeState, gpu: Gpu) -> dict[str, str]:
