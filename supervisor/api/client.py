@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncGenerator, Mapping, Sequence
+from dataclasses import replace
 from types import TracebackType
 from typing import Self, TypeVar
 
@@ -84,7 +85,7 @@ _SAVING_S = SAVE_S + 15.0
 _SILENCE_S = 10.0
 _UNKNOWN = (
     "{} did not answer ({}): the request may or may not have been recorded; "
-    "look at `supervisorctl status` before you repeat it"
+    "look at `supervisorctl status` or `nodes` before you repeat it"
 )
 _CONNECTION = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED)
 
@@ -169,6 +170,8 @@ class ControlClient:
         if not drain:
             return await self._call("Cordon", request, NodeAnswer, write=True)
         # A leader that dies as the jobs save has not drained the node yet: its successor is asked for all.
+        # It refuses if somebody else has lifted the cordon meanwhile.
+        request = replace(request, since=(await self.nodes()).revision)
         return await self._call("Cordon", request, NodeAnswer, most_s=_SAVING_S, again_s=_SAVING_S)
 
     async def uncordon(self, node: str, gpu: str = "") -> NodeAnswer:
@@ -291,13 +294,14 @@ class ControlClient:
         body = Record(json=codec.encode(request))
         deadline_s = max(self._deadline_s, most_s)
         most_s = most_s or _ATTEMPT_S
-        deadline = time.monotonic() + deadline_s
+        began, repeats, lost = time.monotonic(), again_s > 0, ""
+        deadline = began + deadline_s
         problems: dict[str, str] = {}
         while True:
             for address in self._order():
                 left_s = deadline - time.monotonic()
                 if left_s <= 0:
-                    raise _nobody(problems, deadline_s)
+                    raise _nobody(problems, time.monotonic() - began, lost)
                 attempt_s = max(left_s, _WRITE_ATTEMPT_S) if write else min(left_s, most_s)
                 channel = self._channel(address)
                 call = channel.unary_unary(
@@ -315,11 +319,14 @@ class ControlClient:
                     if write:
                         raise Unreachable(_UNKNOWN.format(address, "the connection was dropped")) from None
                     problems[address] = "the connection was dropped"
+                    lost = _UNKNOWN.format(address, problems[address]) if repeats else ""
                 except grpc.aio.AioRpcError as error:
                     why = await self._sort_out(address, channel, error, write=write)
-                    if again_s and read_failure(error) is None and not _never_sent(error):
-                        # Its answer is lost, and the next leader takes as long. Once.
-                        deadline, again_s = time.monotonic() + again_s, 0.0
+                    if repeats and read_failure(error) is None and not _never_sent(error):
+                        lost = _UNKNOWN.format(address, why)
+                        if again_s:
+                            # The next leader takes as long. Once.
+                            deadline, again_s = time.monotonic() + again_s, 0.0
                     if attempt_s < most_s and error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
                         # It had no time to answer: what it said before tells more.
                         problems.setdefault(address, why)
@@ -395,9 +402,11 @@ class ControlClient:
         await channel.close()
 
 
-def _nobody(problems: dict[str, str], deadline_s: float) -> Unreachable:
+def _nobody(problems: dict[str, str], waited_s: float, lost: str) -> Unreachable:
+    """`lost`: of a request whose answer is lost, so that it may have taken effect."""
     tried = "; ".join(f"{address}: {text}" for address, text in problems.items())
-    return Unreachable(f"no leading supervisor answered within {deadline_s:g} s ({tried})")
+    nobody = f"no leading supervisor answered within {waited_s:.0f} s ({tried})"
+    return Unreachable(f"{lost}; {nobody}" if lost else nobody)
 
 
 def _cancelled_ourselves() -> bool:

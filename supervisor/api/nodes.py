@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
+from contextlib import suppress
 from dataclasses import replace
 
 from supervisor.api.gpus import gpu_list
 from supervisor.api.saves import save_first
 from supervisor.contract.desired import LostMark
+from supervisor.contract.errors import Conflict, TfSupervisorError
 from supervisor.contract.ids import TaskId
 from supervisor.contract.views.jobs import JobRequest
 from supervisor.contract.views.nodes import (
@@ -63,16 +65,25 @@ class NodeMethods:
     async def cordon(self, request: CordonRequest) -> NodeAnswer:
         """Cordon a node, or drain it. The jobs that move save first.
 
-        The node gets no new task while they do, also if the caller is gone before they have.
+        The node gets no new task while they do, also if the caller is gone before they have. Raises Conflict
+        if its cordon is lifted meanwhile, or was since the caller asked first.
         """
-        saved = ""
-        if request.drain and tasks_by_node(self._leading()).get(request.node):
-            await self._service.cordon(replace(request, drain=False), drain_follows=True)
+        snap = self._leading()
+        since, asked = request.since or snap.revision, replace(request, since=0)
+        _check_not_lifted(snap, request.node, since)
+        if not request.drain or not tasks_by_node(snap).get(request.node):
+            return await self._service.cordon(asked)
+        await self._service.cordon(replace(asked, drain=False), drain_follows=True)
+        try:
             snap = self._leading()
             tasks = tasks_by_node(snap).get(request.node, ())
             saved = await save_first(self._guard, snap, (TaskId.parse(each).job for each in tasks))
-        self._leading()
-        answer = await self._service.cordon(request)
+            _check_not_lifted(self._leading(), request.node, since)
+            answer = await self._service.cordon(asked)
+        except BaseException:
+            with suppress(TfSupervisorError):
+                await self._service.tell_of_cordon(request.node)
+            raise
         return replace(answer, detail=f"{answer.detail}{saved}")
 
     async def uncordon(self, request: UncordonRequest) -> NodeAnswer:
@@ -84,6 +95,13 @@ class NodeMethods:
         """End the agent of a pool's node."""
         self._leading()
         return await self._service.dismiss(request)
+
+
+def _check_not_lifted(snap: Snapshot, node: str, since: int) -> None:
+    """Raise Conflict if a cordon of the node was lifted after that revision of etcd."""
+    picture = snap.nodes.get(node)
+    if picture is not None and picture.lifted >= since:
+        raise Conflict(f"the cordon of node {node} was lifted meanwhile, so it is not drained; ask again")
 
 
 def tasks_by_node(snap: Snapshot) -> dict[str, tuple[str, ...]]:
@@ -110,7 +128,8 @@ def node_list(snap: Snapshot) -> NodeList:
         tuple(
             _node_view(snap, snap.nodes[name], tasks.get(name, ()), used.get(name, ()))
             for name in sorted(snap.nodes)
-        )
+        ),
+        snap.revision,
     )
 
 

@@ -64,7 +64,7 @@ class Source:
         if not only:
             known = ", ".join(each.node for each in found.nodes[:8]) or "none yet"
             raise NotFound(f"no node {node!r}; nodes here: {known}")
-        return NodeList(only)
+        return replace(found, nodes=only)
 
     async def gpus(self, node: str = "") -> GpuList:
         """The GPUs of all nodes, or of one."""

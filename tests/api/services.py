@@ -105,6 +105,9 @@ class FakeNodeService(NodeService):
         self.asked.append(request)
         return NodeAnswer(request.node, "done")
 
+    async def tell_of_cordon(self, node: str) -> None:
+        self.asked.append(node)
+
     async def uncordon(self, request: UncordonRequest) -> NodeAnswer:
         self.asked.append(request)
         return NodeAnswer(request.node, "done")

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import re
+import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeAlias
 
@@ -18,13 +20,13 @@ from supervisor.api.saves import save_first
 from supervisor.api.server import serve_api
 from supervisor.contract import codec
 from supervisor.contract.boundaries import Op
-from supervisor.contract.errors import Unreachable
+from supervisor.contract.errors import Conflict, Unreachable
 from supervisor.contract.observed import SaverBeat
 from supervisor.contract.views.jobs import Accepted, SaveRequest
-from supervisor.contract.views.nodes import CordonRequest, NodeAnswer
+from supervisor.contract.views.nodes import CordonRequest, NodeAnswer, UncordonRequest
 from supervisor.control.decide.plan import Action
 from supervisor.control.decide.snapshot import Snapshot
-from supervisor.wire.rpc import Guard
+from supervisor.wire.rpc import Guard, Server
 from supervisor.wire.tfsup_pb2 import Record
 from tests.api.services import FakeJobService, FakeNodeService, Place
 from tests.control.leader import Leader
@@ -126,7 +128,32 @@ async def test_a_node_gets_no_task_while_jobs_save_and_after_its_drain_is_given_
     assert "has saved" in (await draining).detail
     assert state() == ("draining", "it ends")
     assert "it is drained already" in (await methods.cordon(CordonRequest(node, drain=True))).detail
-    assert [text for text in told if text] == [f"node {node} is drained: it ends"]
+    assert [text for text in told if text] == [
+        f"node {node} is cordoned: it ends",
+        f"node {node} is drained: it ends",
+    ]
+
+
+@pytest.mark.parametrize("cordoned_again", [False, True])
+async def test_a_node_that_an_operator_lets_tasks_on_as_the_jobs_save_is_not_drained(
+    agent: Agent, cordoned_again: bool
+) -> None:
+    leader = Leader()
+    leader.world.start()
+    node, nodes = leader.world.node_of("chief.0"), leader.job_service.nodes
+    methods = NodeMethods(nodes, lambda: agent.shown(leader.world.snapshot()), Guard())
+    draining = asyncio.create_task(methods.cordon(CordonRequest(node, "it ends", drain=True)))
+    await until(lambda: bool(agent.asked))
+    await lift(leader, node)
+    if cordoned_again:
+        await nodes.cordon(CordonRequest(node, "new fans"))
+    agent.let.set()
+    with pytest.raises(Conflict, match=f"the cordon of node {node} was lifted meanwhile"):
+        await draining
+    cordon = leader.world.snapshot().nodes[node].cordon
+    assert (cordon.value.reason if cordon is not None else "") == ("new fans" if cordoned_again else "")
+    assert cordon is None or not cordon.value.drain
+    assert "has saved" in (await methods.cordon(CordonRequest(node, drain=True))).detail
 
 
 class Deposed(FakeNodeService):
@@ -140,38 +167,91 @@ class Deposed(FakeNodeService):
         return NodeAnswer(request.node, "done")
 
 
-class Frozen(FakeNodeService):
-    """Has jobs save, and gets no further."""
+@dataclass
+class TwoLeaders:
+    """Two supervisors, the second of which is asked if the first does not answer. Jobs save at one agent."""
 
-    async def cordon(self, request: CordonRequest, *, drain_follows: bool = False) -> NodeAnswer:
-        answer = await super().cordon(request)
-        if request.drain:
-            await asyncio.Event().wait()
-        return answer
+    leader: Leader
+    node: str
+    client: api_client.ControlClient
+    first: Server
+    before: FakeNodeService
+    after: FakeNodeService
+    second: FakeJobService
+
+    @classmethod
+    async def over(cls, agent: Agent, directory: Path, stack: AsyncExitStack) -> TwoLeaders:
+        place, leader, before, after = Place(directory, stack), Leader(), FakeNodeService(), FakeNodeService()
+        snap = agent.shown(leader.world.start().snapshot())
+        second = FakeJobService(snap, nodes=after)
+        first = await serve_api(FakeJobService(snap, nodes=before), place.beats.append, place.config("s0"))
+        stack.push_async_callback(first.close, 0)
+        address = await place.serve("s1", second)
+        client = await place.client(place.address("s0"), address, deadline_s=1.0)
+        return cls(leader, leader.world.node_of("chief.0"), client, first, before, after, second)
+
+    async def drain_until_the_jobs_save(self, agent: Agent) -> asyncio.Task[NodeAnswer]:
+        draining = asyncio.create_task(self.client.cordon(self.node, "it ends", drain=True))
+        await until(lambda: bool(agent.asked))
+        return draining
 
 
 @pytest.mark.parametrize("dies", [True, False])
 async def test_the_next_leader_drains_a_node_whose_leader_dies_or_hangs_as_the_jobs_save(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dies: bool
+    tmp_path: Path, agent: Agent, monkeypatch: pytest.MonkeyPatch, dies: bool
 ) -> None:
     monkeypatch.setattr(api_client, "_SAVING_S", 3.0)
     async with AsyncExitStack() as stack:
-        place, snap, frozen, nodes = (
-            Place(tmp_path, stack),
-            World().start().snapshot(),
-            Frozen(),
-            FakeNodeService(),
-        )
-        first = await serve_api(FakeJobService(snap, nodes=frozen), place.beats.append, place.config("s0"))
-        second = await place.serve("s1", FakeJobService(snap, nodes=nodes))
-        client = await place.client(place.address("s0"), second, deadline_s=0.2)
-        draining = asyncio.create_task(client.cordon("n1", "it ends", drain=True))
-        await until(lambda: CordonRequest("n1", "it ends", True) in frozen.asked)
+        found = await TwoLeaders.over(agent, tmp_path, stack)
+        draining = await found.drain_until_the_jobs_save(agent)
         if dies:
-            await first.close(0)
-        assert (await draining).detail == "done"
-        assert CordonRequest("n1", "it ends", True) in nodes.asked
-        await first.close(0)
+            await found.first.close(0)
+        asked = len(agent.asked)
+        await until(lambda: len(agent.asked) > asked)
+        agent.let.set()
+        assert "has saved" in (await draining).detail
+        cordon, drain = CordonRequest(found.node, "it ends"), CordonRequest(found.node, "it ends", drain=True)
+        assert [cordon, drain] == found.after.asked
+        await until(lambda: [cordon, found.node] == found.before.asked)
+
+
+async def test_a_drain_is_not_repeated_where_its_cordon_was_lifted_between_two_leaders(
+    tmp_path: Path, agent: Agent
+) -> None:
+    async with AsyncExitStack() as stack:
+        found = await TwoLeaders.over(agent, tmp_path, stack)
+        draining = await found.drain_until_the_jobs_save(agent)
+        await found.leader.job_service.nodes.cordon(CordonRequest(found.node, "it ends"))
+        await lift(found.leader, found.node)
+        found.second.picture = agent.shown(found.leader.world.snapshot())
+        await found.first.close(0)
+        with pytest.raises(Conflict, match=f"the cordon of node {found.node} was lifted meanwhile"):
+            await draining
+        assert not found.after.asked
+        agent.let.set()
+        assert "has saved" in (await found.client.cordon(found.node, "it ends", drain=True)).detail
+
+
+async def test_a_drain_whose_outcome_nobody_can_tell_is_told_as_that(
+    tmp_path: Path, agent: Agent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(api_client, "_SAVING_S", 2.0)
+    async with AsyncExitStack() as stack:
+        found = await TwoLeaders.over(agent, tmp_path, stack)
+        began = time.monotonic()
+        draining = await found.drain_until_the_jobs_save(agent)
+        found.second.picture = None
+        await found.first.close(0)
+        with pytest.raises(Unreachable, match=r"s0 did not answer .* may or may not have been") as caught:
+            await draining
+        took = re.search(r"no leading supervisor answered within (\d+) s", str(caught.value))
+        assert took is not None
+        assert abs(int(took[1]) - (time.monotonic() - began)) <= 1.5
+
+
+async def lift(leader: Leader, node: str) -> None:
+    """As the operator does who has seen the cordon."""
+    await leader.job_service.nodes.uncordon(UncordonRequest(node))
 
 
 class DeposedJobs(FakeJobService):

@@ -9,11 +9,16 @@ from supervisor.contract.observed import GpuBeat
 
 @dataclass(frozen=True, slots=True)
 class CordonRequest:
-    """Place no new task on this node; with `drain`, move its tasks away."""
+    """Place no new task on this node; with `drain`, move its tasks away.
+
+    `since`: a revision of etcd that the caller knew before it asked first. A drain whose cordon was lifted
+    after that is not repeated. 0: the leader takes its own.
+    """
 
     node: str
     reason: str = ""
     drain: bool = False
+    since: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,9 +77,10 @@ class NodeView:
 
 @dataclass(frozen=True, slots=True)
 class NodeList:
-    """`supervisorctl nodes`."""
+    """`supervisorctl nodes`, at a revision of etcd."""
 
     nodes: tuple[NodeView, ...]
+    revision: int = 0
 
 
 @dataclass(frozen=True, slots=True)

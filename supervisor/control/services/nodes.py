@@ -34,7 +34,7 @@ class NodeService:
     async def cordon(self, request: CordonRequest, *, drain_follows: bool = False) -> NodeAnswer:
         """Give a node no new task; with `drain`, move away those that it has.
 
-        `drain_follows`: the same request drains it soon, and has the event.
+        `drain_follows`: the same request drains it soon, and has the event. If it does not, `tell_of_cordon`.
 
         An operator's cordon takes the place of one of the leader's, and stays until an operator lifts it.
         Raises NotFound, and UserError for a reason that is too long.
@@ -51,6 +51,12 @@ class NodeService:
         await self._run(cordons.impose(picture, wanted, drain_follows=drain_follows))
         tasks = "its tasks move away when there is room elsewhere" if wanted.drain else "its tasks stay"
         return NodeAnswer(picture.node, f"it gets no new task; {tasks}")
+
+    async def tell_of_cordon(self, node: str) -> None:
+        """Tell of a node's cordon that no drain has followed; nothing if it is drained or has none."""
+        picture = self._node(node)
+        if picture.cordon is not None and not picture.cordon.value.drain:
+            await self._run(cordons.impose(picture, picture.cordon.value))
 
     async def uncordon(self, request: UncordonRequest) -> NodeAnswer:
         """Let tasks go to a node again, or to one of its GPUs. Raises NotFound."""
