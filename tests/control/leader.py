@@ -44,9 +44,9 @@ class Leader:
         """Every name is a name of `store`, unless `stores` has another for it."""
         return self.stores.get(uri, self.store)
 
-    def end(self) -> None:
+    def end(self, phase: JobPhase = JobPhase.SUCCEEDED) -> None:
         """The job of that name is over."""
-        switch = replace(self.world.switch(), phase=JobPhase.SUCCEEDED, generation=7)
+        switch = replace(self.world.switch(), phase=phase, generation=7)
         self.world.write(put(keys.switch("digits"), switch))
 
     def record(self, name: str) -> JobRecord | None:

@@ -10,23 +10,32 @@ from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
 from types import SimpleNamespace
-from typing import cast
+from typing import Self, cast
 
 import pytest
 
 from supervisor.api.client import ControlClient
 from supervisor.api.description import describe
 from supervisor.api.views import shown_job
-from supervisor.cli.pool.driver import Progress, is_there, plain_interrupts, require_free
+from supervisor.cli.pool.driver import (
+    Progress,
+    goes_on,
+    is_there,
+    plain_interrupts,
+    require_free,
+    stop_interrupted,
+)
 from supervisor.cli.pool.placed import keep_to_pool, name_data
 from supervisor.contract import keys
 from supervisor.contract.desired import JobPhase
 from supervisor.contract.errors import Conflict, NotFound, UserError
-from supervisor.contract.job.spec import JobIntent, Strategy
+from supervisor.contract.job.spec import JobIntent, JobSpec, Strategy
 from supervisor.contract.views.description import Description
 from supervisor.contract.views.jobs import ClusterStatus, JobView, SubmitMode, SubmitRequest
+from supervisor.contract.views.nodes import NodeList, NodeView
 from supervisor.control.decide.plan import put
 from supervisor.engines.spark.command import AgentTask, argv_of, environment_of
+from supervisor.engines.spark.nodes import PoolNodes
 from supervisor.engines.spark.options import Wanted, completed, size_of
 from supervisor.engines.spark.reasons import reason_of
 from supervisor.engines.spark.records import make_room, put_in_place, record_of, write_partition
@@ -310,27 +319,110 @@ async def test_data_of_a_job_that_the_cluster_would_refuse_is_not_replaced() -> 
     await require_free(client, SubmitRequest(waiting))
 
 
+class Asked:
+    """A cluster as a driver sees it. The job `digits` stops as soon as it is told to."""
+
+    def __init__(self, *nodes: NodeView) -> None:
+        self.leader = Leader()
+        self.there = nodes
+        self.stopped: list[tuple[str, bool]] = []
+
+    def client(self) -> ControlClient:
+        return cast(ControlClient, self)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        pass
+
+    async def status(self, job: str) -> ClusterStatus:
+        return ClusterStatus("c", "fast", 1, (), (shown_job(self.leader.world.snapshot(), job),))
+
+    async def describe(self, job: str) -> Description:
+        return describe(self.leader.world.snapshot(), job)
+
+    async def nodes(self) -> NodeList:
+        return NodeList(self.there)
+
+    async def stop(self, job: str, *, save: bool) -> None:
+        self.stopped.append((job, save))
+        self.leader.end(JobPhase.STOPPED)
+
+    def written(self, spec: JobSpec) -> None:
+        """The job there has this file."""
+        record = self.leader.record("digits")
+        assert record is not None
+        self.leader.world.write(put(keys.job_record("digits"), replace(record, spec=spec)))
+
+
 async def test_the_job_to_resume_is_there_while_it_is_not_over_and_its_file_is_the_same() -> None:
-    leader = Leader()
-    snap = leader.world.snapshot
+    asked = Asked()
+    client, spec = asked.client(), asked.leader.world.spec
+    request = SubmitRequest(spec, SubmitMode.RESUME)
+    assert await is_there(client, request)
+    assert not await is_there(client, replace(request, mode=SubmitMode.NEW))
+    assert not await is_there(client, replace(request, spec=replace(spec, name="other")))
+    with pytest.raises(
+        Conflict, match=r"job digits is \w+, and .* differ: env, env.LR. Stop it \(`supervisorctl stop dig"
+    ):
+        await is_there(client, replace(request, spec=replace(spec, env={"LR": "0.2"})))
+    asked.leader.world.write(put(keys.intent("digits"), JobIntent(sizes={"worker": 3})))
+    assert await is_there(client, request)
+    asked.leader.end()
+    assert not await is_there(client, replace(request, spec=replace(spec, env={"LR": "0.2"})))
 
-    async def status(job: str) -> ClusterStatus:
-        return ClusterStatus("c", "fast", 1, (), (shown_job(snap(), job),))
 
-    async def describe_job(job: str) -> Description:
-        return describe(snap(), job)
+async def test_a_job_with_values_that_no_client_can_compare_is_not_followed() -> None:
+    """What is hidden may have changed, though it is hidden in both files."""
+    asked = Asked()
+    spec = asked.leader.world.spec
+    hides = replace(spec, env={"PRIVATE_EPSILON": "4"}, secrets={"TOKEN": "hub"})
+    asked.written(hides)
+    with pytest.raises(
+        Conflict, match=r"may be another one than this: these are hidden: env.PRIVATE_EPSILON\. S"
+    ):
+        await is_there(asked.client(), SubmitRequest(hides, SubmitMode.RESUME))
+    named = replace(spec, secrets={"TOKEN": "hub"})
+    asked.written(named)
+    assert await is_there(asked.client(), SubmitRequest(named, SubmitMode.RESUME))
 
-    client = cast(ControlClient, SimpleNamespace(status=status, describe=describe_job))
-    spec = leader.world.spec
-    asked = SubmitRequest(spec, SubmitMode.RESUME)
-    assert await is_there(client, asked)
-    assert not await is_there(client, replace(asked, mode=SubmitMode.NEW))
-    assert not await is_there(client, replace(asked, spec=replace(spec, env={"LR": "0.2"})))
-    assert not await is_there(client, replace(asked, spec=replace(spec, name="other")))
-    leader.world.write(put(keys.intent("digits"), JobIntent(sizes={"worker": 3})))
-    assert await is_there(client, asked)
-    leader.end()
-    assert not await is_there(client, asked)
+
+def test_a_driver_that_goes_on_with_a_job_says_which_data_it_does_not_write() -> None:
+    data = {"train": "file:///store/digits-data/train", "other": "file:///nfs/other"}
+    spec = replace(job_spec(), data=data)
+    assert goes_on(spec, ()) == "digits is not over, and goes on"
+    assert goes_on(spec, ("train",)) == (
+        "digits is not over, and goes on. Its data stays, and `data=` is not written: "
+        "file:///store/digits-data/train"
+    )
+
+
+@pytest.mark.parametrize(
+    ("agent", "state", "submitted", "stops"),
+    [
+        ("app-1_7_1_1", "ready", False, False),
+        ("app-1_7_1_1", "suspected", False, False),
+        ("app-1_7_1_1", "lost", False, True),
+        ("app-2_8_1_1", "ready", False, True),
+        ("app-1_7_1_1", "ready", True, True),
+    ],
+)
+async def test_an_interrupt_stops_no_job_of_a_driver_that_is_there(
+    agent: str, state: str, submitted: bool, stops: bool
+) -> None:
+    labels = {"pool": "p", "agent": agent}
+    views = [NodeView(name, state, "i", "h", 1, 1.0, 1, 0, labels=labels) for name in ("p.h", "other.h")]
+    asked = Asked(*views)
+    ours = PoolNodes(asked.client, "p", ["app-2_8_1_"])
+    told = await stop_interrupted(asked.client, ours, "digits", submitted=submitted)
+    assert asked.stopped == ([("digits", True)] if stops else [])
+    assert told == (
+        "digits has stopped; with resume=True it goes on from the beginning"
+        if stops
+        else "digits is not stopped, as it may be another driver's, which has agents in this pool (p.h): "
+        "`supervisorctl stop digits` stops it"
+    )
 
 
 def values(feature: Feature) -> list[object]:

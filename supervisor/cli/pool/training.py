@@ -31,10 +31,12 @@ from supervisor.cli.pool import tokens
 from supervisor.cli.pool.driver import (
     SAY_S,
     Progress,
+    goes_on,
     is_there,
     plain_interrupts,
     print_line,
     require_free,
+    stop_interrupted,
 )
 from supervisor.cli.pool.order import LASTING, shared_file
 from supervisor.cli.pool.placed import keep_to_pool, name_data
@@ -56,8 +58,6 @@ R = TypeVar("R")
 JOIN_S = 120.0
 """How long a job waits for agents after the first. Executors of dynamic allocation take a while."""
 WATCH_S = 2.0
-STOP_S = 60.0
-"""How long a job that is interrupted may take to save and stop."""
 END_S, GONE_S = 60.0, 30.0
 DRAINED = ("draining", "drained")
 
@@ -146,7 +146,8 @@ class TrainingPool:
         self._nodes = PoolNodes(self._target.client, name, self._agents.ids)
         self._watched = not local and options.get("spark.decommission.enabled") == "true"
         self._watching: futures.Future[None] | None = None
-        self._submitted: set[str] = set()
+        self._submitted: dict[str, bool] = {}
+        """By the names of jobs that may be there: whether this driver is known to have submitted them."""
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="tfsup-pool", daemon=True)
 
@@ -195,6 +196,7 @@ class TrainingPool:
         """Run a job on the agents of this pool to its end, and return what it came to.
 
         An interrupt stops the job, which may save first. Its checkpoints stay: `resume` goes on from there.
+        A job that another driver has submitted goes on while that driver has agents in a pool of this name.
 
         Args:
             job: a job file, or what is in one; then `code.dir` is relative to the working directory.
@@ -203,7 +205,7 @@ class TrainingPool:
                 that of `{"test": rows}` as `{data.test}`. It replaces one of its name in the file's `data`.
             name: replaces the one in the file.
             resume: go on from the newest checkpoint of a job of this name. One that is not over, as its
-                driver was killed, goes on with the data that it has.
+                driver was killed, goes on with the data that it has; `data` is not written then.
             fresh: start from scratch although there was a job of this name.
 
         Raises JobNotDone, with what `supervisorctl explain` tells; UserError for a mistake in the job.
@@ -216,7 +218,7 @@ class TrainingPool:
         show_cautions(order.request.spec, order.document)
         there = self._ask(self._is_there(order.request))
         if there:
-            self._tell(f"{order.request.spec.name} is not over, and goes on")
+            self._tell(goes_on(order.request.spec, rows))
         elif rows:
             with order.located():
                 self._ask(self._free(order.request))
@@ -286,6 +288,7 @@ class TrainingPool:
 
     def _followed(self, order: Order, *, submit: bool) -> tuple[JobView, str]:
         name = order.request.spec.name
+        self._submitted.pop(name, None)
         try:
             with plain_interrupts():
                 return self._ask(self._follow(order, submit=submit))
@@ -297,8 +300,10 @@ class TrainingPool:
             raise
         except BaseException:
             if name in self._submitted:
-                self._tell(f"{name} is interrupted, and stops")
-                self._tell(self._ask(self._stop(name)))
+                self._tell(f"{name} is interrupted")
+                submitted = self._submitted[name]
+                told = stop_interrupted(self._target.client, self._nodes, name, submitted=submitted)
+                self._tell(self._ask(told))
             raise
 
     async def _follow(self, order: Order, *, submit: bool) -> tuple[JobView, str]:
@@ -307,30 +312,16 @@ class TrainingPool:
         async with self._target.client() as client:
             if submit:
                 await order.upload(client)
-            self._submitted.add(name)
+            self._submitted[name] = False
             if submit:
                 accepted = await client.submit(order.request)
+                self._submitted[name] = True
                 for each in (*accepted.cautions, accepted.detail):
                     self._tell(f"{accepted.job}: {each}")
             _, job = await wait_for(client, name, Goal("ended"), None, Progress(self._tell).show)
             assert job is not None
             told = "" if job.phase is JobPhase.SUCCEEDED else explanation(await client.explain(name))
             return job, told
-
-    async def _stop(self, name: str) -> str:
-        """Stop a job that was interrupted; returns what came of it."""
-        try:
-            async with self._target.client() as client:
-                await client.stop(name, save=True)
-                code, job = await wait_for(client, name, Goal("stopped"), STOP_S, lambda _: None)
-        except NotFound:
-            return f"{name} was not submitted yet"
-        except TfSupervisorError as error:
-            return f"{name} is not known to have stopped: {error}; see `supervisorctl status {name}`"
-        if code or job is None:
-            return f"{name} has not stopped within {STOP_S:g} s; see `supervisorctl status {name}`"
-        where = f"step {job.newest_commit.step}" if job.newest_commit is not None else "the beginning"
-        return f"{name} has stopped; with resume=True it goes on from {where}"
 
     async def _joined(self) -> None:
         """Wait until all agents are nodes that take tasks, or those that have an executor are."""

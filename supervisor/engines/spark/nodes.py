@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Sequence
 
 from supervisor.api.client import ControlClient
 from supervisor.contract.errors import NotFound, TfSupervisorError
+from supervisor.contract.pool.record import pool_of
 from supervisor.contract.views.jobs import SAVE_S
 from supervisor.contract.views.nodes import NodeView
 
@@ -23,6 +24,7 @@ class PoolNodes:
 
     def __init__(self, client: Callable[[], ControlClient], pool: str, ids: Sequence[str]) -> None:
         self._client = client
+        self._pool = pool
         self._ids = ids
         self._drains = f"pool {pool}: "
         self._drained: set[str] = set()
@@ -31,6 +33,12 @@ class PoolNodes:
         """The live nodes, by the agents' ids."""
         nodes = [node for node in await self._all() if node.state not in _AWAY]
         return {ident: node for node in nodes for ident in self._ids if _is_of(node, ident)}
+
+    async def others(self) -> list[str]:
+        """The names of live nodes of this pool with agents of other drivers."""
+        nodes = [node for node in await self._all() if node.state not in _AWAY]
+        ours = [node for node in nodes if any(_is_of(node, ident) for ident in self._ids)]
+        return [node.node for node in nodes if pool_of(node.node) == self._pool and node not in ours]
 
     async def drain(self, nodes: Collection[NodeView], why: str, within_s: float) -> None:
         """Move the tasks of nodes away, after a save; returns when that is done, or the time is over.
