@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, nullcontext
 from pathlib import Path
 
 import pytest
@@ -12,8 +12,9 @@ from supervisor.api.client import ControlClient
 from supervisor.cli.local.cluster import LocalCluster
 from supervisor.cli.options import Globals
 from supervisor.cli.target import find_target
-from supervisor.contract.errors import Conflict, NotFound
+from supervisor.contract.errors import Conflict, NotFound, Unreachable
 from supervisor.contract.views.nodes import CordonRequest, NodeAnswer
+from supervisor.engines.spark import nodes as nodes_of_pools
 from supervisor.engines.spark.nodes import PoolNodes
 from supervisor.wire.rpc import Guard
 from tests.api.services import FakeJobService, FakeNodeService, Place
@@ -47,12 +48,15 @@ class Failing(FakeNodeService):
     def __init__(self, **errors: Exception) -> None:
         super().__init__()
         self.errors = errors
+        self.drains = 99
+        """After so many drains the leader answers none."""
 
     async def cordon(self, request: CordonRequest, *, drain_follows: bool = False) -> NodeAnswer:
         if error := self.errors.get(request.node):
             raise error
         if request.drain:
-            await asyncio.sleep(0.2)
+            self.drains -= 1
+            await asyncio.sleep(0.2 if self.drains >= 0 else 600)
         return await super().cordon(request)
 
     def drained(self) -> list[str]:
@@ -71,3 +75,20 @@ async def test_a_node_that_cannot_be_drained_hinders_no_other(tmp_path: Path) ->
         service.errors["n2"] = service.errors["n0"] = Conflict("changed")
         with pytest.raises(Conflict):
             await nodes.drain(listed, "it ends", 0.5)
+
+
+@pytest.mark.parametrize(("drains", "drained"), [(0, []), (3, ["n0", "n1", "n2"])])
+async def test_a_leader_that_hangs_is_not_waited_for_longer_than_the_notice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, drains: int, drained: list[str]
+) -> None:
+    monkeypatch.setattr(nodes_of_pools, "SAVE_S", 0.5)
+    monkeypatch.setattr(nodes_of_pools, "LEAST_S", 1.0)
+    async with AsyncExitStack() as stack:
+        place, service = Place(tmp_path, stack), Failing()
+        address = await place.serve("s0", FakeJobService(World().start().snapshot(), nodes=service))
+        nodes = PoolNodes(lambda: ControlClient([address], Guard()), "p", [""])
+        listed = (await ControlClient([address], Guard()).nodes()).nodes
+        service.drains = drains
+        with nullcontext() if drains else pytest.raises(Unreachable, match="is not drained, as the leader"):
+            await asyncio.wait_for(nodes.drain(listed, "it ends", 1.5), 10)
+        assert sorted(service.drained()) == drained

@@ -7,12 +7,14 @@ import time
 from collections.abc import Callable, Collection, Sequence
 
 from supervisor.api.client import ControlClient
-from supervisor.contract.errors import NotFound, TfSupervisorError
+from supervisor.contract.errors import NotFound, TfSupervisorError, Unreachable
 from supervisor.contract.pool.record import pool_of
 from supervisor.contract.views.jobs import SAVE_S
 from supervisor.contract.views.nodes import NodeView
 
 LOOK_S = 0.5
+LEAST_S = SAVE_S + 5.0
+"""How long a drain may take at least: it waits for a save."""
 _AWAY = ("gone", "lost")
 
 
@@ -43,32 +45,38 @@ class PoolNodes:
     async def drain(self, nodes: Collection[NodeView], why: str, within_s: float) -> None:
         """Move the tasks of nodes away, after a save; returns when that is done, or the time is over.
 
-        Those that found no room near its end save again: they have trained on. Raises an error if no node is
-        drained.
+        Those that found no room near its end save again: they have trained on. A leader that does not answer
+        is not waited for longer, but each save may take its time. Raises an error if no node is drained.
         """
         names = {node.node for node in nodes}
-        until = time.monotonic() + within_s - min(SAVE_S, within_s / 3)
+        began = time.monotonic()
+        end = began + within_s
+        until = end - min(SAVE_S, within_s / 3)
         self._drained |= names
-        errors = await self._cordon(names, why)
+        errors = await self._cordon(names, why, max(until - began, LEAST_S))
         if errors and len(errors) == len(names):
             raise errors[0]
         while names and time.monotonic() < until:
             await asyncio.sleep(LOOK_S)
             names = {node.node for node in await self._all() if node.node in names and node.tasks}
-        await self._cordon(names, why)
+        await self._cordon(names, why, max(end - time.monotonic(), SAVE_S))
 
-    async def _cordon(self, names: Collection[str], why: str) -> list[TfSupervisorError]:
+    async def _cordon(self, names: Collection[str], why: str, within_s: float) -> list[TfSupervisorError]:
         """Have jobs with tasks on these nodes save, and drain the nodes; returns why some are not drained."""
         reason = f"{self._drains}{why}"
         # At once: a save serves all nodes of a job.
-        told = await asyncio.gather(*(self._cordon_one(name, reason) for name in names))
+        told = await asyncio.gather(*(self._cordon_one(name, reason, within_s) for name in names))
         return [error for error in told if error is not None]
 
-    async def _cordon_one(self, name: str, reason: str) -> TfSupervisorError | None:
+    async def _cordon_one(self, name: str, reason: str, within_s: float) -> TfSupervisorError | None:
         """Drain a node by a connection of its own, which no other call closes; a node that is gone is."""
         try:
-            async with self._client() as client:
+            async with asyncio.timeout(within_s), self._client() as client:
                 await client.cordon(name, reason, drain=True)
+        except TimeoutError:
+            return Unreachable(
+                f"node {name} is not drained, as the leader has not answered in {within_s:.1f} s"
+            )
         except NotFound:
             return None
         except TfSupervisorError as error:
