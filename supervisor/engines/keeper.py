@@ -29,7 +29,6 @@ import shlex
 import signal
 import sys
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
@@ -58,6 +57,9 @@ FOLLOW_S = 2.0
 MARGIN_S = 15.0
 """The part of a notice that is kept for the end itself: the agent's, and the fence."""
 WRONG_CONFIGURATION = 2
+HEARD = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
+"""The signals of the keeper. Slurm sends them to all processes of a job, so that the keeper's children get
+them, too."""
 DRAINED = "drained"
 """A file of the node: a keeper has had it drained, and that was not lifted yet."""
 LAST_WORDS = "keeper.log"
@@ -144,7 +146,7 @@ class Keeper:
     async def run(self) -> int:
         """Keep the agent until a signal says otherwise; returns the exit code."""
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2):
+        for number in HEARD:
             loop.add_signal_handler(number, self._hear, number)
         if self._order.leash:
             loop.add_reader(sys.stdin.fileno(), self._feel)
@@ -277,7 +279,7 @@ class Keeper:
         await self._end_agent()
         began = self._credentials is None or self._credentials.is_there
         if began and await _run(FENCING_S, "agent.main", "--config", str(self._config), "--fence") != 0:
-            say("the node's tasks are not known to be dead: the cluster waits for D")
+            say("the cluster was not told that the node's tasks are dead: it waits for D")
         await self._lift()
         # An engine may queue a job again that its user has cancelled.
         if number == signal.SIGUSR1 and order.then and not self._given_back:
@@ -352,20 +354,30 @@ def _written_at(file: Path) -> tuple[int, int, int]:
     return found.st_ino, found.st_size, found.st_mtime_ns
 
 
-async def _start(module: str, *arguments: str, stdout: int | None = None) -> asyncio.subprocess.Process:
-    """Start a program of ours, which does not outlive this process."""
+async def _start(module: str, *arguments: str, deaf: bool = False) -> asyncio.subprocess.Process:
+    """Start a program of ours, which does not outlive this process. `deaf`: it ignores this one's signals."""
+    own = os.getpid()
+
+    def become() -> None:
+        for number in HEARD if deaf else ():
+            signal.signal(number, signal.SIG_IGN)
+        spawn.die_with(own)
+
     return await asyncio.create_subprocess_exec(
         *(sys.executable, "-P", "-m", module, *arguments),
         stdin=asyncio.subprocess.DEVNULL,
-        stdout=stdout,
-        preexec_fn=partial(spawn.die_with, os.getpid()),
+        preexec_fn=become,
     )
 
 
 async def _run(within_s: float, module: str, *arguments: str) -> int:
-    """Run a program of ours to its end; it is killed when it takes too long. Returns its exit code."""
+    """Run a program of ours to its end; it is killed when it takes too long. Returns its exit code.
+
+    A signal that ends the node does not end it: a fence that died of one would leave the node's tasks, and
+    have the cluster wait for D.
+    """
     try:
-        started = await _start(module, *arguments)
+        started = await _start(module, *arguments, deaf=True)
     except OSError as error:
         say(f"{module} cannot be started: {error.strerror}")
         return 1

@@ -9,7 +9,7 @@ from pathlib import Path
 from supervisor.engines import keeper
 
 
-async def start(module: str, *arguments: str, stdout: int | None = None) -> asyncio.subprocess.Process:
+async def start(module: str, *arguments: str, deaf: bool = False) -> asyncio.subprocess.Process:
     """As the keeper starts programs."""
     if module == "agent.main" and "--fence" in arguments:
         return await asyncio.create_subprocess_exec("sh", "-c", "echo fenced; echo fenced >&2")

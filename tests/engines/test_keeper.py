@@ -117,7 +117,7 @@ async def test_an_agent_that_is_cancelled_in_its_notice_is_not_queued_again(
 ) -> None:
     draining = asyncio.Event()
 
-    async def start(_module: str, *arguments: str) -> asyncio.subprocess.Process:
+    async def start(_module: str, *arguments: str, deaf: bool = False) -> asyncio.subprocess.Process:
         lasts = not {"--fence", "uncordon"} & {*arguments}
         if "drain" in arguments:
             draining.set()
@@ -142,7 +142,7 @@ async def test_an_agent_that_is_cancelled_in_its_notice_is_not_queued_again(
 async def test_a_save_keeps_no_sigterm_waiting(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     said: list[str] = []
 
-    async def start(_module: str, *arguments: str) -> asyncio.subprocess.Process:
+    async def start(_module: str, *arguments: str, deaf: bool = False) -> asyncio.subprocess.Process:
         agent = ("sh", "-c", "trap '' USR1; exec sleep 600")
         return await asyncio.create_subprocess_exec(*(("true",) if "--fence" in arguments else agent))
 
@@ -166,7 +166,7 @@ async def test_tasks_save_where_their_node_cannot_be_drained(
 ) -> None:
     asked = tmp_path / "asked"
 
-    async def start(_module: str, *arguments: str) -> asyncio.subprocess.Process:
+    async def start(_module: str, *arguments: str, deaf: bool = False) -> asyncio.subprocess.Process:
         agent = ("sh", "-c", f"trap 'touch {asked}' USR1; touch {tmp_path}/up; while :; do sleep 0.05; done")
         short = {"--fence", "uncordon"} & {*arguments}
         command = (drain,) if "drain" in arguments else ("true",) if short else agent
@@ -192,7 +192,7 @@ async def test_a_full_disk_keeps_no_node_from_its_end(
 ) -> None:
     started: list[str] = []
 
-    async def start(_module: str, *arguments: str) -> asyncio.subprocess.Process:
+    async def start(_module: str, *arguments: str, deaf: bool = False) -> asyncio.subprocess.Process:
         started.append(arguments[-1])
         return await asyncio.create_subprocess_exec(
             *(("true",) if "--fence" in arguments else ("sleep", "60"))
@@ -213,7 +213,7 @@ async def test_without_a_client_nothing_is_drained_and_the_node_is_fenced(
 ) -> None:
     started: list[tuple[str, ...]] = []
 
-    async def start(module: str, *arguments: str) -> asyncio.subprocess.Process:
+    async def start(module: str, *arguments: str, deaf: bool = False) -> asyncio.subprocess.Process:
         started.append((module, *arguments[2:]))
         lasts = "--fence" not in arguments
         return await asyncio.create_subprocess_exec(*(("sleep", "600") if lasts else ("true",)))
@@ -232,7 +232,7 @@ async def test_an_agent_that_is_dismissed_is_not_started_again_and_its_node_is_f
 ) -> None:
     started: list[str] = []
 
-    async def start(module: str, *arguments: str) -> asyncio.subprocess.Process:
+    async def start(module: str, *arguments: str, deaf: bool = False) -> asyncio.subprocess.Process:
         fences = "--fence" in arguments
         started.append("--fence" if fences else module)
         code = 0 if fences else Dismissed.exit_code
@@ -293,7 +293,7 @@ async def test_a_machine_that_can_start_no_process_ends_no_keeper(
 ) -> None:
     tried: list[str] = []
 
-    async def start(module: str, *arguments: str) -> asyncio.subprocess.Process:
+    async def start(module: str, *arguments: str, deaf: bool = False) -> asyncio.subprocess.Process:
         tried.append(arguments[-1] if arguments[-1] == "--fence" else module)
         if module in never and "--fence" not in arguments:
             raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
@@ -310,6 +310,26 @@ async def test_a_machine_that_can_start_no_process_ends_no_keeper(
     assert await asyncio.wait_for(running, 20) == 0
     assert tried[-1] == "--fence"
     assert not (tmp_path / keeper.DRAINED).exists()
+
+
+async def test_what_ends_the_node_hears_none_of_the_keepers_signals(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Slurm sends them to all processes of the keeper's job."""
+    (tmp_path / "fencing.py").write_text(
+        "import os, pathlib, sys, time\n"
+        "pathlib.Path('begun').write_text(str(os.getpid()))\n"
+        "until = time.monotonic() + 20\n"
+        "while not os.path.exists('signalled') and time.monotonic() < until: time.sleep(0.01)\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    running = asyncio.create_task(keeper._run(60.0, "fencing"))
+    await until(lambda: Path("begun").exists() and Path("begun").read_text() != "")
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2):
+        os.kill(int(Path("begun").read_text()), number)
+    Path("signalled").touch()
+    assert await running == 0
 
 
 class Full(io.StringIO):

@@ -71,6 +71,24 @@ def test_training_survives_whatever_slurm_does(
     wait_long(lambda: ours(tmp_path) == [], "no process is left")
 
 
+def test_a_cancellation_while_a_node_is_fenced_leaves_no_process(
+    shell: PoolShell, tmp_path: Path, slurm_cluster: SlurmCluster
+) -> None:
+    """Its launchers have no parent any more, so that Slurm's signal reaches the fence and not them."""
+    shell("pool", "up", "p", "--agents", "1", "--notice", "20", "--logs", str(tmp_path))
+    wait_long(lambda: len(shell.ready()) == 1, "an agent joins")
+    (tmp_path / "job.yaml").write_text(json.dumps(job_file(STEPS, "digits", {})))
+    shell("submit", str(tmp_path / "job.yaml"))
+    shell.trains_on("the beginning")
+    (place,) = shell.agents()
+    ident = shell.ident(place)
+    slurm_cluster.run("scancel", "--batch", "--signal=USR2", ident)
+    wait_long(lambda: any(line.endswith("--fence") for line in ours(tmp_path)), "its node is fenced")
+    slurm_cluster.run("scancel", ident)
+    wait_long(lambda: slurm_cluster.run("squeue", "--noheader").strip() == "", "its job has ended")
+    assert ours(tmp_path) == []
+
+
 def test_a_time_limit_is_a_notice_and_the_next_allocation_goes_on(shell: PoolShell, tmp_path: Path) -> None:
     """The program has no TensorFlow, so that it makes steps soon after each beginning."""
     limited = ("--time", "3:00", "--notice", "40", "--requeue")
