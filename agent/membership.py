@@ -14,6 +14,7 @@ from typing import NoReturn
 from agent.boundaries import Outside, Post
 from agent.core.events import BeatSeen, Evicted, Joined, TermsSeen
 from agent.settings import AgentSettings
+from supervisor.adapters.backoff import Retries
 from supervisor.adapters.etcd.identity import EtcdIdentity, Loss
 from supervisor.adapters.failpoints import effect
 from supervisor.contract import codec, keys
@@ -72,6 +73,7 @@ class Membership:
         self._coordination = outside.coordination
         self._clock = outside.clock
         self._sink = outside.sink
+        self._retries = Retries(outside.clock, outside.sink)
         self._new_id = outside.new_id
         self._post = post
         self._own = former.lives
@@ -137,9 +139,10 @@ class Membership:
             except TfSupervisorError as error:
                 if not _passes(error):
                     raise
-                self._sink.warning("cannot join the cluster yet; trying again", reason=str(error))
+                self._retries.failed("cannot join the cluster yet; trying again", error)
                 await asyncio.sleep(self._settings.timing.beat_ms / 1000)
                 continue
+            self._retries.over("etcd is read again")
             if reason is not None:
                 return reason
             # A predecessor's tasks live on what is left of their deadline: look often.
@@ -272,8 +275,10 @@ class Membership:
             except TfSupervisorError as error:
                 if not _passes(error):
                     raise
-                self._sink.warning("cannot read etcd; trying again", reason=str(error))
+                self._retries.failed("cannot read etcd; trying again", error)
                 reason = None
+            else:
+                self._retries.over("etcd is read again")
             if reason is not None:
                 return reason
             next_ms = sent_ms + self._settings.timing.beat_ms

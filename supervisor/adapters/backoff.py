@@ -1,9 +1,15 @@
-"""Waiting before trying again: doubling, bounded, and back to the start after a success."""
+"""Trying again: how long to wait (doubling, bounded, from the start after a success), and what to log."""
 
 from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
+
+from supervisor.contract.boundaries import Clock, Logger
+from supervisor.contract.errors import TfSupervisorError
+
+SAY_AGAIN_MS = 60_000
+"""How long a reason that was logged is not logged again."""
 
 
 class Backoff:
@@ -33,3 +39,34 @@ class Backoff:
         with suppress(TimeoutError):
             async with asyncio.timeout(delay_ms / 1000):
                 await hurry.wait()
+
+
+class Retries:
+    """The log lines about work that is tried again until it succeeds, however often that is.
+
+    A failure is logged at once, and once a minute while its reason lasts. The success after it is logged too.
+    """
+
+    def __init__(self, clock: Clock, sink: Logger) -> None:
+        self._clock = clock
+        self._sink = sink
+        self._since_ms: int | None = None
+        self._said: dict[tuple[str, str], int] = {}
+
+    def failed(self, event: str, error: TfSupervisorError, **fields: object) -> None:
+        """Log a failure, unless the last minute has a line about it."""
+        now_ms, line = self._clock.now_ms(), (event, str(error))
+        if self._since_ms is None:
+            self._since_ms = now_ms
+        # Members of etcd that fail in turns have different reasons.
+        self._said = {each: at for each, at in self._said.items() if now_ms - at < SAY_AGAIN_MS}
+        if line not in self._said:
+            self._said[line] = now_ms
+            self._sink.warning(event, **fields, reason=line[1])
+
+    def over(self, event: str, **fields: object) -> None:
+        """Log a success, if it follows a failure."""
+        if self._since_ms is not None:
+            self._sink.info(event, **fields, after_ms=self._clock.now_ms() - self._since_ms)
+            self._since_ms = None
+            self._said.clear()

@@ -133,6 +133,23 @@ async def test_it_goes_on_after_an_outage_that_is_longer_than_its_patience(backe
         assert not any(update.relisted for update in follower.updates[1:])
 
 
+async def test_an_outage_is_two_log_lines_however_often_it_is_tried_again() -> None:
+    store, tries = MemoryStore(), []
+
+    def on_call(name: str) -> None:
+        tries.append(name)
+        if len(tries) < 4:
+            raise CoordinationUnreachable("no etcd member answers")
+
+    async with following(MemoryCoordination(store, fault=on_call)) as follower:
+        await follower.becomes(lambda: len(follower.sink.lines) > 1)
+        assert len(tries) >= 4
+        assert [(level, event) for level, event, _ in follower.sink.lines] == [
+            ("warning", "a watch of etcd broke; starting another"),
+            ("info", "etcd is watched again"),
+        ]
+
+
 async def test_it_resumes_without_listing_when_etcd_restarts_on_its_data(etcd_server: EtcdServer) -> None:
     writer = etcd_client(etcd_server.endpoint, cluster="mirror-restart")
     reader = etcd_client(etcd_server.endpoint, cluster="mirror-restart")

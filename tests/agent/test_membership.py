@@ -22,7 +22,7 @@ from supervisor.adapters.etcd.memory import MemoryCoordination, MemoryStore
 from supervisor.contract import codec, keys
 from supervisor.contract.boundaries import Clock, Delete, Op, Seen
 from supervisor.contract.desired import Assignment, ClusterRecord, LostMark
-from supervisor.contract.errors import Dismissed, Fenced
+from supervisor.contract.errors import CoordinationUnreachable, Dismissed, Fenced
 from supervisor.contract.ids import AttemptId, TaskId
 from supervisor.contract.observed import (
     AttemptReport,
@@ -36,6 +36,7 @@ from supervisor.control.decide.plan import put
 from tests.agent.core import SETTINGS
 from tests.support.clocks import ManualClock
 from tests.support.sinks import ListSink
+from tests.support.waiting import until
 
 NODE = keys.node("n1")
 MARK = keys.lost("n1", "life1")
@@ -116,6 +117,27 @@ class Place:
 @pytest.fixture
 async def place() -> Place:
     return Place()
+
+
+@pytest.mark.parametrize("joins", [True, False])
+async def test_an_outage_is_two_log_lines_however_often_it_is_tried_again(place: Place, joins: bool) -> None:
+    agent = place.agent("life1") if joins else await place.joined()
+    sink = cast(ListSink, agent._sink)
+    sink.lines.clear()
+
+    def fail() -> None:
+        raise CoordinationUnreachable("no etcd member answers")
+
+    place.at_call = {place.calls + number: fail for number in (1, 2, 3)}
+    trying = asyncio.create_task(agent._join() if joins else agent._beat())
+    await until(lambda: any("again" in event for level, event, _ in sink.lines if level == "info"))
+    assert place.at_call == {}
+    trying.cancel()
+    event = "cannot join the cluster yet" if joins else "cannot read etcd"
+    assert [line[:2] for line in sink.lines if line[1] != "joined the cluster"] == [
+        ("warning", f"{event}; trying again"),
+        ("info", "etcd is read again"),
+    ]
 
 
 # Rule 2.

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import NoReturn
 
-from supervisor.adapters.backoff import Backoff
+from supervisor.adapters.backoff import Backoff, Retries
 from supervisor.adapters.etcd.identity import newest, still_holds
 from supervisor.contract.boundaries import (
     Clock,
@@ -51,7 +51,7 @@ class Mirror:
         prefix: the prefix of the keys.
         deliver: called with each update, after `entries` holds it; must not block or raise.
         clock: for `last_alive_ms`.
-        sink: logs reconnects.
+        sink: logs broken watches, and when they go on.
         apart_ms: how much longer than others it waits before it comes back, see `Backoff`.
     """
 
@@ -68,7 +68,7 @@ class Mirror:
         self._prefix = prefix
         self._deliver = deliver
         self._clock = clock
-        self._sink = sink
+        self._retries = Retries(clock, sink)
         self._entries: dict[str, KeyValue] = {}
         self._revision: int | None = None
         self._listed = False
@@ -118,9 +118,7 @@ class Mirror:
                     raise
                 if isinstance(error, Compacted):
                     self._listed = False
-                self._sink.warning(
-                    "a watch of etcd broke; starting another", prefix=self._prefix, reason=str(error)
-                )
+                self._retries.failed("a watch of etcd broke; starting another", error, prefix=self._prefix)
                 # A prefix in which little is written is often behind, and this mirror has waited already.
                 if not (goes_on and not self._listed and isinstance(error, Compacted)):
                     await self._backoff.wait()
@@ -153,6 +151,7 @@ class Mirror:
                     return
                 self._last_alive_ms = self._clock.now_ms()
                 self._backoff.reset()
+                self._retries.over("etcd is watched again", prefix=self._prefix)
                 self._take(batch)
 
     def _take(self, batch: WatchBatch) -> None:
