@@ -19,12 +19,14 @@ from pathlib import Path
 from chaos.nvml import FakeNvml
 from supervisor.cli.local.cluster import LocalCluster
 from supervisor.cli.local.layout import LocalDocker
-from supervisor.contract.views.jobs import Explanation, TaskView
+from supervisor.contract.views.jobs import Explanation, JobView, TaskView
 from supervisor.contract.views.nodes import GpuView
 from tests.nvml.faults import is_looked_at
 
 DEADLINE_S = 90.0
 FIRST = 0x40
+SETTLED_STEPS = 30
+"""After so many steps of `PROGRAM` no fault is taken for one of the attempt before."""
 PROGRAM = """
 import os, time
 print("sees", os.environ["CUDA_VISIBLE_DEVICES"], flush=True)
@@ -78,9 +80,20 @@ class Cluster:
         uuids = [each.uuid for each in self.gpus() if task in each.tasks]
         return uuids[0] if view.state == "running" and view.step >= 0 and len(uuids) == 1 else ""
 
+    def step_of(self, task: str) -> int:
+        """The newest step that a task has made."""
+        return asyncio.run(self._task(task)).step
+
     async def _task(self, task: str) -> TaskView:
+        return (await self._job(task.partition("/")[0])).tasks[0]
+
+    def job(self, job: str) -> JobView:
+        """As `status` has it."""
+        return asyncio.run(self._job(job))
+
+    async def _job(self, job: str) -> JobView:
         async with self.local.client() as client:
-            return (await client.status(task.partition("/")[0])).jobs[0].tasks[0]
+            return (await client.status(job)).jobs[0]
 
     def node_state(self, node: str) -> str:
         """As `nodes` has it."""
@@ -210,6 +223,12 @@ def restarted(cluster: Cluster, job: str, gpu: GpuView) -> bool:
     return any(each.cause == "gpu" for each in cluster.explain(job).incidents)
 
 
+def charged(cluster: Cluster, job: str, gpu: GpuView) -> bool:
+    """Whether its program, which goes on, is restarted and charged as one that has crashed."""
+    restarted_for = {each.cause for each in cluster.explain(job).incidents}
+    return "program_signal" in restarted_for and cluster.job(job).restarts_program == 1
+
+
 def drained(cluster: Cluster, job: str, gpu: GpuView) -> bool:
     return cluster.node_state(gpu.node) in {"draining", "drained"} and quarantined(cluster, job, gpu)
 
@@ -223,6 +242,7 @@ def xid(code: int) -> Callable[[Cluster, FakeNvml, int], None]:
 
 
 DEEDS = (
+    Deed("XID 31", xid(31), charged, "its task restarts, once the program has had 5 s to end by itself"),
     Deed("XID 94", xid(94), restarted, "its task restarts"),
     Deed("XID 48", xid(48), quarantined, "the GPU is quarantined, its task moves"),
     Deed("XID 54", xid(54), quarantined, "the GPU is quarantined, its task moves"),
@@ -245,7 +265,8 @@ def void(written: int) -> None:
 
 def measure(cluster: Cluster, deed: Deed, job: str) -> float:
     """Seconds from the fault to the leader's records of what it does; all is well again afterwards."""
-    _, nvml, index, gpu = cluster.train(job)
+    task, nvml, index, gpu = cluster.train(job)
+    cluster.until("a fault that is its own", lambda: cluster.step_of(task) >= SETTLED_STEPS)
     began = time.monotonic()
     deed.strike(cluster, nvml, index)
     cluster.until(deed.name, lambda: deed.done(cluster, job, gpu))
