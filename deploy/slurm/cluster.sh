@@ -8,6 +8,7 @@
 #SBATCH --cpus-per-task=2
 #SBATCH --mem=4G
 #SBATCH --time=7-00:00:00
+umask 077
 export TFSUP_STATE="${TFSUP_STATE:-$HOME/tfsup}"
 supervisorctl local up --advertise "$SLURMD_NODENAME" --scratch /tmp --foreground &
 cluster=$!

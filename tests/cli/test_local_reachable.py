@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -19,8 +21,11 @@ import pytest
 from supervisor.adapters.certificates.tls import TlsFiles
 from supervisor.adapters.etcd.client import EtcdCoordination
 from supervisor.api.client import ControlClient
-from supervisor.cli.local.cluster import LocalCluster
-from supervisor.cli.local.lives import Lives
+from supervisor.cli.local import layout
+from supervisor.cli.local.cluster import LocalCluster, _free_ports
+from supervisor.cli.local.keeper import Keeper
+from supervisor.cli.local.layout import Layout, LocalSettings
+from supervisor.cli.local.lives import STOP_S, Lives
 from supervisor.cli.local.reachable import ETCD
 from supervisor.cli.options import Globals
 from supervisor.cli.pool import tokens
@@ -41,13 +46,20 @@ def cluster_at(address: str, directory: Path) -> LocalCluster:
     return found
 
 
-@pytest.fixture
-def cluster(tmp_path: Path) -> Iterator[LocalCluster]:
+@contextmanager
+def running(directory: Path) -> Iterator[LocalCluster]:
     # Paths of sockets are short.
     with tempfile.TemporaryDirectory(prefix="tfsup-m-") as scratch:
-        (tmp_path / "machine").symlink_to(scratch)
-        with cluster_at("127.0.0.2", tmp_path) as found:
+        (directory / "machine").symlink_to(scratch)
+        with cluster_at("127.0.0.2", directory) as found:
             yield found
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
+    """The tests of it end with the one that has it killed."""
+    with running(tmp_path_factory.mktemp("reachable")) as found:
+        yield found
 
 
 def life_of_the_agent(cluster: LocalCluster) -> str:
@@ -97,10 +109,9 @@ def agent(cluster: LocalCluster, directory: Path) -> Iterator[subprocess.Popen[b
         keeper.wait(60)
 
 
-def test_agents_of_other_machines_join_and_find_it_again_where_it_has_moved(
-    cluster: LocalCluster, tmp_path: Path
-) -> None:
-    with agent(cluster, tmp_path):
+@pytest.mark.slow
+def test_agents_of_other_machines_join_and_find_it_again_where_it_has_moved(tmp_path: Path) -> None:
+    with running(tmp_path) as cluster, agent(cluster, tmp_path):
         wait_until(lambda: bool(life_of_the_agent(cluster)), "the agent joins")
         first = life_of_the_agent(cluster)
         cluster.down()
@@ -155,8 +166,8 @@ def test_a_cluster_that_another_machine_has_begun_is_killed(cluster: LocalCluste
     later = replace(newest, number=newest.number + 1, host="n7", boot="another")
     Lives(cluster.layout.lives).write(later)
     wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids), "everything is killed")
-    wait_until(lambda: not cluster.status().running, "its keeper has ended")
-    assert "another machine has begun there" in cluster.layout.log("keeper").read_text()
+    log = cluster.layout.log("keeper")
+    wait_until(lambda: "another machine has begun there" in log.read_text(), "its keeper has ended")
     assert cluster.status().elsewhere == "n7"
     with pytest.raises(Conflict, match="runs on n7: end it there"):
         cluster.down()
@@ -167,6 +178,88 @@ def test_a_cluster_that_another_machine_has_begun_is_killed(cluster: LocalCluste
         LocalCluster(cluster.layout.state, nodes=1).up()
 
 
+def kept_by(cluster: LocalCluster, pid: int) -> int:
+    """Hold the lock of a cluster's directory, as a keeper that does not answer; returns the file."""
+    cluster.layout.make()
+    settings = LocalSettings("local", 0, 2, "default", advertise="127.0.0.2")
+    cluster.layout.write(replace(settings, doors={ETCD: 1, "supervisor-0": 2, "supervisor-1": 3}))
+    lock = os.open(cluster.layout.lock(settings), os.O_RDWR | os.O_CREAT, 0o600)
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    os.write(lock, f"{pid}\n".encode())
+    return lock
+
+
+def test_a_cluster_of_another_machine_is_not_ended_by_a_number_of_its_keeper(tmp_path: Path) -> None:
+    cluster = LocalCluster(tmp_path / "state")
+    innocent = subprocess.Popen(["sleep", "60"])
+    lock = kept_by(cluster, innocent.pid)
+    try:
+        host = Lives(cluster.layout.lives, "there").claim().life.host
+        with pytest.raises(Conflict, match=f"runs on {host}: end it there"):
+            cluster.down()
+        assert innocent.poll() is None
+    finally:
+        innocent.kill()
+        innocent.wait()
+        os.close(lock)
+
+
+def test_machines_do_not_wait_for_the_lock_of_another_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster = LocalCluster(tmp_path / "state")
+    lock = kept_by(cluster, 1)
+    assert cluster.status().running
+    monkeypatch.setattr(layout, "boot_id", lambda: "there")
+    assert not cluster.status().running
+    os.close(lock)
+
+
+def test_a_keeper_has_its_own_life_or_none(tmp_path: Path) -> None:
+    found = Layout.of(tmp_path / "state")
+    found.make()
+    settings = LocalSettings("local", 0, 1, "default", advertise="127.0.0.2", doors={ETCD: 1}, life=1)
+    lives = Lives(found.lives)
+    claim = lives.claim()
+    Keeper(found, settings, 1, claim.since_s)
+    with pytest.raises(Conflict, match="too slow"):
+        Keeper(found, settings, 1, claim.since_s - STOP_S)
+    replace(lives, boot="there").claim(0.0)
+    for read in (settings, replace(settings, life=2)):
+        with pytest.raises(Conflict, match="another machine has just started"):
+            Keeper(found, read, 1, claim.since_s)
+    with pytest.raises(Conflict, match="another machine has just started"):
+        Keeper(found, replace(settings, life=2), 2, claim.since_s)
+
+
+def test_a_cluster_whose_lives_are_gone_does_not_begin_anew(tmp_path: Path) -> None:
+    found = Layout.of(tmp_path / "state")
+    found.make()
+    ports = {ETCD: 1, "supervisor-0": 2}
+    found.write(LocalSettings("local", 0, 1, "default", advertise="127.0.0.2", doors=ports, life=3))
+    cluster = LocalCluster(found.state, nodes=0, supervisors=1)
+    cluster.advertise = "127.0.0.2"
+    with pytest.raises(UserError, match="lives is empty, but a cluster was here"):
+        cluster.up()
+
+
+def test_a_name_that_no_certificate_has_begins_no_life(tmp_path: Path) -> None:
+    cluster = LocalCluster(tmp_path / "state", nodes=0)
+    cluster.advertise = "n" * 64
+    with pytest.raises(UserError, match="the address"):
+        cluster.up()
+    assert not cluster.layout.lives.exists()
+
+
+def test_a_port_with_connections_that_have_ended_is_free() -> None:
+    with socket.create_server(("127.0.0.2", 0)) as server:
+        port = server.getsockname()[1]
+        with socket.create_connection(("127.0.0.2", port)) as client:
+            server.accept()[0].close()
+            assert client.recv(1) == b""
+    assert _free_ports(("etcd",), "127.0.0.2", {"etcd": port}) == {"etcd": port}
+
+
 def test_agents_of_its_own_are_refused(tmp_path: Path) -> None:
     cluster = LocalCluster(tmp_path / "state", nodes=1)
     cluster.advertise = "127.0.0.2"
@@ -174,8 +267,11 @@ def test_agents_of_its_own_are_refused(tmp_path: Path) -> None:
         cluster.up()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 0), (signal.SIGKILL, -signal.SIGKILL)])
-def test_in_the_foreground_it_ends_with_its_command(tmp_path: Path, number: int, code: int) -> None:
+def test_in_the_foreground_it_ends_with_its_command(
+    tmp_path: Path, request: pytest.FixtureRequest, number: int, code: int
+) -> None:
     state = tmp_path / "state"
     words = ("local", "up", "--foreground", "--nodes", "1", "--supervisors", "1")
     with (tmp_path / "log").open("wb") as log:
@@ -185,9 +281,21 @@ def test_in_the_foreground_it_ends_with_its_command(tmp_path: Path, number: int,
             stdout=log,
             stderr=log,
         )
-    wait_until(lambda: "up after" in (tmp_path / "log").read_text(), "it is up")
+    # Its cluster ends with it.
+    request.addfinalizer(command.kill)
+    wait_until(lambda: "page: " in (tmp_path / "log").read_text(), "it is up")
     status = LocalCluster(state).status()
     assert [member.state for member in status.members] == ["running"] * 3
+    assert status.page not in (tmp_path / "log").read_text()
+    assert f"(its token is in {state / 'http.token'})" in (tmp_path / "log").read_text()
+    # A fault of the file system that is over soon does not end it.
+    lock = state / "lock"
+    lock.rename(state / "away")
+    lock.mkdir()
+    with pytest.raises(subprocess.TimeoutExpired):
+        command.wait(0.5)
+    lock.rmdir()
+    (state / "away").rename(lock)
     command.send_signal(number)
     assert command.wait(60) == code
     pids = [status.keeper_pid, *(member.pid for member in status.members)]

@@ -638,8 +638,8 @@ ROWS = (
         12,
         "Of two machines that start an embedded cluster in one directory at the same moment one does.",
         LIVES,
-        "os.O_WRONLY | os.O_CREAT | os.O_EXCL",
-        "os.O_WRONLY | os.O_CREAT",
+        "os.link(fresh, path)",
+        "fresh.replace(path)",
         SHARED + "test_of_two_machines_that_begin_at_once_one_does",
     ),
     Guarantee(
@@ -662,8 +662,16 @@ ROWS = (
         12,
         "What a machine writes late into etcd's files is in no file of the cluster that has followed.",
         LIVES,
-        "if not (before.ended or before.is_here) and former.exists():",
+        "if before.ready and not (before.ended or self.is_here(before)):",
         "if False:",
         SHARED + "test_a_takeover_leaves_the_former_files_of_etcd_alone",
+    ),
+    Guarantee(
+        12,
+        "A life removes no data of etcd that a successor copies, however long it stood still.",
+        LIVES,
+        "            self._lives.check(life, self._good_s, self._stop_s)\n",
+        "",
+        SHARED + "test_a_life_that_has_a_successor_removes_nothing",
     ),
 )

@@ -32,14 +32,13 @@ from supervisor.cli.local.reachable import ETCD
 from supervisor.cli.local.separate import objection
 from supervisor.cli.options import Globals
 from supervisor.cli.target import find_target
-from supervisor.contract.errors import Conflict, NotFound, Unreachable, UserError
+from supervisor.contract.errors import Conflict, NotFound, TfSupervisorError, Unreachable, UserError
 from supervisor.contract.timing import PROFILES
 
 UP_DEADLINE_S = 60.0
 DOWN_DEADLINE_S = 30.0
 GIVE_UP_AFTER_FAILURES = 4
 _POLL_S = 0.02
-_ATTEND_S = 0.2
 _REQUEST_S = 20.0
 
 
@@ -100,6 +99,7 @@ class LocalCluster:
         self.advertise = ""
         self.scratch = tempfile.gettempdir()
         self._leash: IO[bytes] | None = None
+        self._keeper_pid = 0
         self._settings = LocalSettings("local", nodes, supervisors, profile, docker, promise_for_ms, separate)
         self._progress = progress or (lambda _: None)
 
@@ -151,17 +151,19 @@ class LocalCluster:
             with tempfile.TemporaryDirectory(dir=self.layout.state) as scratch:
                 if why := objection(Path(scratch)):
                     raise UserError(why)
-        lock = self._take_lock()
+        lock, since_s = self._take_lock(settings), 0.0
         try:
             if settings.advertise:
-                settings = self._open(settings)
-            self.layout.write(settings)
-            self._start_keeper(lock, leashed=leashed)
+                settings, since_s = self._open(settings)
+            else:
+                self.layout.write(settings)
+            self._start_keeper(lock, settings.life, since_s, leashed=leashed)
         finally:
             os.close(lock)
         status: LocalStatus | None = None
         try:
             if settings.advertise:
+                self._wait_for_members()
                 self._admit(settings, time.monotonic() + deadline_s)
             status = asyncio.run(self._wait_ready(settings, time.monotonic() + deadline_s))
         finally:
@@ -194,7 +196,8 @@ class LocalCluster:
                 with suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
         deadline = time.monotonic() + deadline_s
-        while (left := [pid for pid in pids if _alive(pid)]) or self._locked():
+        settings = self.layout.read()
+        while (left := [pid for pid in pids if _alive(pid)]) or self._locked(settings):
             if time.monotonic() > deadline:
                 raise Unreachable(
                     f"still alive after {deadline_s:g} s: pids {left}; see {self.layout.log('keeper')}"
@@ -213,12 +216,13 @@ class LocalCluster:
     def status(self) -> LocalStatus:
         """The cluster's processes; raises NotFound if there never was a cluster here."""
         settings = self.layout.read()
-        if not self._locked():
-            return LocalStatus(str(self.layout.state), False, 0, (), elsewhere=self._elsewhere())
+        elsewhere = self._elsewhere()
+        if elsewhere or not self._locked(settings):
+            return LocalStatus(str(self.layout.state), False, 0, (), elsewhere=elsewhere)
         try:
             reply = self._request({"do": "status"})
         except Unreachable:
-            return LocalStatus(str(self.layout.state), True, self._lock_holder(), ())
+            return LocalStatus(str(self.layout.state), True, self._lock_holder(settings), ())
         entries = reply["members"]
         assert isinstance(entries, list)
         members = tuple(_member_view(entry) for entry in entries)
@@ -246,9 +250,12 @@ class LocalCluster:
         return _member_view(self._request({"do": "kill-member", "name": name, "signal": int(number)}))
 
     def attend(self) -> None:
-        """Wait for the end of the cluster, which is never if nobody ends it. Raises Unreachable."""
-        while self._locked():
-            time.sleep(_ATTEND_S)
+        """Wait for the end of a cluster that this process has started, which is never if nobody ends it.
+
+        Raises Unreachable.
+        """
+        # Its state may be out of reach for a while: the kernel alone is asked.
+        os.waitid(os.P_PID, self._keeper_pid, os.WEXITED | os.WNOWAIT)
         raise Unreachable(f"the cluster has ended:\n{_last_lines(self.layout.log('keeper'))}")
 
     def _http_ports(self) -> dict[str, int]:
@@ -273,17 +280,38 @@ class LocalCluster:
                 "--state"
             )
 
-    def _open(self, settings: LocalSettings) -> LocalSettings:
-        """Begin a life of a cluster that other machines reach: its data, ports and certificates."""
+    def _open(self, settings: LocalSettings) -> tuple[LocalSettings, float]:
+        """Begin a life of a cluster that other machines reach, and write its files.
+
+        Returns its settings, and since when it is a life of this machine.
+        """
         before, lives, names = self._before(), Lives(self.layout.lives), self.layout.supervisors(settings)
-        life, former = lives.claim()
-        life = lives.take_over(life, former, self.layout.state / "etcd")
-        settings = replace(settings, life=life.number, data=life.data)
-        listen = self.layout.reachable(settings).listen
-        ports = _free_ports((ETCD, *names), listen, before.doors if before is not None else {})
-        settings = replace(settings, doors=ports)
-        self.layout.reachable(settings).certify(names)
-        return settings
+        if before is not None and before.life and lives.newest() is None:
+            raise UserError(
+                f"{lives.directory} is empty, but a cluster was here: bring it back, or choose another "
+                "--state"
+            )
+        self.layout.reachable(settings).check()
+        claim = lives.claim()
+        try:
+            settings = replace(settings, life=claim.life.number, data=claim.life.data)
+            listen = self.layout.reachable(settings).listen
+            ports = _free_ports((ETCD, *names), listen, before.doors if before is not None else {})
+            settings = replace(settings, doors=ports)
+            self.layout.reachable(settings).certify(names)
+            lives.check(claim.life, claim.since_s)
+            self.layout.write(settings)
+        except BaseException:
+            with suppress(TfSupervisorError):
+                lives.give_back(claim)
+            raise
+        return settings, claim.since_s
+
+    def _wait_for_members(self) -> None:
+        """Wait until the keeper has taken over etcd's data, however long that copies. Raises Unreachable."""
+        while not (status := self.status()).members:
+            self._check_members(status)
+            time.sleep(_POLL_S)
 
     def _admit(self, settings: LocalSettings, deadline: float) -> None:
         """Make the supervisors users of etcd, as soon as it answers."""
@@ -300,8 +328,9 @@ class LocalCluster:
 
     def _elsewhere(self) -> str:
         """The machine whose cluster this is, if that has not said that it has ended; empty: no other."""
-        newest = Lives(self.layout.lives).newest()
-        return "" if newest is None or newest.ended or newest.is_here else newest.host
+        lives = Lives(self.layout.lives)
+        newest = lives.newest()
+        return "" if newest is None or newest.ended or lives.is_here(newest) else newest.host
 
     def _remove_containers(self) -> None:
         """Remove the containers that are left when no agent controls them."""
@@ -310,40 +339,52 @@ class LocalCluster:
             # Without docker nobody pays for loading its SDK.
             importlib.import_module("supervisor.cli.local.containers").remove(docker, self.layout.state)
 
-    def _take_lock(self) -> int:
-        lock = os.open(self.layout.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    def _take_lock(self, settings: LocalSettings) -> int:
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
+            lock = os.open(self.layout.lock(settings), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise Unreachable(f"{error.filename}: {error.strerror}") from error
+        if not self._try_lock(lock):
             os.close(lock)
             raise Conflict(
                 f"a cluster runs in {self.layout.state} already; use it, stop it with "
                 f"`supervisorctl local down --state {self.layout.state}`, or choose another --state"
-            ) from error
+            )
         # The pid in it is of a keeper that has ended; by now it may be anybody's.
         os.ftruncate(lock, 0)
         return lock
 
-    def _locked(self) -> bool:
+    def _locked(self, settings: LocalSettings) -> bool:
         try:
-            lock = os.open(self.layout.lock, os.O_RDWR | os.O_CLOEXEC)
+            lock = os.open(self.layout.lock(settings), os.O_RDWR | os.O_CLOEXEC)
         except FileNotFoundError:
             return False
+        except OSError as error:
+            raise Unreachable(f"{error.filename}: {error.strerror}") from error
+        try:
+            return not self._try_lock(lock)
+        finally:
+            os.close(lock)
+
+    def _try_lock(self, lock: int) -> bool:
+        """Take the lock; False if another process has it. Raises Unreachable."""
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            return True
-        finally:
-            os.close(lock)
-        return False
+            return False
+        except OSError as error:
+            raise Unreachable(
+                f"{self.layout.state} must be on a file system that has locks: {error.strerror}"
+            ) from error
+        return True
 
-    def _start_keeper(self, lock: int, *, leashed: bool) -> None:
+    def _start_keeper(self, lock: int, life: int, since_s: float, *, leashed: bool) -> None:
         """Start the keeper. It inherits the lock, so that there is no moment without a holder."""
         more = (LEASH,) if leashed else ()
         command = (sys.executable, "-P", f"{ROOT}/supervisor/cli/local/member.py", "keeper")
         with self.layout.log("keeper").open("ab") as log:
             keeper = subprocess.Popen(
-                [*command, str(self.layout.state), *more],
+                [*command, str(self.layout.state), str(life), str(since_s), *more],
                 cwd=self.layout.state,
                 env=inherited_environment(),
                 stdin=subprocess.PIPE if leashed else subprocess.DEVNULL,
@@ -352,13 +393,13 @@ class LocalCluster:
                 pass_fds=(lock,),
                 start_new_session=True,
             )
-        self._leash = keeper.stdin
+        self._leash, self._keeper_pid = keeper.stdin, keeper.pid
         os.pwrite(lock, f"{keeper.pid}\n".encode(), 0)
         # Its exit is noticed by the lock; Popen would warn that nobody waits for it.
         keeper.returncode = 0
 
-    def _lock_holder(self) -> int:
-        text = self.layout.lock.read_text().strip()
+    def _lock_holder(self, settings: LocalSettings) -> int:
+        text = self.layout.lock(settings).read_text().strip()
         return int(text) if text.isdigit() else 0
 
     async def _wait_ready(self, settings: LocalSettings, deadline: float) -> LocalStatus:
@@ -427,6 +468,9 @@ def _free_port(held: ExitStack, host: str, wanted: int) -> int:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     for port in (wanted, 0):
         holder = held.enter_context(socket.socket(family))
+        if port:
+            # Connections of the last time may still wait for their end. The kernel's choice is free of them.
+            holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         with suppress(OSError):
             holder.bind((host, port))
             return int(holder.getsockname()[1])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import signal
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -157,9 +158,16 @@ def up(
             render.emit_json(status)
         else:
             click.echo(f"up after {time.monotonic() - started:.1f} s; state and logs: {status.state}")
-            click.echo(f"page: {status.page}")
+            click.echo(f"page: {_page_for_output(status.page, cluster.layout.http_token)}")
         if foreground:
             cluster.attend()
+
+
+def _page_for_output(page: str, token: Path) -> str:
+    """The address of the page; without its token where others may read the output, as a job's log."""
+    if not page or sys.stdout.isatty():
+        return page
+    return f"{page.partition('?')[0]} (its token is in {token})"
 
 
 @contextmanager

@@ -22,6 +22,7 @@ from supervisor.cli.local import processes
 from supervisor.cli.local.layout import Layout, LocalSettings
 from supervisor.cli.local.lives import Hold, Lives
 from supervisor.cli.local.member import LEASH, ROOT
+from supervisor.contract.errors import Conflict, TfSupervisorError
 
 RESTART_MAX_S = 5.0
 HEALTHY_AFTER_S = 3.0
@@ -67,26 +68,37 @@ class Member:
 class Keeper:
     """Runs the members until it is asked to stop."""
 
-    def __init__(self, layout: Layout, settings: LocalSettings) -> None:
+    def __init__(self, layout: Layout, settings: LocalSettings, number: int, since_s: float) -> None:
+        """Raises Conflict where another start has written the files since."""
+        if settings.life != number:
+            raise Conflict(f"another machine has just started the cluster in {layout.state}")
         self._layout = layout
         self._env = member_environment()
         self._done = asyncio.Event()
         self._members = {member.name: member for member in members(layout, settings)}
-        lives = Lives(layout.lives)
-        newest = lives.newest() if settings.life else None
-        self._hold = Hold(lives, newest, self._give_up) if newest is not None else None
+        self._hold: Hold | None = None
+        if number:
+            lives = Lives(layout.lives)
+            life = lives.read(number)
+            lives.check(life, since_s)
+            self._hold = Hold(lives, life, since_s, self._give_up)
 
     async def run(self, *, leashed: bool) -> None:
-        """Start all members, keep them running, and end them. `leashed`: also when standard input ends."""
+        """Start all members, keep them running, and end them. `leashed`: also when standard input ends.
+
+        Raises Unreachable, Conflict if etcd's data cannot be taken over.
+        """
         processes.become_subreaper()
         loop = asyncio.get_running_loop()
         if leashed:
             loop.add_reader(sys.stdin.fileno(), self._unleashed)
-        if self._hold is not None:
-            self._hold.start()
         loop.add_signal_handler(signal.SIGCHLD, self._children_ended)
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._done.set)
+        if self._hold is not None:
+            self._hold.start()
+            # Copies take their time. Whoever does not wait for them ends a keeper that does not answer.
+            self._hold.take_over(self._layout.state / "etcd")
         socket = self._layout.keeper_socket
         socket.unlink(missing_ok=True)
         server = await asyncio.start_unix_server(self._serve, path=socket, limit=_REQUEST_BYTES)
@@ -281,10 +293,18 @@ async def _until(condition: Callable[[], bool], deadline_s: float) -> bool:
 
 
 def main() -> None:
-    """Run `keeper STATE [--leash]`. The parent process has made and locked the state directory."""
+    """Run `keeper STATE LIFE SINCE [--leash]`; LIFE is 0 where machines share nothing.
+
+    The parent process has made and locked the state directory, and begun this life at SINCE.
+    """
     os.umask(0o077)
-    layout = Layout.of(Path(sys.argv[1]))
-    asyncio.run(Keeper(layout, layout.read()).run(leashed=LEASH in sys.argv[2:]))
+    state, number, since_s, *more = sys.argv[1:]
+    layout = Layout.of(Path(state))
+    try:
+        keeper = Keeper(layout, layout.read(), int(number), float(since_s))
+        asyncio.run(keeper.run(leashed=LEASH in more))
+    except TfSupervisorError as error:
+        sys.exit(str(error))
 
 
 if __name__ == "__main__":

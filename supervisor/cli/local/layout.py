@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from supervisor.cli.local.lives import FIRST_DATA
+from supervisor.cli.local.lives import FIRST_DATA, boot_id
 from supervisor.cli.local.reachable import Reachable
 from supervisor.contract.errors import NotFound, UserError
 
@@ -136,10 +136,12 @@ class Layout:
         """The layout under a directory that need not exist yet."""
         return cls(Path(os.path.realpath(state)))
 
-    @property
-    def lock(self) -> Path:
-        """Held by the keeper with flock as long as it lives."""
-        return self.state / "lock"
+    def lock(self, settings: LocalSettings) -> Path:
+        """Held by the keeper with flock as long as it lives.
+
+        Where machines share the directory, each has its own: lives decide between machines.
+        """
+        return self.state / (f"lock.{boot_id()}" if settings.advertise else "lock")
 
     @property
     def settings(self) -> Path:

@@ -49,6 +49,12 @@ class Reachable:
         except ValueError:
             return "0.0.0.0"
 
+    def check(self) -> None:
+        """Raise UserError where a certificate cannot name this host."""
+        from supervisor.cli.cluster import certs
+
+        certs.read_holder(f"{ETCD}:{ETCD},{bare(self.host)}")
+
     def address(self, member: str) -> str:
         """The address of etcd or a supervisor."""
         return join(self.host, self.ports[member])
