@@ -49,6 +49,18 @@ class Own:
 
 
 @dataclass(frozen=True, slots=True)
+class Addresses:
+    """The addresses of supervisors and of etcd."""
+
+    supervisors: tuple[str, ...]
+    etcd: tuple[str, ...]
+
+    def have_left(self, former: Addresses) -> bool:
+        """Whether none of the former supervisors is among these, or none of the former etcds."""
+        return not set(self.supervisors) & set(former.supervisors) or not set(self.etcd) & set(former.etcd)
+
+
+@dataclass(frozen=True, slots=True)
 class Shared:
     """A file that all agents of a pool share.
 
@@ -107,23 +119,31 @@ def write(path: Path, own: Own) -> Path:
     return to
 
 
-def follow(path: Path, own: Path) -> tuple[str, ...]:
+def addresses(own: Path) -> Addresses:
+    """The addresses in an agent's own file. Raises UserError, NotFound."""
+    return _addresses(load_agent(own))
+
+
+def follow(path: Path, own: Path) -> Addresses | None:
     """Take the addresses of supervisors and etcd from the shared file into an agent's own.
 
-    Returns those of the supervisors, and nothing if no address has changed. What else has changed counts for
-    agents that begin later. Raises UserError with the lines of the shared file that are wrong, NotFound,
-    Refused.
+    Returns them; None if it has the same ones. What else has changed counts for agents that begin later.
+    Raises UserError with the lines of the shared file that are wrong, NotFound, Refused.
     """
-    now, before = load_agent(path, _as_any), load_agent(own)
-    if (now.supervisors, now.etcd.endpoints) == (before.supervisors, before.etcd.endpoints):
-        return ()
+    now, before = _addresses(load_agent(path, _as_any)), addresses(own)
+    if (set(now.supervisors), set(now.etcd)) == (set(before.supervisors), set(before.etcd)):
+        return None
     try:
         made = json.loads(own.read_text().partition("\n")[2])
-        made["supervisors"], made["etcd"]["endpoints"] = now.supervisors, now.etcd.endpoints
+        made["supervisors"], made["etcd"]["endpoints"] = now.supervisors, now.etcd
         _put(own, made, path)
     except OSError as error:
         raise Refused(f"cannot write {own}: {error.strerror}") from error
-    return tuple(now.supervisors)
+    return now
+
+
+def _addresses(config: AgentConfig) -> Addresses:
+    return Addresses(tuple(config.supervisors), tuple(config.etcd.endpoints))
 
 
 def _as_any(value: dict[str, object]) -> None:

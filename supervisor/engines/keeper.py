@@ -28,9 +28,13 @@ import os
 import shlex
 import signal
 import sys
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import NoReturn
+from typing import NoReturn, TypeVar
 
 from agent.inside.child.cadence import WANTED
 from agent.inside.launcher import ports
@@ -45,6 +49,7 @@ from supervisor.engines import agent_file
 from supervisor.engines.agent_file import Own
 from supervisor.engines.credentials import Credentials
 
+R = TypeVar("R")
 MOST_BESIDE = 64
 """Most agents of a pool on one machine, and of all pools at one address."""
 AGAIN_S, AGAIN_MOST_S = 0.2, 5.0
@@ -235,28 +240,34 @@ class Keeper:
         raise AssertionError
 
     async def _follow(self) -> NoReturn:
-        """Start the agent again when supervisors or etcd have moved: the file that all agents share says so.
+        """Start the agent again when the file that all agents share has none of its supervisors any more, or
+        none of its etcd.
 
-        Its tasks run on, as long as they may without etcd.
+        Its tasks run on, as long as they may without etcd. An agent that begins later has the addresses of
+        then.
         """
-        seen, said = None, ""
+        seen, said, began = None, "", None
         while True:
             await asyncio.sleep(FOLLOW_S)
             try:
-                if (now := await asyncio.to_thread(_written_at, self._order.file)) == seen:
+                began = began or agent_file.addresses(self._config)
+                if (now := await _aside(partial(_written_at, self._order.file))) == seen:
                     continue
-                supervisors = await asyncio.to_thread(agent_file.follow, self._order.file, self._config)
+                moved = await _aside(partial(agent_file.follow, self._order.file, self._config))
                 seen, said = now, ""
             except (OSError, TfSupervisorError) as error:
                 if said != (said := str(error)):
                     say(f"{said}; the agent goes on with the addresses that it has")
                 continue
-            if not supervisors or self._leaving.is_set():
+            if moved is None or self._leaving.is_set():
                 continue
-            say(f"supervisors or etcd have moved ({', '.join(supervisors)}); the agent is started again")
             if self._credentials is not None:
-                self._credentials.supervisors = list(supervisors)
-            await self._end_agent()
+                self._credentials.supervisors = list(moved.supervisors)
+            if moved.have_left(began):
+                now_at = ", ".join(moved.supervisors)
+                say(f"supervisors or etcd have moved ({now_at}); the agent is started again")
+                began = moved
+                await self._end_agent()
 
     def _hint(self, code: int) -> str:
         """A likely cause of an agent's end, which its own line does not tell."""
@@ -349,9 +360,28 @@ class Keeper:
 
 
 def _written_at(file: Path) -> tuple[int, int, int]:
-    """What changes with each version of a file. Raises OSError."""
-    found = file.stat()
+    """What changes with each version of a file. Raises OSError.
+
+    A network file system asks its server about a file that is opened, and not about one that is named.
+    """
+    with file.open("rb") as opened:
+        found = os.fstat(opened.fileno())
     return found.st_ino, found.st_size, found.st_mtime_ns
+
+
+async def _aside(look: Callable[[], R]) -> R:
+    """Look at what may hang for ever, in a thread that the end of this process does not wait for."""
+    found: Future[R] = Future()
+
+    def act() -> None:
+        found.set_running_or_notify_cancel()
+        try:
+            found.set_result(look())
+        except (OSError, TfSupervisorError) as error:
+            found.set_exception(error)
+
+    threading.Thread(target=act, daemon=True).start()
+    return await asyncio.wrap_future(found)
 
 
 async def _start(module: str, *arguments: str, deaf: bool = False) -> asyncio.subprocess.Process:

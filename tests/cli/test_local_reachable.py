@@ -26,7 +26,7 @@ from supervisor.cli.local.cluster import LocalCluster, _free_ports
 from supervisor.cli.local.keeper import Keeper
 from supervisor.cli.local.layout import Layout, LocalSettings
 from supervisor.cli.local.lives import STOP_S, Lives
-from supervisor.cli.local.reachable import ETCD
+from supervisor.cli.local.reachable import ETCD, Reachable
 from supervisor.cli.options import Globals
 from supervisor.cli.pool import tokens
 from supervisor.cli.pool.order import shared_file
@@ -249,6 +249,22 @@ def test_a_name_that_no_certificate_has_begins_no_life(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="the address"):
         cluster.up()
     assert not cluster.layout.lives.exists()
+
+
+def test_a_pool_is_let_into_etcd_whichever_option_names_the_cluster(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = Layout.of(tmp_path / "state")
+    found.make()
+    ports = {ETCD: 1, "supervisor-0": 2}
+    found.write(LocalSettings("local", 0, 1, "default", advertise="127.0.0.2", doors=ports, life=3))
+    admitted: list[str] = []
+    monkeypatch.setattr(Reachable, "admit", lambda *words: admitted.extend(words[2]))
+    elsewhere = tmp_path / "client.yaml"
+    elsewhere.write_text(found.client_config.read_text())
+    for given in (Globals(found.state), Globals(config=found.client_config), Globals(config=elsewhere)):
+        tokens._admit(given, POOL)
+    assert admitted == [f"pool:{POOL}"] * 2
 
 
 def test_a_port_with_connections_that_have_ended_is_free() -> None:

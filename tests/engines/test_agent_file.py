@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ import pytest
 from supervisor.adapters.files.config.agent import load_agent
 from supervisor.contract.errors import NotFound, Refused, UserError
 from supervisor.engines import agent_file
-from supervisor.engines.agent_file import Own
+from supervisor.engines.agent_file import Addresses, Own
 from supervisor.engines.keeper import Claims, Order, prepare
 
 SHARED = """
@@ -173,21 +174,39 @@ def test_a_directory_that_another_user_has_made_is_refused(shared: Path, tmp_pat
 def test_an_agent_follows_supervisors_and_etcd_and_nothing_else(shared: Path) -> None:
     _, file = prepare(order(shared), Claims())
     before = load_agent(file)
-    assert agent_file.follow(shared, file) == ()
+    former = agent_file.addresses(file)
+    assert agent_file.follow(shared, file) is None
     text = shared.read_text()
     moved = (
         text.replace(":7600", ":8600").replace(":2379", ":3379").replace("state_dir: agents", "state_dir: b")
     )
     shared.write_text(moved)
-    assert agent_file.follow(shared, file) == ("127.0.0.1:8600",)
+    moved_to = agent_file.follow(shared, file)
+    assert moved_to == Addresses(("127.0.0.1:8600",), ("127.0.0.1:3379",))
+    assert moved_to.have_left(former)
     now = load_agent(file)
     assert (now.supervisors, now.etcd.endpoints) == (["127.0.0.1:8600"], ["127.0.0.1:3379"])
     assert now.model_copy(update={"supervisors": before.supervisors, "etcd": before.etcd}) == before
     assert file.stat().st_mode & 0o777 == 0o600
-    assert agent_file.follow(shared, file) == ()
+    assert agent_file.follow(shared, file) is None
 
     # A file that is wrong changes nothing.
     shared.write_text(text.replace("listen:", "listens:"))
     with pytest.raises(UserError, match="listens"):
         agent_file.follow(shared, file)
     assert load_agent(file) == now
+
+
+def test_an_agent_stays_as_long_as_one_of_its_supervisors_and_of_its_etcd_does(shared: Path) -> None:
+    _, file = prepare(order(shared), Claims())
+    text = shared.read_text()
+    shared.write_text(text.replace('"127.0.0.1:7600"', '"127.0.0.1:7600", "127.0.0.1:7700"'))
+    both = agent_file.follow(shared, file)
+    assert both is not None
+    shared.write_text(text.replace('"127.0.0.1:7600"', '"127.0.0.1:7700", "127.0.0.1:7600"'))
+    assert agent_file.follow(shared, file) is None
+    one = replace(both, supervisors=both.supervisors[1:])
+    other = replace(both, supervisors=both.supervisors[:1])
+    moved = replace(both, etcd=("127.0.0.1:3379",))
+    assert [each.have_left(one) for each in (one, both, other)] == [False, False, True]
+    assert moved.have_left(both)

@@ -10,6 +10,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -23,7 +24,7 @@ from supervisor.cli.pool import left_behind
 from supervisor.cli.pool.order import Wanted, pool_of
 from supervisor.contract.errors import Dismissed
 from supervisor.contract.views.jobs import SAVE_S
-from supervisor.engines import keeper, pools
+from supervisor.engines import agent_file, keeper, pools
 from supervisor.engines.engine import Pool
 from supervisor.engines.keeper import Order
 from tests.cli.printing import JOB, PROGRAM, PrintingShell
@@ -330,6 +331,38 @@ async def test_what_ends_the_node_hears_none_of_the_keepers_signals(
         os.kill(int(Path("begun").read_text()), number)
     Path("signalled").touch()
     assert await running == 0
+
+
+async def test_a_directory_that_hangs_keeps_no_keeper_from_its_end(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    looked, over = threading.Event(), threading.Event()
+
+    def hang(_: Path) -> agent_file.Addresses:
+        looked.set()
+        over.wait(60)
+        return agent_file.Addresses((), ())
+
+    async def start(_module: str, *_arguments: str) -> asyncio.subprocess.Process:
+        return await asyncio.create_subprocess_exec("sleep", "60")
+
+    async def run(*_: object) -> int:
+        return 0
+
+    monkeypatch.setattr(keeper, "_start", start)
+    monkeypatch.setattr(keeper, "_run", run)
+    monkeypatch.setattr(keeper, "FOLLOW_S", 0.01)
+    monkeypatch.setattr(keeper, "_written_at", hang)
+    monkeypatch.setattr(agent_file, "addresses", lambda _: agent_file.Addresses((), ()))
+    order = Order(pool="p", place="n1", id="1_0", file=tmp_path, client=("--state", str(tmp_path)))
+
+    running = asyncio.create_task(keeper.Keeper(order, "p.n1", tmp_path / "agent.yaml").run())
+    await until(looked.is_set)
+    os.kill(os.getpid(), signal.SIGTERM)
+    assert await asyncio.wait_for(running, 20) == 0
+    # As `asyncio.run` does at the end.
+    await asyncio.wait_for(asyncio.get_running_loop().shutdown_default_executor(), 10)
+    over.set()
 
 
 class Full(io.StringIO):

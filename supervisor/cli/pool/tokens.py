@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
 from functools import partial
@@ -133,8 +134,13 @@ def shown(wall_ms: int) -> str:
 def _admit(given: Globals, pool: str) -> None:
     """Let a pool's agents into the etcd of an embedded cluster, which has no other administrator."""
     option, place = place_of(given)
-    layout = Layout.of(place)
-    if option != "--state" or not layout.settings.exists():
+    if option == "--state":
+        layout = Layout.of(place)
+    else:
+        layout = Layout.of(place.absolute().parent.parent)
+        if layout.client_config != Path(os.path.realpath(place)):
+            return
+    if not layout.settings.exists():
         return
     if (settings := layout.read()).advertise:
         config = layout.config(layout.supervisors(settings)[0])
