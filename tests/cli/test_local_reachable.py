@@ -222,6 +222,8 @@ def test_a_keeper_has_its_own_life_or_none(tmp_path: Path) -> None:
     lives = Lives(found.lives)
     claim = lives.claim()
     Keeper(found, settings, 1, claim.since_s)
+    with pytest.raises(Conflict, match="another machine has just started"):
+        Keeper(found, replace(settings, life=2), 1, claim.since_s)
     with pytest.raises(Conflict, match="too slow"):
         Keeper(found, settings, 1, claim.since_s - STOP_S)
     replace(lives, boot="there").claim(0.0)
@@ -243,10 +245,19 @@ def test_a_cluster_whose_lives_are_gone_does_not_begin_anew(tmp_path: Path) -> N
         cluster.up()
 
 
-def test_a_name_that_no_certificate_has_begins_no_life(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("host", "why"), [("n" * 64, "the address"), ("nobody.invalid", "knows no IPv4 address of it")]
+)
+def test_a_name_that_nobody_can_reach_begins_no_life(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, host: str, why: str
+) -> None:
+    def unknown(*_: object) -> None:
+        raise socket.gaierror(socket.EAI_NONAME, "unknown")
+
+    monkeypatch.setattr(socket, "getaddrinfo", unknown)
     cluster = LocalCluster(tmp_path / "state", nodes=0)
-    cluster.advertise = "n" * 64
-    with pytest.raises(UserError, match="the address"):
+    cluster.advertise = host
+    with pytest.raises(UserError, match=why):
         cluster.up()
     assert not cluster.layout.lives.exists()
 

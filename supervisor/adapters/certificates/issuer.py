@@ -97,7 +97,7 @@ class Issuer:
         names = [*(f"URI:{each}" for each in wanted.uris), *([f"DNS:{wanted.dns}"] if wanted.dns else [])]
         usage = "serverAuth,clientAuth" if wanted.dns else "clientAuth"
         try:
-            pem = self._signed(request, wanted.name, usage, names, (_stamp(now - SKEW), _stamp(ends)))
+            pem = signed(self.cert, self.key, request, wanted.name, usage, names, (now - SKEW, ends))
         except Refused as error:
             # The request was checked: it is this machine that has no room, or cannot read its authority.
             raise Unreachable(f"no certificate can be signed now: {error}") from error
@@ -106,31 +106,38 @@ class Issuer:
             raise Refused("the key in the request has not signed the request")
         return pem, ends
 
-    def _signed(
-        self, request: str, name: str, usage: str, alternatives: Sequence[str], times: tuple[str, str]
-    ) -> str:
-        """The certificate; empty if the request's signature is wrong. Raises Refused."""
-        with openssl.scratch() as scratch:
-            directory = Path(scratch)
-            request_file, config, made = (directory / each for each in ("request", "config", "made"))
-            request_file.write_text(request, encoding="ascii")
-            (directory / "index").touch()
-            config.write_text(
-                _CONFIG.format(directory=directory, usage=usage, alternatives=",".join(alternatives))
-            )
-            openssl.run(
-                *("ca", "-batch", "-notext", "-config", str(config)),
-                *("-cert", str(self.cert), "-keyfile", str(self.key)),
-                *("-startdate", times[0], "-enddate", times[1]),
-                *("-subj", f"/CN={name}", "-in", str(request_file), "-out", str(made)),
-            )
-            return made.read_text(encoding="ascii") if made.exists() else ""
-
     def _pem(self) -> bytes:
         try:
             return self.cert.read_bytes()
         except OSError as error:
             raise UserError(f"{self.cert}: cannot read this TLS file: {error.strerror}") from error
+
+
+def signed(
+    cert: Path,
+    key: Path,
+    request: str,
+    name: str,
+    usage: str,
+    alternatives: Sequence[str],
+    times: tuple[datetime, datetime],
+) -> str:
+    """A certificate of an authority, as PEM; empty if the request's signature is wrong. Raises Refused."""
+    with openssl.scratch() as scratch:
+        directory = Path(scratch)
+        request_file, config, made = (directory / each for each in ("request", "config", "made"))
+        request_file.write_text(request, encoding="ascii")
+        (directory / "index").touch()
+        config.write_text(
+            _CONFIG.format(directory=directory, usage=usage, alternatives=",".join(alternatives))
+        )
+        openssl.run(
+            *("ca", "-batch", "-notext", "-config", str(config)),
+            *("-cert", str(cert), "-keyfile", str(key)),
+            *("-startdate", _stamp(times[0]), "-enddate", _stamp(times[1])),
+            *("-subj", f"/CN={name}", "-in", str(request_file), "-out", str(made)),
+        )
+        return made.read_text(encoding="ascii") if made.exists() else ""
 
 
 def _stamp(moment: datetime) -> str:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import ipaddress
-import secrets
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
@@ -17,6 +16,7 @@ from pathlib import Path
 import click
 
 from supervisor.adapters.certificates import openssl
+from supervisor.adapters.certificates.issuer import SKEW, signed
 from supervisor.contract.access import Kind, identify
 from supervisor.contract.errors import Conflict, Refused, TfSupervisorError, UserError
 from supervisor.contract.ids import check_name
@@ -257,21 +257,24 @@ def _mark_of(key: Path, scratch: str) -> str:
 
 def _sign(directory: Path, wanted: Wanted, days: int) -> None:
     with openssl.scratch(directory) as scratch:
-        key, request, made, extensions = (Path(scratch) / name for name in ("key", "request", "pem", "ext"))
+        key, request, made = (Path(scratch) / name for name in ("key", "request", "pem"))
         openssl.new_key(key)
-        extensions.write_text(
-            f"subjectAltName={','.join(wanted.alternatives)}\nextendedKeyUsage={wanted.usage}\n"
-            "keyUsage=critical,digitalSignature\nbasicConstraints=critical,CA:FALSE\n"
-        )
         openssl.run("req", "-new", "-key", str(key), "-subj", f"/CN={wanted.name}", "-out", str(request))
-        authority = directory / wanted.authority
-        signer = ("-CA", f"{authority}.pem", "-CAkey", f"{authority}.key")
-        life = ("-days", str(days), "-set_serial", f"0x{secrets.token_hex(16)}")
-        files = ("-in", str(request), "-out", str(made), "-extfile", str(extensions))
+        now = datetime.now(UTC)
         try:
-            openssl.run("x509", "-req", "-sha256", *signer, *life, *files)
+            pem = signed(
+                directory / f"{wanted.authority}.pem",
+                directory / f"{wanted.authority}.key",
+                request.read_text(encoding="ascii"),
+                wanted.name,
+                wanted.usage,
+                wanted.alternatives,
+                (now - SKEW, now + timedelta(days=days)),
+            )
         except TfSupervisorError as error:
             raise Refused(f"no certificate for {wanted.name}: {error}") from error
+        made.touch(mode=0o600)
+        made.write_text(pem)
         # The key first: who reads the two meanwhile finds that they do not match, and keeps the old pair.
         key.replace(directory / f"{wanted.file}.key")
         made.replace(directory / f"{wanted.file}.pem")

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import ipaddress
 import os
+import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from supervisor.contract.addresses import bare, join
+from supervisor.contract.errors import UserError
 
 OWNER = "owner"
 """The name of the cluster's only user."""
@@ -50,10 +52,17 @@ class Reachable:
             return "0.0.0.0"
 
     def check(self) -> None:
-        """Raise UserError where a certificate cannot name this host."""
+        """Raise UserError where a certificate cannot name this host, or nobody would listen there."""
         from supervisor.cli.cluster import certs
 
         certs.read_holder(f"{ETCD}:{ETCD},{bare(self.host)}")
+        try:
+            family = socket.AF_INET6 if ":" in self.listen else socket.AF_INET
+            socket.getaddrinfo(bare(self.host), None, family)
+        except OSError as error:
+            raise UserError(
+                f"--advertise {self.host}: this machine knows no IPv4 address of it ({error}); give one"
+            ) from error
 
     def address(self, member: str) -> str:
         """The address of etcd or a supervisor."""
