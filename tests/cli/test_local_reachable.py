@@ -122,6 +122,29 @@ def test_agents_of_other_machines_join_and_find_it_again_where_it_has_moved(tmp_
     assert "supervisors or etcd have moved (127.0.0.3:" in (tmp_path / "agent.log").read_text()
 
 
+@pytest.mark.slow
+def test_a_cluster_goes_on_from_a_copy_where_another_machine_told_no_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with running(tmp_path) as cluster:
+        given = Globals(cluster.layout.state)
+        tokens.obtain(given, POOL, tmp_path / "token", "1h")
+        status, lives = cluster.status(), Lives(cluster.layout.lives)
+        os.kill(status.keeper_pid, signal.SIGKILL)
+        pids = [member.pid for member in status.members]
+        wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids), "nothing is left")
+        wait_until(lambda: not cluster.status().running, "its lock is free")
+        life = lives.newest()
+        assert life is not None
+        lives.write(replace(life, boot="there", host="n7"))
+        assert cluster.status().elsewhere == "n7"
+
+        monkeypatch.setattr(Lives.claim, "__defaults__", (0.0,))
+        cluster.up()
+        assert [each.name for each in (cluster.layout.state / "etcd").iterdir()] == ["data-2"]
+        assert [view.pool for view in tokens.known(given, POOL)] == [POOL]
+
+
 def test_nobody_is_let_in_without_a_certificate_of_its_own(cluster: LocalCluster, tmp_path: Path) -> None:
     client = json.loads(cluster.layout.client_config.read_text().partition("\n")[2])
     own = TlsFiles(*(Path(client["tls"][each]) for each in ("ca", "cert", "key")))
