@@ -437,6 +437,19 @@ def test_a_program_that_goes_on_to_crash_on_its_gpu_has_no_more_time_to_say_why(
     assert world.running()["worker.0"].number == 2, "its time counts from its own first crash"
 
 
+def test_a_program_that_crashed_as_it_began_and_goes_on_is_charged() -> None:
+    """Its first fault may be of the attempt before; those that follow are its own."""
+    world = world_of(spec()).start()
+    began_ms, fault = world.now_ms, 0
+    while world.running()["worker.0"].number == 1 and world.now_ms < began_ms + 20_000:
+        if (world.now_ms - began_ms) // 3_000 >= fault:
+            fault += 1
+            befall(world, given(world)["worker.0"][0], GpuAction.RESTART_TASK, fault, own=True)
+        world.tick()
+    until_attempt(world, 2)
+    assert world.switch().ledger.program == 1
+
+
 def test_a_program_that_crashes_on_one_gpu_after_the_other_has_no_more_time_to_say_why() -> None:
     world = world_of(spec(Resources(gpus=2), workers=1)).start()
     for _ in range(50):

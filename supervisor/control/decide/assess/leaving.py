@@ -15,12 +15,10 @@ from supervisor.control.decide.assess.members import Member, MemberState
 from supervisor.control.decide.assess.moving import moves_alone
 from supervisor.control.decide.assess.need import Need
 from supervisor.control.decide.assess.verdicts import Suspect, judge
-from supervisor.control.decide.facts.gpus import GpuHarm, befallen
+from supervisor.control.decide.facts.gpus import SETTLED_MS, GpuHarm, befallen
 from supervisor.control.decide.facts.history import incident_id
 from supervisor.control.decide.snapshot import JobState, Snapshot, Versioned
 
-SETTLED_MS = 2_000
-"""A report on a GPU so soon after an attempt's start may still be what its predecessor did."""
 LAST_WORDS_MS = 5_000
 """A program that crashed on its GPU has so long from the report to end by itself. CUDA tells it of the crash
 after the report, when the driver has cleaned up, and only its own last lines name the cause."""

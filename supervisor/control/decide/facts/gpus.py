@@ -21,6 +21,9 @@ from supervisor.control.decide.snapshot import JobState, NodeState, Snapshot, Ve
 HARMFUL = frozenset({GpuAction.RESET_GPU, GpuAction.DRAIN_NODE, GpuAction.CONTACT})
 """After a fault that asks for one of these, no task should have the GPU."""
 
+SETTLED_MS = 2_000
+"""A report on a GPU so soon after an attempt's start may still be what its predecessor did."""
+
 FAULT_EVENTS = ("gpu_fault", "gpu_quarantined")
 """The kinds of events that tell of a fault."""
 
@@ -208,8 +211,10 @@ def _known_ms(
     few seconds. `had`: the GPU's newest fault before that attempt.
     """
     known_ms = [report.seen_ms]
+    settled_ms = assigned.seen_ms + SETTLED_MS
     for fault, event in _told(snap, node, gpu):
-        its_own = gpu.blames_program and event.mod_revision > assigned.mod_revision and fault != str(had)
+        later = event.mod_revision > assigned.mod_revision and event.seen_ms >= settled_ms
+        its_own = gpu.blames_program and later and fault != str(had)
         if its_own or fault == str(gpu.fault):
             known_ms.append(event.seen_ms)
     return min(known_ms)
