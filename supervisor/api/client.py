@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from types import TracebackType
 from typing import Self, TypeVar
@@ -170,8 +171,10 @@ class ControlClient:
         if not drain:
             return await self._call("Cordon", request, NodeAnswer, write=True)
         # A leader that dies as the jobs save has not drained the node yet: its successor is asked for all.
-        # It refuses if somebody else has lifted the cordon meanwhile.
-        request = replace(request, since=(await self.nodes()).revision)
+        # It refuses if somebody else has lifted the cordon meanwhile. Where nobody leads just now, the leader
+        # that is waited for counts from its own look.
+        with suppress(Unreachable):
+            request = replace(request, since=(await self.nodes()).revision)
         return await self._call("Cordon", request, NodeAnswer, most_s=_SAVING_S, again_s=_SAVING_S)
 
     async def uncordon(self, node: str, gpu: str = "") -> NodeAnswer:

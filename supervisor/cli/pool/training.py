@@ -363,7 +363,10 @@ class TrainingPool:
         nodes = [node for each, node in (await self._nodes.by_agent()).items() if each in agents]
         names = ", ".join([node.node for node in nodes] or agents)
         self._tell(f"Spark decommissions the executors of {names}: their agents move")
-        await self._nodes.drain(nodes, "its executor is decommissioned", self._notice_s)
+        try:
+            await self._nodes.drain(nodes, "its executor is decommissioned", self._notice_s)
+        except TfSupervisorError as error:
+            self._tell(f"pool {self.name}: {names} move at once, with what tasks they have: {error}")
         for agent in agents:
             await asyncio.to_thread(self._agents.move, agent)
         await self._nodes.left(nodes, GONE_S)

@@ -13,8 +13,8 @@ from supervisor.contract.views.jobs import SAVE_S
 from supervisor.contract.views.nodes import NodeView
 
 LOOK_S = 0.5
-LEAST_S = SAVE_S + 5.0
-"""How long a drain may take at least: it waits for a save."""
+LEAST_S = SAVE_S + 15.0
+"""How long a drain may take at least: the leader waits for a save, and 5 s more for a silent agent."""
 _AWAY = ("gone", "lost")
 
 
