@@ -110,7 +110,13 @@ def _fetched(cluster: Cluster, job: Job, directory: Path) -> Path:
 def _began(job: Job) -> tuple[int, int]:
     """The step at which the chief's newest attempt began, and the number of log lines that it found."""
     job.wait("running")
-    _until(lambda: "began at" in job.output("chief"), "the beginning of the chief", job)
+
+    def again() -> bool:
+        """Whether the output is that of an attempt that found something: the first one found nothing."""
+        output = job.output("chief")
+        return "began at" in output and "began at 0 with 0 lines" not in output
+
+    _until(again, "another beginning of the chief", job)
     line = job.printed(r"began at (\d+ with \d+)", "chief")
     step, lines = line.split(" with ")
     return int(step), int(lines)
