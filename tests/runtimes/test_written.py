@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -112,9 +113,8 @@ def _began(job: Job) -> tuple[int, int]:
     job.wait("running")
 
     def again() -> bool:
-        """Whether the output is that of an attempt that found something: the first one found nothing."""
-        output = job.output("chief")
-        return "began at" in output and "began at 0 with 0 lines" not in output
+        """Whether an attempt has begun that found something: the first one found nothing."""
+        return re.search("began at (?!0 with 0 )", job.output("chief")) is not None
 
     _until(again, "another beginning of the chief", job)
     line = job.printed(r"began at (\d+ with \d+)", "chief")
