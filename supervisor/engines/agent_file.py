@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from supervisor.adapters.files.config.agent import AgentConfig, load_agent
+from supervisor.adapters.files.private import write_private
 from supervisor.adapters.files.yaml_file import WrittenFloat, WrittenInt
 from supervisor.contract.errors import Refused
 from supervisor.engines.installation.bootstrap import exchangeable
@@ -112,10 +113,9 @@ def write(path: Path, own: Own) -> Path:
         Path(config.socket_dir).mkdir(mode=0o700, parents=True, exist_ok=True)
         for each in (config.state_dir, config.socket_dir, config.checkpoint_parent):
             require_own(Path(each))
-        to.touch(mode=0o600)
-        _put(to, made, path)
     except OSError as error:
         raise Refused(f"cannot write {to}: {error.strerror}") from error
+    _put(to, made, path)
     return to
 
 
@@ -135,10 +135,10 @@ def follow(path: Path, own: Path) -> Addresses | None:
         return None
     try:
         made = json.loads(own.read_text().partition("\n")[2])
-        made["supervisors"], made["etcd"]["endpoints"] = now.supervisors, now.etcd
-        _put(own, made, path)
     except OSError as error:
-        raise Refused(f"cannot write {own}: {error.strerror}") from error
+        raise Refused(f"cannot read {own}: {error.strerror}") from error
+    made["supervisors"], made["etcd"]["endpoints"] = now.supervisors, now.etcd
+    _put(own, made, path)
     return now
 
 
@@ -151,12 +151,8 @@ def _as_any(value: dict[str, object]) -> None:
 
 
 def _put(to: Path, made: dict[str, object], source: Path) -> None:
-    fresh = to.with_suffix(".new")
-    fresh.touch(mode=0o600)
-    fresh.write_text(
-        f"# Made of {source} by the agent's keeper; changes are lost.\n{json.dumps(made, indent=2)}\n"
-    )
-    fresh.replace(to)
+    text = f"# Made of {source} by the agent's keeper; changes are lost.\n{json.dumps(made, indent=2)}\n"
+    write_private(to, text.encode())
 
 
 def require_own(path: Path) -> None:

@@ -6,7 +6,6 @@ The key is made here and never leaves the machine. The agent reads the file agai
 from __future__ import annotations
 
 import asyncio
-import os
 import random
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -19,6 +18,7 @@ from supervisor.adapters.certificates.reload import Certificates
 from supervisor.adapters.certificates.tls import TlsFiles
 from supervisor.adapters.certificates.x509 import validity
 from supervisor.adapters.files.config.agent import AgentConfig
+from supervisor.adapters.files.private import write_private
 from supervisor.api.client import ControlClient
 from supervisor.contract.errors import Refused, TfSupervisorError, UserError
 from supervisor.contract.pool.requests import CertifyRequest
@@ -151,17 +151,3 @@ class Credentials:
         if text != self._said:
             self._say(text)
         self._said = text
-
-
-def write_private(path: Path, pem: bytes) -> None:
-    """Replace a file whole, with mode 0600. Raises Refused."""
-    fresh = path.with_name(f"{path.name}.new")
-    try:
-        fresh.unlink(missing_ok=True)
-        with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as stream:
-            stream.write(pem)
-            stream.flush()
-            os.fsync(stream.fileno())
-        fresh.replace(path)
-    except OSError as error:
-        raise Refused(f"cannot write {path}: {error.strerror}") from error

@@ -360,7 +360,7 @@ class Keeper:
 
 
 def _written_at(file: Path) -> tuple[int, int, int]:
-    """What changes with each version of a file. Raises OSError.
+    """Inode, size and time of a file: each version of it has others. Raises OSError.
 
     A network file system asks its server about a file that is opened, and not about one that is named.
     """

@@ -21,6 +21,7 @@ from supervisor.adapters.certificates.issuer import Issuer, Leaf
 from supervisor.adapters.certificates.reload import Certificates
 from supervisor.adapters.certificates.tls import TlsFiles
 from supervisor.adapters.files.config.agent import load_agent
+from supervisor.adapters.files.private import write_private
 from supervisor.cli.cluster.certs import certs
 from supervisor.cli.pool import commands as commands_of_pool
 from supervisor.cli.pool import tokens
@@ -139,7 +140,7 @@ def prepare_disk(directory: Path) -> None:
 
 def put_token(supervisors: Supervisors, path: Path, ago: timedelta = timedelta()) -> None:
     key, request = openssl.key_and_request("token-of-pool:train")
-    credentials.write_private(path, key + supervisors.sign(request, HOUR, ago)[0].encode())
+    write_private(path, key + supervisors.sign(request, HOUR, ago)[0].encode())
 
 
 async def test_an_agent_asks_until_a_supervisor_answers(agent: Kept, supervisors: Supervisors) -> None:

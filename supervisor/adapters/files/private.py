@@ -1,4 +1,4 @@
-"""Files with secrets that a configuration names: this user can read them, and nobody else."""
+"""Files with secrets: this user can read them, and nobody else."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 from supervisor.adapters.files.yaml_file import Document, Where
+from supervisor.contract.errors import Refused
 
 
 def check_private(document: Document, where: Where, file: str) -> None:
@@ -19,3 +20,17 @@ def check_private(document: Document, where: Where, file: str) -> None:
         document.problem(where, f"{file} cannot be read by this user")
     elif mode & 0o077:
         document.problem(where, f"others on this machine can read {file}; run: chmod 600 {file}")
+
+
+def write_private(path: Path, content: bytes) -> None:
+    """Replace a file whole, with mode 0600. Raises Refused."""
+    fresh = path.with_name(f"{path.name}.new")
+    try:
+        fresh.unlink(missing_ok=True)
+        with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as stream:
+            stream.write(content)
+            stream.flush()
+            os.fsync(stream.fileno())
+        fresh.replace(path)
+    except OSError as error:
+        raise Refused(f"cannot write {path}: {error.strerror}") from error

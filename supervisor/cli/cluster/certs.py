@@ -17,6 +17,7 @@ import click
 
 from supervisor.adapters.certificates import openssl
 from supervisor.adapters.certificates.issuer import SKEW, signed
+from supervisor.adapters.files.private import write_private
 from supervisor.contract.access import Kind, identify
 from supervisor.contract.errors import Conflict, Refused, TfSupervisorError, UserError
 from supervisor.contract.ids import check_name
@@ -273,8 +274,7 @@ def _sign(directory: Path, wanted: Wanted, days: int) -> None:
             )
         except TfSupervisorError as error:
             raise Refused(f"no certificate for {wanted.name}: {error}") from error
-        made.touch(mode=0o600)
-        made.write_text(pem)
+        write_private(made, pem.encode())
         # The key first: who reads the two meanwhile finds that they do not match, and keeps the old pair.
         key.replace(directory / f"{wanted.file}.key")
         made.replace(directory / f"{wanted.file}.pem")

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from supervisor.adapters.files.private import write_private
 from supervisor.contract.addresses import bare, join
 from supervisor.contract.errors import UserError
 
@@ -80,11 +81,8 @@ class Reachable:
         holders = [f"supervisor:{name},{at}" for name in supervisors]
         certs.make(self.tls, [*holders, f"etcd:{ETCD},{at}", f"user:{OWNER}", f"etcdctl:{ADMIN}"], DAYS)
         certs.make_pool_authority(self.tls)
-        fresh = self._of_etcd.with_suffix(".new")
-        fresh.write_bytes(
-            b"".join((self.tls / f"{each}.pem").read_bytes() for each in ("ca", "pool-ca-etcd"))
-        )
-        fresh.replace(self._of_etcd)
+        both = b"".join((self.tls / f"{each}.pem").read_bytes() for each in ("ca", "pool-ca-etcd"))
+        write_private(self._of_etcd, both)
 
     def admit(self, supervisor_config: Path, holders: Sequence[str]) -> None:
         """Make these the users of etcd, and let it refuse all others. Raises Unreachable, Refused."""

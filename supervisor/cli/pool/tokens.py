@@ -55,8 +55,8 @@ def check(given: Globals, file: Path, token_for: str) -> int:
 def obtain(given: Globals, pool: str, file: Path, token_for: str) -> Certificate:
     """Get a token for a pool, and write it into a file of mode 0600. Raises UserError, Refused, Conflict."""
     from supervisor.adapters.certificates import openssl
+    from supervisor.adapters.files.private import write_private
     from supervisor.contract.pool.requests import OpenPoolRequest
-    from supervisor.engines.credentials import write_private
 
     life_ms = check(given, file, token_for)
     _admit(given, pool)
