@@ -31,7 +31,7 @@ class Watcher:
         """Begin, from the main thread, with which it ends; it connects in its own time."""
         self._file.touch()
         with self._complaints.open("wb") as complaints:
-            # Nothing else would end it: without events it writes nothing, and misses no reader.
+            # It ends by this alone: without events it writes nothing, and misses no reader.
             self._process = subprocess.Popen(
                 [*DIES_WITH_US, *self._command],
                 stdin=subprocess.DEVNULL,

@@ -1,4 +1,4 @@
-"""What is logged about work that is tried again."""
+"""The log lines about work that is tried again."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def test_a_reason_is_logged_once_a_minute_and_a_new_one_at_once() -> None:
     retries = Retries(clock, sink)
 
     def logged(*reasons: str) -> list[object]:
-        """What is logged of these failures, a second apart."""
+        """The log lines about these failures, a second apart."""
         sink.lines.clear()
         for each in reasons:
             retries.failed("cannot", CoordinationUnreachable(each))

@@ -249,6 +249,19 @@ async def test_a_drain_whose_outcome_nobody_can_tell_is_told_as_that(
         assert abs(int(took[1]) - (time.monotonic() - began)) <= 1.5
 
 
+async def test_a_drain_waits_longer_for_a_leader_than_other_calls_do(tmp_path: Path) -> None:
+    async with AsyncExitStack() as stack:
+        place, snap = Place(tmp_path, stack), World().start().snapshot()
+        leader = FakeJobService()
+        client = await place.client(await place.serve("s0", leader), deadline_s=0.2)
+        draining = asyncio.create_task(client.cordon("n1", drain=True))
+        with pytest.raises(Unreachable):
+            await client.nodes()
+        await asyncio.wait({draining}, timeout=0.5)
+        leader.picture = snap
+        assert (await draining).detail == "done"
+
+
 async def lift(leader: Leader, node: str) -> None:
     """As the operator does who has seen the cordon."""
     await leader.job_service.nodes.uncordon(UncordonRequest(node))

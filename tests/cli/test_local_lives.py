@@ -22,13 +22,13 @@ AT_ONCE = 0.0
 
 @pytest.fixture
 def found(tmp_path: Path) -> Lives:
-    """What this machine sees."""
+    """The lives, as this machine sees them."""
     return Lives(tmp_path / "lives", "here")
 
 
 @pytest.fixture
 def there(found: Lives) -> Lives:
-    """What another machine sees."""
+    """The lives, as another machine sees them."""
     return replace(found, boot="there")
 
 
@@ -210,7 +210,7 @@ def test_a_cluster_whose_directory_is_not_there_is_killed_in_time(found: Lives) 
 
 def test_a_takeover_leaves_the_former_files_of_etcd_alone(found: Lives, there: Lives, etcd: Path) -> None:
     run_etcd(there, etcd, ended=False)
-    # What that machine has open is no file of the next life.
+    # The next life has other files than those that this machine has open.
     late = (etcd / "data" / "wal").open("a")
     (etcd / "data-of-mine").mkdir()
     claim = found.claim(AT_ONCE)

@@ -167,7 +167,7 @@ def test_nobody_is_let_in_without_a_certificate_of_its_own(cluster: LocalCluster
 
 
 async def read_of_etcd(cluster: LocalCluster, holder: str) -> str:
-    """What comes of a read of the leader's record in etcd, by this certificate of the cluster."""
+    """The outcome of a read of the leader's record in etcd, by this certificate of the cluster."""
     reach = cluster.layout.reachable(cluster.layout.read())
     files = TlsFiles(*map(Path, reach.holder(holder).values()))
     etcd = EtcdCoordination(

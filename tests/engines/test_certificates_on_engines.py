@@ -69,7 +69,7 @@ def on_yarn(yarn: Yarn, yarn_cluster: YarnCluster) -> On:
 
 
 def told_by(agent: PoolAgent, yarn: YarnCluster) -> str:
-    """What an agent has printed: its NodeManager has that until YARN collects it."""
+    """The output of an agent: its NodeManager has that until YARN collects it."""
     there = (yarn.directory / "data").glob(f"*/logs/{agent.id}/*/std*")
     return "".join(each.read_text(errors="replace") for each in there) or yarn.logs(agent.id)
 

@@ -150,7 +150,7 @@ class Layout:
 
     @property
     def lives(self) -> Path:
-        """What machines say about the starts of a cluster that they share."""
+        """The directory in which machines tell each other of the starts of a cluster that they share."""
         return self.state / "lives"
 
     def reachable(self, settings: LocalSettings) -> Reachable:

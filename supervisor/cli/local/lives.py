@@ -180,7 +180,7 @@ class Lives:
     def _fresh(self, life: Life) -> Iterator[tuple[Path, Path]]:
         """A whole file of a life under another name, and the path that it is for."""
         fresh = self.directory / f"{self.boot}.new"
-        # What was cut off may have left a second name of a life's file, which must not be written to.
+        # A write that was cut off may have left a second name of a life's file; that file must stay as it is.
         fresh.unlink(missing_ok=True)
         with fresh.open("xb") as file:
             file.write(json.dumps(asdict(life)).encode())

@@ -1,4 +1,4 @@
-"""What a leader does beside its looks: files are deleted, and the stores of jobs are swept."""
+"""The work of a leader beside its looks: it deletes files, and sweeps the stores of jobs."""
 
 from __future__ import annotations
 
