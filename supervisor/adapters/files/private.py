@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from supervisor.adapters.files.yaml_file import Document, Where
 from supervisor.contract.errors import Refused
+
+if TYPE_CHECKING:
+    from supervisor.adapters.files.yaml_file import Document, Where
 
 
 def check_private(document: Document, where: Where, file: str) -> None:
