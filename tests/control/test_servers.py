@@ -381,6 +381,14 @@ def test_without_a_commit_of_this_generation_all_restart() -> None:
     assert "no checkpoint of this generation is committed" in world.failure().rule
 
 
+def test_where_another_task_than_the_chief_saves_all_restart() -> None:
+    world = Recovering(1)
+    world.write(put(keys.switch("digits"), replace(world.switch(), saver="worker.1")))
+    kill(world)
+    world.until(lambda: world.switch().generation == 2)
+    assert "digits/worker:1 saves" in world.failure().rule
+
+
 def test_a_job_whose_tasks_start_warm_restarts_all_which_takes_less_time() -> None:
     world = Recovering(1, preload=("tensorflow",))
     kill(world)

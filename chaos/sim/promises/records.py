@@ -231,7 +231,9 @@ class Records:
                 self._seen.broken("only what is bad is quarantined", f"{record.ref}: {record.reason}")
         elif record.state is CommitState.QUARANTINED:
             self._seen.count("suspected checkpoints")
-            if record.ref not in self._seen.stillborn.get(keys.parse(key)[0], ()):
+            job = keys.parse(key)[0]
+            after = (job, record.ref.generation) in self._seen.went_back
+            if not after and record.ref not in self._seen.stillborn.get(job, ()):
                 self._seen.broken("only a base that nothing starts from is suspected", str(record.ref))
         elif record.state is CommitState.COLLECTING:
             switch = self._picture.must_switch(keys.parse(key)[0])

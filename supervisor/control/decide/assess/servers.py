@@ -44,6 +44,8 @@ def why_all_restart(snap: Snapshot, job: JobState) -> str:
     newest = newest_commit(job)
     if newest is None or newest.generation != job.switch.value.generation:
         return "no checkpoint of this generation is committed"
+    if job.saver != spec.saver:
+        return f"{job.saver} saves, where {spec.saver} may find nothing to restore"
     if any(was_widened(job, past.incident) for past in life_of(job)):
         return "its program did not recover by itself before"
     return next(filter(None, (_why_not(snap, job, plan.value, each) for each in plan.value.placements)), "")
