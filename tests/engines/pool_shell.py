@@ -7,9 +7,11 @@ import subprocess
 import sys
 import time
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
+from typing import Self
 
 import psutil
 import pytest
@@ -57,6 +59,15 @@ class PoolShell(Shell):
         self.on = on
         self.env = {**self.env, **environment}
 
+    @contextmanager
+    def alone(self) -> Iterator[Self]:
+        """All tasks are for the pool, which ends with the block: the cluster's own node takes none."""
+        self("cordon", "node-0", "--reason", "training is for the pool")
+        try:
+            yield self
+        finally:
+            self.works("pool", "down", "p", "--now")
+
     def json(self, *arguments: str, code: int = 0) -> dict[str, object]:
         words = [*self.argv[3:], *self._named(("--output", "json", *arguments))]
         with pytest.MonkeyPatch.context() as patch:
@@ -91,18 +102,29 @@ class PoolShell(Shell):
         assert isinstance(found, list)
         return {str(each["task"]).partition("/")[2]: each for each in found}
 
+    def wait(self, condition: Callable[[], bool], what: str) -> None:
+        """As `wait_long`."""
+        wait_long(condition, what)
+
     def trains_on(self, what: str) -> None:
         """Wait until every task runs and new steps are made."""
-        wait_long(
+        self.wait(
             lambda: all(each["state"] == "running" for each in self.tasks().values()), f"{what}: all run"
         )
         step = int(str(self.job()["step"]))
-        wait_long(lambda: int(str(self.job()["step"])) > step + 20, f"{what}: new steps")
+        self.wait(lambda: int(str(self.job()["step"])) > step + 20, f"{what}: new steps")
 
     def recoveries(self) -> int:
         """How many times the job has recovered."""
         job = self.job()
         return int(str(job["restarts_infrastructure"])) + int(str(job["restarts_program"]))
+
+    def survives(self, what: str, harm: Callable[[], object]) -> None:
+        """Do harm, and wait until the job has recovered and makes new steps."""
+        before = self.recoveries()
+        harm()
+        self.wait(lambda: self.recoveries() > before, f"{what}: it is seen")
+        self.trains_on(what)
 
     def ident(self, place: str) -> str:
         """The engine's name of the agent at a place."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -83,14 +82,6 @@ class SparkShell(PoolShell):
         """Whether three agents take tasks."""
         return [each["state"] for each in self.there().values()] == ["ready"] * 3
 
-    def recovers(self, what: str, fail: Callable[[], None]) -> None:
-        """See training go on after a failure, and print how long that took."""
-        before, began = self.recoveries(), time.monotonic()
-        fail()
-        self.wait(lambda: self.recoveries() > before, f"{what} is noticed")
-        self.trains_on(what)
-        say(f"{what}: {time.monotonic() - began:.1f} s to 20 new steps")
-
     def moved(self, job: str) -> dict[str, object]:
         """The newest move of a job from a node that was drained."""
         found = self.json("explain", job)["incidents"]
@@ -154,9 +145,3 @@ class SparkShell(PoolShell):
         for each in psutil.process_iter(["cmdline", "cwd"]):
             if (each.info["cwd"] or "").startswith(f"{self.spark.directory}/") and each.info["cmdline"]:
                 yield each
-
-
-def say(line: str) -> None:
-    """Tell a duration to those who look for it with `pytest -s`."""
-    sys.stdout.write(f"{line}\n")
-    sys.stdout.flush()

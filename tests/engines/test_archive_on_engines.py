@@ -38,11 +38,9 @@ time.sleep(600)
 
 @contextmanager
 def shell_on(directory: Path, on: str, environment: dict[str, str]) -> Iterator[PoolShell]:
-    with LocalCluster(directory / "state", nodes=1, supervisors=1) as cluster:
-        found = PoolShell(cluster, on, environment)
-        found("cordon", "node-0", "--reason", "the job is for the pool")
+    cluster = LocalCluster(directory / "state", nodes=1, supervisors=1)
+    with cluster, PoolShell(cluster, on, environment).alone() as found:
         yield found
-        found.works("pool", "down", "p", "--now")
 
 
 def brings(shell: PoolShell, directory: Path, *options: str) -> None:

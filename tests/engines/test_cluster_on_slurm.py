@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -17,7 +16,6 @@ from chaos.slurm import SlurmCluster
 from supervisor.cli.local.cluster import LocalCluster
 from tests.cli.shell import ROOT
 from tests.engines.pool_shell import JOB, PoolShell, wait_long
-from tests.engines.spark_shell import say
 
 SCRIPT = ROOT / "deploy" / "slurm" / "cluster.sh"
 NAME = "tfsup-cluster"
@@ -101,27 +99,22 @@ def test_training_goes_on_where_the_job_of_the_cluster_comes_back(site: Site) ->
 
     # Slurm ends the job, and starts it again two minutes later, at another address.
     ident = site.job_of_slurm().split()[0]
-    began = time.monotonic()
     site.slurm.run("scontrol", "requeue", ident)
     wait_long(lambda: not shell.works("nodes"), "it is gone")
     site.wait_up("127.0.0.3")
-    say(f"requeued: a supervisor leads after {time.monotonic() - began:.1f} s")
     wait_long(lambda: len(shell.ready()) == 2, "the agents have followed")
     shell.trains_on("the requeue")
-    say(f"requeued: {time.monotonic() - began:.1f} s to 20 new steps, base {site.trained()}, before {before}")
     assert site.trained() >= before
     assert sorted(shell.agents()) == agents
 
     # Its user cancels it, and submits it again.
     before = site.trained()
-    began = time.monotonic()
     site.slurm.run("scancel", ident)
     wait_long(lambda: site.job_of_slurm() == "", "it has ended")
     site.submit(1)
     site.wait_up("127.0.1.2")
     wait_long(lambda: len(shell.ready()) == 2, "the agents have followed")
     shell.trains_on("another job")
-    say(f"cancelled and submitted again: {time.monotonic() - began:.1f} s to 20 new steps")
     assert site.trained() >= before
 
     shell("pool", "down", "p", "--within", "20")

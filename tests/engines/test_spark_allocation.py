@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from tests.engines.spark_shell import SparkShell, say
+from tests.engines.spark_shell import SparkShell
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 IDLE_S = 3
@@ -26,12 +26,10 @@ OPTIONS = tuple(
 
 def test_executors_come_for_agents_stay_while_they_train_and_go_after_them(shell: SparkShell) -> None:
     leave = shell.directory / "leave"
-    began = time.monotonic()
     driver = shell.drive(shell.counting(), options=(*OPTIONS, "--rows", "100", "--stay", str(leave)))
     try:
         # The rows have an executor of their own, which holds the room of the third agent until it is idle.
         shell.wait(shell.all_ready, "three agents join")
-        say(f"three agents after {time.monotonic() - began:.1f} s")
         assert "/count-data/train has 100 records" in shell.told()
         executors = {name: shell.executor_of(name).pid for name in shell.there()}
         shell.wait(lambda: shell.executors() == set(executors.values()), "no other executor is left")
@@ -46,29 +44,23 @@ def test_executors_come_for_agents_stay_while_they_train_and_go_after_them(shell
 
         # An agent that ends by itself comes again on its executor: there is room for no other.
         node = next(iter(shell.there().keys() - {each.node for each in shell.view("count").tasks}))
-        began = time.monotonic()
         shell.keeper_of(node).terminate()
         shell.wait(lambda: shell.all_ready() and shell.incarnations() != agents, "its agent comes again")
-        say(f"an agent that ended: another after {time.monotonic() - began:.1f} s")
         assert shell.executors() == set(executors.values())
 
         agents = shell.incarnations()
         (node,) = {each.node for each in shell.view("count").tasks}
-        began = time.monotonic()
         shell.executor_of(node).kill()
         shell.wait(
             lambda: shell.all_ready() and shell.incarnations() != agents,
             "another executor has come",
         )
-        say(f"an executor that was killed: three agents after {time.monotonic() - began:.1f} s")
         step = shell.view("count").step
         shell.wait(lambda: shell.view("count").step > step + 20, "it trains on")
 
         shell("stop", "count")
         shell.wait(lambda: "pool p has ended" in shell.told(), "the block ends")
-        began = time.monotonic()
         shell.wait(lambda: shell.executors() == set(), "all executors are given back")
-        say(f"no executor {time.monotonic() - began:.1f} s after the block's end")
         assert len(shell.spark.told()["activeapps"]) == 1
         leave.touch()
         assert driver.wait(60) == 0, shell.told()

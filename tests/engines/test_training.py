@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from chaos.programs import STEPS, job_file
@@ -21,11 +20,9 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 @pytest.fixture
 def shell(tmp_path: Path, slurm_cluster: SlurmCluster) -> Iterator[PoolShell]:
-    with LocalCluster(tmp_path / "state", nodes=1, supervisors=2) as cluster:
-        found = PoolShell(cluster, "slurm", slurm_cluster.variables)
-        found("cordon", "node-0", "--reason", "training is for the pool")
+    cluster = LocalCluster(tmp_path / "state", nodes=1, supervisors=2)
+    with cluster, PoolShell(cluster, "slurm", slurm_cluster.variables).alone() as found:
         yield found
-        found.works("pool", "down", "p", "--now")
 
 
 def test_training_survives_whatever_slurm_does(
@@ -38,9 +35,7 @@ def test_training_survives_whatever_slurm_does(
     shell.trains_on("the beginning")
 
     for task in ("worker:0", "ps:0"):
-        os.kill(int(str(shell.tasks()[task]["pid"])), signal.SIGKILL)
-        wait_long(lambda: shell.recoveries() > 0, f"{task} is lost")
-        shell.trains_on(task)
+        shell.survives(task, psutil.Process(int(str(shell.tasks()[task]["pid"]))).kill)
 
     # scancel of a step, without a word: its node is lost (rule 3), and its tasks go on elsewhere.
     place = str(shell.tasks()["ps:0"]["node"]).removeprefix("p.")

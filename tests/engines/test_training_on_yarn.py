@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import time
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -20,35 +16,16 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 UP = ("pool", "up", "p", "--agents", "3", "--notice", "40", "--memory", f"{AGENT_MIB}MiB")
 
 
-class YarnShell(PoolShell):
-    """The pool on a YARN, and what became of the job after each harm."""
-
-    def __init__(self, cluster: LocalCluster, yarn: YarnCluster, note: Callable[[str, object], None]) -> None:
-        super().__init__(cluster, "yarn", yarn.variables)
-        self.yarn = yarn
-        self._note = note
-
-    def survives(self, what: str, harm: Callable[[], object]) -> None:
-        """Do harm, wait until the job has recovered and makes new steps, and note the seconds."""
-        before, began = self.recoveries(), time.monotonic()
-        harm()
-        wait_long(lambda: self.recoveries() > before, f"{what}: it is seen")
-        self.trains_on(what)
-        self._note(what, round(time.monotonic() - began, 1))
-
-
 @pytest.fixture
-def shell(
-    tmp_path: Path, yarn_cluster: YarnCluster, record_testsuite_property: Callable[[str, object], None]
-) -> Iterator[YarnShell]:
-    with LocalCluster(tmp_path / "state", nodes=1, supervisors=2) as cluster:
-        found = YarnShell(cluster, yarn_cluster, record_testsuite_property)
-        found("cordon", "node-0", "--reason", "training is for the pool")
+def shell(tmp_path: Path, yarn_cluster: YarnCluster) -> Iterator[PoolShell]:
+    cluster = LocalCluster(tmp_path / "state", nodes=1, supervisors=2)
+    with cluster, PoolShell(cluster, "yarn", yarn_cluster.variables).alone() as found:
         yield found
-        found.works("pool", "down", "p", "--now")
 
 
-def test_training_survives_whatever_yarn_does(shell: YarnShell, tmp_path: Path) -> None:
+def test_training_survives_whatever_yarn_does(
+    shell: PoolShell, yarn_cluster: YarnCluster, tmp_path: Path
+) -> None:
     shell(*UP)
     wait_long(lambda: shell.ready() == set(PLACES), "three agents join")
     (tmp_path / "job.yaml").write_text(JOB)
@@ -56,15 +33,14 @@ def test_training_survives_whatever_yarn_does(shell: YarnShell, tmp_path: Path) 
     shell.trains_on("the beginning")
 
     for task in ("worker:0", "ps:0"):
-        pid = int(str(shell.tasks()[task]["pid"]))
-        shell.survives(task, partial(os.kill, pid, signal.SIGKILL))
+        shell.survives(task, psutil.Process(int(str(shell.tasks()[task]["pid"]))).kill)
 
     # The container is killed without a word: its keeper ends the node all the same, and D is not waited for.
     place = place_of_ps(shell)
-    container = shell.yarn.container_of(shell.ident(place))
+    container = yarn_cluster.container_of(shell.ident(place))
     shell.survives(
         "container -signal FORCEFUL_SHUTDOWN",
-        lambda: shell.yarn.yarn("container", "-signal", container, "FORCEFUL_SHUTDOWN"),
+        lambda: yarn_cluster.yarn("container", "-signal", container, "FORCEFUL_SHUTDOWN"),
     )
     assert shell.tasks()["ps:0"]["node"] != f"p.{place}"
     shell("pool", "scale", "p", "3")
@@ -72,7 +48,7 @@ def test_training_survives_whatever_yarn_does(shell: YarnShell, tmp_path: Path) 
 
     # YARN kills the application, and with it the container: 250 ms after SIGTERM.
     application = shell.ident(place := place_of_ps(shell))
-    shell.survives("application -kill", lambda: shell.yarn.yarn("application", "-kill", application))
+    shell.survives("application -kill", lambda: yarn_cluster.yarn("application", "-kill", application))
     assert shell.tasks()["ps:0"]["node"] != f"p.{place}"
     shell("pool", "scale", "p", "3")
     wait_long(lambda: len(shell.ready()) == 3, "another agent has come")
@@ -81,26 +57,26 @@ def test_training_survives_whatever_yarn_does(shell: YarnShell, tmp_path: Path) 
     place = place_of_ps(shell)
     daemon = f"nodemanager{PLACES.index(place)}"
     began = shell.recoveries()
-    shell.yarn.script("kill", daemon)
+    yarn_cluster.script("kill", daemon)
     wait_long(lambda: place not in shell.agents(), "YARN takes its machine for lost")
     assert shell.recoveries() == began
-    shell.survives("nodemanager", shell.yarn.restore)
+    shell.survives("nodemanager", yarn_cluster.restore)
     wait_long(lambda: len(shell.ready()) == 3, "YARN has given the agent a container again")
 
     shell("pool", "down", "p", "--within", "20")
-    assert "application_" not in shell.yarn.yarn("application", "-list")
+    assert "application_" not in yarn_cluster.yarn("application", "-list")
     wait_long(lambda: ours(tmp_path) == [], "no process is left")
 
 
 def test_an_agent_on_a_machine_that_yarn_has_lost_ends_with_its_pool(
-    shell: YarnShell, tmp_path: Path
+    shell: PoolShell, yarn_cluster: YarnCluster, tmp_path: Path
 ) -> None:
     shell("pool", "up", "p", "--agents", "1", "--notice", "40", "--memory", f"{AGENT_MIB}MiB")
     wait_long(lambda: len(shell.ready()) == 1, "it joins")
     (place,) = shell.ready()
     (keeper,) = keepers(place)
     kept = [keeper, *keeper.children(recursive=True), *keeper.parents()[:1]]
-    shell.yarn.script("kill", f"nodemanager{PLACES.index(place)}")
+    yarn_cluster.script("kill", f"nodemanager{PLACES.index(place)}")
     try:
         wait_long(lambda: bool(shell.ready() - {place}), "YARN has given it another container")
         lost = shell.json("pool", "status", "p")["lost"]
@@ -109,11 +85,11 @@ def test_an_agent_on_a_machine_that_yarn_has_lost_ends_with_its_pool(
         assert keeper.is_running()
         done = shell("pool", "down", "p", "--now")
         assert "1 agents have ended that the engine had lost" in done.stdout
-        assert "application_" not in shell.yarn.yarn("application", "-list")
+        assert "application_" not in yarn_cluster.yarn("application", "-list")
         assert ours(tmp_path) == []
         wait_long(lambda: not any(each.is_running() for each in kept), "nothing of its container is left")
     finally:
-        shell.yarn.restore()
+        yarn_cluster.restore()
 
 
 def keepers(place: str) -> list[psutil.Process]:
@@ -123,6 +99,6 @@ def keepers(place: str) -> list[psutil.Process]:
     return [each for each in found if each.parent() is not None]
 
 
-def place_of_ps(shell: YarnShell) -> str:
+def place_of_ps(shell: PoolShell) -> str:
     """The machine of the parameter server."""
     return str(shell.tasks()["ps:0"]["node"]).removeprefix("p.")

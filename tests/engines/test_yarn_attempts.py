@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 import pytest
+from hdfs_native import Client
 
 from chaos.yarn import PLACES, YarnCluster
 from supervisor.contract.errors import Refused
@@ -19,13 +19,17 @@ from tests.engines.pool_shell import wait_long
 from tests.engines.suite import notes, running
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
-OLD = "20200101:000000"
 
 
 @pytest.fixture(scope="module")
 def yarn_cluster() -> Iterator[YarnCluster]:
     with YarnCluster(gpus=True) as found:
         yield found
+
+
+@pytest.fixture(scope="module")
+def hdfs(yarn_cluster: YarnCluster) -> Client:
+    return Client(config_dir=str(yarn_cluster.directory / "client"))
 
 
 def test_an_agent_that_ends_while_there_is_no_application_master_is_not_replaced(
@@ -101,55 +105,53 @@ def test_agents_with_gpus_are_where_gpus_are_and_no_more_of_them(
     wait_long(lambda: (tmp_path / "gpus").read_text() == "00", "the other has the GPU now")
 
 
-def test_a_queue_that_is_stopped_refuses_in_yarns_words(
-    yarn: Yarn, yarn_pool: Pool, yarn_cluster: YarnCluster
-) -> None:
+def test_a_queue_that_is_stopped_refuses_in_yarns_words(yarn: Yarn, yarn_pool: Pool, hdfs: Client) -> None:
     with pytest.raises(Refused, match=r"root\.stopped is STOPPED. Cannot accept submission of application"):
         pools.start(yarn, replace(yarn_pool, queue="stopped"), 1)
     assert pools.live(yarn) == []
-    assert staged(yarn_cluster) == set(), "its files are gone again"
+    assert staged(hdfs) == set(), "its files are gone again"
 
 
 def test_the_files_of_a_pool_go_when_it_ends_and_no_others(
-    yarn: Yarn, yarn_pool: Pool, yarn_cluster: YarnCluster
+    yarn: Yarn, yarn_pool: Pool, yarn_cluster: YarnCluster, hdfs: Client
 ) -> None:
     pools.start(yarn, yarn_pool, 1)
     pools.start(yarn, replace(yarn_pool, name="other"), 1)
     running(yarn, 2)
-    ours = staged(yarn_cluster)
+    ours = staged(hdfs)
     assert {each.partition("-")[0] for each in ours} == {"digits", "other"}
     pools.scale(yarn, "digits", 2)
     running(yarn, 3)
-    assert staged(yarn_cluster) == ours
+    assert staged(hdfs) == ours
     other_user = Yarn({**yarn_cluster.environment, "HADOOP_USER_NAME": "somebody"})
     other_user.forget("digits")
     other_user.close()
     yarn.forget("digits")
-    assert staged(yarn_cluster) == ours, "they run"
+    assert staged(hdfs) == ours, "they run"
     pools.end(yarn, "digits", 30)
     yarn.forget("digits")
-    assert staged(yarn_cluster) == {each for each in ours if each.startswith("other-")}
+    (other,) = directories(hdfs)
+    assert {other.name} == {each for each in ours if each.startswith("other-")}
     # Files of a killed client go when a pool comes up. Young ones stay: another client may be copying them.
-    place = next(line for line in listed(yarn_cluster) if "/other-" in line).rpartition("/")[0]
-    yarn_cluster.yarn("fs", "-mkdir", f"{place}/left-1", f"{place}/young-1")
-    yarn_cluster.yarn("fs", "-touch", "-t", OLD, f"{place}/left-1")
+    left, young = (str(other.with_name(name)) for name in ("left-1", "young-1"))
+    for each in (left, young):
+        hdfs.mkdirs(each)
+    hdfs.set_times(left, 1, 1)
     pools.start(yarn, yarn_pool, 1)
-    names = {each.partition("-")[0] for each in staged(yarn_cluster)}
+    names = {each.partition("-")[0] for each in staged(hdfs)}
     assert names == {"digits", "other", "young"}
     for name in ("digits", "other"):
         pools.end(yarn, name, 0)
         yarn.forget(name)
-    assert staged(yarn_cluster) == {"young-1"}
-    yarn_cluster.yarn("fs", "-rm", "-r", f"{place}/young-1")
+    assert staged(hdfs) == {"young-1"}
+    hdfs.delete(young, recursive=True)
 
 
-def staged(cluster: YarnCluster) -> set[str]:
+def staged(hdfs: Client) -> set[str]:
     """The names of the directories with the files of pools."""
-    return {line.rpartition("/")[2] for line in listed(cluster)}
+    return {each.name for each in directories(hdfs)}
 
 
-def listed(cluster: YarnCluster) -> list[str]:
-    """The paths of those directories."""
-    cluster.yarn("fs", "-mkdir", "-p", ".tfsup/yarn")
-    words = cluster.yarn("fs", "-ls", "-R", ".tfsup/yarn").split()
-    return [each for each in words if re.search(r"\.tfsup/yarn/[^/]+/[^/]+$", each)]
+def directories(hdfs: Client) -> list[PurePosixPath]:
+    """The paths of those directories: one for each pool below one for each YARN."""
+    return [PurePosixPath(each.path) for each in hdfs.glob_status("/user/*/.tfsup/yarn/*/*")]
