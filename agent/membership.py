@@ -26,6 +26,7 @@ from supervisor.contract.errors import (
     Dismissed,
     Fenced,
     IncompatibleRecord,
+    NotFound,
     TfSupervisorError,
 )
 from supervisor.contract.observed import Appeal, Incarnation
@@ -74,6 +75,7 @@ class Membership:
         self._clock = outside.clock
         self._sink = outside.sink
         self._retries = Retries(outside.clock, outside.sink)
+        self._no_record = Retries(outside.clock, outside.sink)
         self._new_id = outside.new_id
         self._post = post
         self._own = former.lives
@@ -226,6 +228,7 @@ class Membership:
         """Post the terms of promises (rule 11) whenever the cluster's record has changed."""
         if record is None:
             return
+        self._no_record.over("etcd has a record of this cluster again")
         terms = TermsSeen(record.supervisors, record.promise_ms, self._etcd.cluster)
         if terms != self._terms:
             self._terms = terms
@@ -239,7 +242,10 @@ class Membership:
         """
         match loss:
             case Loss.NO_RECORD:
-                self._sink.warning("etcd has no record of this cluster: waiting for a leader to write one")
+                reason = NotFound("etcd has lost data, and no supervisor has led since")
+                self._no_record.failed(
+                    "etcd has no record of this cluster: waiting for a leader to write one", reason
+                )
                 return None
             case Loss.WENT_BACK:
                 return "etcd lacks what it had: a snapshot was restored"

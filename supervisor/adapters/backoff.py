@@ -44,20 +44,23 @@ class Backoff:
 class Retries:
     """The log lines about work that is tried again until it succeeds, however often that is.
 
-    A failure is logged at once, and once a minute while its reason lasts. The success after it is logged too.
+    A failure is logged at once, and once a minute while its reason lasts. The success after it is logged too,
+    with the time since the first failure and the number of failures.
     """
 
     def __init__(self, clock: Clock, sink: Logger) -> None:
         self._clock = clock
         self._sink = sink
         self._since_ms: int | None = None
+        self._failures = 0
         self._said: dict[tuple[str, str], int] = {}
 
     def failed(self, event: str, error: TfSupervisorError, **fields: object) -> None:
         """Log a failure, unless the last minute has a line about it."""
         now_ms, line = self._clock.now_ms(), (event, str(error))
         if self._since_ms is None:
-            self._since_ms = now_ms
+            self._since_ms, self._failures = now_ms, 0
+        self._failures += 1
         # Members of etcd that fail in turns have different reasons.
         self._said = {each: at for each, at in self._said.items() if now_ms - at < SAY_AGAIN_MS}
         if line not in self._said:
@@ -67,6 +70,7 @@ class Retries:
     def over(self, event: str, **fields: object) -> None:
         """Log a success, if it follows a failure."""
         if self._since_ms is not None:
-            self._sink.info(event, **fields, after_ms=self._clock.now_ms() - self._since_ms)
+            after_ms = self._clock.now_ms() - self._since_ms
+            self._sink.info(event, **fields, after_ms=after_ms, failures=self._failures)
             self._since_ms = None
             self._said.clear()

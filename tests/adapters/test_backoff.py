@@ -26,5 +26,5 @@ def test_a_reason_is_logged_once_a_minute_and_a_new_one_at_once() -> None:
     assert logged("b", "b") == ["b"]
     retries.over("can")
     retries.over("can")
-    assert sink.lines[1:] == [("info", "can", {"after_ms": SAY_AGAIN_MS + 4000})]
+    assert sink.lines[1:] == [("info", "can", {"after_ms": SAY_AGAIN_MS + 4000, "failures": 9})]
     assert logged("b") == ["b"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import cast
 
 from supervisor.adapters.clock import BootClock
 from supervisor.adapters.etcd.election import Election
@@ -143,6 +144,11 @@ async def test_a_transaction_whose_answer_was_lost_still_makes_us_leader() -> No
         token = await election.campaign()
     assert store.read(KEY)[0].create_revision == token.create_revision
     assert not faults
+    sink = cast(ListSink, election._sink)
+    assert [(level, fields.get("failures")) for level, _, fields in sink.lines] == [
+        ("warning", None),
+        ("info", 2),
+    ]
     await election.resign()
     assert store.read(KEY) == ()
 

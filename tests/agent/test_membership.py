@@ -321,6 +321,22 @@ async def test_without_a_record_of_the_cluster_nothing_vouches_for_an_agent(plac
     assert not [each for each in place.posted if isinstance(each, BeatSeen)]
 
 
+async def test_a_missing_record_of_the_cluster_is_logged_once_however_often_it_is_looked_for(
+    place: Place,
+) -> None:
+    agent = await place.joined()
+    agent._etcd.cluster = "c1"
+    sink = cast(ListSink, agent._sink)
+    sink.lines.clear()
+    for sent_ms in (1, 2, 3):
+        assert await agent._look(sent_ms) is None
+    place.write(put(keys.CLUSTER, ClusterRecord("c", "fast", FAST.d_ms, uuid="c1")))
+    assert await agent._look(4) is None
+    (level, event, _), (_, over, fields) = sink.lines
+    assert (level, event.partition(":")[0]) == ("warning", "etcd has no record of this cluster")
+    assert (over, fields["failures"]) == ("etcd has a record of this cluster again", 3)
+
+
 async def test_what_ran_when_etcd_had_come_further_is_not_adopted(place: Place) -> None:
     """A snapshot was restored: what was wanted of this node since is forgotten, and may come again."""
     place.write(put(keys.CLUSTER, ClusterRecord("c", "fast", FAST.d_ms, uuid="c1")))

@@ -21,10 +21,6 @@ SCRIPT = ROOT / "deploy" / "slurm" / "cluster.sh"
 NAME = "tfsup-cluster"
 
 
-def test_the_script_is_the_one_that_the_page_shows() -> None:
-    assert f"```\n{SCRIPT.read_text()}```\n" in (ROOT / "docs" / "engines.md").read_text()
-
-
 class Site:
     """A user of Slurm with a home directory and nothing else."""
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from contextlib import aclosing
 
-from supervisor.adapters.backoff import Backoff
+from supervisor.adapters.backoff import Backoff, Retries
 from supervisor.adapters.failpoints import effect
 from supervisor.contract.boundaries import (
     Absent,
@@ -54,6 +54,7 @@ class Election:
         self._ttl_ms = ttl_s * 1000
         self._clock = clock
         self._sink = sink
+        self._retries = Retries(clock, sink)
         self._lease_id = 0
         self._lease_renewed_ms = 0
         self._token: LeaderToken | None = None
@@ -68,6 +69,7 @@ class Election:
                 sent_ms = self._clock.now_ms()
                 holder, revision = await self._try()
                 backoff.reset()
+                self._retries.over("etcd answers again: campaigns to lead", key=self._key)
                 if holder.lease_id == self._lease_id:
                     return self._begin(holder, sent_ms)
                 await self._wait_until_gone(revision)
@@ -76,7 +78,7 @@ class Election:
             except TfSupervisorError as error:
                 if not error.retryable:
                     raise
-                self._sink.warning("cannot campaign to lead; trying again", key=self._key, reason=str(error))
+                self._retries.failed("cannot campaign to lead; trying again", error, key=self._key)
                 await backoff.wait()
 
     async def wait_lost(self) -> None:
