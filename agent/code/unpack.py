@@ -67,38 +67,46 @@ def unpack_file(
     target: Path,
     limits: Limits,
     chosen: Callable[[tar.Member], tar.Member | None] = lambda member: member,
+    *,
+    plain: bool = False,
 ) -> Manifest:
     """Unpack into the new directory `target`, and make it read-only.
 
-    `chosen` may rename members, or leave them out. What it returns is checked like any other member.
+    `chosen` may rename members, or leave them out. What it returns is checked like any other member. `plain`:
+    the archive is decompressed already.
 
     Directories of Python modules get a `__pycache__` that may be written, or every start would compile them
     again. Raises BadArchive, and OSError for what is this node's fault.
     """
     target.mkdir(mode=0o700)
     try:
-        return _unpack(archive, target, limits, chosen)
+        if plain:
+            return _unpack(
+                archive, _checked(os.fstat(archive.fileno()).st_size, limits), target, limits, chosen
+            )
+        with tempfile.TemporaryFile(dir=target.parent) as inflated:
+            length = _inflate(archive, inflated, limits)
+            return _unpack(inflated, length, target, limits, chosen)
     except _DAMAGED as error:
         raise BadArchive(f"the archive is damaged: {error}") from error
 
 
 def _unpack(
-    archive: IO[bytes],
+    plain: IO[bytes],
+    length: int,
     target: Path,
     limits: Limits,
     chosen: Callable[[tar.Member], tar.Member | None],
 ) -> Manifest:
     manifest: Manifest = {}
     links: dict[str, str] = {}
-    with tempfile.TemporaryFile(dir=target.parent) as plain:
-        length = _inflate(archive, plain, limits)
-        for each in tar.members(plain, length):
-            member = chosen(each)
-            if member is None:
-                continue
-            if len(manifest) + len(links) >= limits.members:
-                raise BadArchive(f"the archive has more than {limits.members} members")
-            _take(plain, member, target, manifest, links)
+    for each in tar.members(plain, length):
+        member = chosen(each)
+        if member is None:
+            continue
+        if len(manifest) + len(links) >= limits.members:
+            raise BadArchive(f"the archive has more than {limits.members} members")
+        _take(plain, member, target, manifest, links)
     above = {str(parent) for path in (*manifest, *links) for parent in PurePosixPath(path).parents}
     for path, to in links.items():
         if path in above:
@@ -120,19 +128,24 @@ def _unpack(
 def _inflate(archive: IO[bytes], plain: IO[bytes], limits: Limits) -> int:
     """Write the decompressed archive to `plain`; returns its size."""
     inflater = zlib.decompressobj(_GZIP)
-    most = left = limits.total_bytes + limits.members * _HEADER_BYTES
+    length = 0
     try:
         while not inflater.eof and (packed := archive.read(_SLICE)):
             data = inflater.decompress(packed)
-            left -= len(data)
-            if left < 0:
-                raise BadArchive("the archive unpacks to more than is allowed")
+            length = _checked(length + len(data), limits)
             plain.write(data)
     except zlib.error as error:
         raise BadArchive(f"the archive is damaged: {error}") from error
     if not inflater.eof or inflater.unused_data or archive.read(1):
         raise BadArchive("the archive is cut off, or has something behind its end")
-    return most - left
+    return length
+
+
+def _checked(length: int, limits: Limits) -> int:
+    """The size of a decompressed archive, if it is allowed. Raises BadArchive."""
+    if length > limits.total_bytes + limits.members * _HEADER_BYTES:
+        raise BadArchive("the archive unpacks to more than is allowed")
+    return length
 
 
 def _take(

@@ -56,6 +56,7 @@ class PlainFiles:
                 file.write(data)
 
         with mapped_errors(f"copy {place} to {target}"), effect("environment.fetch"):
+            await self._in_thread(partial(add, b""))  # an empty file is one, too
             async for data in self._pieces(place):
                 left -= len(data)
                 if left < 0:

@@ -48,7 +48,9 @@ _NETWORK = re.compile(
     r"Connection(?:Error| refused| reset| timed out)|ReadTimeout|ProxyError|No route to host"
 )
 _SAME_EVERYWHERE = re.compile(
-    r"DO NOT MATCH THE HASHES|In --require-hashes mode, all requirements must have their versions pinned"
+    r"DO NOT MATCH THE HASHES|In --require-hashes mode, all requirements must have their versions pinned|"
+    r"^(?:zstd: )?archive ?: (?:Read error \(39\)|Decoding error|unknown|unsupported|unexpected)",
+    re.MULTILINE,
 )
 _PASSED_ON = re.compile(
     r"PIP_\w+|(?i:https?_proxy|no_proxy|all_proxy)|SSL_CERT_(?:FILE|DIR)|REQUESTS_CA_BUNDLE|LD_LIBRARY_PATH"
@@ -116,6 +118,24 @@ class Installer:
             await self._run(pip, scratch, tree)
         with mapped_errors(f"take {tree} over"):
             await asyncio.to_thread(self._take_over, tree)
+
+    async def decompress(self, archive: Path, scratch: Path) -> Path:
+        """Decompress an archive in `scratch` by this node's `zstd`; returns the other file, there too.
+
+        Raises BadArchive for what no node can decompress, Refused where there is no `zstd`.
+        """
+        zstd, plain = shutil.which("zstd"), scratch / "plain"
+        if zstd is None:
+            raise Refused(
+                "there is no zstd in the PATH of this node's agent, and the archive needs it; install it, or "
+                "turn the archive into one with `zstd -dc FILE.tar.zst | gzip >FILE.tar.gz`"
+            )
+        with mapped_errors(f"open {archive}"), effect("environment.open_archive"):
+            await asyncio.to_thread(archive.chmod, 0o644)
+        with effect("environment.decompress"):
+            # A hole would take no room on the disk, and so hide a bomb.
+            await self._run([zstd, "-dq", "--no-sparse", "-o", plain.name, archive.name], scratch, scratch)
+        return plain
 
     def give(self, directory: Path) -> None:
         """Give a directory to the user of the children. Raises OSError."""

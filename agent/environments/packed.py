@@ -24,8 +24,8 @@ _ADVICE = "an environment is packed with `tar -C VENV --format=posix -czf FILE.t
 _LIMITS = Limits(MOST_BYTES, MOST_FILES)
 
 
-def unpack(archive: Path, tree: Path, python: Interpreter) -> Manifest:
-    """Unpack into the new directory `tree`, and make it read-only.
+def unpack(archive: Path, tree: Path, python: Interpreter, *, plain: bool) -> Manifest:
+    """Unpack into the new directory `tree`, and make it read-only. `plain`: it is decompressed already.
 
     A virtual environment has a Python of the machine that packed it; here it gets `python`. One without
     `pyvenv.cfg`, as conda packs it, has an interpreter of its own.
@@ -34,7 +34,7 @@ def unpack(archive: Path, tree: Path, python: Interpreter) -> Manifest:
     """
     try:
         with archive.open("rb") as file:
-            manifest = unpack_file(file, tree, _LIMITS, _chosen)
+            manifest = unpack_file(file, tree, _LIMITS, _chosen, plain=plain)
     except BadArchive as error:
         raise BadArchive(f"{error}; {_ADVICE}") from error
     if _CONFIG in manifest:

@@ -91,9 +91,10 @@ def test_a_job_file_pins_its_lock_by_its_content(tmp_path: Path) -> None:
     assert spec.environment == EnvironmentRef(digest, "r.lock", "", "file:///mnt/wheels", "python3.12")
 
 
-def test_a_job_file_names_an_archive_by_its_sha256(tmp_path: Path) -> None:
-    spec = load(job_file(tmp_path, f"{{archive: hdfs://prod/envs/v.tar.gz, sha256: {'c' * 64}}}"))
-    assert spec.environment == EnvironmentRef("c" * 64, archive="hdfs://prod/envs/v.tar.gz")
+@pytest.mark.parametrize("ending", [".tar.gz", ".tar.zst"])
+def test_a_job_file_names_an_archive_by_its_sha256(tmp_path: Path, ending: str) -> None:
+    spec = load(job_file(tmp_path, f"{{archive: hdfs://prod/envs/v{ending}, sha256: {'c' * 64}}}"))
+    assert spec.environment == EnvironmentRef("c" * 64, archive=f"hdfs://prod/envs/v{ending}")
 
 
 @pytest.mark.parametrize(
@@ -106,11 +107,10 @@ def test_a_job_file_names_an_archive_by_its_sha256(tmp_path: Path) -> None:
         ("{requirements: /etc/passwd}", "", "must be a path below the program's directory"),
         ("{requirements: r.lock, sha256: 00}", "", "64 hex digits"),
         ("{requirements: r.lock, python: /usr/bin/python3}", "", "no name of an interpreter"),
-        ("{archive: 'file:///a/v.zip', sha256: x}", "", "is no .tar.gz or .tgz file; pack it with `tar"),
         (
-            "{archive: 'file:///a/v.tar.zst', sha256: x}",
+            "{archive: 'file:///a/v.zip', sha256: x}",
             "",
-            "turn it into one with `zstd -dc FILE.tar.zst | gzip",
+            "is no .tar.gz or .tgz or .tar.zst or .tzst file; pack it",
         ),
         ("{archive: 'file:///a/v.tar.gz'}", "", "environment.sha256: missing; add what `sha256sum FILE`"),
         ("{archive: 'ftp://a/v.tar.gz'}", "", "its scheme is not understood"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import hashlib
 import io
 import os
@@ -419,3 +420,68 @@ async def test_an_archive_of_something_else_is_refused_with_advice(site: Site) -
     digest = hashlib.sha256(path.read_bytes()).hexdigest()
     with pytest.raises(BadArchive, match=r"neither pyvenv\.cfg nor bin/python at its top"):
         await site.make(EnvironmentRef(digest, archive=path.as_uri()))
+
+
+def compressed(root: Path, uri: str) -> Path:
+    """The archive that `packed` has made, by zstd."""
+    plain = gzip.decompress((root / "venv.tar.gz").read_bytes())
+    path = root / "venv.tar.zst"
+    path.write_bytes(subprocess.run(["zstd", "-qc"], input=plain, capture_output=True, check=True).stdout)
+    assert uri.endswith("/venv.tar.gz")
+    return path
+
+
+def by_zstd(path: Path) -> EnvironmentRef:
+    return EnvironmentRef(hashlib.sha256(path.read_bytes()).hexdigest(), archive=path.as_uri())
+
+
+async def test_an_archive_of_zstd_is_made_by_the_nodes_own(site: Site) -> None:
+    path = compressed(site.root, packed(site.root, *PACKED)[0])
+    made = await site.make(by_zstd(path))
+    assert say(made) == ["packed", "True"]
+    assert site.names() == {made.name, f"{by_zstd(path).key}.json"}
+
+
+async def test_hostile_archives_of_zstd_are_refused_as_others_are(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = compressed(
+        site.root, packed(site.root, ("./bin/activate", "file", ""), ("../evil", "file", "x"))[0]
+    )
+    with pytest.raises(BadArchive, match="a member with the name"):
+        await site.make(by_zstd(path))
+    whole = path.read_bytes()
+    for content in (whole[:-10], b"PK\x03\x04", whole + b"more", b""):
+        path.write_bytes(content)
+        with pytest.raises(BadArchive, match=r"`zstd` failed: (zstd: )?archive ?: "):
+            await site.make(by_zstd(path))
+    path = compressed(site.root, packed(site.root, ("big", "file", "x" * 100_000))[0])
+    monkeypatch.setattr("agent.environments.packed._LIMITS", Limits(1000, 1))
+    with pytest.raises(BadArchive, match="unpacks to more"):
+        await site.make(by_zstd(path))
+    assert site.names() == set()
+
+
+def zeros_by_zstd(root: Path, size: int) -> Path:
+    path = root / "venv.tar.zst"
+    with path.open("wb") as file:
+        command = f"head -c {size} /dev/zero | zstd -q1"
+        subprocess.run(["sh", "-c", command], stdout=file, check=True)
+    return path
+
+
+async def test_a_bomb_of_zstd_is_given_up_while_it_grows(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Zeros: where they were left out of the file, its growth would not be seen."""
+    monkeypatch.setattr(install, "MOST_BYTES", 32 << 20)
+    monkeypatch.setattr(install, "LOOK_S", 0.02)
+    with pytest.raises(BadArchive, match="takes more than"):
+        await site.make(by_zstd(zeros_by_zstd(site.root, 1 << 30)))
+    assert site.names() == set()
+
+
+async def test_a_node_without_zstd_says_so(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = compressed(site.root, packed(site.root, *PACKED)[0])
+    monkeypatch.setenv("PATH", str(site.root))
+    with pytest.raises(Refused, match="there is no zstd in the PATH of this node's agent") as told:
+        await site.make(by_zstd(path))
+    assert not isinstance(told.value, BadArchive)

@@ -19,11 +19,11 @@ MAX_LOCK_BYTES = 4 << 20
 MAX_REQUIREMENTS = 2000
 """Packages that a lock file names."""
 
-ARCHIVES = (".tar.gz", ".tgz")
-"""Endings of archives that agents unpack."""
-
 ZSTANDARD = (".tar.zst", ".tzst")
-"""Endings of archives that no Python of an agent can read without a package of its own."""
+"""Endings of archives that agents unpack by their node's `zstd`."""
+
+ARCHIVES = (".tar.gz", ".tgz", *ZSTANDARD)
+"""Endings of archives that agents unpack."""
 
 OWN_VARIABLES = ("PATH", "VIRTUAL_ENV", "PYTHONHOME")
 """Variables that are the environment's own."""
@@ -183,10 +183,7 @@ def path_objection(path: str) -> str:
 
 def archive_advice(archive: str) -> str:
     """The advice about an archive of another kind."""
-    shown = posixpath.basename(archive)[:60]
-    what = f"{shown!r} is no {' or '.join(ARCHIVES)} file"
-    if archive.endswith(ZSTANDARD):
-        return f"{what}; turn it into one with `zstd -dc FILE.tar.zst | gzip >FILE.tar.gz`"
+    what = f"{posixpath.basename(archive)[:60]!r} is no {' or '.join(ARCHIVES)} file"
     return f"{what}; pack it with `tar -C VENV --format=posix -czf FILE.tar.gz .`"
 
 
