@@ -110,5 +110,11 @@ class Engine(Protocol):
     def cancel(self, ids: Sequence[str], *, waiting_only: bool = False) -> None:
         """End agents at once; with `waiting_only` those alone that have not begun."""
 
+    def origin(self) -> str:
+        """The name of this queue, which no other has: of this caller in this resource manager.
+
+        Agents have it as the label `origin`, and the record of a pool's token has it.
+        """
+
     def forget(self, name: str) -> None:
         """Remove what the engine keeps of a pool whose agents have all ended."""

@@ -8,6 +8,7 @@ leaving, and its script holds all options of the pool. So Slurm's queue is the o
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -115,6 +116,14 @@ class Slurm:
         if ids:
             only = ("--state=PENDING",) if waiting_only else ()
             self._ask("scancel", *only, *ids, may_be_over=True)
+
+    def origin(self) -> str:
+        """The cluster's name in slurm.conf, and this user's number."""
+        told = self._ask("scontrol", "show", "config")
+        found = re.search(r"^ClusterName\s*=\s*(\S+)", told, re.MULTILINE)
+        if found is None:
+            raise Refused("`scontrol show config` tells no ClusterName")
+        return f"slurm:{found[1]}:{os.geteuid()}"
 
     def forget(self, name: str) -> None:
         """Do nothing: Slurm itself removes what it has of a job."""

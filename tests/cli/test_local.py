@@ -81,6 +81,6 @@ def test_a_long_path_gets_its_sockets_elsewhere(tmp_path: Path) -> None:
     layout = Layout.of(tmp_path / ("x" * 90))
     assert not layout.run.is_relative_to(layout.state)
     layout.make()
-    layout.write(LocalSettings("local", 1, 1, "fast").check())
+    layout.write(LocalSettings(cluster="local", nodes=1, supervisors=1, profile="fast").check())
     assert layout.run.stat().st_mode & 0o777 == 0o700
-    assert layout.read() == LocalSettings("local", 1, 1, "fast")
+    assert layout.read() == LocalSettings(cluster="local", nodes=1, supervisors=1, profile="fast")

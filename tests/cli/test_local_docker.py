@@ -20,7 +20,7 @@ def test_agents_are_told(tmp_path: Path) -> None:
     layout = Layout.of(tmp_path / "state")
     mounts = (LocalMount("/data"), LocalMount("/out", read_only=False))
     docker = LocalDocker("/run/x.sock", IMAGE, mounts, ("training",))
-    settings = LocalSettings("local", 2, 1, "fast", docker)
+    settings = LocalSettings(cluster="local", nodes=2, supervisors=1, profile="fast", docker=docker)
     layout.make()
     layout.write(settings)
     assert layout.read() == settings

@@ -30,6 +30,7 @@ from supervisor.cli.local.reachable import ETCD, Reachable
 from supervisor.cli.options import Globals
 from supervisor.cli.pool import tokens
 from supervisor.cli.pool.order import shared_file
+from supervisor.cli.pool.tokens import Token
 from supervisor.contract import keys
 from supervisor.contract.errors import Conflict, TfSupervisorError, UserError
 from supervisor.wire.rpc import Guard
@@ -91,7 +92,7 @@ def agent(cluster: LocalCluster, directory: Path) -> Iterator[subprocess.Popen[b
     given = Globals(cluster.layout.state)
     file, _ = shared_file(given, POOL, None)
     token = file.parent / f"{POOL}.token"
-    tokens.obtain(given, POOL, token, "1h")
+    tokens.obtain(given, POOL, Token(token, "1h"))
     words = {"pool": POOL, "place": "n1", "id": "1", "agent-config": file, "token": token}
     words["state"] = cluster.layout.state
     options = [word for name, value in words.items() for word in (f"--{name}", str(value))]
@@ -128,7 +129,7 @@ def test_a_cluster_goes_on_from_a_copy_where_another_machine_told_no_end(
 ) -> None:
     with running(tmp_path) as cluster:
         given = Globals(cluster.layout.state)
-        tokens.obtain(given, POOL, tmp_path / "token", "1h")
+        tokens.obtain(given, POOL, Token(tmp_path / "token", "1h"))
         status, lives = cluster.status(), Lives(cluster.layout.lives)
         os.kill(status.keeper_pid, signal.SIGKILL)
         pids = [member.pid for member in status.members]
@@ -204,7 +205,9 @@ def test_a_cluster_that_another_machine_has_begun_is_killed(cluster: LocalCluste
 def kept_by(cluster: LocalCluster, pid: int) -> int:
     """Hold the lock of a cluster's directory, as a keeper that does not answer; returns the file."""
     cluster.layout.make()
-    settings = LocalSettings("local", 0, 2, "default", advertise="127.0.0.2")
+    settings = LocalSettings(
+        cluster="local", nodes=0, supervisors=2, profile="default", advertise="127.0.0.2"
+    )
     cluster.layout.write(replace(settings, doors={ETCD: 1, "supervisor-0": 2, "supervisor-1": 3}))
     lock = os.open(cluster.layout.lock(settings), os.O_RDWR | os.O_CREAT, 0o600)
     fcntl.flock(lock, fcntl.LOCK_EX)
@@ -241,7 +244,15 @@ def test_machines_do_not_wait_for_the_lock_of_another_one(
 def test_a_keeper_has_its_own_life_or_none(tmp_path: Path) -> None:
     found = Layout.of(tmp_path / "state")
     found.make()
-    settings = LocalSettings("local", 0, 1, "default", advertise="127.0.0.2", doors={ETCD: 1}, life=1)
+    settings = LocalSettings(
+        cluster="local",
+        nodes=0,
+        supervisors=1,
+        profile="default",
+        advertise="127.0.0.2",
+        doors={ETCD: 1},
+        life=1,
+    )
     lives = Lives(found.lives)
     claim = lives.claim()
     Keeper(found, settings, 1, claim.since_s)
@@ -261,7 +272,17 @@ def test_a_cluster_whose_lives_are_gone_does_not_begin_anew(tmp_path: Path) -> N
     found = Layout.of(tmp_path / "state")
     found.make()
     ports = {ETCD: 1, "supervisor-0": 2}
-    found.write(LocalSettings("local", 0, 1, "default", advertise="127.0.0.2", doors=ports, life=3))
+    found.write(
+        LocalSettings(
+            cluster="local",
+            nodes=0,
+            supervisors=1,
+            profile="default",
+            advertise="127.0.0.2",
+            doors=ports,
+            life=3,
+        )
+    )
     cluster = LocalCluster(found.state, nodes=0, supervisors=1)
     cluster.advertise = "127.0.0.2"
     with pytest.raises(UserError, match="lives is empty, but a cluster was here"):
@@ -291,7 +312,17 @@ def test_a_pool_is_let_into_etcd_whichever_option_names_the_cluster(
     found = Layout.of(tmp_path / "state")
     found.make()
     ports = {ETCD: 1, "supervisor-0": 2}
-    found.write(LocalSettings("local", 0, 1, "default", advertise="127.0.0.2", doors=ports, life=3))
+    found.write(
+        LocalSettings(
+            cluster="local",
+            nodes=0,
+            supervisors=1,
+            profile="default",
+            advertise="127.0.0.2",
+            doors=ports,
+            life=3,
+        )
+    )
     admitted: list[str] = []
     monkeypatch.setattr(Reachable, "admit", lambda *words: admitted.extend(words[2]))
     elsewhere = tmp_path / "client.yaml"

@@ -109,7 +109,14 @@ def test_of_two_jobs_that_wait_for_all_cpus_one_starts_when_there_is_room(shell:
 
 
 def test_containers_are_refused() -> None:
-    settings = LocalSettings("c", 1, 1, "fast", LocalDocker("/var/run/docker.sock"), separate=True)
+    settings = LocalSettings(
+        cluster="c",
+        nodes=1,
+        supervisors=1,
+        profile="fast",
+        docker=LocalDocker("/var/run/docker.sock"),
+        separate=True,
+    )
     with pytest.raises(UserError, match="--separate is for --runtime process"):
         settings.check()
 

@@ -59,7 +59,7 @@ def test_a_missing_cluster_is_told_without_them(tmp_path: Path) -> None:
 def layout(tmp_path: Path) -> Layout:
     found = Layout.of(tmp_path / "state")
     found.make()
-    found.write(LocalSettings("local", 2, 2, "fast"))
+    found.write(LocalSettings(cluster="local", nodes=2, supervisors=2, profile="fast"))
     return found
 
 

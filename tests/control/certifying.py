@@ -72,11 +72,13 @@ class Pools:
         self.actions.append(action)
         self.world.write(*action.ops)
 
-    async def open(self, pool: str = "train", by: Caller = OLGA, life_ms: int = HOUR_MS) -> Caller:
+    async def open(
+        self, pool: str = "train", by: Caller = OLGA, life_ms: int = HOUR_MS, origin: str = ""
+    ) -> Caller:
         """The holder of a new token."""
         request = openssl.key_and_request(f"token-of-pool:{pool}")[1]
         with calling(by):
-            made = await self.service.open(OpenPoolRequest(pool, request, life_ms))
+            made = await self.service.open(OpenPoolRequest(pool, request, life_ms, origin))
         return shown(made.pem, Kind.POOL, pool)
 
     async def certify(self, by: Caller, node: str = "train.n1", name: str = "") -> Caller:

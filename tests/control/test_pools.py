@@ -75,6 +75,18 @@ async def test_what_is_revoked_is_refused_and_a_pool_of_the_same_name_is_another
         await made.certify(one)
 
 
+async def test_a_pool_is_in_one_queue(made: Pools) -> None:
+    for origin in ("", "slurm:main:7", "slurm:main:7"):
+        await made.open(origin=origin)
+    token = await made.open()
+    assert made.service.pools("train").pools[0].origin == "slurm:main:7"
+    with pytest.raises(Conflict, match="pool train is one of slurm:main:7: choose another name"):
+        await made.open(origin="slurm:other:7")
+    assert made.service.objection(token) == ""
+    await made.revoke()
+    await made.open(origin="slurm:other:7")
+
+
 async def test_a_pool_is_revoked_by_its_token_only_while_that_is_its_last(made: Pools) -> None:
     before, now = await made.open(), await made.open()
     with pytest.raises(Conflict, match="pool train has another token by now, and its certificates stay"):

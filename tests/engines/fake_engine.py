@@ -32,12 +32,13 @@ class Job:
 class FakeEngine:
     """Agents as processes of this one. A look at the queue is what starts those that wait.
 
-    `user` is who asks: another user's jobs are not shown. `first` is the number of the first job.
+    `user` is who asks: another user's jobs are not shown. All clusters number their jobs alike.
     """
 
-    def __init__(self, user: str = "alice", first: int = 1) -> None:
+    def __init__(self, user: str = "alice", cluster: str = "main") -> None:
         self._user = user
-        self._numbers = itertools.count(first)
+        self._cluster = cluster
+        self._numbers = itertools.count(1)
         self._one = threading.Lock()
         self.jobs: list[Job] = []
 
@@ -78,6 +79,9 @@ class FakeEngine:
                 each.cancelled = True
             elif not waiting_only:
                 each.process.terminate()
+
+    def origin(self) -> str:
+        return f"fake:{self._cluster}:{self._user}"
 
     def forget(self, name: str) -> None:
         pass

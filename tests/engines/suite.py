@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -131,6 +132,9 @@ class EngineSuite:
         running(engine, len(there))
         pools.end(engine, "digits", 0)
 
+    def test_a_queue_has_a_name_of_its_own(self, engine: Engine) -> None:
+        assert re.fullmatch(self.origin(), engine.origin())
+
     def test_two_pools_do_not_meet(self, engine: Engine, pool: Pool) -> None:
         other = replace(pool, name="digits-2")
         pools.start(engine, pool, 1)
@@ -155,6 +159,10 @@ class EngineSuite:
             pools.start(engine, replace(pool, queue="nowhere"), 1)
         assert self.no_such_queue() in str(told.value)
         assert pools.live(engine) == []
+
+    def origin(self) -> str:
+        """The engine, its cluster and this user, as a regular expression."""
+        raise NotImplementedError
 
     def no_such_queue(self) -> str:
         """What the engine says of a queue that is not there."""

@@ -6,6 +6,7 @@ import hashlib
 import inspect
 import io
 import json
+import os
 import shlex
 import sys
 import tarfile
@@ -35,9 +36,10 @@ E"""
 def commands(tmp_path: Path) -> Commands:
     found = Commands(tmp_path / "bin")
     found.directory.mkdir()
+    found.put("scontrol", "echo ClusterName = main")
     layout = Layout.of(tmp_path / "state")
     layout.make()
-    layout.write(LocalSettings("local", 1, 1, "fast"))
+    layout.write(LocalSettings(cluster="local", nodes=1, supervisors=1, profile="fast"))
     return found
 
 
@@ -105,6 +107,7 @@ def test_a_pool_is_queued_with_the_files_that_its_agents_share(commands: Command
     shared = tmp_path / "state" / "config" / "pool.yaml"
     assert f"exec {sys.executable} -P -m supervisor.engines.keeper --pool digits " in script
     assert f"--agent-config {shared} --state {tmp_path / 'state'} " in script
+    assert f" --label origin=slurm:main:{os.geteuid()} " in script
     assert "#SBATCH --mem=1536M" in script
     assert f'#SBATCH --chdir="{tmp_path}"' in script
     shared.unlink()

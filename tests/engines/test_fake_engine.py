@@ -22,6 +22,9 @@ class TestFakeEngine(EngineSuite):
         yield found
         found.close()
 
+    def origin(self) -> str:
+        return "fake:main:alice"
+
     def no_such_queue(self) -> str:
         return "there is no queue nowhere"
 

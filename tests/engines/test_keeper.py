@@ -64,7 +64,7 @@ def test_agents_join_are_replaced_and_leave(shell: PrintingShell, engine: FakeEn
         agent_config=None,
         logs=tmp_path,
     )
-    pools.start(engine, pool_of(Globals(state=tmp_path / "state"), "p", wanted), 2)
+    pools.start(engine, pool_of(Globals(state=tmp_path / "state"), "p", wanted, engine.origin()), 2)
     shell("cordon", "node-0")
     wait_until(lambda: states(shell) == {"node-0": "cordoned", "p.n1": "ready", "p.n2": "ready"}, "both join")
     shell("submit", str(tmp_path / "job.yaml"))
@@ -93,7 +93,7 @@ def test_agents_join_are_replaced_and_leave(shell: PrintingShell, engine: FakeEn
     kept = next(each for each in reversed(engine.jobs) if f"p.{each.place}" == place)
     process, kept.process, kept.cancelled = kept.process, None, True
     given = Globals(state=tmp_path / "state")
-    lost = left_behind.among(left_behind.nodes_of(given, "p"), engine.agents("p"))
+    lost = left_behind.among(left_behind.nodes_of(given, "p"), engine.agents("p"), engine.origin())
     assert [each.node for each in lost] == [place]
     assert pools.end(engine, "p", 0) == 1
     assert left_behind.end(given, "p", engine, (), lambda _: None) == (1, [])

@@ -22,6 +22,7 @@ from supervisor.engines.engine import Pool, PoolAgent, State
 from tests.engines.fake_engine import FakeEngine
 
 PROGRAM = (sys.executable, "-c", "import signal; signal.pause()")
+HERE = FakeEngine().origin()
 SPARK_ON_YARN = "application_1764000000000_0007_1_1_0"
 
 
@@ -29,8 +30,8 @@ def agent_of(ident: str, state: State, place: str = "") -> PoolAgent:
     return PoolAgent(id=ident, pool="p", state=state, word=state.value, place=place)
 
 
-def node_of(ident: str, place: str, *, life: str = "life", pid: int = 7) -> NodeView:
-    labels = {"pool": "p", "agent": ident, "place": place}
+def node_of(ident: str, place: str, *, life: str = "life", pid: int = 7, origin: str = HERE) -> NodeView:
+    labels = {"pool": "p", "agent": ident, "place": place, "origin": origin}
     return NodeView(f"p.{place}", "ready", life, "h", 1, 1.0, 1, 0, labels=labels, pid=pid)
 
 
@@ -81,7 +82,7 @@ def engine() -> Iterator[FakeEngine]:
 
 @pytest.fixture(params=["another user", "another cluster"])
 def another(engine: FakeEngine, request: pytest.FixtureRequest) -> Iterator[FakeEngine]:
-    made = engine.of("bob") if request.param == "another user" else FakeEngine("alice", first=100)
+    made = engine.of("bob") if request.param == "another user" else FakeEngine("alice", "another")
     yield made
     made.close()
 
@@ -108,6 +109,7 @@ def test_a_pools_nodes_have_its_name_and_its_label(cluster: Cluster) -> None:
         (node_of("41_0", "n2", pid=0), False),
         (node_of("41_1", "n1"), False),
         (node_of("41_2", "n2"), True),
+        (node_of("41_2", "n2", origin="fake:another:alice"), False),
         (node_of("41_3", "n3"), False),
         (node_of("41_4", "n3"), True),
         (node_of("40_0", "n1"), False),
@@ -121,6 +123,7 @@ def test_a_pools_nodes_have_its_name_and_its_label(cluster: Cluster) -> None:
         "dead",
         "waits",
         "ended",
+        "of another cluster",
         "leaves",
         "forgotten since",
         "never listed",
@@ -137,7 +140,7 @@ def test_an_agent_is_lost_that_its_engine_has_elsewhere_or_has_ended(node: NodeV
         agent_of("41_3", State.LEAVING, "n3"),
         agent_of(SPARK_ON_YARN.rpartition("_1_1_0")[0], State.ENDED, "n1"),
     ]
-    assert left_behind.among([node], agents, {"41_0", "41_4"}) == ([node] if lost else [])
+    assert left_behind.among([node], agents, HERE, {"41_0", "41_4"}) == ([node] if lost else [])
 
 
 def test_a_healthy_pool_of_another_is_never_dismissed(
@@ -151,12 +154,12 @@ def test_a_healthy_pool_of_another_is_never_dismissed(
     engine.start(pool, 2)
     cluster.there = [node_of(each.id, each.place) for each in engine.agents("p")]
     there = "p.n1, p.n2 are there, and slurm does not list their agents as yours"
-    with pytest.raises(Conflict, match=f"you have no agents of pool p on slurm. {there}"):
+    with pytest.raises(Conflict, match=f"nothing of pool p has ended on slurm: {there}"):
         run(another, monkeypatch, "down", "p", "--now")
     for verb in (("status", "p"), ("scale", "p", "1")):
         with pytest.raises(NotFound, match="there is no pool p"):
             run(another, monkeypatch, *verb)
-    # Nor by one who has a pool of this name, too.
+    # Nor by one who has a pool of this name, too, elsewhere and with the same numbers.
     another.start(pool, 1)
     assert " lost " not in run(another, monkeypatch, "status", "p")
     assert run(another, monkeypatch, "scale", "p", "1") == "pool p: it has 1 already\n"

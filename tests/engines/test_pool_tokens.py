@@ -16,7 +16,7 @@ from click.testing import CliRunner
 from supervisor.cli.main import cli
 from supervisor.cli.options import Globals
 from supervisor.cli.pool import commands, left_behind, tokens
-from supervisor.cli.pool.order import Wanted
+from supervisor.cli.pool.tokens import Token
 from supervisor.contract.access import Kind
 from supervisor.contract.errors import Conflict, NotFound, Refused, UserError
 from supervisor.contract.pool.requests import Certificate, OpenPoolRequest, PoolList
@@ -24,6 +24,7 @@ from supervisor.engines.engine import Pool, PoolAgent, State
 from tests.control.certifying import OLGA, Pools, calling, make_authority, shown
 
 NAME = "train"
+HERE, YARN = "slurm:main:0", "yarn:rm-8032:olga"
 
 
 @dataclass
@@ -33,6 +34,10 @@ class Queue:
     agents_there: list[PoolAgent] = field(default_factory=list)
     forgotten: list[str] = field(default_factory=list)
     fails: str = ""
+    where: str = HERE
+
+    def origin(self) -> str:
+        return self.where
 
     def start(self, pool: Pool, agents: int) -> list[str]:
         for each in range(agents):
@@ -96,22 +101,10 @@ class Site:
             ]
         )
 
-    def up(self) -> Sequence[PoolAgent]:
+    def up(self, valid_for: str = "7d") -> Sequence[PoolAgent]:
         pool = Pool(name=NAME, command=("true",), directory="/", token=str(self.token))
-        wanted = Wanted(
-            cpus=1,
-            memory="",
-            gpus="",
-            queue="",
-            time="",
-            notice=60,
-            requeue=False,
-            python="",
-            archive=None,
-            agent_config=None,
-            logs=Path(),
-        )
-        return commands._start(Globals(), self.queue, pool, 2, wanted)
+        asked = Token(self.token, valid_for, self.queue.origin())
+        return commands._start(Globals(), self.queue, pool, 2, asked)
 
     def down(self) -> str:
         done = CliRunner().invoke(cli, ["pool", "down", NAME, "--now"])
@@ -200,6 +193,15 @@ def test_a_token_that_cannot_be_written_is_told_before_anything_is_queued(site: 
     assert (site.queue.agents(), site.made.actions) == ([], [])
 
 
+@pytest.mark.parametrize("valid_for", ["30s", "91d", "long"])
+def test_a_token_that_may_not_be_so_long_valid_is_told_before_anything_is_queued(
+    site: Site, valid_for: str
+) -> None:
+    with pytest.raises(UserError, match=f"--token-for {valid_for}: .* a(| minute to 90 day)"):
+        site.up(valid_for)
+    assert (site.queue.agents(), site.made.actions) == ([], [])
+
+
 def test_what_a_client_that_was_killed_has_left_is_ended(site: Site) -> None:
     # Agents and no token yet; a token in etcd that was written nowhere; a token whose agents have ended.
     site.queue.start(Pool(name=NAME, command=(), directory="/"), 2)
@@ -207,7 +209,7 @@ def test_what_a_client_that_was_killed_has_left_is_ended(site: Site) -> None:
     for agents in (2, 0):
         if agents:
             site.queue.start(Pool(name=NAME, command=(), directory="/"), agents)
-        tokens.obtain(Globals(), NAME, site.token, "1h")
+        tokens.obtain(Globals(), NAME, Token(site.token, "1h", HERE))
         assert site.down().endswith(tokens.REVOKED)
         assert (site.made.record(NAME), site.queue.agents()) == (None, [])
 
@@ -241,32 +243,52 @@ def test_a_pool_of_another_engine_is_not_revoked(site: Site) -> None:
     site.queue.agents_there.clear()
     site.ready = ("train.n1",)
     with pytest.raises(
-        Conflict, match=r"you have no agents of pool train on slurm\. train\.n1 are there, and slurm does not"
+        Conflict, match=r"nothing of pool train has ended on slurm: train\.n1 are there, and slurm does not"
     ):
         site.down()
     assert site.works()
 
 
-def test_a_pool_that_an_engine_has_never_had_is_not_revoked(site: Site) -> None:
-    """Its agents may wait on another engine, and so have no node that tells of them."""
+@pytest.mark.parametrize("ended", [State.RUNNING, State.ENDED, None])
+def test_a_pool_that_waits_in_another_queue_is_not_revoked(site: Site, ended: State | None) -> None:
+    """Its agents have no node that tells of them. One here that has ended is of a pool before."""
     site.made.skew_ms += round(time.time() * 1000) - site.made.wall_ms()
+    site.queue.where = YARN
+    site.up()
+    site.queue.where = HERE
+    site.queue.agents_there = (
+        [] if ended is None else [PoolAgent(id="0_0", pool=NAME, state=ended, word=ended.name)]
+    )
+    stay = f"its certificates stay, as they are for agents of {YARN}"
+    if ended is State.RUNNING:
+        assert f"1 agents have ended; the engine has everything back; {stay}" in site.down()
+    else:
+        with pytest.raises(Conflict, match=f"nothing of pool train has ended on slurm: {stay}"):
+            site.down()
+        assert site.queue.forgotten == []
+    assert site.works()
+    # Where it was, it is known to have ended, however long ago.
+    site.queue.where = YARN
+    assert site.down() == f"pool {NAME}: it had no agents on slurm any more; {tokens.REVOKED}"
+
+
+def test_a_name_is_one_queues_before_anything_is_queued(site: Site) -> None:
     site.up()
     site.queue.agents_there.clear()
-    with pytest.raises(Conflict, match=r"pool train: slurm knows no agents of yours of this name, and"):
-        site.down()
+    site.queue.where = YARN
+    with pytest.raises(Conflict, match=f"pool train is one of {HERE}: choose another name, or end that one"):
+        site.up()
+    assert site.queue.agents() == []
     assert site.works()
-    assert site.queue.forgotten == []
-    site.queue.agents_there.append(PoolAgent(id="0_0", pool=NAME, state=State.ENDED, word="FAILED"))
-    assert site.down() == f"pool {NAME}: it had no agents on slurm any more; {tokens.REVOKED}"
 
 
 def test_a_token_that_has_expired_is_revoked_on_any_engine(site: Site) -> None:
     site.made.skew_ms += round(time.time() * 1000) - site.made.wall_ms()
-    tokens.obtain(Globals(), NAME, site.token, "1h")
+    tokens.obtain(Globals(), NAME, Token(site.token, "1h", YARN))
     with pytest.raises(Conflict):
         site.down()
     site.made.skew_ms -= 3_600_000
-    tokens.obtain(Globals(), NAME, site.token, "1h")
+    tokens.obtain(Globals(), NAME, Token(site.token, "1h"))
     assert site.down().endswith(tokens.REVOKED)
 
 

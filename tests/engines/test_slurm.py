@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,6 +26,9 @@ class TestSlurm(EngineSuite):
         yield found
         for name in {each.pool for each in pools.live(found)}:
             pools.end(found, name, 0)
+
+    def origin(self) -> str:
+        return f"slurm:tfsup:{os.geteuid()}"
 
     def no_such_queue(self) -> str:
         return "Invalid partition name specified"

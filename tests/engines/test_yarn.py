@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import getpass
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,6 +25,9 @@ class TestYarn(EngineSuite):
     @pytest.fixture
     def engine(self, yarn: Yarn) -> Yarn:
         return yarn
+
+    def origin(self) -> str:
+        return rf"yarn:[\w.-]+_\d+:{getpass.getuser()}"
 
     def no_such_queue(self) -> str:
         return "to unknown queue: nowhere"

@@ -106,8 +106,8 @@ def test_what_yarn_does_not_have_is_refused(fields: dict[str, Any], told: str) -
             {"state": "FINISHED", "final": "FAILED", "diagnostics": "far " * 100 + EXPIRED},
             State.ENDED,
             "FAILED",
-            "the token by which YARN fetches its files is over, and `pool scale` queues another: "
-            + "far " * 100,
+            "the token by which YARN fetches its files is over; `pool scale` queues another, `pool up` where "
+            "none is left: " + "far " * 100,
         ),
         ({"state": "KILLED", "diagnostics": "killed by\nroot"}, State.ENDED, "KILLED", "killed by root"),
     ],

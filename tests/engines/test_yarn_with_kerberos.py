@@ -38,7 +38,10 @@ PROPERTIES = {
     "dfs.namenode.delegation.token.renew-interval": f"{RENEWED_S}000",
     "dfs.namenode.delegation.token.max-lifetime": f"{LAST_S}000",
 }
-OVER = "the token by which YARN fetches its files is over, and `pool scale` queues another: "
+OVER = (
+    "the token by which YARN fetches its files is over; `pool scale` queues another, `pool up` where none is "
+    "left: "
+)
 
 
 @pytest.fixture(scope="module")

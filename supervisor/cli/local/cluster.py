@@ -100,7 +100,15 @@ class LocalCluster:
         self.scratch = tempfile.gettempdir()
         self._leash: IO[bytes] | None = None
         self._keeper_pid = 0
-        self._settings = LocalSettings("local", nodes, supervisors, profile, docker, promise_for_ms, separate)
+        self._settings = LocalSettings(
+            cluster="local",
+            nodes=nodes,
+            supervisors=supervisors,
+            profile=profile,
+            docker=docker,
+            promise_for_ms=promise_for_ms,
+            separate=separate,
+        )
         self._progress = progress or (lambda _: None)
 
     def __enter__(self) -> Self:

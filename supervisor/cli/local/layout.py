@@ -69,7 +69,7 @@ def _own_user() -> dict[str, object]:
     return {"task_user": f"{os.geteuid()}:{os.getegid()}"}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LocalSettings:
     """The options of `local up`. Without `docker` tasks are plain processes.
 
@@ -363,26 +363,10 @@ class Layout:
 
 def _settings(text: str) -> LocalSettings:
     body = json.loads(text.partition("\n")[2])
-    docker = body.get("docker")
-    if docker is not None:
-        mounts = tuple(LocalMount(each["source"], each["read_only"]) for each in docker["mounts"])
-        docker = LocalDocker(docker["socket"], docker["image"], mounts, tuple(docker["networks"]))
-    return LocalSettings(
-        body["cluster"],
-        body["nodes"],
-        body["supervisors"],
-        body["profile"],
-        docker,
-        body["promise_for_ms"],
-        body.get("separate", False),
-        body.get("secrets", {}),
-        body.get("http", {}),
-        body.get("advertise", ""),
-        body.get("scratch", ""),
-        body.get("doors", {}),
-        body.get("life", 0),
-        body.get("data", FIRST_DATA),
-    )
+    if (docker := body.get("docker")) is not None:
+        mounts = tuple(LocalMount(**each) for each in docker["mounts"])
+        body["docker"] = LocalDocker(docker["socket"], docker["image"], mounts, tuple(docker["networks"]))
+    return LocalSettings(**body)
 
 
 def _per_user(name: str) -> Path:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,6 +15,7 @@ from supervisor.cli import render
 from supervisor.cli.options import Globals, global_options
 from supervisor.cli.pool import left_behind, tokens
 from supervisor.cli.pool.order import LASTING, Wanted, pool_of, wanted_options
+from supervisor.cli.pool.tokens import Token
 from supervisor.cli.target import find_target
 from supervisor.cli.terminal import neutralise
 from supervisor.contract.errors import Conflict, NotFound, TfSupervisorError, UserError
@@ -46,27 +48,30 @@ def up(given: Globals, wanted: Wanted, name: str, on: str, agents: int) -> None:
     """Start the pool NAME: agents that join this cluster as soon as the engine has room for each."""
     from supervisor.engines import pools
 
-    engine, asked = _engine(on), pool_of(given, name, wanted)
-    found = (
-        _start(given, engine, asked, agents, wanted) if asked.token else pools.start(engine, asked, agents)
-    )
+    engine = _engine(on)
+    origin = engine.origin()
+    asked = pool_of(given, name, wanted, origin)
+    if asked.token:
+        found = _start(given, engine, asked, agents, Token(Path(asked.token), wanted.token_for, origin))
+    else:
+        found = pools.start(engine, asked, agents)
     if given.json:
         render.emit_json({"pool": name, "agents": found})
         return
     click.echo(f"pool {name}: {len(found)} agents are queued; see `supervisorctl pool status {name}`")
 
 
-def _start(given: Globals, engine: Engine, asked: Pool, agents: int, wanted: Wanted) -> Sequence[PoolAgent]:
+def _start(given: Globals, engine: Engine, asked: Pool, agents: int, token: Token) -> Sequence[PoolAgent]:
     """Start a pool whose agents the supervisors certify.
 
     The engine knows its agents before there is a token (decision 0099). An agent that begins waits for it.
     """
     from supervisor.engines import pools
 
-    tokens.check(given, Path(asked.token), wanted.token_for)
+    tokens.check(given, asked.name, token)
     found = pools.start(engine, asked, agents)
     try:
-        tokens.obtain(given, asked.name, Path(asked.token), wanted.token_for)
+        tokens.obtain(given, asked.name, token)
     except BaseException:
         engine.cancel([each.id for each in found])
         raise
@@ -83,7 +88,7 @@ def token(given: Globals, name: str, file: Path, token_for: str) -> None:
 
     FILE is the one that `pool up` has told: agents that begin later read it. Those that run need none.
     """
-    made = tokens.obtain(given, check_pool(name), file.expanduser().absolute(), token_for)
+    made = tokens.obtain(given, check_pool(name), Token(file.expanduser().absolute(), token_for))
     _print(
         given, name, f"{file} is its token until {tokens.shown(made.ends_wall_ms)}; former ones are refused"
     )
@@ -129,12 +134,17 @@ def status(given: Globals, name: str, on: str) -> None:
     """Show the agents of the pool NAME: in the engine, and in the cluster."""
     check_pool(name)
     known, problem = _nodes_of(given, name)
-    found = _engine(on).agents(name)
-    lost = left_behind.among(known, found)
+    engine = _engine(on)
+    found = engine.agents(name)
     if not found:
         raise NotFound(f"there is no pool {name}; see `supervisorctl pool list`")
+    lost = left_behind.among(known, found, origin := engine.origin())
     # An agent that was queued again has a node at each of its places.
-    nodes = {(each.labels.get("agent", ""), each.labels.get("place", "")): each for each in known}
+    nodes = {
+        (each.labels.get("agent", ""), each.labels.get("place", "")): each
+        for each in known
+        if left_behind.is_from(each, origin)
+    }
     rows = [(each, nodes.get((each.id, each.place))) for each in found]
     certified = next(iter(_certified(given, name)), None) if not problem else None
     if given.json:
@@ -173,7 +183,7 @@ def scale(given: Globals, name: str, agents: int, on: str) -> None:
 
     engine, (nodes, _) = _engine(on), _nodes_of(given, name)
     done = pools.scale(engine, name, agents)
-    left_behind.dismiss(given, lost := left_behind.among(nodes, engine.agents(name)))
+    left_behind.dismiss(given, lost := left_behind.among(nodes, engine.agents(name), engine.origin()))
     gone = [f"{len(lost)} more are ended, which the engine has lost"] if lost else []
     expired = [tokens.told(each) for each in _certified(given, name) if tokens.is_over(each)]
     _print(given, name, "; ".join((done, *gone, *expired)))
@@ -198,35 +208,27 @@ def down(given: Globals, name: str, on: str, now: bool, within: int) -> None:
     """
     from supervisor.engines import pools
 
-    def kept(view: PoolView) -> str:
-        if pools.live(engine, name):
-            return tokens.ANOTHER
-        return "" if ours or done or tokens.is_over(view) else _elsewhere(name, on)
-
     say = (lambda _: None) if given.json else _sayer()
     engine = _engine(on)
     ours = {each.id for each in engine.agents(check_pool(name))}
-    done = list[str]()
-    if many := pools.end(engine, name, 0 if now else within, say):
-        done.append(f"{many} agents have ended; the engine has everything back")
+    ended = pools.end(engine, name, 0 if now else within, say)
     lost, others = left_behind.end(given, name, engine, ours, say)
-    if lost:
-        done.append(f"{lost} agents have ended that the engine had lost")
     if others:
-        told = _not_ours(given, name, on, others)
-        if not done:
-            raise Conflict(f"you have no agents of pool {name} on {on}. {told}")
-        done.append(told)
-    elif told := tokens.revoke(given, name, kept):
-        if not done and told != tokens.REVOKED:
-            raise Conflict(f"pool {name}: {told}")
-        if not done:
-            done.append(f"it had no agents on {on} any more")
-        done.append(told)
+        certificates = _not_ours(given, name, on, others)
+    else:
+        certificates = tokens.revoke(given, name, partial(_kept, engine, name))
+    if not ended and not lost and certificates not in ("", tokens.REVOKED):
+        raise Conflict(f"nothing of pool {name} has ended on {on}: {certificates}")
     _forget(engine, name)
-    if not done:
+    if not ended and not lost and not certificates:
         raise pools.unknown(name)
-    _print(given, name, "; ".join(done))
+    told = (
+        f"{ended} agents have ended; the engine has everything back" if ended else "",
+        f"{lost} agents have ended that the engine had lost" if lost else "",
+        "" if ended or lost else f"it had no agents on {on} any more",
+        certificates,
+    )
+    _print(given, name, "; ".join(filter(None, told)))
 
 
 @pool.command("list")
@@ -280,12 +282,21 @@ def _not_ours(given: Globals, name: str, on: str, others: Sequence[str]) -> str:
     )
 
 
-def _elsewhere(name: str, on: str) -> str:
-    """Why the certificates of a pool stay that an engine has never had, for all that it knows."""
+def _kept(engine: Engine, name: str, view: PoolView) -> str:
+    """Why the certificates of a token stay; empty once its pool has ended.
+
+    Those of another queue may be for agents that wait there, and so have no node that tells of them.
+    """
+    from supervisor.engines import pools
+
+    if pools.live(engine, name):
+        return tokens.ANOTHER
+    if view.origin == engine.origin() or tokens.is_over(view):
+        return ""
+    where = view.origin or "a queue that is not known"
     return (
-        f"{on} knows no agents of yours of this name, and its certificates stay, as agents may wait for "
-        "their turn on another engine, or another user's may: name that engine by --on. If there are none, "
-        f"`supervisorctl pool revoke {name}` revokes them"
+        f"its certificates stay, as they are for agents of {where}, which may wait for their turn: end them "
+        f"there. If there are none, `supervisorctl pool revoke {name}` revokes the certificates"
     )
 
 

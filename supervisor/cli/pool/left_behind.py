@@ -36,7 +36,7 @@ def nodes_of(given: Globals, pool: str) -> list[NodeView]:
 
 
 def among(
-    nodes: Sequence[NodeView], agents: Sequence[PoolAgent], ours: Collection[str] = ()
+    nodes: Sequence[NodeView], agents: Sequence[PoolAgent], origin: str, ours: Collection[str] = ()
 ) -> list[NodeView]:
     """Those of a pool's nodes whose agents the engine has elsewhere by now, or has ended.
 
@@ -46,6 +46,7 @@ def among(
     Args:
         nodes: read before `agents`, so that no agent is among them that has come since.
         agents: this caller's agents of the pool, as the engine lists them.
+        origin: the engine's. Another queue may have given the same ids.
         ours: ids that it has listed before. Those that it lists no more have ended.
     """
     from supervisor.engines.engine import State
@@ -56,8 +57,15 @@ def among(
     return [
         each
         for each in nodes
-        if each.pid and places.get(each.labels.get("agent", ""), "") not in ("", each.labels.get("place"))
+        if each.pid
+        and is_from(each, origin)
+        and places.get(each.labels.get("agent", ""), "") not in ("", each.labels.get("place"))
     ]
+
+
+def is_from(node: NodeView, origin: str) -> bool:
+    """Whether an agent may be of this queue. One of an earlier release does not tell."""
+    return node.labels.get("origin", origin) == origin
 
 
 def dismiss(given: Globals, nodes: Sequence[NodeView]) -> None:
@@ -87,12 +95,15 @@ def end(
     """
     many, until = 0, time.monotonic() + ENDING_S
     try:
+        origin = engine.origin()
         while True:
             nodes, agents = nodes_of(given, pool), engine.agents(pool)
-            if not (left := among(nodes, agents, ours)):
+            if not (left := among(nodes, agents, origin, ours)):
                 known = {*ours, *(each.id for each in agents)}
                 there = [each for each in nodes if each.pid and each.state not in ("lost", "gone")]
-                return many, sorted(each.node for each in there if each.labels.get("agent") not in known)
+                others = [each for each in there if not is_from(each, origin)]
+                others += [each for each in there if each.labels.get("agent") not in known]
+                return many, sorted({each.node for each in others})
             many = max(many, len(left))
             say(f"{len(left)} agents run that the engine has lost; they are told to end")
             if time.monotonic() > until:

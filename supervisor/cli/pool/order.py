@@ -110,8 +110,8 @@ def wanted_options(function: Callable[Concatenate[Wanted, P], R]) -> Callable[P,
     return wrapped
 
 
-def pool_of(given: Globals, name: str, wanted: Wanted) -> Pool:
-    """The pool that the options ask for, checked. Raises UserError, NotFound."""
+def pool_of(given: Globals, name: str, wanted: Wanted, origin: str) -> Pool:
+    """The pool that the options ask for, checked, for the queue `origin`. Raises UserError, NotFound."""
     from supervisor.adapters.files.quantities import size_bytes
     from supervisor.engines.engine import Pool
 
@@ -142,6 +142,7 @@ def pool_of(given: Globals, name: str, wanted: Wanted) -> Pool:
         *("--pool", name),
         *("--agent-config", _path("--agent-config", str(file))),
         *(option, _path(option, str(place))),
+        *("--label", f"origin={origin}"),
         *("--cpus", str(wanted.cpus)),
         *(("--memory", str(memory)) if memory else ()),
         *("--notice", str(wanted.notice)),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -33,36 +34,54 @@ REVOKED = "its certificates are revoked"
 ANOTHER = "another client has started it again meanwhile, and its certificates stay"
 
 
-def check(given: Globals, file: Path, token_for: str) -> int:
+@dataclass(frozen=True, slots=True)
+class Token:
+    """A token that is asked for: its file, how long it is to be valid, and which queue has its pool's agents.
+
+    `origin`: that of `engines.engine`; empty: the one of the token before.
+    """
+
+    file: Path
+    valid_for: str
+    origin: str = ""
+
+
+def check(given: Globals, pool: str, token: Token) -> int:
     """How long a token is to be valid, in ms, once it can be asked for and written.
 
-    Raises UserError, Refused for a directory that others may write to, Unreachable without supervisors.
+    Raises UserError, Refused for a directory that others may write to, Unreachable without supervisors, and
+    Conflict for a pool whose agents another queue has.
     """
     from supervisor.adapters.files.quantities import duration_ms
+    from supervisor.contract.pool.record import check_life, check_origin
     from supervisor.engines.agent_file import require_own
 
     try:
-        life_ms = duration_ms(token_for)
-    except ValueError as error:
-        raise UserError(f"--token-for: {error}") from error
-    if not file.parent.is_dir():
-        raise UserError(f"{file}: the pool's token goes there, and {file.parent} is no directory")
-    require_own(file.parent)
-    known(given)
+        life_ms = duration_ms(token.valid_for)
+        check_life(life_ms)
+    except (ValueError, UserError) as error:
+        raise UserError(f"--token-for {token.valid_for}: {error}") from error
+    directory = token.file.parent
+    if not directory.is_dir():
+        raise UserError(f"{token.file}: the pool's token goes there, and {directory} is no directory")
+    require_own(directory)
+    for view in known(given, pool):
+        check_origin(pool, view.origin, token.origin)
     return life_ms
 
 
-def obtain(given: Globals, pool: str, file: Path, token_for: str) -> Certificate:
+def obtain(given: Globals, pool: str, token: Token) -> Certificate:
     """Get a token for a pool, and write it into a file of mode 0600. Raises UserError, Refused, Conflict."""
     from supervisor.adapters.certificates import openssl
     from supervisor.adapters.files.private import write_private
     from supervisor.contract.pool.requests import OpenPoolRequest
 
-    life_ms = check(given, file, token_for)
+    life_ms = check(given, pool, token)
     _admit(given, pool)
     key, request = openssl.key_and_request(f"token-of-pool:{pool}")
-    made = _ask(given, lambda client: client.open_pool(OpenPoolRequest(pool, request, life_ms)))
-    write_private(file, key + made.pem.encode())
+    asked = OpenPoolRequest(pool, request, life_ms, token.origin)
+    made = _ask(given, lambda client: client.open_pool(asked))
+    write_private(token.file, key + made.pem.encode())
     return made
 
 

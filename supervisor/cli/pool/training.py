@@ -60,6 +60,8 @@ JOIN_S = 120.0
 WATCH_S = 2.0
 END_S, GONE_S = 60.0, 30.0
 DRAINED = ("draining", "drained")
+SPARK = "spark"
+"""The origin of all pools on Spark: the next driver goes on with the pool of one that was killed."""
 
 
 class JobNotDone(TfSupervisorError):
@@ -176,8 +178,8 @@ class TrainingPool:
         if self._agents.began:
             return
         if self._token is not None:
-            asked = (self._given, self.name, self._token, self._token_for)
-            made = self._ask(asyncio.to_thread(tokens.obtain, *asked))
+            asked = tokens.Token(self._token, self._token_for, SPARK)
+            made = self._ask(asyncio.to_thread(tokens.obtain, self._given, self.name, asked))
             self._tokens = "", fingerprint(made.pem.encode())
         self._agents.start()
         self._ask(self._joined())

@@ -8,12 +8,13 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from supervisor.contract.errors import UserError
+from supervisor.contract.errors import Conflict, UserError
 
 DOMAIN = "pools.tfsup.internal"
 """The domain of the names by which supervisors know the servers of agents. No name server knows it."""
 MOST_REVOKED = 100
 MOST_POOLS = 200
+LEAST_TOKEN_MS, MOST_TOKEN_MS = 60_000, 90 * 86_400_000
 _POOL = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,30}")
 
 
@@ -27,6 +28,7 @@ class PoolRecord:
         token: the SHA-256 of the token's certificate, in hex; that of no other token is taken.
         token_ends_wall_ms: the end of the token.
         revoked: nodes of the pool that are refused.
+        origin: the queue that has its agents (`engines.engine`); empty: an earlier release has not told.
     """
 
     name: str
@@ -35,6 +37,7 @@ class PoolRecord:
     token: str
     token_ends_wall_ms: int
     revoked: tuple[str, ...] = ()
+    origin: str = ""
 
 
 def check_pool(name: str) -> str:
@@ -48,6 +51,21 @@ def check_pool(name: str) -> str:
             "letter or digit"
         )
     return name
+
+
+def check_life(life_ms: int) -> None:
+    """Raise UserError for a time for which no token may be valid."""
+    if not LEAST_TOKEN_MS <= life_ms <= MOST_TOKEN_MS:
+        raise UserError(f"a token is valid for a minute to {MOST_TOKEN_MS // 86_400_000} days")
+
+
+def check_origin(pool: str, known: str, origin: str) -> None:
+    """Raise Conflict for a pool that another queue has: whoever ends it there ends its certificates."""
+    if known and origin and known != origin:
+        raise Conflict(
+            f"pool {pool} is one of {known}: choose another name, or end that one there (`supervisorctl pool "
+            f"down`). If it has no agents any more, `supervisorctl pool revoke {pool}` frees the name"
+        )
 
 
 def pool_of(node: str) -> str:

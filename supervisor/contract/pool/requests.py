@@ -16,12 +16,14 @@ class PoolRequest:
 class OpenPoolRequest:
     """Make a token for this pool, valid for so long; a token that it has is good no more.
 
-    `request`: for the token's certificate, as PEM.
+    `request`: for the token's certificate, as PEM. `origin`: the queue that has the pool's agents; empty: it
+    stays as it is.
     """
 
     pool: str
     request: str
     life_ms: int
+    origin: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +59,7 @@ class PoolView:
     """A pool that may have certificates.
 
     `certified`: the nodes that have had one of this leader, and when it ends; `token`: the SHA-256 of the
-    certificate of its token.
+    certificate of its token; `origin`: the queue that has its agents, if that is known.
     """
 
     pool: str
@@ -66,6 +68,7 @@ class PoolView:
     revoked: tuple[str, ...] = ()
     certified: dict[str, int] = field(default_factory=dict)
     token: str = ""
+    origin: str = ""
 
 
 @dataclass(frozen=True, slots=True)

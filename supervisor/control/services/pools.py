@@ -21,6 +21,8 @@ from supervisor.contract.pool.record import (
     MOST_POOLS,
     MOST_REVOKED,
     PoolRecord,
+    check_life,
+    check_origin,
     check_pool,
     objection,
     pool_of,
@@ -40,7 +42,6 @@ from supervisor.control.decide.snapshot import Snapshot, Versioned
 
 POOL_OPENED, POOL_REVOKED = "pool_opened", "pool_revoked"
 """Kinds of the events."""
-LEAST_TOKEN_MS, MOST_TOKEN_MS = 60_000, 90 * 86_400_000
 MOST_NODES = 1000
 """Most nodes of a pool with certificates: a pool has at most so many agents."""
 AGAIN_MS = 10_000
@@ -108,14 +109,16 @@ class PoolService:
         Raises:
             UserError: the name or the life is wrong.
             Refused: there is no authority of pools, etcd has no users, or the request asks for too much.
-            Conflict: the pool is another user's, or there are nodes of this name that are no pool's.
+            Conflict: the pool is another user's, or another queue's, or there are nodes of this name that are
+                no pool's.
         """
         snap, name = self._leading(), check_pool(request.pool)
         caller = _caller()
         before = snap.pools.get(name)
         _check_free(snap, name, before, caller)
-        if not LEAST_TOKEN_MS <= request.life_ms <= MOST_TOKEN_MS:
-            raise UserError(f"a token is valid for a minute to {MOST_TOKEN_MS // 86_400_000} days")
+        known = before.value.origin if before is not None else ""
+        check_origin(name, known, request.origin)
+        check_life(request.life_ms)
         asked = check_request(request.request, f"token-of-pool:{name}")
         self._require_issuer()
         if await self.is_etcd_open():
@@ -138,6 +141,7 @@ class PoolService:
             token=fingerprint(pem.encode()),
             token_ends_wall_ms=ends_ms,
             revoked=before.value.revoked if before is not None else (),
+            origin=request.origin or known,
         )
         text = f"agents of pool {name} may have certificates; its token ends at {_shown(ends_ms)}"
         key = keys.pool_record(name)
@@ -220,7 +224,9 @@ class PoolService:
             if ends_ms > now_ms
         }
         ends_ms = record.token_ends_wall_ms
-        return PoolView(record.name, record.owner, ends_ms, record.revoked, certified, record.token)
+        return PoolView(
+            record.name, record.owner, ends_ms, record.revoked, certified, record.token, record.origin
+        )
 
     def _check_number(self, record: PoolRecord, node: str) -> None:
         """Bound what the holder of a token can make a leader do, and forget what has ended."""

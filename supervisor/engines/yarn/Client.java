@@ -131,6 +131,8 @@ public final class Client {
                 return submit(request);
             case "list":
                 return list(request.path("pool").asText());
+            case "origin":
+                return JSON.valueToTree(cluster() + ":" + user);
             case "tidy":
                 tidy(request.get("pool").asText());
                 return JSON.createArrayNode();
@@ -260,9 +262,13 @@ public final class Client {
     /** This user's directory for the pools of this YARN: others may have their files in the same file system. */
     private Path staging() throws IOException {
         FileSystem files = FileSystem.get(conf);
+        return files.makeQualified(new Path(files.getHomeDirectory(), ".tfsup/yarn/" + cluster()));
+    }
+
+    /** The name of this YARN. */
+    private String cluster() {
         String cluster = conf.get(YarnConfiguration.RM_CLUSTER_ID, conf.get(YarnConfiguration.RM_ADDRESS, "yarn"));
-        String name = cluster.replaceAll("[^A-Za-z0-9.-]", "_");
-        return files.makeQualified(new Path(files.getHomeDirectory(), ".tfsup/yarn/" + name));
+        return cluster.replaceAll("[^A-Za-z0-9.-]", "_");
     }
 
     /** A new directory with these files. */

@@ -93,6 +93,10 @@ class Yarn:
         """Remove the pool's files in `fs.defaultFS`."""
         self._bridge.ask("tidy", pool=name)
 
+    def origin(self) -> str:
+        """The ResourceManagers, and this user there."""
+        return f"yarn:{self._bridge.ask('origin')}"
+
     def close(self) -> None:
         """End the Java process."""
         self._bridge.close()
@@ -169,7 +173,8 @@ def _reason(row: Mapping[str, object], state: State) -> str:
     if state is State.ENDED and ours:
         return f"{one_line(lines[0]).partition(': [')[0]}: {ours[-1]}"
     if state is State.ENDED and _EXPIRED in str(row["diagnostics"]):
-        return f"the token by which YARN fetches its files is over, and `pool scale` queues another: {told}"
+        again = "`pool scale` queues another, `pool up` where none is left"
+        return f"the token by which YARN fetches its files is over; {again}: {told}"
     if state is State.WAITING and "queue_used" in row:
         used = float(str(row["queue_used"]))
         return f"its container waits for room in queue {row['queue']}, of which {used:.0f} % is used"
