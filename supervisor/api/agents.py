@@ -14,6 +14,7 @@ from supervisor.contract import codec
 from supervisor.contract.errors import NotFound, Unreachable
 from supervisor.contract.ids import TaskId
 from supervisor.contract.pool.record import pool_of, server_name
+from supervisor.control.decide.facts.history import check_task
 from supervisor.control.decide.snapshot import JobState, Snapshot
 from supervisor.wire.failures import from_failure, read_failure
 from supervisor.wire.rpc import Guard
@@ -126,11 +127,3 @@ def node_of(job: JobState, task: TaskId) -> str:
         if placement.member == task.member and not job.switch.value.phase.ended:
             return placement.node
     raise NotFound(f"{task} does not run at the moment; see `supervisorctl status {job.name}`")
-
-
-def check_task(job: JobState, task: TaskId) -> None:
-    """Raise NotFound, with the names of the job's tasks, unless the job has this one."""
-    tasks = job.record.value.spec.tasks()
-    if task not in tasks:
-        known = ", ".join(map(str, tasks[:20])) + (", ..." if len(tasks) > 20 else "")
-        raise NotFound(f"no task {task}; tasks of this job: {known}")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from supervisor.contract.errors import NotFound
+from supervisor.contract.errors import nothing_named
 from supervisor.contract.observed import Gpu
 from supervisor.contract.views.nodes import GpuList, GpuNodeView, GpuView
 from supervisor.control.decide.facts.claims import all_claims, by_gpu
@@ -16,8 +16,7 @@ NOT_TOLD = "its agent has not told of its GPUs"
 def gpu_list(snap: Snapshot, node: str = "") -> GpuList:
     """Every GPU by node and index, or those of one node; raises NotFound for one that is not registered."""
     if node and (node not in snap.nodes or snap.nodes[node].incarnation is None):
-        known = ", ".join(sorted(snap.nodes)[:8]) or "none yet"
-        raise NotFound(f"no node {node!r}; nodes here: {known}")
+        raise nothing_named("node", node, snap.nodes)
     pictures = [snap.nodes[name] for name in sorted(snap.nodes) if name == node or not node]
     pictures = [picture for picture in pictures if picture.incarnation is not None]
     claims = by_gpu(all_claims(snap))

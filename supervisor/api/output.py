@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, field, replace
 
 from supervisor.api import views
-from supervisor.api.agents import Agents, address_of, check_task
+from supervisor.api.agents import Agents, address_of
 from supervisor.api.stored_output import LogOpener, StoredOutput, missing
 from supervisor.contract.errors import NotFound, TfSupervisorError, Unreachable
 from supervisor.contract.ids import AttemptId, TaskId
@@ -22,6 +22,7 @@ from supervisor.contract.views.jobs import (
     TailChunk,
     TailRequest,
 )
+from supervisor.control.decide.facts.history import check_task
 from supervisor.control.decide.snapshot import JobState, Snapshot
 
 ALL_BYTES = 1 << 40

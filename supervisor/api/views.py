@@ -9,7 +9,7 @@ from recovery.formats.lineage import on_lineage
 from supervisor.contract import keys
 from supervisor.contract.containment import contained, told
 from supervisor.contract.desired import JobPhase, LeaderRecord, Placement, Plan
-from supervisor.contract.errors import Conflict, NotFound
+from supervisor.contract.errors import Conflict, nothing_named
 from supervisor.contract.ids import TaskId
 from supervisor.contract.incident import Incident
 from supervisor.contract.job.spec import JobRecord
@@ -110,8 +110,7 @@ def find_job(snap: Snapshot, name: str) -> JobState:
         return snap.jobs[name]
     if name in snap.aside:
         raise Conflict(f"job {name} is set aside: {snap.aside[name].why}")
-    known = ", ".join(sorted(snap.jobs)[:8]) or "none yet"
-    raise NotFound(f"no job {name!r}; jobs here: {known}")
+    raise nothing_named("job", name, snap.jobs)
 
 
 def job_view(snap: Snapshot, job: JobState) -> JobView:

@@ -7,7 +7,11 @@ the service manager restarts it.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Self
+
+NAMED = 8
+"""Most names that `nothing_named` gives."""
 
 
 class TfSupervisorError(Exception):
@@ -44,6 +48,13 @@ class NotFound(TfSupervisorError):
     """The requested job, task, node or file does not exist."""
 
     exit_code = 3
+
+
+def nothing_named(kind: str, name: str, known: Iterable[str]) -> NotFound:
+    """The error about a job or node that there is none of. It names the first of those that there are."""
+    names = sorted(known)
+    shown = ", ".join(names[:NAMED]) + (", ..." if len(names) > NAMED else "")
+    return NotFound(f"no {kind} {name!r}; {kind}s here: {shown or 'none yet'}")
 
 
 class Conflict(TfSupervisorError):

@@ -9,7 +9,7 @@ from supervisor.api.gpus import gpu_list
 from supervisor.api.nodes import node_list
 from supervisor.api.server import ControlService
 from supervisor.contract import codec
-from supervisor.contract.errors import NotFound
+from supervisor.contract.errors import nothing_named
 from supervisor.contract.ids import TaskId, check_name
 from supervisor.contract.views.description import Description
 from supervisor.contract.views.jobs import (
@@ -62,8 +62,7 @@ class Source:
             return found
         only = tuple(each for each in found.nodes if each.node == node)
         if not only:
-            known = ", ".join(each.node for each in found.nodes[:8]) or "none yet"
-            raise NotFound(f"no node {node!r}; nodes here: {known}")
+            raise nothing_named("node", node, (each.node for each in found.nodes))
         return replace(found, nodes=only)
 
     async def gpus(self, node: str = "") -> GpuList:

@@ -53,5 +53,5 @@ def test_a_node_is_drained_and_given_back(shell: PrintingShell) -> None:
     told = shell("events").stdout
     for text in (f"{first} is cordoned: new fans", f"{first} is drained: new fans", "takes tasks again"):
         assert text in told
-    assert "known nodes: " in shell("cordon", "nowhere", code=3).stderr
+    assert "no node 'nowhere'; nodes here: " in shell("cordon", "nowhere", code=3).stderr
     assert "no GPU '0' of" in shell("uncordon", first, "--gpu", "0", code=3).stderr

@@ -147,7 +147,7 @@ async def test_a_quarantined_gpu_is_let_go_by_its_index_or_its_uuid() -> None:
 
 async def test_what_is_not_there_is_named_with_what_is() -> None:
     service = Leader().job_service.nodes
-    with pytest.raises(NotFound, match="known nodes: n0, n1, n2"):
+    with pytest.raises(NotFound, match="no node 'n7'; nodes here: n0, n1, n2"):
         await service.cordon(CordonRequest("n7"))
     with pytest.raises(UserError, match="is not a valid name"):
         await service.uncordon(UncordonRequest("n/7"))

@@ -25,11 +25,11 @@ from supervisor.contract.desired import JobPhase, LeaderRecord
 from supervisor.contract.errors import (
     Conflict,
     CoordinationUnreachable,
-    NotFound,
     StoreUnreachable,
     TfSupervisorError,
     Unreachable,
     UserError,
+    nothing_named,
 )
 from supervisor.contract.job.spec import CodeRef, JobIntent, JobSpec, Wanted, as_hdfs_user, resized
 from supervisor.contract.secret import uses
@@ -40,7 +40,7 @@ from supervisor.control.decide.assess.progress import out_of_time
 from supervisor.control.decide.checkpoints import commit_list
 from supervisor.control.decide.facts import hold
 from supervisor.control.decide.facts.cluster_time import ages
-from supervisor.control.decide.facts.history import find_checkpoint
+from supervisor.control.decide.facts.history import find_checkpoint, no_task
 from supervisor.control.decide.goodput import ledger
 from supervisor.control.decide.jobs import admission, deletion, resizing
 from supervisor.control.decide.jobs.sizes import check_sizes
@@ -341,9 +341,8 @@ class JobService:
         if picture.switch.value.phase.ended:
             self._check_time(picture)
             admission.check_records(picture)
-        members = {task.member for task in picture.record.value.spec.tasks()}
-        if member and member not in members:
-            raise NotFound(f"job {job} has no task {member!r}; it has {', '.join(sorted(members))}")
+        if member and member not in {task.member for task in picture.record.value.spec.tasks()}:
+            raise no_task(picture, f"{job}/{':'.join(member.rsplit('.', 1))}")
         if from_ref is None:
             intent = replace(_next_run(picture), restart_member=member)
             # The record, too: this task may leave in this very moment.
@@ -457,8 +456,7 @@ class JobService:
         _check_not_aside(snap, name)
         picture = snap.jobs.get(name)
         if picture is None:
-            known = ", ".join(sorted(snap.jobs)) or "none"
-            raise NotFound(f"there is no job {name!r}; known jobs: {known}")
+            raise nothing_named("job", name, snap.jobs)
         return picture
 
     def _check_time(self, picture: JobState) -> None:

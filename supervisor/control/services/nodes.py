@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
 from supervisor.contract.desired import GpuQuarantine
-from supervisor.contract.errors import NotFound, Unreachable, UserError
+from supervisor.contract.errors import NotFound, Unreachable, UserError, nothing_named
 from supervisor.contract.ids import check_name
 from supervisor.contract.pool.record import pool_of
 from supervisor.contract.views.nodes import CordonRequest, DismissRequest, NodeAnswer, UncordonRequest
@@ -116,8 +116,7 @@ class NodeService:
         nodes = self._leading().nodes
         picture = nodes.get(check_name("node", name))
         if picture is None:
-            known = ", ".join(sorted(nodes)) or "none"
-            raise NotFound(f"there is no node {name!r}; known nodes: {known}")
+            raise nothing_named("node", name, nodes)
         return picture
 
     def _quarantine(self, node: str, name: str) -> Versioned[GpuQuarantine]:

@@ -11,6 +11,7 @@ from recovery.policy.progress import Reached, global_step
 from recovery.policy.roles import training_roles
 from supervisor.contract.checkpoint import CheckpointRef, CommitRecord, CommitState
 from supervisor.contract.errors import NotFound
+from supervisor.contract.ids import TaskId
 from supervisor.contract.incident import Incident, Outcome
 from supervisor.contract.observed import AttemptReport, TaskBeat
 from supervisor.control.decide.snapshot import JobState, Snapshot, Versioned
@@ -151,7 +152,7 @@ def find_checkpoint(picture: JobState, ref: CheckpointRef) -> CommitRecord:
     found = {record.ref: record for record in mine if ref in (record.ref, CheckpointRef(0, record.ref.step))}
     if not found:
         what = f"step {ref.step}" if ref.generation == 0 else str(ref)
-        have = ", ".join(str(record.ref.step) for record in sorted(mine, key=lambda each: each.ref))
+        have = ", ".join(map(str, sorted({record.ref.step for record in mine})))
         raise NotFound(
             f"job {picture.name} has no checkpoint of {what}; "
             + (f"it has those of the steps {have}" if have else "none is committed yet")
@@ -160,6 +161,19 @@ def find_checkpoint(picture: JobState, ref: CheckpointRef) -> CommitRecord:
     lineage = on_lineage(mine, switch.job_uuid, switch.generation, switch.base)
     preferred = [record for record in lineage if record.ref in found]
     return preferred[0] if preferred else found[max(found)]
+
+
+def check_task(job: JobState, task: TaskId) -> None:
+    """Raise `no_task` unless the job has this task."""
+    if task not in job.record.value.spec.tasks():
+        raise no_task(job, str(task))
+
+
+def no_task(job: JobState, task: str) -> NotFound:
+    """The error about a task that a job does not have, with the names of those that it has."""
+    tasks = job.record.value.spec.tasks()
+    known = ", ".join(map(str, tasks[:20])) + (", ..." if len(tasks) > 20 else "")
+    return NotFound(f"no task {task}; tasks of this job: {known}")
 
 
 def records_are_lost(job: JobState) -> bool:
