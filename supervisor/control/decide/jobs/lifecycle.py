@@ -55,7 +55,6 @@ def end(snap: Snapshot, job: JobState) -> list[Action]:
     overdue = waited_ms > snap.timing.commit_deadline_ms and not saving.still_moves(snap, job)
     if (alive or not drained) and not overdue:
         return []
-    stopping = switch.phase is JobPhase.STOPPING
     left = saving.uncommitted(snap, job)
     warning = ""
     if left:
@@ -64,9 +63,10 @@ def end(snap: Snapshot, job: JobState) -> list[Action]:
         warning = "; warning: its last checkpoint was not committed before the deadline"
     elif not _is_drained(job):
         warning = "; warning: whether its last checkpoint was committed is not known: its node is lost"
-    if stopping:
-        return [_to(job, Transition.END, JobPhase.STOPPED, f"{switch.reason}{warning}")]
-    return [_to(job, Transition.SUCCEED, JobPhase.SUCCEEDED, f"all training tasks finished{warning}")]
+    text = f"{switch.reason}{warning}"
+    if switch.phase is JobPhase.STOPPING:
+        return [_to(job, Transition.END, JobPhase.STOPPED, text)]
+    return [_to(job, Transition.SUCCEED, JobPhase.SUCCEEDED, text)]
 
 
 def _no_more_time(snap: Snapshot, job: JobState) -> str:
@@ -154,7 +154,7 @@ def _to(job: JobState, transition: Transition, phase: JobPhase, reason: str, gra
     return Action(
         kind=phase.value,
         job=job.name,
-        text=reason,
+        text=f"the job has {phase.value}: {reason}" if phase.ended else reason,
         compares=(unchanged(job.switch), unchanged(job.intent)),
         ops=(changed,),
         fields={"phase": phase.value},

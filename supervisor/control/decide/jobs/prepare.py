@@ -72,7 +72,7 @@ def prepare(snap: Snapshot, job: JobState, need: Need) -> list[Action]:
         ops += incidents.opening(snap, job, need, generation, plan.plan_id)
     ops += fitting(_assignments(snap, job, plan), ops)
     nodes = ", ".join(sorted({placement.node for placement in plan.placements}))
-    text = f"{need.detail}; generation {generation} is prepared on {nodes} (rule {need.rule})"
+    text = f"{need.detail}; generation {generation} begins to be prepared on {nodes} (rule {need.rule})"
     fields = {"plan": plan.plan_id, "cause": need.cause.value, "rule": need.rule, "incident": need.incident}
     return [Action(PREPARE, job.name, text, tuple(compares), tuple(ops), fields, places=plan)]
 
