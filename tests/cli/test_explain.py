@@ -66,6 +66,16 @@ def test_the_base_is_named_and_what_is_made_again_is_counted_from_it(
     assert [line for line in told if line not in printed] == []
 
 
+def test_the_first_start_of_a_job_is_told_as_a_start(capsys: pytest.CaptureFixture[str]) -> None:
+    show_incident(
+        replace(LOST, cause="submitted", rule="submit.all", from_scratch=True, from_step=-1, to_step=1)
+    )
+    printed = capsys.readouterr().out
+    assert "decided: start all, by the rule submit.all" in printed
+    assert "began from scratch\n    first step: 1\n" in printed
+    assert "again" not in printed
+
+
 def test_steps_that_lost_servers_took_back_are_counted_up_to_the_step_of_the_failure(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

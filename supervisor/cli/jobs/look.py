@@ -18,6 +18,7 @@ from supervisor.cli.terminal import neutralise, on_terminal
 from supervisor.contract import codec
 from supervisor.contract.errors import Unreachable, UserError
 from supervisor.contract.ids import check_name
+from supervisor.contract.incident import Cause
 from supervisor.contract.views.jobs import (
     API_PROTOCOL,
     ClusterStatus,
@@ -239,9 +240,9 @@ def _commits(job: JobView) -> list[str]:
     """Lines about the steps that a lost node would cost."""
     lines = []
     if job.commit_lag_ms >= 0:
-        newest = f"newest commit: {job.newest_commit}" if job.newest_commit else "no commit yet"
         ahead = f"{job.commit_lag_steps} steps, {render.seconds(job.commit_lag_ms)}"
-        lines.append(f"{newest}; training is ahead of it by {ahead}")
+        newest = f"newest commit: {job.newest_commit}; training is ahead of it by {ahead}"
+        lines.append(newest if job.newest_commit else f"no commit yet, after {ahead} of training")
     if job.cadence:
         lines.append(job.cadence)
     if job.commit_trouble:
@@ -289,6 +290,9 @@ def _paused(job: JobView) -> list[str]:
 def _went_back(incident: IncidentView) -> list[str]:
     """Lines about the step from which training went on, and the steps that are made again."""
     base, lines = incident.base, []
+    if incident.cause == Cause.SUBMITTED.value:
+        lines.append(f"began from checkpoint {base}" if base is not None else "began from scratch")
+        return [*lines, *((f"first step: {incident.to_step}",) if incident.to_step >= 0 else ())]
     if base is not None:
         lines.append(
             f"went back to checkpoint {base}: step {base.step}, saved by generation {base.generation}"
@@ -322,7 +326,8 @@ def _of_incident(incident: IncidentView) -> str:
         + neutralise(f"{incident.cause}: {incident.task or incident.job}{where}  ")
         + render.paint(incident.outcome.value)
     )
-    lines = [f"decided: restart {incident.scope}, by the rule {incident.rule}"]
+    verb = "start" if incident.cause == Cause.SUBMITTED.value else "restart"
+    lines = [f"decided: {verb} {incident.scope}, by the rule {incident.rule}"]
     if incident.detail:
         lines.append(incident.detail)
     if incident.phases_ms:

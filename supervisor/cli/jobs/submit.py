@@ -173,7 +173,9 @@ def _print_end(given: Globals, name: str, goal: Goal, code: int, job: JobView | 
             }
         )
         return
-    where = "unknown" if job is None else f"{job.phase.value}, step {job.step}"
+    where = "unknown" if job is None else job.phase.value
+    if job is not None and job.step >= 0:
+        where += f", step {job.step}"
     reason = f": {job.reason}" if job is not None and job.reason else ""
     click.echo(
         neutralise(f"{name}: {'reached' if code == 0 else 'did not reach'} {goal.text} ({where}{reason})")
