@@ -26,11 +26,14 @@ def grid(
 ) -> Table:
     """A table; a cell that is a key of `styles` gets that colour. Cells are text, never markup.
 
-    Without `wrap` each row is one line: the last column is cut where there is no room.
+    Without `wrap` each row is one line: the last column is cut where there is no room, the others only where
+    that is not enough.
     """
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
-    for head in heads:
-        table.add_column(head, overflow="fold" if wrap else "ellipsis", no_wrap=not wrap)
+    for place, head in enumerate(heads, 1):
+        # rich takes room from columns that may wrap before it takes any from others.
+        no_wrap = not wrap and place < len(heads)
+        table.add_column(head, overflow="fold" if wrap else "ellipsis", no_wrap=no_wrap)
     for row in cells:
-        table.add_row(*(Text(cell, style=styles.get(cell, "")) for cell in row))
+        table.add_row(*(Text(cell, style=styles.get(cell, ""), no_wrap=not wrap) for cell in row))
     return table

@@ -51,10 +51,10 @@ def a_status(*jobs: JobView, paused: str = "") -> ClusterStatus:
     return ClusterStatus("lab", "fast", 4000, (leader,), jobs, paused=paused)
 
 
-def lines(screen: Screen, height: int) -> list[str]:
-    console = Console(file=io.StringIO(), width=WIDTH, height=height, color_system=None)
+def lines(screen: Screen, height: int, width: int = WIDTH) -> list[str]:
+    console = Console(file=io.StringIO(), width=width, height=height, color_system=None)
     with console.capture() as shown:
-        console.print(screen.draw(height))
+        console.print(screen.draw(width, height))
     return [line.rstrip() for line in shown.get().splitlines()]
 
 
@@ -80,6 +80,17 @@ def test_each_job_has_the_productive_share_of_its_time() -> None:
     at = heads.index("goodput")
     assert counted[at:].startswith("93.4 %")
     assert new[at:].startswith("- ")
+
+
+def test_80_columns_show_names_phases_and_the_beginning_of_notes() -> None:
+    late = a_job("digits-nightly", JobPhase.WAITING, waiting_for="2 GPUs of 16 GiB on one node, " * 3)
+    screen = Screen(a_status(late), NodeList((replace(a_node("gpu-1"), reason="cordoned: " * 20),)))
+    _, heads, _, job, *_ = shown = lines(screen, 24, width=80)
+    assert heads.split() == ["job", "phase", "step", "committed", "tasks", "restarts", "note"]
+    assert job.split()[:2] == ["digits-nightly", "waiting"]
+    assert "2 GPUs of 16" in job
+    assert ["gpu-1", "ready"] in [line.split()[:2] for line in shown]
+    assert max(map(len, shown)) <= 80
 
 
 @pytest.mark.parametrize("height", [24, 40, 100])

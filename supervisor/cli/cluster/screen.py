@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from rich.console import Console, Group, RenderableType
@@ -26,6 +26,8 @@ EVENTS_KEPT = 100
 LEAST_ROWS = 3
 FRAME = 9
 """Lines of a screen that are no rows: titles, heads, rules, counts of what is left out."""
+WIDE = 100
+"""From so many columns on, jobs show all their cells."""
 _RUNNING = "running"
 _URGENT = ("suspected", "lost", "gone", "draining", "cordoned")
 
@@ -43,8 +45,8 @@ class Screen:
     events: deque[EventView] = field(default_factory=lambda: deque(maxlen=EVENTS_KEPT))
     trouble: str = ""
 
-    def draw(self, height: int) -> RenderableType:
-        """The screen on `height` lines. Jobs that do not run and nodes in trouble come first."""
+    def draw(self, width: int, height: int) -> RenderableType:
+        """The screen of a terminal of that size. Jobs that do not run and nodes in trouble come first."""
         jobs = sorted(self.status.jobs, key=_job_order) if self.status is not None else []
         nodes = sorted(self.nodes.nodes, key=_node_order) if self.nodes is not None else []
         room = max(4 * LEAST_ROWS, height - FRAME)
@@ -53,8 +55,8 @@ class Screen:
         last = list(self.events)[-(room - for_jobs - for_nodes) :]
         return Group(
             *self._head(nodes),
-            _table(_JOB_HEADS, [_job_row(each) for each in jobs], for_jobs, "no job"),
-            _table(_NODE_HEADS, [_node_row(each) for each in nodes], for_nodes, "no node"),
+            _table([_job_row(each, wide=width >= WIDE) for each in jobs], for_jobs, "no job"),
+            _table([_node_row(each) for each in nodes], for_nodes, "no node"),
             Text(),
             *(Text(_event_line(each), overflow="ellipsis", no_wrap=True) for each in last),
         )
@@ -75,10 +77,6 @@ class Screen:
         return lines
 
 
-_JOB_HEADS = ("job", "phase", "gen", "step", "rate", "committed", "goodput", "tasks", "restarts", "note")
-_NODE_HEADS = ("node", "state", "beat", "tasks", "GPUs", "note")
-
-
 def _job_order(job: JobView) -> tuple[int, str]:
     ended = job.phase.value in {"succeeded", "failed", "stopped"}
     return (1 if job.phase.value == _RUNNING else 2 if ended else 0, job.name)
@@ -88,26 +86,33 @@ def _node_order(node: NodeView) -> tuple[bool, str]:
     return (node.state not in _URGENT, node.node)
 
 
-def _job_row(job: JobView) -> tuple[str, ...]:
+def _job_row(job: JobView, *, wide: bool) -> dict[str, str]:
+    """The cells of a job by their heads. On a narrow screen some are left out, for names and notes."""
     there = sum(task.state == _RUNNING for task in job.tasks)
-    return (
-        job.name,
-        job.phase.value,
-        str(job.generation),
-        render.step(job.step),
-        f"{job.rate:g}/s" if job.rate else "-",
-        str(job.newest_commit.step) if job.newest_commit else "-",
-        share(job.goodput),
-        f"{there}/{len(job.tasks)}",
-        str(job.restarts_program + job.restarts_infrastructure),
-        job.waiting_for or job.paused or job.reason or job.commit_trouble,
-    )
+    return {
+        "job": job.name,
+        "phase": job.phase.value,
+        **({"gen": str(job.generation)} if wide else {}),
+        "step": render.step(job.step),
+        **({"rate": f"{job.rate:g}/s" if job.rate else "-"} if wide else {}),
+        "committed": str(job.newest_commit.step) if job.newest_commit else "-",
+        **({"goodput": share(job.goodput)} if wide else {}),
+        "tasks": f"{there}/{len(job.tasks)}",
+        "restarts": str(job.restarts_program + job.restarts_infrastructure),
+        "note": job.waiting_for or job.paused or job.reason or job.commit_trouble,
+    }
 
 
-def _node_row(node: NodeView) -> tuple[str, ...]:
-    gpus = f"{node.gpus_used}/{node.gpus}" if node.gpus else "-"
-    beat = f"{node.beat_age_ms / 1000:.1f} s" if node.beat_age_ms >= 0 else "-"
-    return (node.node, node.state, beat, str(len(node.tasks)), gpus, node.reason)
+def _node_row(node: NodeView) -> dict[str, str]:
+    """The cells of a node by their heads."""
+    return {
+        "node": node.node,
+        "state": node.state,
+        "beat": f"{node.beat_age_ms / 1000:.1f} s" if node.beat_age_ms >= 0 else "-",
+        "tasks": str(len(node.tasks)),
+        "GPUs": f"{node.gpus_used}/{node.gpus}" if node.gpus else "-",
+        "note": node.reason,
+    }
 
 
 def _event_line(event: EventView) -> str:
@@ -115,14 +120,14 @@ def _event_line(event: EventView) -> str:
     return one_line(f"{render.when(event.wall_ms)}  {about}{event.text or event.kind}")
 
 
-def _table(heads: Sequence[str], rows: Sequence[Sequence[str]], most: int, empty: str) -> RenderableType:
-    shown = rows[:most]
-    table = grid(heads, [[one_line(cell) for cell in row] for row in shown], render.COLOURS, wrap=False)
+def _table(rows: Sequence[Mapping[str, str]], most: int, empty: str) -> RenderableType:
     if not rows:
         return Text(empty, style=render.DIM)
-    if len(shown) == len(rows):
+    cells = [[one_line(cell) for cell in row.values()] for row in rows[:most]]
+    table = grid(tuple(rows[0]), cells, render.COLOURS, wrap=False)
+    if len(cells) == len(rows):
         return table
-    return Group(table, Text(f"and {len(rows) - len(shown)} more", style=render.DIM))
+    return Group(table, Text(f"and {len(rows) - len(cells)} more", style=render.DIM))
 
 
 async def show(target: Target, every_s: float) -> None:
@@ -130,12 +135,14 @@ async def show(target: Target, every_s: float) -> None:
     screen = Screen()
     console = Console(no_color=not colours(), highlight=False)
     async with target.client(FOLLOW_DEADLINE_S) as client:
-        with Live(screen.draw(console.height), console=console, screen=True, auto_refresh=False) as live:
+        with Live(
+            screen.draw(console.width, console.height), console=console, screen=True, auto_refresh=False
+        ) as live:
             listening = asyncio.create_task(_listen(client, screen))
             try:
                 while True:
                     await _ask(client, screen)
-                    live.update(screen.draw(console.height), refresh=True)
+                    live.update(screen.draw(console.width, console.height), refresh=True)
                     await asyncio.sleep(every_s)
             finally:
                 listening.cancel()
