@@ -160,6 +160,11 @@ class Slurm:
             return done.stdout
         lines = (line.removeprefix(f"{program}: error: ").strip() for line in done.stderr.splitlines())
         said = one_line("; ".join(filter(None, lines))[-500:]) or f"exit code {done.returncode}"
+        if "configuration source" in said:
+            raise NotFound(
+                f"{program} finds no configuration of Slurm: run this on a login node, or set SLURM_CONF "
+                f"to its slurm.conf (it said: {said})"
+            )
         if "nable to contact" in said or "onnection refused" in said:
             raise Unreachable(f"{program}: {said}")
         if may_be_over and "ermission" not in said:

@@ -188,7 +188,10 @@ BAD = [
     ("", ["1: name: missing; add `name: my-job`"]),
     ("- a\n", ["1: the file must be a mapping of `key: value` lines"]),
     ("a: [\n", ["2: not valid YAML: expected the node content, but found '<stream end>'"]),
-    ("name: a\n\tb: c\n", ["2: not valid YAML: found character '\\t' that cannot start any token"]),
+    (
+        "name: a\n\tb: c\n",
+        ["2: not valid YAML: found character '\\t' that cannot start any token; indent with spaces"],
+    ),
     ("name: \x07\n", ["1: character 7 is not allowed; remove it"]),
     ("--- {a: 1}\n--- {b: 1}\n", ["2: a second document begins here; put each into a file of its own"]),
     (HEAD + ROLES + "comand: [x]\n", ["5: comand: unknown key; did you mean 'command'?"]),

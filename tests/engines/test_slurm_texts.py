@@ -242,6 +242,13 @@ def test_what_has_ended_meanwhile_needs_no_end(commands: Commands, slurm: Slurm)
         slurm.cancel(["41_0"])
 
 
+def test_where_slurm_has_no_configuration_it_is_said_what_to_do(commands: Commands, slurm: Slurm) -> None:
+    said = "squeue: fatal: Could not establish a configuration source"
+    commands.put("squeue", f'echo "{said}" >&2; exit 1')
+    with pytest.raises(NotFound, match="run this on a login node, or set SLURM_CONF to"):
+        slurm.agents()
+
+
 def test_a_controller_that_does_not_answer_may_be_asked_again(commands: Commands, slurm: Slurm) -> None:
     said = "slurm_load_jobs error: Unable to contact slurm controller (connect failure)"
     commands.put("squeue", f'echo "{said}" >&2; exit 1')

@@ -139,7 +139,9 @@ def parse(text: str, source: str) -> Document:
             raise UserError(
                 f"{source}:{line}: a second document begins here; put each into a file of its own"
             ) from error
-        raise UserError(f"{source}:{line}: not valid YAML: {error.problem or error.context}") from error
+        problem = error.problem or error.context or ""
+        hint = "; indent with spaces, not with tabs" if r"'\t'" in problem else ""
+        raise UserError(f"{source}:{line}: not valid YAML: {problem}{hint}") from error
     except ReaderError as error:
         line = text.count("\n", 0, error.position) + 1
         raise UserError(
