@@ -165,16 +165,20 @@ class ControlClient:
         """All GPUs, or those of a node."""
         return await self._call("Gpus", GpusRequest(node), GpuList)
 
-    async def cordon(self, node: str, reason: str = "", *, drain: bool = False) -> NodeAnswer:
-        """Cordon a node, or with `drain` move its tasks away too. Safe to repeat."""
-        request = CordonRequest(node, reason, drain)
+    async def cordon(self, node: str, reason: str = "", *, drain: bool = False, since: int = 0) -> NodeAnswer:
+        """Cordon a node, or with `drain` move its tasks away too. Safe to repeat.
+
+        A drain is refused if the node's cordon was lifted after the revision `since`; 0: from now on.
+        """
+        request = CordonRequest(node, reason, drain, since)
         if not drain:
             return await self._call("Cordon", request, NodeAnswer, write=True)
         # A leader that dies as the jobs save has not drained the node yet: its successor is asked for all.
         # It refuses if somebody else has lifted the cordon meanwhile. Where nobody leads just now, the leader
         # that is waited for counts from its own look.
-        with suppress(Unreachable):
-            request = replace(request, since=(await self.nodes()).revision)
+        if not since:
+            with suppress(Unreachable):
+                request = replace(request, since=(await self.nodes()).revision)
         return await self._call("Cordon", request, NodeAnswer, most_s=_SAVING_S, again_s=_SAVING_S)
 
     async def uncordon(self, node: str, gpu: str = "") -> NodeAnswer:

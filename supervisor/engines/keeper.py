@@ -163,6 +163,8 @@ class Keeper:
             await asyncio.wait({keeping, telling}, return_when=asyncio.FIRST_COMPLETED)
             if not telling.done():
                 await keeping
+            # Else it may lift the drain that this end begins with.
+            lifting.cancel()
             return await self._leave(telling.result())
         except (UserError, Refused) as error:
             say(str(error))
@@ -417,6 +419,9 @@ async def _run(within_s: float, module: str, *arguments: str) -> int:
     except TimeoutError:
         started.kill()
         return await started.wait()
+    except asyncio.CancelledError:
+        started.kill()
+        raise
 
 
 def prepare(order: Order, claims: Claims) -> tuple[str, Path]:

@@ -188,6 +188,30 @@ async def test_tasks_save_where_their_node_cannot_be_drained(
     assert asked.exists() == (drain == "false")
 
 
+async def test_a_drain_is_not_lifted_by_the_start_of_its_keeper(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    lifted, draining = tmp_path / "lifted", tmp_path / "draining"
+
+    async def start(_module: str, *arguments: str, deaf: bool = False) -> asyncio.subprocess.Process:
+        slow = f"touch {tmp_path}/lifting; while [ ! -e {draining} ]; do sleep 0.05; done; touch {lifted}"
+        lift = slow if not draining.exists() else "true"
+        drain = f"touch {draining}; sleep 1; [ ! -e {lifted} ]"
+        found = {"uncordon": lift, "drain": drain, "--fence": "true"}
+        command = next((found[each] for each in found if each in arguments), "exec sleep 600")
+        return await asyncio.create_subprocess_exec("sh", "-c", command)
+
+    monkeypatch.setattr(keeper, "_start", start)
+    (tmp_path / keeper.DRAINED).touch()
+    order = Order(pool="p", place="n1", id="1_0", file=tmp_path, client=("--state", str(tmp_path)))
+    running = asyncio.create_task(keeper.Keeper(order, "p.n1", tmp_path / "agent.yaml").run())
+    await until((tmp_path / "lifting").exists)
+    os.kill(os.getpid(), signal.SIGUSR2)
+    assert await asyncio.wait_for(running, 20) == 0
+    assert draining.exists()
+    assert not lifted.exists()
+
+
 async def test_a_full_disk_keeps_no_node_from_its_end(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -8,19 +8,22 @@ from pathlib import Path
 
 import pytest
 
+from supervisor.api import saves
 from supervisor.api.client import ControlClient
 from supervisor.cli.local.cluster import LocalCluster
 from supervisor.cli.options import Globals
 from supervisor.cli.target import find_target
 from supervisor.contract.errors import Conflict, NotFound, Unreachable
-from supervisor.contract.views.nodes import CordonRequest, NodeAnswer
+from supervisor.contract.views.jobs import SAVE_S
+from supervisor.contract.views.nodes import CordonRequest, NodeAnswer, UncordonRequest
 from supervisor.engines.spark import nodes as nodes_of_pools
 from supervisor.engines.spark.nodes import PoolNodes
 from supervisor.wire.rpc import Guard
 from tests.api.services import FakeJobService, FakeNodeService, Place
 from tests.cli.saving import SavingShell
+from tests.control.leader import Leader
 from tests.control.world import World
-from tests.support.waiting import wait_until
+from tests.support.waiting import until, wait_until
 
 
 async def drain(nodes: PoolNodes) -> None:
@@ -50,13 +53,14 @@ class Failing(FakeNodeService):
         self.errors = errors
         self.drains = 99
         """After so many drains the leader answers none."""
+        self.takes_s = 0.2
 
     async def cordon(self, request: CordonRequest, *, drain_follows: bool = False) -> NodeAnswer:
         if error := self.errors.get(request.node):
             raise error
         if request.drain:
             self.drains -= 1
-            await asyncio.sleep(0.2 if self.drains >= 0 else 600)
+            await asyncio.sleep(self.takes_s if self.drains >= 0 else 600)
         return await super().cordon(request)
 
     def drained(self) -> list[str]:
@@ -92,3 +96,35 @@ async def test_a_leader_that_hangs_is_not_waited_for_longer_than_the_notice(
         with nullcontext() if drains else pytest.raises(Unreachable, match="is not drained, as the leader"):
             await asyncio.wait_for(nodes.drain(listed, "it ends", 1.5), 10)
         assert sorted(service.drained()) == drained
+
+
+async def test_a_short_notice_leaves_a_drain_the_time_of_a_save(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert nodes_of_pools.LEAST_S > SAVE_S + saves._AGENT_S
+    monkeypatch.setattr(nodes_of_pools, "LEAST_S", 10.0)
+    async with AsyncExitStack() as stack:
+        place, service = Place(tmp_path, stack), Failing()
+        service.takes_s = 1.0
+        address = await place.serve("s0", FakeJobService(World().start().snapshot(), nodes=service))
+        nodes = PoolNodes(lambda: ControlClient([address], Guard()), "p", [""])
+        listed = (await ControlClient([address], Guard()).nodes()).nodes
+        await nodes.drain(listed, "it ends", 0.1)
+        assert {"n0", "n1", "n2"} == {*service.drained()}
+
+
+async def test_a_drain_that_an_operator_lifts_is_not_asked_for_again(tmp_path: Path) -> None:
+    async with AsyncExitStack() as stack:
+        leader, service = Leader(), Failing()
+        place, jobs = Place(tmp_path, stack), FakeJobService(leader.world.start().snapshot(), nodes=service)
+        address = await place.serve("s0", jobs)
+        nodes = PoolNodes(lambda: ControlClient([address], Guard()), "p", [""])
+        node = leader.world.node_of("chief.0")
+        listed = [each for each in await nodes._all() if each.node == node]
+        draining = asyncio.create_task(nodes.drain(listed, "it ends", 3))
+        await until(lambda: service.drained() == [node])
+        await leader.job_service.nodes.cordon(CordonRequest(node, "it ends", drain=True))
+        await leader.job_service.nodes.uncordon(UncordonRequest(node))
+        jobs.picture = leader.world.snapshot()
+        await draining
+        assert service.drained() == [node]

@@ -30,6 +30,8 @@ class PoolNodes:
         self._ids = ids
         self._drains = f"pool {pool}: "
         self._drained: set[str] = set()
+        self._seen = 0
+        """The revision of etcd at the last look at the nodes."""
 
     async def by_agent(self) -> dict[str, NodeView]:
         """The live nodes, by the agents' ids."""
@@ -46,33 +48,39 @@ class PoolNodes:
         """Move the tasks of nodes away, after a save; returns when that is done, or the time is over.
 
         Those that found no room near its end save again: they have trained on. A leader that does not answer
-        is not waited for longer, but each save may take its time. Raises an error if no node is drained.
+        is not waited for longer, but each save may take its time. A node whose drain somebody else lifts
+        meanwhile is not drained again. Raises an error if no node is drained.
         """
+        since = self._seen
         names = {node.node for node in nodes}
         began = time.monotonic()
         end = began + within_s
         until = end - min(SAVE_S, within_s / 3)
         self._drained |= names
-        errors = await self._cordon(names, why, max(until - began, LEAST_S))
+        errors = await self._cordon(names, why, since, max(until - began, LEAST_S))
         if errors and len(errors) == len(names):
             raise errors[0]
         while names and time.monotonic() < until:
             await asyncio.sleep(LOOK_S)
             names = {node.node for node in await self._all() if node.node in names and node.tasks}
-        await self._cordon(names, why, max(end - time.monotonic(), SAVE_S))
+        await self._cordon(names, why, since, max(end - time.monotonic(), SAVE_S))
 
-    async def _cordon(self, names: Collection[str], why: str, within_s: float) -> list[TfSupervisorError]:
+    async def _cordon(
+        self, names: Collection[str], why: str, since: int, within_s: float
+    ) -> list[TfSupervisorError]:
         """Have jobs with tasks on these nodes save, and drain the nodes; returns why some are not drained."""
         reason = f"{self._drains}{why}"
         # At once: a save serves all nodes of a job.
-        told = await asyncio.gather(*(self._cordon_one(name, reason, within_s) for name in names))
+        told = await asyncio.gather(*(self._cordon_one(name, reason, since, within_s) for name in names))
         return [error for error in told if error is not None]
 
-    async def _cordon_one(self, name: str, reason: str, within_s: float) -> TfSupervisorError | None:
+    async def _cordon_one(
+        self, name: str, reason: str, since: int, within_s: float
+    ) -> TfSupervisorError | None:
         """Drain a node by a connection of its own, which no other call closes; a node that is gone is."""
         try:
             async with asyncio.timeout(within_s), self._client() as client:
-                await client.cordon(name, reason, drain=True)
+                await client.cordon(name, reason, drain=True, since=since)
         except TimeoutError:
             return Unreachable(
                 f"node {name} is not drained, as the leader has not answered in {within_s:.1f} s"
@@ -107,7 +115,9 @@ class PoolNodes:
 
     async def _all(self) -> tuple[NodeView, ...]:
         async with self._client() as client:
-            return (await client.nodes()).nodes
+            found = await client.nodes()
+        self._seen = found.revision
+        return found.nodes
 
 
 def _is_of(node: NodeView, ident: str) -> bool:
