@@ -36,6 +36,8 @@ def test_after_a_long_run_too_the_workers_have_their_grace_from_the_chiefs_end()
     world.end_task("chief.0", code=0)
     took = world.until(lambda: world.switch().phase is JobPhase.FINISHING)
     assert took >= FAST.completion_grace_ms
+    world.until(lambda: world.switch().phase is JobPhase.SUCCEEDED)
+    assert "2 training tasks did not end within" in world.switch().reason, "not that all have finished"
 
 
 def test_after_a_master_too_the_workers_have_their_grace() -> None:

@@ -100,6 +100,8 @@ async def test_a_restart_from_a_checkpoint_names_one_that_is_there() -> None:
     old, new = world.commit(1, 100), world.commit(1, 200)
     with pytest.raises(NotFound, match="no checkpoint of step 150; it has those of the steps 100, 200"):
         await leader.job_service.restart("digits", from_ref=CheckpointRef(0, 150))
+    with pytest.raises(NotFound, match="no task digits/worker:7; tasks of this job: digits/chief:0, "):
+        await leader.job_service.restart("digits", "worker.7")
     with pytest.raises(UserError, match="whole job"):
         await leader.job_service.restart("digits", "worker.0", from_ref=old)
     await leader.job_service.restart("digits", from_ref=CheckpointRef(0, 100))
