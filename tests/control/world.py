@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import TypeVar
+from functools import lru_cache
+from typing import Any, TypeVar
 
 from supervisor.adapters.etcd.memory_store import MemoryStore
 from supervisor.api.views import job_view
@@ -92,6 +93,19 @@ class Agent:
     spares: tuple[str, ...] = ()
 
 
+@lru_cache(maxsize=1000)
+def _plain(kind: type[object], raw: bytes) -> object:
+    return codec.decode(kind, raw)
+
+
+def decoded(kind: type[T], raw: bytes) -> T:
+    """A record; agents read the same ones at each tick."""
+    hint: Any = kind  # a type of records, which mypy does not know to be hashable
+    found = _plain(hint, raw)
+    assert isinstance(found, kind)
+    return found
+
+
 def check(snap: Snapshot) -> None:
     """Raise InvariantBroken for what is broken of all jobs together, or of one."""
     invariants.check(snap)
@@ -138,6 +152,7 @@ class World:
         self.token = LeaderToken(keys.LEADER, held.create_revision)
         self.view, self.rests = View(FAST), Rests()
         self._seen: dict[str, int] = {}
+        self._caught_up: tuple[object, ...] = ()
         self.since_ms = self.now_ms
 
     def form_cluster(self, promise_ms: int = 0) -> None:
@@ -189,6 +204,13 @@ class World:
 
     def snapshot(self) -> Snapshot:
         """Catch up with etcd and freeze the snapshot."""
+        now = (self.view, self.store, self.store.life, self.store.revision)
+        if self._caught_up != now:
+            self._catch_up()
+            self._caught_up = now
+        return self.view.snapshot(self.now_ms, self.wall_ms, self.since_ms, self.token)
+
+    def _catch_up(self) -> None:
         entries = {entry.key: entry for entry in self.store.select("")}
         changes: list[KeyValue | KeyDeleted] = [
             KeyDeleted(key, self.store.revision) for key in self._seen if key not in entries
@@ -196,7 +218,6 @@ class World:
         changes += [e for e in entries.values() if self._seen.get(e.key) != e.mod_revision]
         self._seen = {entry.key: entry.mod_revision for entry in entries.values()}
         self.view.apply(changes, self.store.revision, self.now_ms)
-        return self.view.snapshot(self.now_ms, self.wall_ms, self.since_ms, self.token)
 
     def job(self) -> JobState:
         return self.snapshot().jobs[self.spec.name]
@@ -393,10 +414,10 @@ class World:
             self._beat(agent)
             return
         held = self.store.read(keys.node(agent.node))
-        registered = bool(held) and codec.decode(Incarnation, held[0].value).incarnation == agent.incarnation
+        registered = bool(held) and decoded(Incarnation, held[0].value).incarnation == agent.incarnation
         if registered:
             for entry in self.store.select(keys.assignments_of(agent.node)):
-                self._obey(agent, codec.decode(Assignment, entry.value))
+                self._obey(agent, decoded(Assignment, entry.value))
             if agent.obedient:
                 self._kill_unwanted(agent)
         if agent.beating:
@@ -406,7 +427,7 @@ class World:
         found = self.store.read(keys.switch(wanted.job))
         if not found:
             return
-        switch = codec.decode(JobSwitch, found[0].value)
+        switch = decoded(JobSwitch, found[0].value)
         if wanted.generation > switch.generation and not switch.phase.ended:
             self._prepare(agent, wanted, switch)
         elif wanted.plan_id == switch.plan_id and switch.phase is JobPhase.RUNNING:
@@ -456,7 +477,7 @@ class World:
     def _prepare(self, agent: Agent, wanted: Assignment, switch: JobSwitch) -> None:
         key = keys.prepared(wanted.task, wanted.plan_id)
         (found,) = self.store.read(key) or (None,)
-        told = codec.decode(Prepared, found.value).delay if found is not None else agent.delay
+        told = decoded(Prepared, found.value).delay if found is not None else agent.delay
         if found is None or told != agent.delay:
             self.ports += 1
             ready = Prepared(

@@ -190,8 +190,8 @@ class MemoryStore:
 
     def select(self, prefix: str) -> tuple[KeyValue, ...]:
         """Keys under a prefix in etcd's order, which is that of their bytes."""
-        found = [entry for key, entry in self._keys.items() if _covers(prefix, key)]
-        return tuple(sorted(found, key=lambda entry: entry.key.encode()))
+        # Characters are in the order of their bytes in UTF-8.
+        return tuple(self._keys[key] for key in sorted(key for key in self._keys if _covers(prefix, key)))
 
     def read(self, key: str) -> tuple[KeyValue, ...]:
         """The key, or an empty tuple."""
