@@ -40,12 +40,13 @@ demo: setup $(if $(filter hdfs,$(STORE)),hadoop) $(if $(filter docker,$(RUNTIME)
 	@$(BIN)/python -m examples.demo $(if $(STORE),--store $(STORE)) $(if $(RUNTIME),--runtime $(RUNTIME)) $(if $(ON),--on $(ON))
 
 .PHONY: check
-check: $(VENV)/.project ## Format, lint, strict types, import contracts, dead code.
+check: $(VENV)/.project ## Format, lint, strict types, import contracts, dead code, failpoints, what a command loads.
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/vulture
+	$(BIN)/pytest -q tests/chaos/test_failpoints.py tests/cli/test_start.py
 	@for script in .ci/run deploy/*.sh deploy/*/*.sh; do bash -n "$$script"; done
 
 .PHONY: test
