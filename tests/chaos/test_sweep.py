@@ -26,21 +26,17 @@ from chaos.runner.sweep import SWEEP, Summary, Sweep, Sweeper
 from chaos.scenarios import Scenario, scenarios
 
 PATIENCE = 8.0
-KINDS = (
+QUICK = (
     "kill-ps",
-    "exit-early",
     "agent-lost",
-    "kill-leader",
     "freeze-flipping",
-    "node-off",
     "cut-all",
-    "etcd-kill-leader",
     "etcd-freeze-leader",
     "flipped-bit",
-    "second-job",
     "stop-start-amid",
 )
 """Of each family that needs nothing but nodes, what has the most to do with the others."""
+OTHERS = ("exit-early", "kill-leader", "node-off", "etcd-kill-leader", "second-job")
 SMALL = Shape(etcd=1, supervisors=2, agents=2)
 
 
@@ -70,16 +66,19 @@ def swept(directory: Path, kinds: Sequence[str]) -> Summary:
 
 @pytest.mark.timeout(1200)
 @pytest.mark.usefixtures("priority")
-def test_a_dozen_kinds_of_all_families_break_no_promise(tmp_path: Path) -> None:
-    summary = swept(tmp_path / "first", KINDS)
+@pytest.mark.parametrize(
+    "kinds", [QUICK, pytest.param(OTHERS, marks=pytest.mark.slow)], ids=["of-each-family", "others"]
+)
+def test_kinds_of_all_families_break_no_promise(kinds: tuple[str, ...], tmp_path: Path) -> None:
+    summary = swept(tmp_path / "first", kinds)
     assert not summary.skipped
-    assert set(summary.counts) == {name for name in KINDS if name not in summary.missing}
+    assert set(summary.counts) == {name for name in kinds if name not in summary.missing}
     if os.geteuid() == 0:
         assert not summary.missing
     # On a busy machine a node may be silent for longer than the profile bears, which is one failure more
     # than was injected. What breaks a promise does so again.
     doubtful = [name for name, row in summary.counts.items() if set(row) != {Outcome.PASSED}]
-    assert len(doubtful) <= 3, seen_of(tmp_path / "first")
+    assert len(doubtful) <= len(kinds) // 3, seen_of(tmp_path / "first")
     if doubtful:
         again = swept(tmp_path / "again", doubtful)
         assert again.exit_code == 0, f"{seen_of(tmp_path / 'first')}\n{seen_of(tmp_path / 'again')}"
