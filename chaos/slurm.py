@@ -92,7 +92,7 @@ class SlurmCluster(Daemons):
         named = zip(self.nodes, ports[1:], strict=True)
         here, common = socket.gethostname(), "CPUs=1 RealMemory=1024 State=UNKNOWN"
         rows = [
-            f"NodeName={node} NodeHostname={here} NodeAddr=127.0.0.1 Port={port} {common}"
+            f"NodeName={node} NodeHostname={here} NodeAddr=127.0.0.1 Port={port} Feature=on-{node} {common}"
             for node, port in named
         ]
         conf = _CONF.format(

@@ -18,7 +18,7 @@
 # Where HDFS-DIR has a yarn.keytab, with the key of yarn/localhost, and a krb5.conf, YARN has Kerberos as its HDFS does. The
 # administrator is then the user yarn, and urgent is the user tfsup's.
 # Environment: YARN_START_TIMEOUT_S (120), YARN_NODE_MIB (4096; what each node has for containers), YARN_GPUS (empty; else
-# YARN counts GPUs, the first node has one, and nothing is preempted).
+# YARN counts GPUs, the first node has one, nothing is preempted, and there may be a node label `fast`).
 set -euo pipefail
 
 here="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
@@ -45,7 +45,7 @@ as_xml() {
 
 configure() {
     local site realm="" calculator=""
-    local -a both=("$here/conf/yarn.properties") server=("$here/conf/server.properties")
+    local -a both=("$here/conf/yarn.properties") server=("$here/conf/server.properties") scheduler=("$here/conf/scheduler.properties")
     if [[ -n "$krb5" ]]; then
         realm="$(sed -n 's/^ *default_realm *= *//p' "$krb5")"
         both+=("$here/conf/kerberos.properties")
@@ -69,11 +69,13 @@ configure() {
         # There are no devices: YARN counts them. Else it counts memory alone.
         for site in client server; do echo yarn.resource-types=yarn.io/gpu | as_xml >"$dir/$site/resource-types.xml"; done
         echo yarn.nodemanager.resource-type.yarn.io/gpu=1 | as_xml >"$dir/first/node-resources.xml"
+        server+=("$here/conf/labels.properties")
+        scheduler+=("$here/conf/labels.properties")
         calculator=yarn.scheduler.capacity.resource-calculator=org.apache.hadoop.yarn.util.resource.DominantResourceCalculator
     fi
     cat "${both[@]}" | as_xml >"$dir/client/yarn-site.xml"
     cat "${both[@]}" "${server[@]}" | as_xml >"$dir/server/yarn-site.xml"
-    { cat "$here/conf/scheduler.properties"; echo "$calculator"; } | as_xml >"$dir/server/capacity-scheduler.xml"
+    { cat "${scheduler[@]}"; echo "$calculator"; } | as_xml >"$dir/server/capacity-scheduler.xml"
     cp "$here/../hdfs/conf/log4j-quiet.properties" "$dir/client/log4j.properties"
     write_command
 }

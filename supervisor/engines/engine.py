@@ -35,6 +35,7 @@ class Pool:
         gpus: `N` or `TYPE:N`; empty: none.
         memory_mib: 0: the engine's default.
         queue, time: empty: the engine's default.
+        constraint: what machines must have, in the engine's words; empty: nothing.
         notice_s: how long before its time limit an agent is told.
         requeue: after its time limit an agent is queued again.
         token: the file by which its agents get certificates, as a word of the command. An engine that brings
@@ -49,6 +50,7 @@ class Pool:
     memory_mib: int = 0
     gpus: str = ""
     queue: str = ""
+    constraint: str = ""
     time: str = ""
     notice_s: int = 60
     requeue: bool = False

@@ -224,6 +224,7 @@ def script_of(pool: Pool) -> str:
         *_given("--mem", f"{pool.memory_mib}M" if pool.memory_mib else ""),
         *_given("--gres", f"gpu:{pool.gpus}" if pool.gpus else ""),
         *_given("--partition", pool.queue),
+        *_given("--constraint", pool.constraint),
         *_given("--time", pool.time),
     ]
     then = ' --then "scontrol requeue $SLURM_JOB_ID"' if pool.requeue else ""

@@ -77,6 +77,7 @@ def test_a_pool_is_shown_with_what_the_cluster_knows_of_it(commands: Commands, t
         (("digits", "--memory", "16"), "--memory: '16' is not a size"),
         (("digits", "--gpus", "two"), "--gpus 'two': write it as 1, or a100:2"),
         (("digits", "--queue", "--wrap=x"), "--queue '--wrap=x': write it as gpu"),
+        (("digits", "--constraint", "a b"), "--constraint 'a b': write it as gpu, or of Slurm fast&large"),
         (("digits", "--time", "tomorrow"), "--time 'tomorrow': write it as 12:00:00"),
         (("digits", "--python", "/nowhere/python"), "--python /nowhere/python: no program is there"),
         (("digits", "--notice", "80000"), "'--notice': 80000 is not in the range 20<=x<=65535"),

@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import subprocess
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from chaos.slurm import SlurmCluster
+from supervisor.contract.errors import Refused
 from supervisor.engines import pools
 from supervisor.engines.engine import Engine, Pool, State
 from supervisor.engines.slurm import Slurm
@@ -43,6 +45,17 @@ class TestSlurm(EngineSuite):
         ended = next(each for each in engine.agents("digits") if each.id == there[0].id)
         assert (ended.state, ended.word) == (State.ENDED, "FAILED")
         assert ended.reason
+
+    def test_agents_are_on_machines_that_have_what_they_need(self, engine: Engine, pool: Pool) -> None:
+        with pytest.raises(Refused, match="Invalid feature specification"):
+            pools.start(engine, replace(pool, constraint="nowhere"), 1)
+        pools.start(engine, replace(pool, constraint="on-n2|on-n3"), 1)
+        pools.scale(engine, "digits", 3)
+        assert {each.place for each in running(engine, 2)} == {"n2", "n3"}
+        [waiting] = [each for each in pools.live(engine) if each.state is State.WAITING]
+        wait_until(
+            lambda: any(each.reason for each in engine.agents() if each.id == waiting.id), "it says why"
+        )
 
     def test_another_users_job_is_no_agent(self, engine: Engine, slurm_cluster: SlurmCluster) -> None:
         line = "9999|RUNNING|n1|N/A|(null)|/tmp|tfsup:digits|None"

@@ -105,6 +105,22 @@ def test_agents_with_gpus_are_where_gpus_are_and_no_more_of_them(
     wait_long(lambda: (tmp_path / "gpus").read_text() == "00", "the other has the GPU now")
 
 
+def test_agents_are_on_machines_that_have_their_label(
+    yarn: Yarn, yarn_pool: Pool, yarn_cluster: YarnCluster
+) -> None:
+    with pytest.raises(Refused, match="labelExpression of resource request=nowhere"):
+        pools.start(yarn, replace(yarn_pool, constraint="nowhere"), 1)
+    yarn_cluster.yarn("rmadmin", "-addToClusterNodeLabels", "fast(exclusive=false)")
+    yarn_cluster.yarn("rmadmin", "-replaceLabelsOnNode", f"{PLACES[2]}=fast")
+    try:
+        pools.start(yarn, replace(yarn_pool, constraint="fast", memory_mib=256), 1)
+        pools.scale(yarn, "digits", 2)
+        assert [each.place for each in running(yarn, 2)] == [PLACES[2]] * 2
+    finally:
+        pools.end(yarn, "digits", 0)
+        yarn_cluster.yarn("rmadmin", "-replaceLabelsOnNode", f"{PLACES[2]}=")
+
+
 def test_a_queue_that_is_stopped_refuses_in_yarns_words(yarn: Yarn, yarn_pool: Pool, hdfs: Client) -> None:
     with pytest.raises(Refused, match=r"root\.stopped is STOPPED. Cannot accept submission of application"):
         pools.start(yarn, replace(yarn_pool, queue="stopped"), 1)

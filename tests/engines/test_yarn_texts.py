@@ -68,6 +68,7 @@ def test_an_installation_goes_where_yarn_brings_it() -> None:
         ({"time": "1:00"}, "--time and --requeue: applications of YARN run until they are ended"),
         ({"requeue": True}, "--time and --requeue"),
         ({"gpus": "a100:2"}, "YARN knows GPUs by their number alone"),
+        ({"constraint": "fast&large"}, "--constraint fast&large: write one node label"),
         ({"command": ("/opt/my python", "-m", "keeper")}, "choose a path of letters, digits"),
     ],
 )

@@ -36,6 +36,7 @@ LASTING = "7d"
 """How long a token is valid by default. Agents that wait in a queue need it until they begin."""
 _GPUS = re.compile(r"(?:[A-Za-z0-9_.-]{1,40}:)?[1-9][0-9]{0,3}")
 _QUEUE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.,-]{0,200}")
+_CONSTRAINT = re.compile(r"[A-Za-z0-9!(\[][A-Za-z0-9_.:,&|!*()\[\]=/-]{0,199}")
 _TIME = re.compile(r"(?:[0-9]{1,4}-)?[0-9]{1,6}(?::[0-9]{1,2}){0,2}")
 
 
@@ -56,6 +57,7 @@ class Wanted:
     logs: Path
     token: Path | None = None
     token_for: str = LASTING
+    constraint: str = ""
 
 
 def wanted_options(function: Callable[Concatenate[Wanted, P], R]) -> Callable[P, R]:
@@ -65,6 +67,12 @@ def wanted_options(function: Callable[Concatenate[Wanted, P], R]) -> Callable[P,
     @click.option("--memory", default="", metavar="SIZE", help="Of each agent, as 16GiB.")
     @click.option("--gpus", default="", metavar="[TYPE:]N", help="Of each agent.")
     @click.option("--queue", default="", help="The engine's queue; of Slurm, a partition.")
+    @click.option(
+        "--constraint",
+        default="",
+        metavar="EXPR",
+        help="What its machine must have: features of Slurm, a node label of YARN.",
+    )
     @click.option("--time", default="", metavar="[D-]H:M:S", help="The time limit of each agent.")
     @click.option(
         "--notice",
@@ -119,6 +127,7 @@ def pool_of(given: Globals, name: str, wanted: Wanted, origin: str) -> Pool:
     for option, value, form, example in (
         ("--gpus", wanted.gpus, _GPUS, "1, or a100:2"),
         ("--queue", wanted.queue, _QUEUE, "gpu"),
+        ("--constraint", wanted.constraint, _CONSTRAINT, "gpu, or of Slurm fast&large"),
         ("--time", wanted.time, _TIME, "12:00:00, or 2-00:00:00 for two days"),
     ):
         if value and not form.fullmatch(value):
@@ -157,6 +166,7 @@ def pool_of(given: Globals, name: str, wanted: Wanted, origin: str) -> Pool:
         memory_mib=-(-memory // (1 << 20)),
         gpus=wanted.gpus,
         queue=wanted.queue,
+        constraint=wanted.constraint,
         time=wanted.time,
         notice_s=wanted.notice,
         requeue=wanted.requeue,

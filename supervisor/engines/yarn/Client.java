@@ -238,6 +238,10 @@ public final class Client {
         if (!order.get("queue").asText().isEmpty()) {
             context.setQueue(order.get("queue").asText());
         }
+        // A pool of an earlier release has none.
+        if (!order.path("constraint").asText().isEmpty()) {
+            context.setNodeLabelExpression(order.get("constraint").asText());
+        }
         context.setResource(Resource.newInstance(MASTER_MIB, 1));
         // An ApplicationMaster that fails takes no agent with it.
         context.setKeepContainersAcrossApplicationAttempts(true);

@@ -31,6 +31,7 @@ SHOWN_S = 300
 _KEPT = ("PATH", "LANG", "TZ", "LD_LIBRARY_PATH", "HADOOP_CONF_DIR", "HADOOP_HOME", "JAVA_HOME")
 """The environment that agents get: users have secrets in theirs."""
 _PLAIN = re.compile(r"[A-Za-z0-9/._+-]+")
+_LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,99}")
 _ENDED = frozenset({"FINISHED", "FAILED", "KILLED"})
 _MOST_REASON = 400
 _EXPIRED = "InvalidToken"
@@ -118,6 +119,10 @@ def order_of(pool: Pool, environment: Mapping[str, str]) -> dict[str, object]:
         raise UserError("--memory is needed: YARN ends a container that takes more than it asked for")
     if pool.gpus and not pool.gpus.isdigit():
         raise UserError(f"--gpus {pool.gpus}: YARN knows GPUs by their number alone; leave the type out")
+    if pool.constraint and not _LABEL.fullmatch(pool.constraint):
+        raise UserError(
+            f"--constraint {pool.constraint}: write one node label; `yarn cluster --list-node-labels`"
+        )
     if not _PLAIN.fullmatch(pool.command[0]):
         raise UserError(f"--python {pool.command[0]!r}: choose a path of letters, digits and /._+-")
     kept = {name: value for name, value in environment.items() if name in _KEPT or name.startswith("LC_")}
@@ -130,6 +135,7 @@ def order_of(pool: Pool, environment: Mapping[str, str]) -> dict[str, object]:
         "memory_mib": pool.memory_mib,
         "gpus": int(pool.gpus or 0),
         "queue": pool.queue,
+        "constraint": pool.constraint,
         "notice_s": pool.notice_s,
     }
 
