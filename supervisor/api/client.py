@@ -88,6 +88,7 @@ _UNKNOWN = (
     "{} did not answer ({}): the request may or may not have been recorded; "
     "look at `supervisorctl status` or `nodes` before you repeat it"
 )
+_NO_CONNECTION = "no connection"
 _CONNECTION = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED)
 
 
@@ -392,7 +393,7 @@ class ControlClient:
         await self._drop(address, channel)
         if write and not _never_sent(error):
             raise Unreachable(_UNKNOWN.format(address, error.code().name)) from error
-        return "no connection" if _never_sent(error) else error.code().name
+        return _NO_CONNECTION if _never_sent(error) else error.code().name
 
     def _order(self) -> list[str]:
         return [self._first, *(address for address in self._known if address != self._first)]
@@ -413,6 +414,10 @@ def _nobody(problems: dict[str, str], waited_s: float, lost: str) -> Unreachable
     """`lost`: of a request whose answer is lost, so that it may have taken effect."""
     tried = "; ".join(f"{address}: {text}" for address, text in problems.items())
     nobody = f"no leading supervisor answered within {waited_s:.0f} s ({tried})"
+    if problems and all(each[:5] == "unix:" and text == _NO_CONNECTION for each, text in problems.items()):
+        nobody += (
+            "; `supervisorctl local status` shows which daemons run, `supervisorctl local up` starts them"
+        )
     return Unreachable(f"{lost}; {nobody}" if lost else nobody)
 
 

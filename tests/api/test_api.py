@@ -494,3 +494,9 @@ async def test_a_record_of_a_newer_release_is_refused(place: Place) -> None:
             await call(Record(json=b'{"v":9,"record":"JobRequest"}'), metadata=Guard().metadata(), timeout=60)
     with pytest.raises(IncompatibleRecord):
         codec.decode(Accepted, b"{}")
+
+
+async def test_a_cluster_of_this_machine_that_is_down_is_told_with_what_starts_it(tmp_path: Path) -> None:
+    async with ControlClient([f"unix:{tmp_path}/s0.sock"], Guard(), deadline_s=0.5) as client:
+        with pytest.raises(Unreachable, match=r"no connection.*`supervisorctl local up` starts them"):
+            await client.status()
