@@ -47,12 +47,15 @@ class Secured:
 
 
 class YarnCluster:
-    """A small YARN; a context manager. `gpus`: it has one, and preempts nothing."""
+    """A small YARN; a context manager. `gpus`: it has one, and preempts nothing.
 
-    def __init__(self, kerberos: Secured | None = None, *, gpus: bool = False) -> None:
+    `node_mib`: the memory of each machine, of which YARN only counts.
+    """
+
+    def __init__(self, kerberos: Secured | None = None, *, gpus: bool = False, node_mib: int = 4096) -> None:
         self.directory = Path(tempfile.gettempdir()) / f"yarn-{os.getpid()}-{secrets.token_hex(4)}"
         self._kerberos = kerberos
-        self._gpus = "1" if gpus else ""
+        self._asked = {"YARN_GPUS": "1" if gpus else "", "YARN_NODE_MIB": str(node_mib)}
         self._end = ExitStack()
 
     @property
@@ -81,7 +84,7 @@ class YarnCluster:
     def __enter__(self) -> Self:
         with ExitStack() as stack:
             beside = self._kerberos or stack.enter_context(HdfsCluster())
-            environment = {**os.environ, "YARN_GPUS": self._gpus}
+            environment = {**os.environ, **self._asked}
             guard = Guard(_SCRIPT, "run", self.directory, beside.directory, environment=environment)
             stack.callback(guard.end)
             self._end = stack.pop_all()

@@ -72,6 +72,11 @@ class SparkShell(PoolShell):
         except AssertionError as error:
             raise AssertionError(f"{what}; the driver's output ends with:\n{self.told()[-3000:]}") from error
 
+    def ended(self, driver: subprocess.Popen[bytes]) -> None:
+        """Wait until a driver has ended well."""
+        self.wait(lambda: driver.poll() is not None, "the driver ends")
+        assert driver.returncode == 0, self.told()
+
     def there(self) -> dict[str, dict[str, object]]:
         """The live nodes of the pool by name."""
         found = self.json("nodes")["nodes"]

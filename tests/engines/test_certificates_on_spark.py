@@ -17,7 +17,7 @@ import pytest
 
 from chaos.spark import SparkCluster
 from tests.engines.certified import ENDS, Site, run
-from tests.engines.pool_shell import wait_long
+from tests.engines.pool_shell import LONG_S, wait_long
 from tests.engines.spark_shell import DRIVER
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -85,7 +85,7 @@ def test_agents_with_certificates_run_jobs(site: Site, *, issued: bool) -> None:
         wait(site, lambda: job(site)["step"] > step + 20, "it trains on")
         assert [each["pid"] for each in tasks(site)] == pids
         driver.send_signal(signal.SIGINT)
-        assert driver.wait(120) == 0, told(site)
+        assert driver.wait(LONG_S) == 0, told(site)
         assert "pool train has ended; Spark has everything back" in told(site)
         assert len(before) == (len(NODES) if issued else 0)
 

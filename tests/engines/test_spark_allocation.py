@@ -63,7 +63,7 @@ def test_executors_come_for_agents_stay_while_they_train_and_go_after_them(shell
         shell.wait(lambda: shell.executors() == set(), "all executors are given back")
         assert len(shell.spark.told()["activeapps"]) == 1
         leave.touch()
-        assert driver.wait(60) == 0, shell.told()
+        shell.ended(driver)
     finally:
         driver.kill()
         driver.wait()

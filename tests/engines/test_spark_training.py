@@ -79,7 +79,7 @@ def test_a_driver_gets_the_end_of_its_jobs_and_leaves_nothing(shell: SparkShell)
         shell.wait(lambda: shell.works("status", "digits"), "the third job is there")
         shell.trains_on("the beginning")
         driver.send_signal(signal.SIGINT)
-        assert driver.wait(120) == 0, shell.told()
+        shell.ended(driver)
     finally:
         driver.kill()
         driver.wait()
@@ -116,7 +116,7 @@ def test_a_job_saves_before_spark_takes_its_executor_and_before_its_driver_is_in
         shell.wait(lambda: saving.step() > shell.base_of(moved) + 20, "it makes new steps")
         before = saving.step()
         driver.send_signal(signal.SIGINT)
-        assert driver.wait(120) == 0, shell.told()
+        shell.ended(driver)
     finally:
         driver.kill()
         driver.wait()
@@ -129,12 +129,12 @@ def test_a_job_saves_before_spark_takes_its_executor_and_before_its_driver_is_in
 def test_a_driver_alone_is_an_executor_too_and_learns_why_no_agent_comes(idle: SparkShell) -> None:
     driver = idle.drive(COUNTS, master="local[2]", options=("--agents", "1"))
     try:
-        assert driver.wait(120) == 0, idle.told()
+        idle.ended(driver)
         assert "ended: counts succeeded" in idle.told()
         idle.wait(lambda: ours(idle.directory) == [], "no process of the pool is left")
         limited = ("--agents", "1", "--option", "spark.executor.pyspark.memory=1g")
         driver = idle.drive(COUNTS, master="local[2]", options=limited)
-        assert driver.wait(120) == 0, idle.told()
+        idle.ended(driver)
     finally:
         driver.kill()
         driver.wait()
