@@ -50,11 +50,11 @@ check: $(VENV)/.project ## Format, lint, strict types, import contracts, dead co
 	@for script in .ci/run deploy/*.sh deploy/*/*.sh; do bash -n "$$script"; done
 
 .PHONY: test
-test: setup etcd-current hadoop fuse docker compiler networks nft browser systemd prometheus ## Every test but the slow ones.
+test: setup etcd-current hadoop fuse docker compiler networks nft zstd browser systemd prometheus ## Every test but the slow ones.
 	$(BIN)/pytest -n $(TEST_JOBS) --dist worksteal -m "not slow" $(PYTEST_ARGS)
 
 .PHONY: test-all
-test-all: setup etcd-current hadoop fuse docker compiler networks nft browser systemd prometheus kubernetes-check slurm spark yarn ## Every test with its full counts; a dated report in var/reports/.
+test-all: setup etcd-current hadoop fuse docker compiler networks nft zstd browser systemd prometheus kubernetes-check slurm spark yarn ## Every test with its full counts; a dated report in var/reports/.
 	@mkdir -p var/reports
 	@report="var/reports/$$(date -u +%Y-%m-%dT%H%M%SZ)"; \
 	{ echo "commit $$(git describe --always --dirty 2>/dev/null || echo unknown)"; uname -sr; nproc; etcd --version | head -n 1; } >"$$report.txt"; \
@@ -96,6 +96,10 @@ networks:
 .PHONY: nft
 nft:
 	@deploy/get-nft.sh
+
+.PHONY: zstd
+zstd:
+	@deploy/get-zstd.sh
 
 .PHONY: browser
 browser:
