@@ -40,7 +40,7 @@ def etcd(tmp_path: Path) -> Path:
 
 
 def hold_of(found: Lives, claim: Claim, end: Callable[[], None], stop_s: float = 60.0) -> Hold:
-    return Hold(found, claim.life, claim.since_s, end, beat_s=0.1, stop_s=stop_s)
+    return Hold(found, claim.life, claim.since_s, end, lambda: None, beat_s=0.1, stop_s=stop_s)
 
 
 @contextmanager
@@ -186,7 +186,7 @@ def test_a_claim_that_stood_still_is_no_life_any_more(found: Lives) -> None:
     with pytest.raises(Conflict, match="too slow"):
         found.check(late.life, late.since_s)
     killed = threading.Event()
-    hold = Hold(found, late.life, late.since_s, killed.set)
+    hold = Hold(found, late.life, late.since_s, killed.set, unexpected)
     hold.start()
     assert killed.wait(20)
 

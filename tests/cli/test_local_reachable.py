@@ -6,6 +6,8 @@ import asyncio
 import fcntl
 import json
 import os
+import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -25,7 +27,7 @@ from supervisor.cli.local import layout
 from supervisor.cli.local.cluster import LocalCluster, _free_ports
 from supervisor.cli.local.keeper import Keeper
 from supervisor.cli.local.layout import Layout, LocalSettings
-from supervisor.cli.local.lives import STOP_S, Lives
+from supervisor.cli.local.lives import STOP_S, Life, Lives
 from supervisor.cli.local.reachable import ETCD, Reachable
 from supervisor.cli.options import Globals
 from supervisor.cli.pool import tokens
@@ -115,11 +117,28 @@ def test_agents_of_other_machines_join_and_find_it_again_where_it_has_moved(tmp_
     with running(tmp_path) as cluster, agent(cluster, tmp_path):
         wait_until(lambda: bool(life_of_the_agent(cluster)), "the agent joins")
         first = life_of_the_agent(cluster)
+        # A client that keeps the certificate of this start.
+        shutil.copytree(cluster.layout.state / "tls", tmp_path / "kept")
+        kept = TlsFiles(
+            *(tmp_path / "kept" / name for name in ("ca.pem", "user-owner.pem", "user-owner.key"))
+        )
         cluster.down()
         moved = cluster_at("127.0.0.3", tmp_path)
         moved.up()
         wait_until(lambda: life_of_the_agent(moved) not in ("", first), "it has followed")
-        assert "127.0.0.3" in moved.layout.client_config.read_text()
+        settings = moved.layout.read()
+        supervisors = [f"127.0.0.3:{settings.doors[each]}" for each in moved.layout.supervisors(settings)]
+        assert (moved.layout.state / "tls/user-owner.pem").read_bytes() != kept.cert.read_bytes()
+        assert asyncio.run(answer(supervisors, kept)).startswith("supervisor-")
+        assert [each.name for each in (moved.layout.state / "tls").iterdir() if each.is_dir()] == ["2"]
+
+        # At the same address again, with certificates made anew; its agent goes on without a new start.
+        second = life_of_the_agent(moved)
+        moved.down()
+        moved.up()
+        assert moved.layout.read().doors == settings.doors
+        wait_until(lambda: life_of_the_agent(moved) == second, "it has come back")
+        assert asyncio.run(answer(supervisors, kept)).startswith("supervisor-")
     assert "supervisors or etcd have moved (127.0.0.3:" in (tmp_path / "agent.log").read_text()
 
 
@@ -157,7 +176,7 @@ def test_nobody_is_let_in_without_a_certificate_of_its_own(cluster: LocalCluster
     stranger = replace(own, cert=tmp_path / "tls/user-owner.pem", key=tmp_path / "tls/user-owner.key")
     assert asyncio.run(answer(supervisors, stranger)) == "Unreachable"
 
-    private = list((cluster.layout.state / "tls").glob("*.key"))
+    private = list((cluster.layout.state / "tls").rglob("*.key"))
     assert len(private) > 4
     assert {each.stat().st_mode & 0o777 for each in private} == {0o600}
     assert (cluster.layout.state / "tls").stat().st_mode & 0o777 == 0o700
@@ -167,10 +186,30 @@ def test_nobody_is_let_in_without_a_certificate_of_its_own(cluster: LocalCluster
     assert asyncio.run(read_of_etcd(cluster, "user-owner")) == "CoordinationUnreachable"
 
 
+def test_a_late_start_of_another_machine_changes_nothing_for_long(cluster: LocalCluster) -> None:
+    """It stood still after its last look, and writes its files over those of its successor."""
+    found, settings = cluster.layout, cluster.layout.read()
+    files = [found.settings, *found.settings.parent.glob("config/*.yaml")]
+    before = {each: each.read_text() for each in files}
+    assert len(before) == 5
+    late = replace(settings, life=0, advertise="127.0.0.9", doors=dict.fromkeys(settings.doors, 1))
+    found.reachable(late).certify(found.supervisors(late))
+    found.write(late)
+    wait_until(lambda: {each: each.read_text() for each in files} == before, "its keeper writes them again")
+    # Members that start again find their own certificates.
+    for name in (ETCD, *found.supervisors(settings)):
+        cluster.kill_member(name)
+    client = json.loads(found.client_config.read_text().partition("\n")[2])
+    own = TlsFiles(*(Path(client["tls"][each]) for each in ("ca", "cert", "key")))
+    supervisors = client["supervisors"]
+    wait_until(lambda: asyncio.run(answer(supervisors, own)).startswith("supervisor-"), "one leads again")
+
+
 async def read_of_etcd(cluster: LocalCluster, holder: str) -> str:
     """The outcome of a read of the leader's record in etcd, by this certificate of the cluster."""
     reach = cluster.layout.reachable(cluster.layout.read())
-    files = TlsFiles(*map(Path, reach.holder(holder).values()))
+    directory = reach.tls if holder.startswith("user-") else reach.own
+    files = TlsFiles(*map(Path, reach.holder(holder, directory).values()))
     etcd = EtcdCoordination(
         [reach.address(ETCD)], "local", rpc_deadline_ms=2_000, silence_ms=2_000, tls=files
     )
@@ -287,6 +326,132 @@ def test_a_cluster_whose_lives_are_gone_does_not_begin_anew(tmp_path: Path) -> N
     cluster.advertise = "127.0.0.2"
     with pytest.raises(UserError, match="lives is empty, but a cluster was here"):
         cluster.up()
+
+
+INSIDE = ("a directory",)
+FILES = {
+    "cluster.json": ("", "{", '# \n{"nodes": "x"}', *INSIDE),
+    "lives": ("",),
+    "lives/3": (
+        "",
+        "{",
+        "[]",
+        '{"number": "3"}',
+        '{"number": "3", "host": "h", "boot": "b", "data": "data"}',
+        '{"number": 4, "host": "h", "boot": "b", "data": "data"}',
+        *INSIDE,
+    ),
+    "http.token": INSIDE,
+    "config": ("",),
+    "config/client.yaml": INSIDE,
+    "logs/keeper.log": INSIDE,
+    "etcd": ("",),
+    "tls": ("",),
+    "tls/ca.pem": ("", "-----BEGIN CERTIFICATE-----\n", *INSIDE),
+    "tls/ca.key": ("", "-----BEGIN PRIVATE KEY-----\n", None, *INSIDE),
+    "tls/pool-ca.key": (None,),
+}
+"""A file of the state directory, and what is there in its place; None: nothing."""
+
+
+@pytest.fixture(scope="module")
+def stopped(tmp_path_factory: pytest.TempPathFactory) -> LocalCluster:
+    """A cluster whose files are there, and whose third life has said that it has ended."""
+    cluster = cluster_at("127.0.0.2", tmp_path_factory.mktemp("stopped"))
+    found, ports = cluster.layout, {ETCD: 1, "supervisor-0": 2, "supervisor-1": 3}
+    found.make()
+    settings = LocalSettings(
+        cluster="local", nodes=0, supervisors=2, profile="default", advertise="127.0.0.2", doors=ports, life=3
+    )
+    found.reachable(settings).certify(found.supervisors(settings))
+    found.write(settings)
+    found.lives.mkdir()
+    Lives(found.lives).write(Life(number=3, host="h", boot="b", data="data", ready=True, ended=True))
+    return cluster
+
+
+@pytest.mark.parametrize(("name", "text"), [(name, text) for name, texts in FILES.items() for text in texts])
+def test_a_file_that_cannot_be_used_is_named_and_the_others_stay(
+    stopped: LocalCluster, tmp_path: Path, name: str, text: str | None
+) -> None:
+    state = tmp_path / "state"
+    shutil.copytree(stopped.layout.state, state)
+    path = state / name
+    if path.is_dir():
+        path.rename(tmp_path / "away")
+    else:
+        path.unlink(missing_ok=True)
+    if text == "a directory":
+        (path / "inside").mkdir(parents=True)
+    elif text is not None:
+        path.write_text(text)
+    before = {each: each.read_bytes() for each in (state / "tls").rglob("*ca*") if each.is_file()}
+    cluster = cluster_at("127.0.0.2", tmp_path)
+    with pytest.raises(TfSupervisorError, match=re.escape(str(path))):
+        # A start writes a damaged file of options anew.
+        cluster.status() if name == "cluster.json" and path.is_file() else cluster.up()
+    if name == "cluster.json" or name.startswith("lives"):
+        for act in (cluster.status, cluster.down):
+            with pytest.raises(TfSupervisorError, match=re.escape(str(path))):
+                act()
+    assert {each: each.read_bytes() for each in before} == before
+    assert text != "a directory" or (path / "inside").is_dir()
+
+
+def test_a_damaged_file_of_options_does_not_change_the_kind_of_a_cluster(tmp_path: Path) -> None:
+    found = Layout.of(tmp_path / "state")
+    found.make()
+    found.settings.write_text("")
+    (found.state / "etcd" / "data").mkdir()
+    cluster = LocalCluster(found.state, nodes=0, supervisors=1)
+    cluster.advertise = "127.0.0.2"
+    with pytest.raises(UserError, match="was made without --advertise"):
+        cluster.up()
+    found.lives.mkdir()
+    with pytest.raises(UserError, match="was made with --advertise"):
+        LocalCluster(found.state, nodes=1).up()
+    with pytest.raises(UserError, match="lives is empty, but a cluster was here"):
+        cluster.up()
+
+
+def test_an_empty_token_of_the_page_is_written_anew(tmp_path: Path) -> None:
+    found = Layout.of(tmp_path / "state")
+    found.make()
+    found.http_token.touch()
+    settings = LocalSettings(
+        cluster="local", nodes=1, supervisors=1, profile="default", http={"supervisor-0": 1}
+    )
+    found.write(settings)
+    page = found.page(settings, "supervisor-0")
+    assert len(page.partition("=")[2]) == 64
+    found.write(settings)
+    assert found.page(settings, "supervisor-0") == page
+
+
+@pytest.mark.parametrize(
+    ("host", "listen"),
+    [("n1", "0.0.0.0:7601"), ("10.0.0.1", "0.0.0.0:7601"), ("fd00::1", "[::]:7601"), ("::1", "[::1]:7601")],
+)
+def test_agents_listen_on_the_kind_of_address_that_the_cluster_has(
+    tmp_path: Path, host: str, listen: str
+) -> None:
+    reach = Reachable(tls=tmp_path, host=host, ports={ETCD: 1}, scratch=tmp_path, mark="m", life=1)
+    assert reach.agents()["listen"] == listen
+
+
+def test_locks_of_other_boots_are_removed_once_they_are_old(tmp_path: Path) -> None:
+    found = Layout.of(tmp_path / "state")
+    found.make()
+    settings = LocalSettings(
+        cluster="local", nodes=0, supervisors=1, profile="default", advertise="127.0.0.2"
+    )
+    own = found.lock(settings)
+    others = [found.state / f"lock.{name}" for name in ("old", "new")]
+    for each in (own, *others):
+        each.touch()
+    os.utime(others[0], (0, 0))
+    found.forget_locks(settings)
+    assert sorted(found.state.glob("lock.*")) == sorted((own, others[1]))
 
 
 @pytest.mark.parametrize(

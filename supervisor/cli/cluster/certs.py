@@ -104,10 +104,11 @@ def issue(directory: Path, holders: tuple[str, ...], days: int, renew: bool) -> 
         click.echo(f"{directory / each.file}.pem: {each.name}, until {until:%Y-%m-%d}; {also}")
 
 
-def make(directory: Path, holders: Iterable[str], days: int) -> list[Wanted]:
+def make(directory: Path, holders: Iterable[str], days: int, into: Path | None = None) -> list[Wanted]:
     """Make certificates, in place of those that are there, and their authorities where there are none.
 
-    `holders`: each as `KIND:NAME[,ADDRESS...]`. Raises UserError, Refused.
+    `holders`: each as `KIND:NAME[,ADDRESS...]`. `into`: the directory of the certificates; by default that of
+    the authorities. Raises UserError, Refused.
     """
     wanted = _wanted(holders)
     openssl.require()
@@ -120,7 +121,7 @@ def make(directory: Path, holders: Iterable[str], days: int) -> list[Wanted]:
     for authority in dict.fromkeys((AUTHORITY, *(each.authority for each in wanted))):
         _make_authority(directory, authority)
     for each in wanted:
-        _sign(directory, each, days)
+        _sign(directory, into or directory, each, days)
     return wanted
 
 
@@ -256,8 +257,8 @@ def _mark_of(key: Path, scratch: str) -> str:
     return hashlib.sha256(public.read_bytes()).hexdigest()[:8]
 
 
-def _sign(directory: Path, wanted: Wanted, days: int) -> None:
-    with openssl.scratch(directory) as scratch:
+def _sign(directory: Path, into: Path, wanted: Wanted, days: int) -> None:
+    with openssl.scratch(into) as scratch:
         key, request, made = (Path(scratch) / name for name in ("key", "request", "pem"))
         openssl.new_key(key)
         openssl.run("req", "-new", "-key", str(key), "-subj", f"/CN={wanted.name}", "-out", str(request))
@@ -276,5 +277,5 @@ def _sign(directory: Path, wanted: Wanted, days: int) -> None:
             raise Refused(f"no certificate for {wanted.name}: {error}") from error
         write_private(made, pem.encode())
         # The key first: who reads the two meanwhile finds that they do not match, and keeps the old pair.
-        key.replace(directory / f"{wanted.file}.key")
-        made.replace(directory / f"{wanted.file}.pem")
+        key.replace(into / f"{wanted.file}.key")
+        made.replace(into / f"{wanted.file}.pem")

@@ -26,7 +26,7 @@ from supervisor.adapters.files.hadoop import inherited_environment
 from supervisor.api.client import ControlClient
 from supervisor.cli.local import processes
 from supervisor.cli.local.layout import Layout, LocalDocker, LocalSettings
-from supervisor.cli.local.lives import Lives
+from supervisor.cli.local.lives import Lives, file_errors
 from supervisor.cli.local.member import LEASH, ROOT
 from supervisor.cli.local.reachable import ETCD
 from supervisor.cli.local.separate import objection
@@ -124,6 +124,7 @@ class LocalCluster:
         """A client of this cluster; raises NotFound if there never was one here."""
         return find_target(Globals(self.layout.state)).client(deadline_s)
 
+    @file_errors()
     def up(self, deadline_s: float = UP_DEADLINE_S, *, leashed: bool = False) -> LocalStatus:
         """Start all members; returns when a supervisor leads and every agent is registered.
 
@@ -180,6 +181,7 @@ class LocalCluster:
                 self.down()
         return status
 
+    @file_errors()
     def down(self, deadline_s: float = DOWN_DEADLINE_S) -> list[int]:
         """Stop all processes and wait until they are gone; returns their pids.
 
@@ -221,6 +223,7 @@ class LocalCluster:
             shutil.rmtree(self.layout.run, ignore_errors=True)
         return pids
 
+    @file_errors()
     def status(self) -> LocalStatus:
         """The cluster's processes; raises NotFound if there never was a cluster here."""
         settings = self.layout.read()
@@ -281,12 +284,20 @@ class LocalCluster:
     def _check_kind(self, settings: LocalSettings) -> None:
         """Raise UserError where etcd's data are of the other kind of cluster, with users or without."""
         before = self._before()
-        if before is not None and bool(before.advertise) != bool(settings.advertise):
-            was = "with" if before.advertise else "without"
+        if before is None and not self._has_data():
+            return
+        reached = bool(before.advertise) if before is not None else self.layout.lives.exists()
+        if reached != bool(settings.advertise):
+            was = "with" if reached else "without"
             raise UserError(
                 f"the cluster in {self.layout.state} was made {was} --advertise, and stays so: use another "
                 "--state"
             )
+
+    def _has_data(self) -> bool:
+        """Whether an etcd has run here."""
+        etcd = self.layout.state / "etcd"
+        return etcd.is_dir() and any(etcd.iterdir())
 
     def _open(self, settings: LocalSettings) -> tuple[LocalSettings, float]:
         """Begin a life of a cluster that other machines reach, and write its files.
@@ -294,7 +305,8 @@ class LocalCluster:
         Returns its settings, and since when it is a life of this machine.
         """
         before, lives, names = self._before(), Lives(self.layout.lives), self.layout.supervisors(settings)
-        if before is not None and before.life and lives.newest() is None:
+        was_here = bool(before.life) if before is not None else self._has_data()
+        if was_here and lives.newest() is None:
             raise UserError(
                 f"{lives.directory} is empty, but a cluster was here: bring it back, or choose another "
                 "--state"
@@ -348,10 +360,7 @@ class LocalCluster:
             importlib.import_module("supervisor.cli.local.containers").remove(docker, self.layout.state)
 
     def _take_lock(self, settings: LocalSettings) -> int:
-        try:
-            lock = os.open(self.layout.lock(settings), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        except OSError as error:
-            raise Unreachable(f"{error.filename}: {error.strerror}") from error
+        lock = os.open(self.layout.lock(settings), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         if not self._try_lock(lock):
             os.close(lock)
             raise Conflict(
@@ -367,8 +376,6 @@ class LocalCluster:
             lock = os.open(self.layout.lock(settings), os.O_RDWR | os.O_CLOEXEC)
         except FileNotFoundError:
             return False
-        except OSError as error:
-            raise Unreachable(f"{error.filename}: {error.strerror}") from error
         try:
             return not self._try_lock(lock)
         finally:
@@ -407,7 +414,7 @@ class LocalCluster:
         keeper.returncode = 0
 
     def _lock_holder(self, settings: LocalSettings) -> int:
-        text = self.layout.lock(settings).read_text().strip()
+        text = self.layout.lock(settings).read_text(errors="replace").strip()
         return int(text) if text.isdigit() else 0
 
     async def _wait_ready(self, settings: LocalSettings, deadline: float) -> LocalStatus:

@@ -16,11 +16,12 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from supervisor.cli.local import processes
 from supervisor.cli.local.layout import Layout, LocalSettings
-from supervisor.cli.local.lives import Hold, Lives
+from supervisor.cli.local.lives import Hold, Lives, file_errors
 from supervisor.cli.local.member import LEASH, ROOT
 from supervisor.contract.errors import Conflict, TfSupervisorError
 
@@ -72,7 +73,7 @@ class Keeper:
         """Raises Conflict where another start has written the files since."""
         if settings.life != number:
             raise Conflict(f"another machine has just started the cluster in {layout.state}")
-        self._layout = layout
+        self._layout, self._settings = layout, settings
         self._env = member_environment()
         self._done = asyncio.Event()
         self._members = {member.name: member for member in members(layout, settings)}
@@ -81,7 +82,7 @@ class Keeper:
             lives = Lives(layout.lives)
             life = lives.read(number)
             lives.check(life, since_s)
-            self._hold = Hold(lives, life, since_s, self._give_up)
+            self._hold = Hold(lives, life, since_s, self._give_up, partial(layout.write, settings))
 
     async def run(self, *, leashed: bool) -> None:
         """Start all members, keep them running, and end them. `leashed`: also when standard input ends.
@@ -99,6 +100,7 @@ class Keeper:
             self._hold.start()
             # Copies take their time. Whoever does not wait for them ends a keeper that does not answer.
             self._hold.take_over(self._layout.state / "etcd")
+            self._layout.forget_locks(self._settings)
         socket = self._layout.keeper_socket
         socket.unlink(missing_ok=True)
         server = await asyncio.start_unix_server(self._serve, path=socket, limit=_REQUEST_BYTES)
@@ -301,8 +303,9 @@ def main() -> None:
     state, number, since_s, *more = sys.argv[1:]
     layout = Layout.of(Path(state))
     try:
-        keeper = Keeper(layout, layout.read(), int(number), float(since_s))
-        asyncio.run(keeper.run(leashed=LEASH in more))
+        with file_errors():
+            keeper = Keeper(layout, layout.read(), int(number), float(since_s))
+            asyncio.run(keeper.run(leashed=LEASH in more))
     except TfSupervisorError as error:
         sys.exit(str(error))
 

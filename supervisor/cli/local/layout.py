@@ -8,9 +8,11 @@ import os
 import secrets
 import tempfile
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+from supervisor.adapters.files.private import write_private
 from supervisor.cli.local.lives import FIRST_DATA, boot_id
 from supervisor.cli.local.reachable import Reachable
 from supervisor.contract.errors import NotFound, UserError
@@ -23,6 +25,7 @@ MAX_MEMBERS = 64
 POOL = "pool"
 _LONGEST_SOCKET = "supervisor-63/launchers.sock"
 _MAX_SOCKET_BYTES = 90
+_OLD_LOCK_S = 86_400
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +146,17 @@ class Layout:
         """
         return self.state / (f"lock.{boot_id()}" if settings.advertise else "lock")
 
+    def forget_locks(self, settings: LocalSettings) -> None:
+        """Remove the locks of other boots that nobody has taken for a day: a newer life has the directory.
+
+        Raises OSError.
+        """
+        own = self.lock(settings).stat()
+        for each in self.state.glob("lock.*"):
+            with suppress(FileNotFoundError):
+                if own.st_mtime - each.stat().st_mtime > _OLD_LOCK_S:
+                    each.unlink()
+
     @property
     def settings(self) -> Path:
         """The file with the options of the last `local up`."""
@@ -156,11 +170,12 @@ class Layout:
     def reachable(self, settings: LocalSettings) -> Reachable:
         """The addresses and certificates of a cluster that other machines reach."""
         return Reachable(
-            self.state / "tls",
-            settings.advertise,
-            settings.doors,
-            Path(settings.scratch),
-            hashlib.sha256(os.fsencode(self.state)).hexdigest()[:8],
+            tls=self.state / "tls",
+            host=settings.advertise,
+            ports=settings.doors,
+            scratch=Path(settings.scratch),
+            mark=hashlib.sha256(os.fsencode(self.state)).hexdigest()[:8],
+            life=settings.life,
         )
 
     def etcd_data(self, settings: LocalSettings) -> Path:
@@ -226,7 +241,13 @@ class Layout:
         """The address of a supervisor's page, with the token; empty for other members."""
         if member not in self.supervisors(settings) or member not in settings.http:
             return ""
-        return f"http://127.0.0.1:{settings.http[member]}/?token={self.http_token.read_text().strip()}"
+        return f"http://127.0.0.1:{settings.http[member]}/?token={self._token()}"
+
+    def _token(self) -> str:
+        """What is in `http_token`; empty if nothing is. Raises OSError."""
+        with suppress(FileNotFoundError):
+            return self.http_token.read_text(errors="replace").strip()
+        return ""
 
     @property
     def etcd_endpoint(self) -> str:
@@ -263,13 +284,12 @@ class Layout:
             raise UserError(f"{error.filename}: cannot make this directory: {error.strerror}") from error
 
     def write(self, settings: LocalSettings) -> None:
-        """Write every configuration file of the cluster."""
+        """Write every configuration file of the cluster that is not so already. Raises Refused, OSError."""
         if settings.docker is not None:
             # What runs in containers, as another user, claims its ports itself.
             self.ports.chmod(0o1777)
-        if not self.http_token.exists():
-            self.http_token.touch(mode=0o600)
-            self.http_token.write_text(secrets.token_hex(32) + "\n")
+        if not self._token():
+            write_private(self.http_token, f"{secrets.token_hex(32)}\n".encode())
         reach = self.reachable(settings) if settings.advertise else None
         address = reach.address if reach is not None else self.socket
         supervisors = [address(name) for name in self.supervisors(settings)]
@@ -345,10 +365,10 @@ class Layout:
         return ClientSettings(cluster, supervisors, base)
 
     def read(self) -> LocalSettings:
-        """The options of the last `local up`; raises NotFound if there never was one, UserError."""
+        """The options of the last `local up`; raises NotFound if there never was one, UserError, OSError."""
         try:
-            text = self.settings.read_text()
-        except OSError as error:
+            text = self.settings.read_text(errors="replace")
+        except FileNotFoundError as error:
             raise NotFound(
                 f"no cluster in {self.state}; run `supervisorctl local up`, or say where it is with --state"
             ) from error
@@ -356,8 +376,8 @@ class Layout:
             return _settings(text)
         except (ValueError, TypeError, AttributeError, KeyError) as error:
             raise UserError(
-                f"{self.settings} is damaged, or of another version of tf-supervisor; end what still runs "
-                f"there, and remove {self.state}"
+                f"{self.settings} is damaged, or of another version of tf-supervisor; `supervisorctl local "
+                "up` with the options of the last time writes it anew, and loses nothing else"
             ) from error
 
 
@@ -374,9 +394,9 @@ def _per_user(name: str) -> Path:
 
 
 def _write(path: Path, body: dict[str, object]) -> None:
-    """Write a file as JSON, which is YAML, atomically."""
-    fresh = path.with_suffix(".new")
-    fresh.write_text(
-        "# Written by `supervisorctl local up`; changes are lost.\n" + json.dumps(body, indent=2) + "\n"
-    )
-    fresh.replace(path)
+    """Write a file as JSON, which is YAML, atomically, unless that is in it."""
+    text = f"# Written by `supervisorctl local up`; changes are lost.\n{json.dumps(body, indent=2)}\n"
+    with suppress(FileNotFoundError):
+        if path.read_bytes() == text.encode():
+            return
+    write_private(path, text.encode())

@@ -21,8 +21,8 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, astuple, dataclass, field, replace
 from pathlib import Path
 
 from supervisor.contract.errors import Conflict, TfSupervisorError, Unreachable
@@ -66,6 +66,9 @@ class Life:
     ended: bool = False
 
 
+_TYPES = [int, str, str, str, str, bool, int, bool]
+
+
 @dataclass(frozen=True, slots=True)
 class Claim:
     """A life that this machine has begun.
@@ -100,12 +103,12 @@ class Lives:
             except OSError as error:
                 # A file that another machine replaces meanwhile may be stale, once.
                 if not left:
-                    raise Unreachable(f"{error.filename}: {error.strerror}") from error
+                    raise Unreachable(_what(error)) from error
         raise AssertionError
 
     def read(self, number: int) -> Life:
         """One life. Raises Unreachable."""
-        with _file_errors():
+        with file_errors():
             return self._read(number)
 
     def is_here(self, life: Life) -> bool:
@@ -117,12 +120,12 @@ class Lives:
 
         Raises Conflict if a cluster of another machine goes on, Unreachable where the directory is not there.
         """
-        with _file_errors():
+        with file_errors():
             self.directory.mkdir(mode=0o700, exist_ok=True)
         before = self._last(take_s)
         since_s = now_s()
         claim = Claim(self._after(before), before, since_s)
-        with _file_errors(), self._fresh(claim.life) as (fresh, path):
+        with file_errors(), self._fresh(claim.life) as (fresh, path):
             try:
                 os.link(fresh, path)
             except FileExistsError as error:
@@ -151,7 +154,7 @@ class Lives:
 
     def write(self, life: Life) -> None:
         """Write what there is to say of our own life. Raises Unreachable."""
-        with _file_errors(), self._fresh(life) as (fresh, path):
+        with file_errors(), self._fresh(life) as (fresh, path):
             fresh.replace(path)
 
     def forget_before(self, life: Life) -> None:
@@ -162,14 +165,17 @@ class Lives:
 
     def _numbers(self) -> list[int]:
         try:
-            return [int(each.name) for each in self.directory.iterdir() if each.name.isdigit()]
+            return [int(each.name) for each in self.directory.iterdir() if each.name.isdecimal()]
         except FileNotFoundError:
             return []
 
     def _read(self, number: int) -> Life:
         path = self.directory / str(number)
         try:
-            return Life(**json.loads(path.read_bytes()))
+            life = Life(**json.loads(path.read_bytes()))
+            if (life.number, [type(each) for each in astuple(life)]) != (number, _TYPES):
+                raise ValueError(life)
+            return life
         except (ValueError, TypeError) as error:
             raise Unreachable(
                 f"{path} is damaged, or of another version of tf-supervisor; bring it back, or choose "
@@ -232,6 +238,7 @@ class Hold:
     Args:
         since_s: when it was last known to be ours, on the clock of `now_s`.
         end: kills the cluster at once, without any file.
+        keep: writes the files of this life again that a start of another one has replaced.
     """
 
     def __init__(
@@ -240,12 +247,13 @@ class Hold:
         life: Life,
         since_s: float,
         end: Callable[[], None],
+        keep: Callable[[], None],
         beat_s: float = BEAT_S,
         stop_s: float = STOP_S,
     ) -> None:
         self._lives = lives
         self._life = life
-        self._end = end
+        self._end, self._keep = end, keep
         self._beat_s, self._stop_s = beat_s, stop_s
         self._good_s = since_s
         self._succeeded = False
@@ -264,7 +272,7 @@ class Hold:
         Raises Unreachable, Conflict.
         """
         life, own = self._life, etcd / self._life.data
-        with _file_errors():
+        with file_errors():
             if not life.ready:
                 if life.source:
                     _copy(etcd / life.source, own)
@@ -306,6 +314,8 @@ class Hold:
             except TfSupervisorError:
                 continue
             self._good_s = began_s
+            with suppress(TfSupervisorError, OSError):
+                self._keep()
 
     def _watch(self) -> None:
         while not self._over.wait(LOOK_S):
@@ -340,10 +350,19 @@ def _sync(path: Path) -> None:
 
 
 @contextmanager
-def _file_errors() -> Iterator[None]:
+def file_errors() -> Iterator[None]:
     """Raise Unreachable in place of OSError."""
     try:
         yield
     except OSError as error:
-        what = f"{error.filename}: {error.strerror}" if error.filename else str(error)
-        raise Unreachable(what) from error
+        raise Unreachable(_what(error)) from error
+
+
+def _what(error: OSError) -> str:
+    if not error.filename:
+        return str(error)
+    what = f"cannot use {os.fspath(error.filename)}: {error.strerror}"
+    if isinstance(error, PermissionError):
+        return f"{what}; give it to this user, with `chown` or `chmod`"
+    wrong = isinstance(error, IsADirectoryError | NotADirectoryError | FileExistsError)
+    return f"{what}; move away what is there in its place" if wrong else what

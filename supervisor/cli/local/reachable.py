@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ipaddress
 import os
+import shutil
 import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -26,7 +27,7 @@ AGENT_PORT = 7601
 """The port of a pool's first agent on a machine."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Reachable:
     """The addresses and certificates of one cluster.
 
@@ -36,6 +37,7 @@ class Reachable:
         ports: member -> port.
         scratch: a directory that each machine has to itself.
         mark: keeps the agents of two clusters of one user apart there.
+        life: the start of the cluster that this is. It has certificates of its own, in a directory of `tls`.
     """
 
     tls: Path
@@ -43,6 +45,7 @@ class Reachable:
     ports: Mapping[str, int]
     scratch: Path
     mark: str
+    life: int
 
     @property
     def listen(self) -> str:
@@ -62,25 +65,37 @@ class Reachable:
             socket.getaddrinfo(bare(self.host), None, family)
         except OSError as error:
             raise UserError(
-                f"--advertise {self.host}: this machine knows no IPv4 address of it ({error}); give one"
+                f"--advertise {self.host}: this machine knows no IPv4 address of it ({error}); give an "
+                "address, IPv4 or IPv6"
             ) from error
 
     def address(self, member: str) -> str:
         """The address of etcd or a supervisor."""
         return join(self.host, self.ports[member])
 
-    def holder(self, name: str) -> dict[str, str]:
-        """The certificate of `KIND-NAME`, as `tls` of a configuration names it."""
-        return {"ca": self._pem("ca"), "cert": self._pem(name), "key": str(self.tls / f"{name}.key")}
+    @property
+    def own(self) -> Path:
+        """The directory of the certificates that name this host."""
+        return self.tls / str(self.life)
+
+    def holder(self, name: str, directory: Path | None = None) -> dict[str, str]:
+        """The certificate of `KIND-NAME`, as `tls` of a configuration names it; by default of a machine."""
+        stem = (directory or self.own) / name
+        return {"ca": self._pem("ca"), "cert": f"{stem}.pem", "key": f"{stem}.key"}
 
     def certify(self, supervisors: Sequence[str]) -> None:
         """Make the authorities where there are none, and certificates for this host. Raises Refused."""
         from supervisor.cli.cluster import certs
 
         at = bare(self.host)
-        holders = [f"supervisor:{name},{at}" for name in supervisors]
-        certs.make(self.tls, [*holders, f"etcd:{ETCD},{at}", f"user:{OWNER}", f"etcdctl:{ADMIN}"], DAYS)
+        certs.make(self.tls, [f"user:{OWNER}", f"etcdctl:{ADMIN}"], DAYS)
         certs.make_pool_authority(self.tls)
+        for each in self.tls.iterdir():
+            if each.name.isdecimal() and int(each.name) < self.life:
+                shutil.rmtree(each, ignore_errors=True)
+        self.own.mkdir(mode=0o700, exist_ok=True)
+        machines = [f"supervisor:{name},{at}" for name in supervisors]
+        certs.make(self.tls, [*machines, f"etcd:{ETCD},{at}"], DAYS, self.own)
         both = b"".join((self.tls / f"{each}.pem").read_bytes() for each in ("ca", "pool-ca-etcd"))
         write_private(self._of_etcd, both)
 
@@ -120,11 +135,12 @@ class Reachable:
         """
         ca = {"ca": self._pem("ca")}
         here = self.listen if ipaddress.ip_address(self.listen).is_loopback else ""
+        everywhere = "[::]" if ":" in self.listen else "0.0.0.0"
         own = self.scratch / f"tfsup-agents-{os.geteuid()}-{self.mark}"
         return {
             "etcd": {"endpoints": [self.address(ETCD)], "tls": ca},
             "tls": ca,
-            "listen": join(here or "0.0.0.0", AGENT_PORT),
+            "listen": join(here or everywhere, AGENT_PORT),
             **({"host": here} if here else {"advertise": join("{host}", AGENT_PORT)}),
             "state_dir": str(own),
             "run_dir": str(own),
@@ -142,4 +158,4 @@ class Reachable:
 
     def client(self) -> dict[str, object]:
         """The fields of the configuration of the cluster's user."""
-        return {"tls": self.holder(f"user-{OWNER}")}
+        return {"tls": self.holder(f"user-{OWNER}", self.tls)}
