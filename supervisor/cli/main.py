@@ -56,7 +56,7 @@ VERBS = {
     ),
     "models": (
         "supervisor.cli.models.verbs",
-        "List, publish, roll back and label versions of the model that a job exports.",
+        "List the models that jobs export; publish, roll back and label their versions.",
     ),
     "pin": ("supervisor.cli.jobs.control", "Keep a checkpoint for good."),
     "unpin": ("supervisor.cli.jobs.control", "Let a pinned checkpoint be removed when it is old."),

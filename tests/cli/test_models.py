@@ -1,4 +1,4 @@
-"""`supervisorctl models JOB`: versions are listed, rolled back, published and labelled in the job's store."""
+"""`supervisorctl models`: versions are listed, rolled back, published and labelled in the stores of jobs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from chaos.cluster.certificates import Authority
 from recovery.models.index import ModelIndex
 from recovery.stores.local import LocalStore
 from supervisor.cli.main import cli
-from supervisor.cli.models import verbs
+from supervisor.cli.models import overview, verbs
 from supervisor.cli.models.servers import config_of, credentials_of, merged, tell_servers
 from supervisor.contract.errors import (
     Conflict,
@@ -81,6 +81,46 @@ def test_versions_are_listed_with_their_state(site: Site) -> None:
     assert lines[5].startswith("not published: export/4: variables/variables.index or one of its data")
     document = json.loads(run("job", "ls", "-o", "json").output)
     assert (document["visible"], document["index"]["labels"]) == ([2], {"stable": 2})
+
+
+def test_without_a_job_all_models_are_listed_and_one_that_cannot_be_read_hides_no_other(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broken = Site(site.root / "broken", LocalStore(site.root / "broken/store"))
+    asyncio.run(broken.store.prepare())
+    places = {f"file://{each.root}/store": name for each, name in ((site, "job"), (broken, "other"))}
+
+    async def stores(_given: object) -> dict[str, str]:
+        return {**places, "nowhere://x": "lost"}
+
+    monkeypatch.setattr(overview, "stores", stores)
+    done = run()
+    assert done.stdout.startswith("this machine sees no model of any job; `serving:` in a job file says")
+    assert done.stderr.startswith("not listed: job lost: ")
+    exported(site, 1, 2, 3)
+    exported(broken, 1)
+    for path in (broken.root / "store/.models" / MODEL / "index").iterdir():
+        path.chmod(0o600)
+        path.write_bytes(b"\0")
+    assert run("job", "label", "stable", "2").exception is None
+    assert run("job", "rollback").exception is None
+    exported(site, 4)
+    assert run("job", "publish", "4").exception is None
+    done = run()
+    rows = [line.split("  ") for line in done.stdout.splitlines()]
+    assert [[cell.strip() for cell in row if cell] for row in rows] == [
+        ["job", "model", "versions", "labels", "served"],
+        ["job", MODEL, "2, 3 withdrawn, 4", "stable=2", "4"],
+    ]
+    held, lost, unread = done.stderr.splitlines()
+    assert held == "new exports are held; `supervisorctl models job publish` publishes them"
+    assert lost.startswith("not listed: job lost: ")
+    assert unread.startswith(f"not listed: job other: model {MODEL}: .models/{MODEL}/index/")
+    document = json.loads(run("-o", "json").stdout)
+    (model,) = document["models"]
+    assert (model["job"], model["visible"], model["served"]) == ("job", [2, 4], 4)
+    assert model["place"] == f"file://{site.root}/store/models/{MODEL}"
+    assert [each["job"] for each in document["unread"]] == ["lost", "other"]
 
 
 def test_a_rollback_takes_newer_versions_from_servers_until_they_are_published_again(site: Site) -> None:

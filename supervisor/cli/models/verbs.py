@@ -1,4 +1,4 @@
-"""`models JOB` lists the versions of the model that a job publishes; `models JOB VERB` works on them.
+"""`models` lists the models of all jobs, `models JOB` the versions of one; `models JOB VERB` works on these.
 
 This process reads and writes the store, so the machine needs access to the job's HDFS, or to the store's
 directory.
@@ -16,6 +16,7 @@ import click
 
 from supervisor.cli import names, render
 from supervisor.cli.checkpoints.list import JOB, JobGroup
+from supervisor.cli.models.overview import list_all, state_of, tell_held
 from supervisor.cli.options import Globals, global_options
 from supervisor.cli.store import open_store
 from supervisor.cli.target import find_target
@@ -51,11 +52,14 @@ class ModelsGroup(JobGroup):
 
 
 @click.group(cls=ModelsGroup, invoke_without_command=True)
-@click.argument("job", shell_complete=names.jobs)
+@click.argument("job", shell_complete=names.jobs, required=False)
 @global_options
 @click.pass_context
-def models(context: click.Context, given: Globals, job: str) -> None:
-    """List the versions of the model that JOB publishes; with a command, work on them."""
+def models(context: click.Context, given: Globals, job: str | None) -> None:
+    """List the models of all jobs, or the versions of JOB's; with a command, work on these."""
+    if job is None:
+        list_all(given)
+        return
     context.obj = given
     context.meta[JOB] = check_name("job", job)
     if context.invoked_subcommand is None:
@@ -211,8 +215,7 @@ def _list(given: Globals, job: str, model: str) -> None:
     rows = [
         (
             each.version,
-            # It is on its way, or something else is in its place.
-            each.state.value if (each.version in visible) == each.is_published else "moving",
+            state_of(each, visible=each.version in visible),
             ", ".join(sorted(name for name, at in index.labels.items() if at == each.version)) or "-",
             render.size(each.size),
             each.check,
@@ -224,9 +227,7 @@ def _list(given: Globals, job: str, model: str) -> None:
     ]
     heads = ("version", "state", "labels", "size", "checked by", "attempt", "export", "age")
     render.table(heads, rows, "no version has been published yet")
-    if index.held:
-        text = f"new exports are held; `supervisorctl models {job} publish` publishes them"
-        click.echo(neutralise(text), err=True)
+    tell_held(job, index)
     for source, why in index.refused.items():
         click.echo(neutralise(f"not published: {source}: {why}"), err=True)
 
