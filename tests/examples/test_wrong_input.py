@@ -9,6 +9,7 @@ from ruamel.yaml import YAML
 
 from supervisor.contract.desired import JobPhase
 from supervisor.contract.incident import Outcome
+from supervisor.contract.views.jobs import JobView
 from tests.examples.harness import Cluster, CtlError, Job
 
 READS_TF_CONFIG = """\
@@ -66,6 +67,28 @@ def test_a_users_error_fails_the_job_at_once(
     (incident,) = job.incidents()
     assert (incident.cause, incident.outcome) == (cause, Outcome.FAILED), job.story()
     assert last_words in incident.tail
+    assert_failed_as_a_tfjob(job, ended)
+    with pytest.raises(CtlError) as waited:
+        cluster.ctl("wait", job.name, "--for", "succeeded")
+    assert waited.value.code == 10, "docs/cli.md: the job has failed"
+
+
+def assert_failed_as_a_tfjob(job: Job, ended: JobView) -> None:
+    """`status` exits with 0, and shows what `kubectl get tfjob` shows of a TFJob that has failed."""
+    document = job.cluster.document("status", job.name, "--as", "tfjob")
+    assert isinstance(document, dict)
+    status = document["status"]
+    assert {each["type"]: each["status"] for each in status["conditions"]} == {
+        "Created": "True",
+        "Running": "False",
+        "Failed": "True",
+    }
+    assert ended.reason
+    assert status["conditions"][-1]["message"] == ended.reason
+    (incident,) = job.incidents()
+    failed = {kind for kind, counts in status["replicaStatuses"].items() if counts.get("failed") == 1}
+    assert failed == {"PS" if "/ps:" in incident.task else "Worker"}
+    assert document["metadata"]["creationTimestamp"] <= status["startTime"] <= status["completionTime"]
 
 
 def test_a_build_without_the_jobs_protocol_is_told(cluster: Cluster, tmp_path: Path) -> None:
