@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import signal
 import socket
 import sys
@@ -496,6 +497,7 @@ def settings_of(config: AgentConfig) -> AgentSettings:
             tuple(config.docker.networks) if config.runtime == "docker" else (),
             secrets=True,
             environments=config.runtime != DOCKER,
+            zstd=config.runtime != DOCKER and shutil.which("zstd") is not None,
             data=shown_kinds(),
             spares=config.spare_launchers > 0,
         ),

@@ -179,7 +179,7 @@ class Installer:
         work = asyncio.ensure_future(bounded.run(child))
         try:
             while not (await asyncio.wait({work}, timeout=LOOK_S))[0]:
-                await asyncio.to_thread(_check_size, tree, scratch)
+                await asyncio.to_thread(_check_size, {tree, scratch})
             return work.result()
         finally:
             work.cancel()
@@ -201,7 +201,7 @@ def read_requirements(path: Path, digest: str) -> tuple[Requirement, ...]:
         raise BadArchive(f"{path.name}: {error}") from error
 
 
-def _check_size(*directories: Path) -> None:
+def _check_size(directories: set[Path]) -> None:
     try:
         taken = sum(space_below(each, MOST_FILES) for each in directories)
     except TooMany as error:

@@ -32,7 +32,7 @@ from supervisor.adapters.failpoints import effect
 from supervisor.contract.boundaries import Logger
 from supervisor.contract.code import is_digest
 from supervisor.contract.errors import BadArchive, Refused, TfSupervisorError, Unreachable
-from supervisor.contract.job.environment import ZSTANDARD, Requirement, normal_name
+from supervisor.contract.job.environment import Requirement, needs_zstd, normal_name
 from supervisor.contract.job.spec import EnvironmentRef
 
 PATIENCE_S = 10.0
@@ -140,7 +140,7 @@ class NodeEnvironments:
             python = await self._installer.interpreter(ref.python, scratch)
             if ref.archive:
                 archive = await self._fetch_archive(ref, scratch)
-                if plain := ref.archive.endswith(ZSTANDARD):
+                if plain := needs_zstd(ref):
                     archive = await self._installer.decompress(archive, scratch)
                 with mapped_errors(f"unpack {ref.archive} into {tree}"), effect("environment.unpack"):
                     manifest = await asyncio.to_thread(packed.unpack, archive, tree, python, plain=plain)

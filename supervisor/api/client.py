@@ -100,8 +100,11 @@ class ControlClient:
     was lost is never sent twice: it raises Unreachable, as it may have taken effect. A drain is.
     """
 
-    def __init__(self, supervisors: Sequence[str], guard: Guard, *, deadline_s: float = DEADLINE_S) -> None:
+    def __init__(
+        self, supervisors: Sequence[str], guard: Guard, *, deadline_s: float = DEADLINE_S, remedy: str = ""
+    ) -> None:
         self._known = list(supervisors)
+        self._remedy = remedy
         self._guard = guard
         self._deadline_s = deadline_s
         self._channels: dict[str, grpc.aio.Channel] = {}
@@ -309,7 +312,7 @@ class ControlClient:
             for address in self._order():
                 left_s = deadline - time.monotonic()
                 if left_s <= 0:
-                    raise _nobody(problems, time.monotonic() - began, lost)
+                    raise self._nobody(problems, time.monotonic() - began, lost)
                 attempt_s = max(left_s, _WRITE_ATTEMPT_S) if write else min(left_s, most_s)
                 channel = self._channel(address)
                 call = channel.unary_unary(
@@ -403,22 +406,19 @@ class ControlClient:
             self._channels[address] = self._guard.channel(address)
         return self._channels[address]
 
+    def _nobody(self, problems: dict[str, str], waited_s: float, lost: str) -> Unreachable:
+        """`lost`: of a request whose answer is lost, so that it may have taken effect."""
+        tried = "; ".join(f"{address}: {text}" for address, text in problems.items())
+        nobody = f"no leading supervisor answered within {waited_s:.0f} s ({tried})"
+        if self._remedy and set(problems.values()) == {_NO_CONNECTION}:
+            nobody += f"; {self._remedy}"
+        return Unreachable(f"{lost}; {nobody}" if lost else nobody)
+
     async def _drop(self, address: str, channel: grpc.aio.Channel) -> None:
         """Drop a connection, so that the next call makes a new one: gRPC's own reconnect waits too long."""
         if self._channels.get(address) is channel:
             del self._channels[address]
         await channel.close()
-
-
-def _nobody(problems: dict[str, str], waited_s: float, lost: str) -> Unreachable:
-    """`lost`: of a request whose answer is lost, so that it may have taken effect."""
-    tried = "; ".join(f"{address}: {text}" for address, text in problems.items())
-    nobody = f"no leading supervisor answered within {waited_s:.0f} s ({tried})"
-    if problems and all(each[:5] == "unix:" and text == _NO_CONNECTION for each, text in problems.items()):
-        nobody += (
-            "; `supervisorctl local status` shows which daemons run, `supervisorctl local up` starts them"
-        )
-    return Unreachable(f"{lost}; {nobody}" if lost else nobody)
 
 
 def _cancelled_ourselves() -> bool:

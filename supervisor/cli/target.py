@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,18 +18,19 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A cluster as a client sees it."""
+    """A cluster as a client sees it. `remedy`: what to do where none of its supervisors runs."""
 
     name: str
     supervisors: tuple[str, ...]
     guard: Guard
     checkpoint_base: str
+    remedy: str = ""
 
     def client(self, deadline_s: float = 10.0) -> ControlClient:
         """A client of its leader."""
         from supervisor.api.client import ControlClient
 
-        return ControlClient(self.supervisors, self.guard, deadline_s=deadline_s)
+        return ControlClient(self.supervisors, self.guard, deadline_s=deadline_s, remedy=self.remedy)
 
 
 def state_of(given: Globals) -> Path:
@@ -73,12 +74,14 @@ def _local(state: Path) -> Target:
             f"no cluster here: run `supervisorctl local up`, or name one with --state or --config "
             f"(looked in {layout.state})"
         )
+    local = f"`supervisorctl --state {layout.state} local"
+    remedy = f"{local} status` shows which daemons run, {local} up` starts them"
     settings = layout.read_client()
     if settings is None:
-        return _configured(layout.client_config)
+        return replace(_configured(layout.client_config), remedy=remedy)
     from supervisor.wire.rpc import Guard
 
-    return Target(settings.cluster, settings.supervisors, Guard(), settings.checkpoint_base)
+    return Target(settings.cluster, settings.supervisors, Guard(), settings.checkpoint_base, remedy)
 
 
 def _configured(path: Path) -> Target:

@@ -21,8 +21,9 @@ class NodeResources:
     `networks`: docker networks that jobs may join there. `secrets`: its agent gives tasks their secrets;
     False for agents of earlier releases. `spares`: it keeps launchers in reserve where it is told to; True
     for agents of earlier releases. `environments`: it makes the environments of jobs; False for agents of
-    earlier releases, and where tasks run in containers. `data`: the kinds of places whose directories it
-    shows to tasks (`job.data`); none for agents of earlier releases.
+    earlier releases, and where tasks run in containers. `zstd`: it unpacks those
+    that zstd has packed; False for agents of earlier releases, and where there is no `zstd`. `data`: the
+    kinds of places whose directories it shows to tasks (`job.data`); none for agents of earlier releases.
     """
 
     cpus: float
@@ -35,6 +36,7 @@ class NodeResources:
     secrets: bool = False
     spares: bool = True
     environments: bool = False
+    zstd: bool = False
     data: tuple[str, ...] = ()
 
 

@@ -66,7 +66,6 @@ _KEPT = (
     "SBATCH_ACCOUNT",
     "SBATCH_QOS",
     "SBATCH_RESERVATION",
-    "SBATCH_CONSTRAINT",
 )
 """The environment that Slurm is given, which keeps it on its disks and gives it to agents. Nothing else goes
 there: users have secrets in theirs."""

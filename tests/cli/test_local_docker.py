@@ -40,7 +40,7 @@ def test_a_record_of_another_version_is_said(tmp_path: Path, text: str) -> None:
     layout = Layout.of(tmp_path / "state")
     layout.make()
     layout.settings.write_text(text)
-    with pytest.raises(UserError, match="is damaged, or of another version of tf-supervisor; end what"):
+    with pytest.raises(UserError, match="is damaged, or of another version of tf-supervisor; `supervisorctl"):
         layout.read()
 
 

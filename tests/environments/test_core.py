@@ -111,3 +111,14 @@ def test_only_nodes_that_make_environments_take_the_job() -> None:
     assert "needs a node that makes environments" in found.waiting_for
     both = grouped([plain, plain._replace(node="n2", resources=able)])
     assert {each.node for each in place(spec, both, Before({}, {})).placements.values()} == {"n2"}
+
+
+def test_only_nodes_with_zstd_take_a_job_whose_environment_it_packed() -> None:
+    packed = EnvironmentRef(digest="0" * 64, archive="hdfs://ns1/venv.tar.zst")
+    spec = replace(job_spec(roles=(role("worker"),)), environment=packed)
+    able = NodeResources(4, 1 << 30, environments=True)
+    plain = offer("n1")._replace(resources=able)
+    found = place(spec, grouped([plain]), Before({}, {}))
+    assert "needs a node whose agent found the command zstd" in found.waiting_for
+    both = grouped([plain, plain._replace(node="n2", resources=replace(able, zstd=True))])
+    assert {each.node for each in place(spec, both, Before({}, {})).placements.values()} == {"n2"}

@@ -479,6 +479,14 @@ async def test_a_bomb_of_zstd_is_given_up_while_it_grows(site: Site, monkeypatch
     assert site.names() == set()
 
 
+async def test_what_zstd_unpacks_is_counted_once(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(install, "MOST_BYTES", 300 << 20)
+    monkeypatch.setattr(install, "LOOK_S", 0.005)
+    with pytest.raises(BadArchive) as told:
+        await site.make(by_zstd(zeros_by_zstd(site.root, 256 << 20)))
+    assert "takes more than" not in str(told.value)
+
+
 async def test_a_node_without_zstd_says_so(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     path = compressed(site.root, packed(site.root, *PACKED)[0])
     monkeypatch.setenv("PATH", str(site.root))

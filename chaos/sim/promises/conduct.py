@@ -111,9 +111,9 @@ class Conduct:
         if switch is None or switch.generation != program.attempt.generation:
             return
         step, chain = program.restored
-        made = (each.ref for each in self._picture.commits_of(switch.job))
+        made = {each.ref for each in self._picture.commits_of(switch.job)}
         if any(each.generation == switch.generation and each.step > step for each in made):
-            self._seen.went_back.add((switch.job, switch.generation))
+            self._seen.whole.setdefault((switch.job, switch.generation), made)
         wanted = (switch.base.step, switch.base.generation) if switch.base is not None else (0, None)
         found = (step, chain[-2] if len(chain) > 1 else None)
         # Where a job has its server or who saves restarted alone, it goes on from what that saved itself. So

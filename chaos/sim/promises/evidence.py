@@ -38,7 +38,7 @@ class Evidence:
         zombies: programs of generations that are over, by identity.
         program_faults: how many failures were a program's own, by what it did.
         stillborn: by job, the checkpoints from which a generation ended by such a failure before any step.
-        went_back: jobs and generations of a chief that restored less than was committed in them.
+        whole: by job and generation, what was committed before its chief restored less than that.
         lost_s: when etcd last lost all that it had; minus infinity for never.
         lost_jobs: those that it had then.
         forgotten: by UUID of a job, what was committed and not collected then, by path.
@@ -50,7 +50,7 @@ class Evidence:
     zombies: dict[int, Zombie] = field(default_factory=dict)
     program_faults: int = 0
     stillborn: dict[str, set[CheckpointRef | None]] = field(default_factory=dict)
-    went_back: set[tuple[str, int]] = field(default_factory=set)
+    whole: dict[tuple[str, int], set[CheckpointRef]] = field(default_factory=dict)
     counts: dict[str, int] = field(default_factory=dict)
     lost_s: float = -math.inf
     lost_jobs: set[str] = field(default_factory=set)

@@ -122,7 +122,7 @@ class LocalCluster:
 
     def client(self, deadline_s: float = 10.0) -> ControlClient:
         """A client of this cluster; raises NotFound if there never was one here."""
-        return find_target(Globals(self.layout.state)).client(deadline_s)
+        return replace(find_target(Globals(self.layout.state)), remedy="").client(deadline_s)
 
     @file_errors()
     def up(self, deadline_s: float = UP_DEADLINE_S, *, leashed: bool = False) -> LocalStatus:

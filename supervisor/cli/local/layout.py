@@ -9,7 +9,7 @@ import secrets
 import tempfile
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 
 from supervisor.adapters.files.private import write_private
@@ -149,11 +149,11 @@ class Layout:
     def forget_locks(self, settings: LocalSettings) -> None:
         """Remove the locks of other boots that nobody has taken for a day: a newer life has the directory.
 
-        Raises OSError.
+        One that cannot be removed stays.
         """
-        own = self.lock(settings).stat()
-        for each in self.state.glob("lock.*"):
-            with suppress(FileNotFoundError):
+        with suppress(OSError):
+            own = self.lock(settings).stat()
+            for each in self.state.glob("lock.*"):
                 if own.st_mtime - each.stat().st_mtime > _OLD_LOCK_S:
                     each.unlink()
 
@@ -265,7 +265,10 @@ class Layout:
         return [f"agent-{index}" for index in range(settings.nodes)]
 
     def make(self) -> None:
-        """Create the directories; raises UserError if that fails or they belong to another user."""
+        """Create the directories, and the token of HTTP doors where there is none.
+
+        Raises UserError if that fails or the directories belong to another user, Refused.
+        """
         private = (
             self.state,
             # In the temporary directory, an owner of the parent could put sockets of their own there.
@@ -282,14 +285,14 @@ class Layout:
                     directory.chmod(0o700)
         except OSError as error:
             raise UserError(f"{error.filename}: cannot make this directory: {error.strerror}") from error
+        if not self._token():
+            write_private(self.http_token, f"{secrets.token_hex(32)}\n".encode())
 
     def write(self, settings: LocalSettings) -> None:
         """Write every configuration file of the cluster that is not so already. Raises Refused, OSError."""
         if settings.docker is not None:
             # What runs in containers, as another user, claims its ports itself.
             self.ports.chmod(0o1777)
-        if not self._token():
-            write_private(self.http_token, f"{secrets.token_hex(32)}\n".encode())
         reach = self.reachable(settings) if settings.advertise else None
         address = reach.address if reach is not None else self.socket
         supervisors = [address(name) for name in self.supervisors(settings)]
@@ -386,7 +389,9 @@ def _settings(text: str) -> LocalSettings:
     if (docker := body.get("docker")) is not None:
         mounts = tuple(LocalMount(**each) for each in docker["mounts"])
         body["docker"] = LocalDocker(docker["socket"], docker["image"], mounts, tuple(docker["networks"]))
-    return LocalSettings(**body)
+    # A newer release may have written more.
+    known = {each.name for each in fields(LocalSettings)}
+    return LocalSettings(**{name: value for name, value in body.items() if name in known})
 
 
 def _per_user(name: str) -> Path:

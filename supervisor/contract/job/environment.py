@@ -19,10 +19,9 @@ MAX_LOCK_BYTES = 4 << 20
 MAX_REQUIREMENTS = 2000
 """Packages that a lock file names."""
 
-ZSTANDARD = (".tar.zst", ".tzst")
-"""Endings of archives that agents unpack by their node's `zstd`."""
+_ZSTANDARD = (".tar.zst", ".tzst")
 
-ARCHIVES = (".tar.gz", ".tgz", *ZSTANDARD)
+ARCHIVES = (".tar.gz", ".tgz", *_ZSTANDARD)
 """Endings of archives that agents unpack."""
 
 OWN_VARIABLES = ("PATH", "VIRTUAL_ENV", "PYTHONHOME")
@@ -46,6 +45,11 @@ class Requirement:
     name: str
     version: str
     text: str
+
+
+def needs_zstd(environment: EnvironmentRef) -> bool:
+    """Whether agents unpack it by their node's `zstd`."""
+    return environment.archive.endswith(_ZSTANDARD)
 
 
 def read_lock(data: bytes) -> tuple[Requirement, ...]:

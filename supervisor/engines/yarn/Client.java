@@ -345,7 +345,7 @@ public final class Client {
             if (agent != null) {
                 row.put("host", agent.getAssignedNode().getHost());
                 tellAgain(report.getApplicationId(), agent);
-            } else if (report.getYarnApplicationState() == YarnApplicationState.RUNNING) {
+            } else if (report.getYarnApplicationState() == YarnApplicationState.RUNNING && !isLabelled(report)) {
                 if (!used.containsKey(report.getQueue())) {
                     QueueInfo queue = yarn.getQueueInfo(report.getQueue());
                     used.put(report.getQueue(), queue == null ? -1.0 : queue.getCurrentCapacity() * 100.0);
@@ -354,6 +354,13 @@ public final class Client {
             }
         }
         return rows;
+    }
+
+    /** Whether it asks for machines with a label. Of their room the share of its queue says nothing. */
+    private static boolean isLabelled(ApplicationReport report) {
+        String label = report.getAppNodeLabelExpression();
+        // YARN names the lack of one in angle brackets.
+        return label != null && !label.isEmpty() && !label.startsWith("<");
     }
 
     /** The container of an application's agent; null while it waits for one, and when it is over. */

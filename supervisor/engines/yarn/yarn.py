@@ -184,6 +184,8 @@ def _reason(row: Mapping[str, object], state: State) -> str:
     if state is State.WAITING and "queue_used" in row:
         used = float(str(row["queue_used"]))
         return f"its container waits for room in queue {row['queue']}, of which {used:.0f} % is used"
+    if state is State.WAITING:
+        return told or "its container waits for room"
     return told if state is not State.RUNNING else ""
 
 

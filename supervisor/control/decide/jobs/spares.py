@@ -14,6 +14,7 @@ from supervisor.contract import keys
 from supervisor.contract.boundaries import Delete, Op
 from supervisor.contract.desired import Spare
 from supervisor.contract.job.data import as_user, kinds
+from supervisor.contract.job.environment import needs_zstd
 from supervisor.contract.job.spec import JobSpec, Resources, RoleSpec
 from supervisor.contract.secret import environment_of
 from supervisor.control.decide.assess.members import Member, MemberState
@@ -126,6 +127,7 @@ def _kinds(snap: Snapshot) -> dict[object, tuple[NodeOffer, set[str]]]:
             resources.memory_bytes,
             resources.runtime,
             resources.environments,
+            resources.zstd,
             resources.data,
             devices,
             *sorted(resources.labels.items()),
@@ -189,8 +191,10 @@ def _shared(spec: JobSpec, empty: NodeOffer) -> Surroundings | None:
     contained = empty.resources.runtime == DOCKER
     if spec.container is not None and not contained:
         return None
-    if spec.environment is not None and not empty.resources.environments:
-        return None
+    if spec.environment is not None:
+        able = empty.resources.zstd if needs_zstd(spec.environment) else empty.resources.environments
+        if not able:
+            return None
     if not set(kinds(spec.data)) <= set(empty.resources.data):
         return None
     votes: dict[Surroundings, int] = {}

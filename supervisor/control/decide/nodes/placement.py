@@ -11,6 +11,7 @@ from itertools import chain, filterfalse
 
 from supervisor.contract.ids import TaskId
 from supervisor.contract.job.data import kinds
+from supervisor.contract.job.environment import needs_zstd
 from supervisor.contract.job.spec import JobSpec, Packing, Resources, RoleSpec
 from supervisor.contract.secret import uses
 from supervisor.control.decide.facts.gpus import Devices, asked_for
@@ -174,19 +175,58 @@ class _Rooms:
             heappush(self._ranked, (self._prefer(room, ""), room, others))
 
 
-def _showing_data(spec: JobSpec, nodes: Offers) -> tuple[Offers, PlacementResult | None]:
-    """The nodes that can show a job's data; or the answer that there is none."""
-    if not nodes.by_node or not spec.data:
-        return nodes, None
-    wanted = set(kinds(spec.data))
-    left = nodes.only(lambda offer: wanted <= set(offer.resources.data))
-    if left.by_node:
-        return left, None
-    waiting_for = (
-        f"{spec.name} needs a node that can show `data` to tasks; the agents of all {len(nodes.by_node)} "
-        "nodes cannot mount (docs/data.md: fuse3, /dev/fuse), or are of an earlier release"
-    )
-    return nodes, PlacementResult(waiting_for=waiting_for, asks=("data",))
+@dataclass(frozen=True, slots=True)
+class _Need:
+    """What all nodes of a job must have. `lacking` goes on after "needs a node", for the nodes without it."""
+
+    met: Callable[[NodeOffer], bool]
+    asks: tuple[str, ...]
+    lacking: str
+
+
+def _needs(spec: JobSpec) -> Iterator[_Need]:
+    """In the order in which they are looked at."""
+    if spec.container is not None:
+        yield _Need(
+            lambda offer: offer.resources.runtime == DOCKER,
+            ("container",),
+            f"whose runtime is {DOCKER}; none of {{}} nodes has it",
+        )
+        network = spec.container.network
+        if spec.container.networked:
+            yield _Need(
+                lambda offer: network in offer.resources.networks,
+                ("container", "network"),
+                f"where jobs may join docker network {network} (docker.networks); none of {{}} nodes has it",
+            )
+    if (used := next(uses(spec), None)) is not None:
+        yield _Need(
+            lambda offer: offer.resources.secrets,
+            used[0],
+            "whose agent knows secrets; the agents of all {} nodes are of an earlier release",
+        )
+    if spec.environment is not None:
+        yield _Need(
+            lambda offer: offer.resources.environments,
+            ("environment",),
+            "that makes environments; the {} nodes run tasks in containers, or their agents are of an "
+            "earlier release",
+        )
+        if needs_zstd(spec.environment):
+            yield _Need(
+                lambda offer: offer.resources.zstd,
+                ("environment",),
+                "whose agent found the command zstd when it began; the agents of all {} nodes that make "
+                "environments did not, or are of an earlier release",
+            )
+    if spec.data:
+        wanted = set(kinds(spec.data))
+        yield _Need(
+            lambda offer: wanted <= set(offer.resources.data),
+            ("data",),
+            "that can show `data` to tasks; the agents of all {} nodes cannot mount (docs/data.md: fuse3, "
+            "/dev/fuse), or are of an earlier release",
+        )
 
 
 def place(spec: JobSpec, nodes: Offers, before: Before) -> PlacementResult:
@@ -198,42 +238,12 @@ def place(spec: JobSpec, nodes: Offers, before: Before) -> PlacementResult:
     placed afresh, the most demanding first, and at last packed as tight as they go. Packing is a heuristic:
     it may say no where an exhaustive search would find a way.
     """
-    if spec.container is not None and nodes.by_node:
-        total = len(nodes.by_node)
-        nodes = nodes.only(lambda offer: offer.resources.runtime == DOCKER)
-        if not nodes.by_node:
-            waiting_for = f"{spec.name} needs a node whose runtime is {DOCKER}; none of {total} nodes has it"
-            return PlacementResult(waiting_for=waiting_for, asks=("container",))
-        network, total = spec.container.network, len(nodes.by_node)
-        if spec.container.networked:
-            nodes = nodes.only(lambda offer: network in offer.resources.networks)
-        if not nodes.by_node:
-            waiting_for = (
-                f"{spec.name} needs a node where jobs may join docker network {network} (docker.networks); "
-                f"none of {total} nodes has it"
-            )
-            return PlacementResult(waiting_for=waiting_for, asks=("container", "network"))
-    if nodes.by_node and (used := next(uses(spec), None)) is not None:
-        total = len(nodes.by_node)
-        nodes = nodes.only(lambda offer: offer.resources.secrets)
-        if not nodes.by_node:
-            waiting_for = (
-                f"{spec.name} needs a node whose agent knows secrets; the agents of all {total} nodes are of "
-                "an earlier release"
-            )
-            return PlacementResult(waiting_for=waiting_for, asks=used[0])
-    if nodes.by_node and spec.environment is not None:
-        total = len(nodes.by_node)
-        nodes = nodes.only(lambda offer: offer.resources.environments)
-        if not nodes.by_node:
-            waiting_for = (
-                f"{spec.name} needs a node that makes environments; the {total} nodes run tasks in "
-                "containers, or their agents are of an earlier release"
-            )
-            return PlacementResult(waiting_for=waiting_for, asks=("environment",))
-    nodes, lacks = _showing_data(spec, nodes)
-    if lacks is not None:
-        return lacks
+    for need in _needs(spec):
+        able = nodes.only(need.met)
+        if nodes.by_node and not able.by_node:
+            lacking = need.lacking.format(len(nodes.by_node))
+            return PlacementResult(waiting_for=f"{spec.name} needs a node {lacking}", asks=need.asks)
+        nodes = able
     preferred = _pack if spec.packing is Packing.PACK else _spread
     result = _arrange(spec, nodes, before, preferred, homes_first=True)
     for prefer in (preferred, _pack):
