@@ -192,7 +192,7 @@ class TwoLeaders:
 
     async def drain_until_the_jobs_save(self, agent: Agent) -> asyncio.Task[NodeAnswer]:
         draining = asyncio.create_task(self.client.cordon(self.node, "it ends", drain=True))
-        await until(lambda: bool(agent.asked))
+        await until(lambda: sorted(agent.asked) == ["digits", OTHER])
         return draining
 
 

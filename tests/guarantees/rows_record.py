@@ -51,8 +51,8 @@ ROWS = (
         13,
         "No message to a target has a value of a job's environment.",
         "supervisor/control/decide/jobs/prepare.py",
-        'f"{need.detail}; generation {generation} is prepared',
-        'f"{need.detail} {spec.roles[0].env}; generation {generation} is prepared',
+        'f"{need.detail}; generation {generation} begins',
+        'f"{need.detail} {spec.roles[0].env}; generation {generation} begins',
         "tests/control/test_notifier.py::test_no_message_has_what_a_jobs_environment_holds",
     ),
     Guarantee(
