@@ -87,6 +87,7 @@ def test_the_quick_ones_are_caught(tmp_path: Path) -> None:
     assert all(verdict.checker in by_name(name).promises for name, verdict in verdicts.items())
 
 
+@pytest.mark.slow
 def test_what_is_no_mistake_survives_and_what_is_broken_anyway_proves_nothing(tmp_path: Path) -> None:
     mutant = replace(by_name("a launcher without a deadline"), edits=(HARMLESS,))
     (survivor,) = hunt([mutant], jobs=1, most=2)

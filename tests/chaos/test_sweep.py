@@ -144,6 +144,7 @@ def one_of(*names: str) -> Only:
     return Only("one-of", "one of several", ("one-of",), 0, (nothing, *(FAULTS[name] for name in names)))
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_a_run_counts_only_if_it_bit_and_all_is_well_afterwards(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

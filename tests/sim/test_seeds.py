@@ -7,7 +7,7 @@ import pytest
 from tests.sim.command import simulate
 
 BATCH = 25
-FIRST_BATCHES = 4
+FIRST_BATCHES = 2
 SHORT_BATCHES = 120
 LONG_BATCHES = 80
 

@@ -232,8 +232,8 @@ class Records:
         elif record.state is CommitState.QUARANTINED:
             self._seen.count("suspected checkpoints")
             job = keys.parse(key)[0]
-            before = self._seen.whole.get((job, record.ref.generation), {record.ref})
-            if record.ref in before and record.ref not in self._seen.stillborn.get(job, ()):
+            whole = self._seen.whole.get((job, record.ref.generation), {record.ref})
+            if record.ref in whole and record.ref not in self._seen.stillborn.get(job, ()):
                 self._seen.broken("only a base that nothing starts from is suspected", str(record.ref))
         elif record.state is CommitState.COLLECTING:
             switch = self._picture.must_switch(keys.parse(key)[0])
