@@ -125,6 +125,7 @@ def _kind(offer: NodeOffer, shared: frozenset[str]) -> object:
         has.networks,
         has.secrets,
         has.environments,
+        has.zstd,
         has.data,
         frozenset(has.labels.items()),
         _devices(offer, shared) if offer.gpus else None,
