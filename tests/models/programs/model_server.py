@@ -3,11 +3,12 @@
 It stands in for `tensorflow_model_server`, which is not to be had here, and keeps its rules. A directory whose name is
 a number is a version. A label is refused on a version that is not loaded. A new configuration replaces the old one.
 
-    python model_server.py PORT_FILE
+    python model_server.py --port_file=FILE                                         on a port of its own choice
+    python model_server.py --model_name=NAME --model_base_path=DIRECTORY --port=PORT
 """
 
+import argparse
 import os
-import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -19,15 +20,16 @@ from tensorflow_serving.apis import model_management_pb2 as management_api
 from tensorflow_serving.apis import model_service_pb2_grpc as model_service
 from tensorflow_serving.apis import predict_pb2 as predict_api
 from tensorflow_serving.apis import prediction_service_pb2_grpc as prediction_service
+from tensorflow_serving.config.model_server_config_pb2 import ModelConfig
 
 POLL_S = 0.2
 State = status_api.ModelVersionStatus
 
 
 class Server(model_service.ModelServiceServicer, prediction_service.PredictionServiceServicer):
-    def __init__(self):
+    def __init__(self, *configs):
         self.lock = threading.RLock()
-        self.configs = {}
+        self.configs = {each.name: each for each in configs}
         self.models = {}
         self.failed = {}
 
@@ -106,17 +108,23 @@ class Server(model_service.ModelServiceServicer, prediction_service.PredictionSe
         return answer
 
 
-def main(port_file):
-    server, answers = grpc.server(ThreadPoolExecutor(4)), Server()
+def main():
+    parser = argparse.ArgumentParser()
+    for name, otherwise in (("port_file", ""), ("port", "0"), ("model_name", ""), ("model_base_path", "")):
+        parser.add_argument(f"--{name}", default=otherwise)
+    given = parser.parse_args()
+    own = ModelConfig(name=given.model_name, base_path=given.model_base_path)
+    server, answers = grpc.server(ThreadPoolExecutor(4)), Server(*([own] if own.name else []))
     model_service.add_ModelServiceServicer_to_server(answers, server)
     prediction_service.add_PredictionServiceServicer_to_server(answers, server)
-    port = server.add_insecure_port("127.0.0.1:0")
+    port = server.add_insecure_port(f"127.0.0.1:{given.port}")
     server.start()
-    with open(port_file + ".new", "w") as file:
-        file.write(str(port))
-    os.rename(port_file + ".new", port_file)
+    if given.port_file:
+        with open(given.port_file + ".new", "w") as file:
+            file.write(str(port))
+        os.rename(given.port_file + ".new", given.port_file)
     answers.poll_for_ever()
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main()
