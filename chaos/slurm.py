@@ -5,9 +5,10 @@
         slurm.kill("n1")                 # SIGKILL of its slurmd; start("n1") brings it back
 
 What is queued again begins after 20 s, instead of Slurm's two minutes (`cred_expire`).
-A node has one processor, so that it holds one agent of a pool. Debian's slurmd is built so that several can
-run on one machine (`slurmd -N`). There are no control groups: processes are found by their parents. It needs
-root.
+A node has one processor, so that it holds one agent of a pool. One node has two GPUs, which are links to
+/dev/null (Slurm wants devices): Slurm gives them to jobs, and nothing can use them. Debian's slurmd is built
+so that several can run on one machine (`slurmd -N`). There are no control groups: processes are found by
+their parents. It needs root.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ from chaos.processes import Daemons, free_ports
 NODES = ("n1", "n2", "n3")
 RACKS = {"left": NODES[:2], "right": NODES[2:]}
 """The switches that Slurm is told of."""
+
+WITH_GPUS = NODES[0]
 
 _SYSTEM_PATH = "/usr/sbin:/usr/bin:/sbin:/bin"
 _CONF = """\
@@ -93,6 +96,7 @@ class SlurmCluster(Daemons):
         here, common = socket.gethostname(), "CPUs=1 RealMemory=1024 State=UNKNOWN"
         rows = [
             f"NodeName={node} NodeHostname={here} NodeAddr=127.0.0.1 Port={port} Feature=on-{node} {common}"
+            + (" Gres=gpu:a100:2" if node == WITH_GPUS else "")
             for node, port in named
         ]
         conf = _CONF.format(
@@ -106,6 +110,10 @@ class SlurmCluster(Daemons):
         switches = [f"SwitchName={rack} Nodes={','.join(nodes)}" for rack, nodes in RACKS.items()]
         switches.append(f"SwitchName=all Switches={','.join(RACKS)}")
         (self.directory / "topology.conf").write_text("\n".join(switches) + "\n")
+        for number in (0, 1):
+            (self.directory / f"gpu{number}").symlink_to(os.devnull)
+        gpus = f"NodeName={WITH_GPUS} Name=gpu Type=a100 File={self.directory}/gpu[0-1]\n"
+        (self.directory / "gres.conf").write_text(gpus)
         self.start("munged")
         self._wait((self.directory / "munge.socket").exists, "munged listens")
         self.start("slurmctld")

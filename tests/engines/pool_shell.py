@@ -20,6 +20,8 @@ from click.testing import CliRunner
 from supervisor.cli.local.cluster import LocalCluster
 from supervisor.cli.main import cli
 from supervisor.cli.pool import commands
+from supervisor.contract.codec import from_plain
+from supervisor.contract.views.jobs import ClusterStatus, JobView
 from supervisor.engines.engine import Engine
 from supervisor.engines.slurm import Slurm
 from supervisor.engines.yarn.yarn import Yarn
@@ -91,6 +93,17 @@ class PoolShell(Shell):
             for place, row in self.agents().items()
             if isinstance(row["node"], dict) and row["node"]["state"] == "ready"
         }
+
+    def view(self, job: str) -> JobView:
+        """A job as the cluster sees it."""
+        return from_plain(ClusterStatus, self.json("status", job)).jobs[0]
+
+    def runs(self, job: str) -> bool:
+        """Whether there is such a job, and all of its tasks run."""
+        if not self.works("status", job):
+            return False
+        tasks = self.view(job).tasks
+        return bool(tasks) and all(each.state == "running" for each in tasks)
 
     def job(self) -> dict[str, object]:
         jobs = self.json("status", "digits")["jobs"]

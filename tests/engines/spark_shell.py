@@ -12,8 +12,6 @@ import psutil
 
 from chaos.spark import SparkCluster
 from supervisor.cli.local.cluster import LocalCluster
-from supervisor.contract.codec import from_plain
-from supervisor.contract.views.jobs import ClusterStatus, JobView
 from tests.cli.saving import SavingShell
 from tests.engines.pool_shell import PoolShell, ours, wait_long
 
@@ -105,17 +103,6 @@ class SparkShell(PoolShell):
     def incarnations(self) -> set[str]:
         """The lives of the pool's nodes."""
         return {str(each["incarnation"]) for each in self.there().values()}
-
-    def view(self, job: str) -> JobView:
-        """A job as the cluster sees it."""
-        return from_plain(ClusterStatus, self.json("status", job)).jobs[0]
-
-    def runs(self, job: str) -> bool:
-        """Whether there is such a job, and all of its tasks run."""
-        if not self.works("status", job):
-            return False
-        tasks = self.view(job).tasks
-        return bool(tasks) and all(each.state == "running" for each in tasks)
 
     def keeper_of(self, node: str) -> psutil.Process:
         """The keeper of a node."""

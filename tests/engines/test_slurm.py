@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from chaos.slurm import SlurmCluster
+from chaos.slurm import WITH_GPUS, SlurmCluster
 from supervisor.contract.errors import Refused
 from supervisor.engines import pools
 from supervisor.engines.engine import Engine, Pool, State
@@ -56,6 +56,41 @@ class TestSlurm(EngineSuite):
         wait_until(
             lambda: any(each.reason for each in engine.agents() if each.id == waiting.id), "it says why"
         )
+
+    def test_agents_with_gpus_are_where_gpus_are_and_no_more_of_them(
+        self, engine: Engine, pool: Pool, tmp_path: Path
+    ) -> None:
+        told = tmp_path / "gpus"
+        program = f"""
+import os, signal
+with open("{told}", "a") as file:
+    print(os.environ.get("CUDA_VISIBLE_DEVICES"), file=file)
+signal.pause()
+"""
+        wanted = replace(pool, command=("python3", "-c", program))
+        for gpus in ("3", "h100:1"):
+            with pytest.raises(Refused, match="Requested node configuration is not available"):
+                pools.start(engine, replace(wanted, gpus=gpus), 1)
+        pools.start(engine, replace(wanted, gpus="1"), 1)
+        wait_until(told.exists, "one has begun")
+        [agent] = running(engine, 1)
+        assert agent.place == WITH_GPUS
+        pools.scale(engine, "digits", 2)
+        wait_until(
+            lambda: (
+                {(each.state, each.reason) for each in pools.live(engine)}
+                == {(State.RUNNING, ""), (State.WAITING, "Resources")}
+            ),
+            "one waits, and two machines have room and no GPU",
+        )
+        engine.notify([agent.id])
+        wait_until(lambda: told.read_text().split() == ["0"] * 2, "the other has the GPU now")
+        for gpus, given in (("a100:2", "0,1"), ("", "None")):
+            pools.end(engine, "digits", 0)
+            told.unlink()
+            pools.start(engine, replace(wanted, gpus=gpus, constraint=f"on-{WITH_GPUS}"), 1)
+            wait_until(lambda: told.exists() and told.read_text() != "", "the next one has begun")
+            assert told.read_text().split() == [given]
 
     def test_another_users_job_is_no_agent(self, engine: Engine, slurm_cluster: SlurmCluster) -> None:
         line = "9999|RUNNING|n1|N/A|(null)|/tmp|tfsup:digits|None"

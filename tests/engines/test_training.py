@@ -13,6 +13,7 @@ import pytest
 from chaos.programs import STEPS, job_file
 from chaos.slurm import SlurmCluster
 from supervisor.cli.local.cluster import LocalCluster
+from tests.cli.saving import SavingShell
 from tests.engines.pool_shell import JOB, PoolShell, ours, wait_long
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
@@ -84,19 +85,50 @@ def test_a_cancellation_while_a_node_is_fenced_leaves_no_process(
     assert ours(tmp_path) == []
 
 
-def test_a_time_limit_is_a_notice_and_the_next_allocation_goes_on(shell: PoolShell, tmp_path: Path) -> None:
-    """The program has no TensorFlow, so that it makes steps soon after each beginning."""
+def test_a_time_limit_has_the_program_save_and_the_next_allocation_goes_on_from_there(
+    shell: PoolShell, tmp_path: Path, slurm_cluster: SlurmCluster
+) -> None:
+    """No other node has room: it saves when the notice comes, and again before its node ends.
+
+    It saves only when it is asked. It is asked twice in the beginning, which shows that a save takes too long
+    to be asked for again within the limit.
+    """
+    saving = SavingShell(shell.cluster, tmp_path)
+    saving.save_when_asked()
+    program = tmp_path / "count.py"
+    program.write_text(program.read_text().replace("prefix = ", "time.sleep(0.1); prefix = "))
+    saving.job.write_text(saving.job.read_text().replace("keep: 3", "keep: 5, max_overhead: 0.01"))
     limited = ("--time", "3:00", "--notice", "40", "--requeue")
-    shell("pool", "up", "p", "--agents", "2", *limited, "--logs", str(tmp_path))
-    wait_long(lambda: len(shell.ready()) == 2, "two agents join")
-    (tmp_path / "job.yaml").write_text(json.dumps(job_file(STEPS, "digits", {})))
-    shell("submit", str(tmp_path / "job.yaml"))
-    shell.trains_on("the beginning")
-    wait_long(lambda: "running scontrol requeue" in logs(tmp_path), "an agent is queued again")
-    commit = shell.job()["newest_commit"]
-    assert commit is not None
-    wait_long(lambda: len(shell.ready()) == 2, "both have come back")
-    shell.trains_on("the next allocation")
+    shell("pool", "up", "p", *limited, "--logs", str(tmp_path))
+    wait_long(lambda: len(shell.ready()) == 1, "an agent joins")
+    (ident,) = map(shell.ident, shell.agents())
+    shell("submit", str(saving.job))
+    wait_long(lambda: len(saving.list()) == 2, "it is known what a save takes")
+
+    before = 0
+
+    def nears() -> bool:
+        nonlocal before
+        step = shell.view("count").step
+        if "its time limit nears" in logs(tmp_path):
+            return True
+        before = step
+        return False
+
+    wait_long(nears, "Slurm gives notice")
+    wait_long(lambda: "running scontrol requeue" in logs(tmp_path), "the agent is queued again")
+    saved = sorted(each.ref.step for each in saving.list())
+    assert len(saved) == 4
+    assert saved[1] < before <= saved[2] < saved[3]
+
+    wait_long(lambda: len(shell.ready()) == 1, "it has come back")
+    assert "Restarts=1 " in slurm_cluster.run("scontrol", "show", "job", ident)
+    wait_long(lambda: shell.runs("count") and shell.view("count").base is not None, "it goes on")
+    base = shell.view("count").base
+    assert base is not None
+    assert base.step == saved[3]
+    step = shell.view("count").step
+    wait_long(lambda: shell.view("count").step > step + 20, "it makes new steps")
 
 
 def test_a_client_that_is_killed_leaves_a_whole_pool_or_none(
