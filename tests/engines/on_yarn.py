@@ -1,9 +1,15 @@
-"""Agents on a real YARN: their processes and places."""
+"""Agents on a real YARN: their processes, places, containers and files."""
 
 from __future__ import annotations
 
-import psutil
+import json
+from pathlib import PurePosixPath
+from urllib.request import Request, urlopen
 
+import psutil
+from hdfs_native import Client
+
+from chaos.yarn import YarnCluster
 from supervisor.engines import pools
 from supervisor.engines.engine import Engine, State
 from tests.engines.pool_shell import wait_long
@@ -38,3 +44,21 @@ def place_other_than(engine: Engine, place: str) -> str:
 
     wait_long(look, "it has another place")
     return found[0]
+
+
+def containers(cluster: YarnCluster) -> int:
+    """The containers that YARN counts, with those that wait for a machine."""
+    page = cluster.web.removesuffix("/cluster") + "/ws/v1/cluster/metrics"
+    with urlopen(Request(page, headers={"Accept": "application/json"}), timeout=30) as answer:
+        found = json.load(answer)["clusterMetrics"]
+    return sum(int(found[f"containers{each}"]) for each in ("Allocated", "Reserved", "Pending"))
+
+
+def staged(hdfs: Client) -> set[str]:
+    """The names of the directories with the files of pools."""
+    return {each.name for each in directories(hdfs)}
+
+
+def directories(hdfs: Client) -> list[PurePosixPath]:
+    """The paths of those directories: one for each pool below one for each YARN."""
+    return [PurePosixPath(each.path) for each in hdfs.glob_status("/user/*/.tfsup/yarn/*/*")]

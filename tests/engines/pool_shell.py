@@ -139,6 +139,21 @@ class PoolShell(Shell):
         self.wait(lambda: self.recoveries() > before, f"{what}: it is seen")
         self.trains_on(what)
 
+    def moved(self, job: str) -> dict[str, object]:
+        """The newest move of a job from a node that was drained."""
+        found = self.json("explain", job)["incidents"]
+        assert isinstance(found, list)
+        return dict(
+            max((each for each in found if each["cause"] == "drained"), key=lambda each: each["wall_ms"])
+        )
+
+    @staticmethod
+    def base_of(incident: dict[str, object]) -> int:
+        """The step that a restart went back to."""
+        base = incident["base"]
+        assert isinstance(base, dict)
+        return int(base["step"])
+
     def ident(self, place: str) -> str:
         """The engine's name of the agent at a place."""
         agent = self.agents()[place]["agent"]

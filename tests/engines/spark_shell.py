@@ -85,21 +85,6 @@ class SparkShell(PoolShell):
         """Whether three agents take tasks."""
         return [each["state"] for each in self.there().values()] == ["ready"] * 3
 
-    def moved(self, job: str) -> dict[str, object]:
-        """The newest move of a job from a node that was drained."""
-        found = self.json("explain", job)["incidents"]
-        assert isinstance(found, list)
-        return dict(
-            max((each for each in found if each["cause"] == "drained"), key=lambda each: each["wall_ms"])
-        )
-
-    @staticmethod
-    def base_of(incident: dict[str, object]) -> int:
-        """The step that a restart went back to."""
-        base = incident["base"]
-        assert isinstance(base, dict)
-        return int(base["step"])
-
     def incarnations(self) -> set[str]:
         """The lives of the pool's nodes."""
         return {str(each["incarnation"]) for each in self.there().values()}

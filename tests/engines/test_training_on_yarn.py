@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil
 import pytest
+from hdfs_native import Client
 
 from chaos.yarn import AGENT_MIB, PLACES, YarnCluster
 from supervisor.cli.local.cluster import LocalCluster
-from tests.engines.pool_shell import JOB, PoolShell, ours, wait_long
+from tests.cli.saving import SavingShell
+from tests.engines.on_yarn import containers, staged
+from tests.engines.pool_shell import JOB, LONG_S, PoolShell, ours, wait_long
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
-UP = ("pool", "up", "p", "--agents", "3", "--notice", "40", "--memory", f"{AGENT_MIB}MiB")
+MEMORY = ("--memory", f"{AGENT_MIB}MiB")
+UP = ("pool", "up", "p", "--agents", "3", "--notice", "40", *MEMORY)
 
 
 @pytest.fixture
@@ -90,6 +98,115 @@ def test_an_agent_on_a_machine_that_yarn_has_lost_ends_with_its_pool(
         wait_long(lambda: not any(each.is_running() for each in kept), "nothing of its container is left")
     finally:
         yarn_cluster.restore()
+
+
+def test_a_job_saves_before_yarn_takes_its_container(
+    shell: PoolShell, yarn_cluster: YarnCluster, tmp_path: Path
+) -> None:
+    saving = SavingShell(shell.cluster, tmp_path)
+    saving.save_when_asked()
+    # Of the agents of a queue YARN takes the container of the one that came last: the job's.
+    shell("pool", "up", "p", "--agents", "2", "--notice", "40", *MEMORY)
+    wait_long(lambda: len(shell.ready()) == 2, "two agents join")
+    others = shell.ready()
+    for place in others:
+        shell("cordon", f"p.{place}", "--reason", "the job is for the last one")
+    shell("pool", "scale", "p", "3")
+    wait_long(lambda: shell.ready() == {*PLACES} - others, "the last one joins")
+    shell("submit", str(saving.job))
+    wait_long(lambda: saving.step() > 20, "it makes steps")
+    for place in others:
+        shell("uncordon", f"p.{place}")
+    assert saving.list() == ()
+    urgent = ("urgent", "--agents", "1", "--queue", "urgent", *MEMORY)
+    try:
+        goes_on_from_a_save(shell, saving, lambda: shell("pool", "up", *urgent))
+        wait_long(lambda: "urgent" in nodes_ready(shell), "the urgent queue has the machine")
+    finally:
+        shell.works("pool", "down", "urgent", "--now")
+    wait_long(lambda: len(shell.ready()) == 3, "the agent has a container again")
+
+    place = saving.nodes().pop().removeprefix("p.")
+    try:
+        goes_on_from_a_save(shell, saving, lambda: yarn_cluster.decommission(place))
+    finally:
+        yarn_cluster.restore()
+
+
+def goes_on_from_a_save(shell: PoolShell, saving: SavingShell, take: Callable[[], object]) -> None:
+    """Have YARN take the container of the job's node: the job goes on elsewhere from a save after that."""
+    node, before = saving.nodes(), saving.step()
+    take()
+    wait_long(lambda: bool(saving.nodes() - {*node, ""}), "it has moved")
+    base = shell.base_of(shell.moved("count"))
+    assert base >= before
+    wait_long(lambda: saving.step() > base + 20, "it makes new steps")
+
+
+def nodes_ready(shell: PoolShell) -> set[str]:
+    """The pools whose nodes take tasks."""
+    nodes = shell.json("nodes")["nodes"]
+    assert isinstance(nodes, list)
+    return {str(each["labels"].get("pool")) for each in nodes if each["state"] == "ready"}
+
+
+def test_a_client_that_is_killed_leaves_nothing_behind_pool_down(
+    shell: PoolShell, yarn_cluster: YarnCluster, tmp_path: Path
+) -> None:
+    hdfs = Client(config_dir=str(yarn_cluster.directory / "client"))
+
+    def copies() -> bool:
+        return staged(hdfs) != set()
+
+    def queues() -> bool:
+        return shell.json("pool", "list")["pools"] != {}
+
+    moments: tuple[tuple[str, Callable[[], bool], signal.Signals], ...] = (
+        ("it asks YARN", lambda: True, signal.SIGKILL),
+        ("it copies files", copies, signal.SIGKILL),
+        ("it copies files, and Ctrl-C comes", copies, signal.SIGINT),
+        ("it queues agents", queues, signal.SIGKILL),
+    )
+    assert not queues()
+    for moment, has_come, number in moments:
+        is_killed_when(shell, has_come, number, moment)
+        assert not queues(), moment
+        assert not copies(), moment
+        wait_long(lambda: containers(yarn_cluster) == 0, "no container is left")
+        wait_long(lambda: ours(tmp_path) == [], "no process is left")
+
+
+def is_killed_when(
+    shell: PoolShell, has_come: Callable[[], bool], number: signal.Signals, moment: str
+) -> None:
+    """Kill a `pool up` at a moment, and have `pool down` end what is there.
+
+    Its Java process stands still meanwhile, as on a slow machine, and ends after that.
+    """
+    argv = [*shell.argv, "pool", "up", "--on", "yarn", "p", "--agents", "8", *MEMORY]
+    client = subprocess.Popen(argv, env=shell.env, start_new_session=True)
+    wait_long(lambda: java_of(client) != [], f"{moment}: it starts Java")
+    (java,) = java_of(client)
+    # A moment may be short.
+    deadline = time.monotonic() + LONG_S
+    while not has_come():
+        assert time.monotonic() < deadline, moment
+    java.suspend()
+    assert client.poll() is None, f"{moment}: it is over already"
+    os.killpg(client.pid, number)
+    client.wait()
+    shell.works("pool", "down", "p", "--now")
+    java.resume()
+    wait_long(lambda: not java.is_running(), f"{moment}: its Java ends")
+
+
+def java_of(client: subprocess.Popen[bytes]) -> list[psutil.Process]:
+    """The Java process by which a command speaks with YARN."""
+    try:
+        children = psutil.Process(client.pid).children()
+        return [each for each in children if "tfsup.yarn.Client" in each.cmdline()]
+    except psutil.Error:
+        return []
 
 
 def keepers(place: str) -> list[psutil.Process]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 import pytest
 from hdfs_native import Client
@@ -14,7 +14,7 @@ from supervisor.contract.errors import Refused
 from supervisor.engines import pools
 from supervisor.engines.engine import Pool
 from supervisor.engines.yarn.yarn import Yarn
-from tests.engines.on_yarn import processes
+from tests.engines.on_yarn import directories, processes, staged
 from tests.engines.pool_shell import wait_long
 from tests.engines.suite import notes, running
 
@@ -161,13 +161,3 @@ def test_the_files_of_a_pool_go_when_it_ends_and_no_others(
         yarn.forget(name)
     assert staged(hdfs) == {"young-1"}
     hdfs.delete(young, recursive=True)
-
-
-def staged(hdfs: Client) -> set[str]:
-    """The names of the directories with the files of pools."""
-    return {each.name for each in directories(hdfs)}
-
-
-def directories(hdfs: Client) -> list[PurePosixPath]:
-    """The paths of those directories: one for each pool below one for each YARN."""
-    return [PurePosixPath(each.path) for each in hdfs.glob_status("/user/*/.tfsup/yarn/*/*")]

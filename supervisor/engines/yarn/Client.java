@@ -6,6 +6,7 @@ import com.fasterxml.jackson.databind.node.ArrayNode;
 import com.fasterxml.jackson.databind.node.ObjectNode;
 import java.io.BufferedReader;
 import java.io.IOException;
+import java.io.InputStream;
 import java.io.InputStreamReader;
 import java.io.PrintStream;
 import java.net.ConnectException;
@@ -19,11 +20,14 @@ import java.util.Collections;
 import java.util.EnumSet;
 import java.util.HashMap;
 import java.util.HashSet;
+import java.util.Iterator;
 import java.util.List;
 import java.util.Map;
 import java.util.Set;
 import java.util.TreeMap;
 import java.util.UUID;
+import java.util.concurrent.BlockingQueue;
+import java.util.concurrent.LinkedBlockingQueue;
 import java.util.stream.Collectors;
 import org.apache.hadoop.fs.FileStatus;
 import org.apache.hadoop.fs.FileSystem;
@@ -65,6 +69,7 @@ import org.ietf.jgss.GSSException;
 /**
  * Speaks with a ResourceManager for supervisor/engines/yarn/yarn.py: reads requests and writes replies, each a line of
  * JSON. A reply has "ok", or "error", whether it is "unreachable", and whether Java has found "no_ticket" of Kerberos.
+ * When the process that asks has ended, however, a submission that is under way is taken back.
  */
 public final class Client {
     static final String PREFIX = "tfsup:";
@@ -79,6 +84,10 @@ public final class Client {
     private static final long LATE_S = 60;
     private static final long ENDING_S = 30;
     private static final ObjectMapper JSON = new ObjectMapper();
+    /** What takes the place of a request when there are no more. */
+    private static final String NO_MORE = "";
+    /** Whether the process that asks has ended. */
+    private static volatile boolean isAlone;
 
     private final YarnConfiguration conf = new YarnConfiguration();
     private final YarnClient yarn;
@@ -104,12 +113,15 @@ public final class Client {
         yarn.start();
     }
 
-    public static void main(String[] arguments) throws IOException {
+    public static void main(String[] arguments) throws Exception {
         PrintStream replies = new PrintStream(System.out, true, "UTF-8");
         System.setOut(System.err);
-        BufferedReader requests = new BufferedReader(new InputStreamReader(System.in, "UTF-8"));
+        BlockingQueue<String> requests = new LinkedBlockingQueue<>();
+        Thread reading = new Thread(() -> read(requests));
+        reading.setDaemon(true);
+        reading.start();
         Client client = null;
-        for (String line = requests.readLine(); line != null; line = requests.readLine()) {
+        for (String line = requests.take(); !line.equals(NO_MORE); line = requests.take()) {
             ObjectNode reply = JSON.createObjectNode();
             try {
                 client = client == null ? new Client() : client;
@@ -123,6 +135,27 @@ public final class Client {
             replies.println(JSON.writeValueAsString(reply));
         }
         System.exit(0);
+    }
+
+    /** Read requests until the process that makes them has ended. */
+    private static void read(BlockingQueue<String> requests) {
+        try (BufferedReader lines = new BufferedReader(new InputStreamReader(System.in, "UTF-8"))) {
+            for (String line = lines.readLine(); line != null; line = lines.readLine()) {
+                requests.add(line);
+            }
+        } catch (IOException error) {
+            error.printStackTrace();
+        } finally {
+            isAlone = true;
+            requests.add(NO_MORE);
+        }
+    }
+
+    /** Queue and copy nothing for a command that has ended: nobody would know of it. */
+    private static void requireCommand() throws IOException {
+        if (isAlone) {
+            throw new IOException("the command that asked for these agents has ended");
+        }
     }
 
     private JsonNode answer(JsonNode request) throws Exception {
@@ -161,7 +194,10 @@ public final class Client {
         return JSON.createArrayNode();
     }
 
-    /** Queue applications, all of them or none, with the files of "files" or those of the application "like". */
+    /**
+     * Queue applications, all of them or none, with the files of "files" or those of the application "like". What is queued
+     * and copied is taken back also if the process that asks ends meanwhile.
+     */
     private JsonNode submit(JsonNode request) throws Exception {
         Path staged;
         if (request.has("like")) {
@@ -169,20 +205,26 @@ public final class Client {
             staged = new Path(staging(), tag(like, STAGED));
         } else {
             tidy("");
-            staged = stage(request.get("pool").asText(), request.get("files"));
+            String number = UUID.randomUUID().toString().replace("-", "");
+            staged = new Path(staging(), request.get("pool").asText() + "-" + number);
         }
         FileSystem files = staged.getFileSystem(conf);
-        JsonNode order;
-        try (java.io.InputStream stream = files.open(new Path(staged, "order.json"))) {
-            order = JSON.readTree(stream);
-        }
         List<ApplicationId> made = new ArrayList<>();
         try {
+            if (!request.has("like")) {
+                stage(files, staged, request.get("files"));
+            }
+            JsonNode order;
+            try (InputStream stream = files.open(new Path(staged, "order.json"))) {
+                order = JSON.readTree(stream);
+            }
             for (int left = request.get("agents").asInt(); left > 0; left--) {
+                requireCommand();
                 YarnClientApplication application = yarn.createApplication();
                 check(order, application.getNewApplicationResponse().getMaximumResourceCapability());
                 made.add(yarn.submitApplication(context(application, order, files, staged)));
             }
+            requireCommand();
         } catch (Exception error) {
             for (ApplicationId id : made) {
                 yarn.killApplication(id, "another agent of its pool could not be queued");
@@ -275,17 +317,15 @@ public final class Client {
         return cluster.replaceAll("[^A-Za-z0-9.-]", "_");
     }
 
-    /** A new directory with these files. */
-    private Path stage(String pool, JsonNode local) throws IOException {
-        Path staged = new Path(staging(), pool + "-" + UUID.randomUUID().toString().replace("-", ""));
-        FileSystem files = staged.getFileSystem(conf);
+    /** Make a directory with these files. */
+    private static void stage(FileSystem files, Path staged, JsonNode local) throws IOException {
         FileSystem.mkdirs(files, staged, new FsPermission((short) 0700));
-        java.util.Iterator<String> names = local.fieldNames();
+        Iterator<String> names = local.fieldNames();
         while (names.hasNext()) {
+            requireCommand();
             String name = names.next();
             files.copyFromLocalFile(new Path(local.get(name).asText()), new Path(staged, name));
         }
-        return staged;
     }
 
     /**

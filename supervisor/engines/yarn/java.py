@@ -1,7 +1,7 @@
 """The Java that speaks with YARN: compiled once against the cluster's own Hadoop, and kept as one process.
 
 Hadoop's client libraries know Kerberos, several ResourceManagers and the tokens of NodeManagers. So
-Client.java uses them, and this module asks it.
+Client.java uses them, and this module asks it. It takes back what it has begun when this process ends.
 """
 
 from __future__ import annotations
@@ -126,6 +126,8 @@ class Bridge:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._said,
+            # Ctrl-C ends this process, and Java takes back what it has begun.
+            start_new_session=True,
             bufsize=0,
         )
         return self._java
