@@ -54,7 +54,7 @@ def slurm(slurm_cluster: SlurmCluster) -> On:
         Slurm(slurm_cluster.environment),
         ("--on", "slurm"),
         lambda ident: slurm_cluster.run("scancel", "--batch", "--signal=KILL", ident),
-        lambda agent: Path(agent.log).read_text(errors="replace"),
+        lambda agent: told_in(Path(agent.log)),
     )
 
 
@@ -66,6 +66,11 @@ def on_yarn(yarn: Yarn, yarn_cluster: YarnCluster) -> On:
         lambda ident: yarn_cluster.yarn("application", "-kill", ident),
         lambda agent: told_by(agent, yarn_cluster),
     )
+
+
+def told_in(log: Path) -> str:
+    """The output of an agent, which Slurm may not have begun."""
+    return log.read_text(errors="replace") if log.exists() else ""
 
 
 def told_by(agent: PoolAgent, yarn: YarnCluster) -> str:
