@@ -144,13 +144,12 @@ def _reason(history: History, each: Opened, faults: list[FaultRecord]) -> Iterat
 
 def _came_back(history: History, each: Opened) -> bool:
     """Its node was marked lost, and cleared before anything had taken the place of its tasks (rule 3): those
-    that had ended by their deadline are restarted where they were.
+    that had ended by their deadline, or with their launcher, fail in the generation in force.
     """
     incident = each.incident
     if incident.cause not in ("deadline", "launcher_lost"):
         return False
-    back = any(mark.node == incident.node and mark.until_ms <= each.at_ms for mark in marks(history))
-    return back and incident.generation == incident.from_generation
+    return any(mark.node == incident.node and mark.until_ms <= each.at_ms for mark in marks(history))
 
 
 def phases_are_the_stopwatchs(history: History) -> Iterator[Broken]:
