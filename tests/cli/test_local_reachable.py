@@ -307,21 +307,26 @@ def test_a_keeper_has_its_own_life_or_none(tmp_path: Path) -> None:
         Keeper(found, replace(settings, life=2), 2, claim.since_s)
 
 
-def test_a_cluster_whose_lives_are_gone_does_not_begin_anew(tmp_path: Path) -> None:
-    found = Layout.of(tmp_path / "state")
+def written(state: Path) -> Layout:
+    """The files of a cluster of one supervisor that other machines reach."""
+    found = Layout.of(state)
     found.make()
-    ports = {ETCD: 1, "supervisor-0": 2}
-    found.write(
-        LocalSettings(
-            cluster="local",
-            nodes=0,
-            supervisors=1,
-            profile="default",
-            advertise="127.0.0.2",
-            doors=ports,
-            life=3,
-        )
+    doors = {ETCD: 1, "supervisor-0": 2}
+    settings = LocalSettings(
+        cluster="local",
+        nodes=0,
+        supervisors=1,
+        profile="default",
+        advertise="127.0.0.2",
+        doors=doors,
+        life=3,
     )
+    found.write(settings)
+    return found
+
+
+def test_a_cluster_whose_lives_are_gone_does_not_begin_anew(tmp_path: Path) -> None:
+    found = written(tmp_path / "state")
     cluster = LocalCluster(found.state, nodes=0, supervisors=1)
     cluster.advertise = "127.0.0.2"
     with pytest.raises(UserError, match="lives is empty, but a cluster was here"):
@@ -474,20 +479,7 @@ def test_a_name_that_nobody_can_reach_begins_no_life(
 def test_a_pool_is_let_into_etcd_whichever_option_names_the_cluster(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = Layout.of(tmp_path / "state")
-    found.make()
-    ports = {ETCD: 1, "supervisor-0": 2}
-    found.write(
-        LocalSettings(
-            cluster="local",
-            nodes=0,
-            supervisors=1,
-            profile="default",
-            advertise="127.0.0.2",
-            doors=ports,
-            life=3,
-        )
-    )
+    found = written(tmp_path / "state")
     admitted: list[str] = []
     monkeypatch.setattr(Reachable, "admit", lambda *words: admitted.extend(words[2]))
     elsewhere = tmp_path / "client.yaml"

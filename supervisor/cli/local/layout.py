@@ -244,7 +244,7 @@ class Layout:
         return f"http://127.0.0.1:{settings.http[member]}/?token={self._token()}"
 
     def _token(self) -> str:
-        """What is in `http_token`; empty if nothing is. Raises OSError."""
+        """The token in `http_token`; empty if there is none. Raises OSError."""
         with suppress(FileNotFoundError):
             return self.http_token.read_text(errors="replace").strip()
         return ""

@@ -177,7 +177,7 @@ class _Rooms:
 
 @dataclass(frozen=True, slots=True)
 class _Need:
-    """What all nodes of a job must have. `lacking` goes on after "needs a node", for the nodes without it."""
+    """A property that all nodes of a job must have. `lacking` goes on after "needs a node"."""
 
     met: Callable[[NodeOffer], bool]
     asks: tuple[str, ...]
