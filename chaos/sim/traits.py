@@ -12,6 +12,7 @@ from chaos.sim.cluster.world import NETWORK
 from chaos.sim.swarm import Length, Shape
 from supervisor.contract.incident import Cause
 from supervisor.contract.job.spec import (
+    CHIEF_ROLES,
     ContainerSpec,
     JobSpec,
     Pull,
@@ -19,9 +20,11 @@ from supervisor.contract.job.spec import (
     Rule,
     Scope,
     Strategy,
+    SuccessPolicy,
 )
 
 STARTUP_S, WALL_TIME_S, FALLBACK_S, GRACE_S, KEPT_S = (3.0, 6.0), (6.0, 20.0), (1.0, 5.0), (0.5, 3.0), 4.0
+FORGOTTEN_S = (0.0, 8.0)
 WINDOW_MS = 24 * 3_600_000
 """Longer than faults set wall clocks wrong: one that jumps ahead lets failures leave the window early."""
 ELSEWHERE = (Cause.KILLED, Cause.LAUNCHER_LOST, Cause.PROGRAM_EXIT, Cause.DEADLINE, Cause.START_FAILED)
@@ -167,6 +170,18 @@ def _elastic(rng: random.Random, draft: Draft, shape: Shape) -> Draft:
     return _with(draft, replace(draft.spec, roles=roles))
 
 
+def _urgent(rng: random.Random, draft: Draft, shape: Shape) -> Draft:
+    """It waits before others for room, or behind them."""
+    return _with(draft, replace(draft.spec, priority=rng.choice((-1, 1, 2))))
+
+
+def _first_worker(rng: random.Random, draft: Draft, shape: Shape) -> Draft:
+    """Worker 0 ends it, as a chief would."""
+    if {role.name for role in draft.spec.roles} & {*CHIEF_ROLES}:
+        return draft
+    return _with(draft, replace(draft.spec, success_policy=SuccessPolicy.WORKER_0))
+
+
 def _old_tensorflow(rng: random.Random, draft: Draft, shape: Shape) -> Draft:
     """No worker can move with the version that it imports, or its chief cannot always be told of a move."""
     if rng.random() < 0.5:
@@ -214,6 +229,9 @@ TRAITS: dict[str, Trait] = {
     "elastic workers": _elastic,
     "a TensorFlow that cannot move workers": _old_tensorflow,
     "cold starts, and sessions that recover": _recovering,
+    "a priority": _urgent,
+    "worker 0 decides": _first_worker,
+    "deleted after its end": _limited("delete_after_ms", FORGOTTEN_S),
 }
 
 

@@ -111,7 +111,13 @@ def _fields(spec: JobSpec, given: frozenset[str]) -> Iterator[Field]:
         yield from _container(spec.container)
     if spec.serving is not None:
         yield from _serving(spec.serving)
-    yield from _part(protocol=flow(spec.protocol), notify=flow(spec.notify), packing=flow(spec.packing))
+    yield from _part(
+        protocol=flow(spec.protocol),
+        notify=flow(spec.notify),
+        packing=flow(spec.packing),
+        priority=flow(spec.priority),
+        success_policy=flow(spec.success_policy),
+    )
 
 
 def _role(role: RoleSpec, *, own_command: bool) -> Iterator[Field]:
@@ -216,6 +222,7 @@ def _failures(spec: JobSpec) -> Iterator[Field]:
         hold_on_failure=duration(limits.hold_on_failure_ms),
         output_budget=size(limits.output_budget_bytes),
         keep_work=duration(limits.keep_work_ms),
+        delete_after=duration(limits.delete_after_ms),
     )
 
 

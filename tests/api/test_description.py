@@ -67,7 +67,8 @@ restart:
   window: 2h
   rules: {hang: fail}
 progress: {patterns: ['it=(\d+)'], nan: true, hangs: false, suspect_after: 20s, act_after: 1m}
-limits: {wall_time: 1d, startup: 20m, save_grace: 1s, hold_on_failure: 5m, output_budget: 1GiB, keep_work: 2d}
+limits: {wall_time: 1d, startup: 20m, save_grace: 1s, hold_on_failure: 5m,
+  output_budget: 1GiB, keep_work: 2d, delete_after: 1h}
 protocol: grpc+verbs
 container:
   image: registry.example:5000/train:2.21
@@ -83,6 +84,8 @@ container:
 notify: [pager]
 serving: {model: net, export: "export/*", role: chief, check: checksums, keep: 2, servers: ["a:8500"]}
 packing: pack
+priority: -5
+success_policy: all_workers
 """
 LOCK = "numpy==2.1.0 --hash=sha256:" + "0" * 64
 PACKED = SMALL + f"environment: {{archive: 'file:///data/venv.tar.gz', sha256: '{'1' * 64}'}}\n"

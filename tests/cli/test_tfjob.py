@@ -14,7 +14,7 @@ from ruamel.yaml import YAML
 
 from supervisor.adapters.files.jobfile import JobFile, load_job_file
 from supervisor.contract.errors import UserError
-from supervisor.contract.job.spec import Mount, Pull, Rule, Strategy
+from supervisor.contract.job.spec import Mount, Pull, Rule, Strategy, SuccessPolicy
 from tests.cli.shell import ctl
 
 BASE = "file:///state/checkpoints"
@@ -34,6 +34,7 @@ metadata:
     tfsup/env.NUMBER: "010"
     tfsup/preload: '["tensorflow", "numpy"]'
     tfsup/volumes.claim: /data/claim
+    tfsup/priority: "1000"
     example.org/owner: nobody
 spec:
   successPolicy: AllWorkers
@@ -42,13 +43,14 @@ spec:
     backoffLimit: 4
     activeDeadlineSeconds: 3600
     ttlSecondsAfterFinished: 60
-    schedulingPolicy: {minAvailable: 4, queue: default, priorityClass: high}
+    schedulingPolicy: {minAvailable: 4, priorityClass: high}
   tfReplicaSpecs:
     Chief: &one
       restartPolicy: OnFailure
       template:
         spec:
           terminationGracePeriodSeconds: 40
+          priorityClassName: high
           nodeSelector: {gpu: h100}
           tolerations: [{key: gpu, operator: Exists}]
           containers:
@@ -122,6 +124,7 @@ def test_every_field_that_is_honoured(tmp_path: Path) -> None:
     assert (spec.checkpoint.uri, spec.checkpoint.keep) == ("file:///shared/full", 7)
     assert spec.preload == ("tensorflow", "numpy")
     assert (spec.limits.wall_time_ms, spec.limits.save_grace_ms) == (3_600_000, 40_000)
+    assert (spec.limits.delete_after_ms, spec.priority) == (60_000, 1000)
     assert (spec.restart.max_restarts, spec.restart.max_in_window) == (4, 4)
     assert spec.restart.window_ms == 365 * 86_400_000
     assert spec.container is not None
@@ -142,9 +145,6 @@ def test_what_has_no_effect_is_told_once(tmp_path: Path) -> None:
         [
             f"{main}.tolerations",
             f"{main}.containers[0].ports",
-            "spec.runPolicy.schedulingPolicy.queue",
-            "spec.runPolicy.schedulingPolicy.priorityClass",
-            "spec.runPolicy.ttlSecondsAfterFinished",
             f"{main}.containers[0].resources.requests.memory",
         ]
     )
@@ -195,6 +195,31 @@ def test_dynamic_workers_are_an_elastic_role(tmp_path: Path) -> None:
     assert any("not `sparseCluster`" in note for note in job.document.notes)
     fixed = load(tmp_path, text.replace("  runPolicy: {schedulingPolicy: {minAvailable: 3}}\n", ""))
     assert fixed.spec.role("worker").least == 1
+
+
+@pytest.mark.parametrize(
+    ("given", "policy"),
+    [
+        ("", SuccessPolicy.WORKER_0),
+        ('successPolicy: ""', SuccessPolicy.WORKER_0),
+        ("successPolicy: AllWorkers", SuccessPolicy.ALL_WORKERS),
+    ],
+)
+def test_without_a_chief_the_success_policy_counts(tmp_path: Path, given: str, policy: SuccessPolicy) -> None:
+    two = WORKER.replace("Worker: {", "Worker: {replicas: 2, ")
+    spec = f"  {given}\n" if given else ""
+    assert load(tmp_path, manifest(two, spec=spec)).spec.success_policy is policy
+    led = manifest(f"{two}\n    {WORKER.replace('Worker', 'Chief')}", spec=spec)
+    assert load(tmp_path, led).spec.success_policy is SuccessPolicy.ALL_WORKERS
+
+
+def test_the_highest_priority_of_the_pods_is_the_jobs(tmp_path: Path) -> None:
+    text = manifest(
+        WORKER.replace("spec: {", "spec: {priority: 7, ")
+        + "\n    "
+        + WORKER.replace("Worker", "Chief").replace("spec: {", "spec: {priority: -1, ")
+    )
+    assert load(tmp_path, text).spec.priority == 7
 
 
 def test_a_suspended_job_is_held(tmp_path: Path) -> None:
@@ -306,6 +331,28 @@ BAD = {
     "a bad name": (
         manifest().replace("{name: a}", "{name: a b}"),
         ["3: metadata.name: the name 'a b' is not"],
+    ),
+    "a queue": (
+        manifest(spec="  runPolicy: {schedulingPolicy: {queue: default}}\n"),
+        ["5: spec.runPolicy.schedulingPolicy.queue: is refused: there are no queues: nodeSelector keeps"],
+    ),
+    "the name of a priority": (
+        manifest(
+            WORKER.replace("spec: {", "spec: {priorityClassName: high, "),
+            spec="  runPolicy: {schedulingPolicy: {priorityClass: high}}\n",
+        ),
+        [
+            "5: spec.runPolicy.schedulingPolicy.priorityClass: is refused: it is an object of Kubernetes",
+            f"7: {AT}.template.spec.priorityClassName: is refused: it is an object",
+        ],
+    ),
+    "a priority out of bounds": (
+        manifest(WORKER.replace("spec: {", "spec: {priority: 2000000000, ")),
+        [f"6: {AT}.template.spec.priority: must be at most 1000000000"],
+    ),
+    "a time before the end": (
+        manifest(spec="  runPolicy: {ttlSecondsAfterFinished: -1}\n"),
+        ["5: spec.runPolicy.ttlSecondsAfterFinished: must be at least 0"],
     ),
     "no replica types": (
         HEAD + "spec: {}\n",
@@ -651,7 +698,7 @@ def test_the_job_file_that_is_printed_is_the_same_job(tmp_path: Path) -> None:
     text = FULL
     (tmp_path / "tfjob.yaml").write_text(text)
     done = ctl(tmp_path, "submit", "--convert", "tfjob.yaml")
-    assert (done.returncode, done.stderr.count("note: tfjob.yaml:")) == (0, 6)
+    assert (done.returncode, done.stderr.count("note: tfjob.yaml:")) == (0, 3)
     (tmp_path / "job.yaml").write_text(done.stdout)
     made = load_job_file(tmp_path / "job.yaml", checkpoint_base=BASE)
     assert made.spec == load(tmp_path, text).spec

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from supervisor.contract.job.spec import Strategy
+from supervisor.contract.job.spec import Strategy, SuccessPolicy
 from supervisor.contract.observed import Exit, ExitReason
 from supervisor.control.decide.assess.completion import Completion, CompletionState, completion
 from tests.support.builders import ended, job_spec, report, reports, role
@@ -75,6 +77,18 @@ def test_without_a_chief_role_every_worker_has_to_finish() -> None:
     assert completion(WORKERS, reports(worker_0=OK, worker_1=FAILED), 0, None, GRACE_MS).state is part.state
     whole = completion(WORKERS, reports(worker_0=OK, worker_1=OK), 0, None, GRACE_MS)
     assert whole.state is CompletionState.DONE
+
+
+def test_without_a_chief_role_worker_0_may_decide() -> None:
+    spec = replace(WORKERS, success_policy=SuccessPolicy.WORKER_0)
+    other = completion(spec, reports(worker_0=None, worker_1=OK), 100_000, None, GRACE_MS)
+    assert (other.state, other.chief_done) == (CompletionState.NOT_YET, False)
+    first = completion(spec, reports(worker_0=OK, worker_1=None), 100_000, 100_000, GRACE_MS)
+    assert (first.state, first.chief_done) == (CompletionState.NOT_YET, True)
+    assert first.detail.startswith("digits/worker:0 exited with code 0")
+    late = completion(spec, reports(worker_0=OK, worker_1=None), 110_000, 100_000, GRACE_MS)
+    failed = completion(spec, reports(worker_0=OK, worker_1=FAILED), 0, None, GRACE_MS)
+    assert (late.state, failed.state) == (CompletionState.DONE, CompletionState.DONE)
 
 
 @pytest.mark.parametrize("strategy", Strategy)

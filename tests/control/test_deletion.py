@@ -6,24 +6,40 @@ from dataclasses import replace
 
 import pytest
 
+from recovery.formats.retention import DAY_MS
 from supervisor.contract import keys
 from supervisor.contract.boundaries import Delete
 from supervisor.contract.desired import DeletedJob, JobPhase
 from supervisor.contract.errors import Conflict, NotFound
 from supervisor.contract.incident import Outcome
-from supervisor.contract.job.spec import Wanted
+from supervisor.contract.job.spec import Limits, Wanted
 from supervisor.contract.timing import FAST
 from supervisor.contract.views.jobs import SubmitMode, SubmitRequest
 from supervisor.control.decide import parking
+from supervisor.control.decide.facts.cluster_time import TICK_MS
 from supervisor.control.decide.jobs import deletion
 from supervisor.control.decide.plan import put
 from tests.control.bank import open_bank
 from tests.control.world import World, waiting_for
+from tests.support.builders import job_spec
 
 
 def asked(world: World) -> World:
     assert world.run(deletion.ask(world.job()))
     return world
+
+
+def lasting(after_ms: int | None) -> World:
+    """A world whose job is deleted so long after its end."""
+    return World(replace(job_spec(), limits=Limits(delete_after_ms=after_ms))).start()
+
+
+def succeed(world: World) -> int:
+    """The job's end, and when it was."""
+    for member in ("chief.0", "worker.0", "worker.1"):
+        world.end_task(member, code=0)
+    world.until(lambda: world.switch().phase is JobPhase.SUCCEEDED)
+    return world.now_ms
 
 
 def left(world: World, name: str = "digits") -> list[str]:
@@ -206,3 +222,67 @@ async def test_it_is_refused_while_records_of_the_last_one_are_left() -> None:
     bank.world.write(put(report.key, report.value))
     with pytest.raises(Conflict, match="last records are being removed"):
         await bank.job_service.submit(SubmitRequest(bank.world.spec, SubmitMode.FRESH))
+
+
+def test_a_job_is_deleted_so_long_after_its_success() -> None:
+    world = lasting(30_000)
+    ended_ms = succeed(world)
+    world.until(lambda: is_gone(world))
+    assert world.now_ms - ended_ms >= 30_000
+    assert world.done.count("expired") == 1
+
+
+def test_so_is_a_failed_one_and_never_before_others_have_seen_its_end() -> None:
+    world = lasting(0)
+    world.write(put(keys.switch("digits"), replace(world.switch(), phase=JobPhase.FAILED)))
+    assert world.until(lambda: is_gone(world)) >= deletion.SEEN_MS
+
+
+@pytest.mark.parametrize("after_ms", [None, 2 * DAY_MS])
+def test_a_job_stays_until_its_time_is_over(after_ms: int | None) -> None:
+    world = lasting(after_ms)
+    succeed(world)
+    for _ in range(5):
+        world.tick(DAY_MS // 10)
+    assert not is_gone(world)
+
+
+def test_a_stopped_job_waits_for_its_start() -> None:
+    world = lasting(0)
+    world.intend(wanted=Wanted.STOP)
+    world.until(lambda: world.switch().phase is JobPhase.STOPPED)
+    world.let_pass(2 * deletion.SEEN_MS)
+    assert not is_gone(world)
+
+
+def test_what_is_kept_for_inspection_keeps_the_job() -> None:
+    world = lasting(0)
+    held = replace(world.switch(), phase=JobPhase.FAILED, held=("worker.0",))
+    world.write(put(keys.switch("digits"), held))
+    world.let_pass(2 * deletion.SEEN_MS)
+    assert not is_gone(world)
+    world.write(put(keys.switch("digits"), replace(held, held=())))
+    world.snapshot()
+    world.now_ms += deletion.SEEN_MS
+    assert deletion.expire(world.snapshot(), world.job())
+
+
+def test_the_next_leader_counts_on() -> None:
+    world = lasting(DAY_MS)
+    ended_ms = succeed(world)
+    while world.now_ms - ended_ms < DAY_MS // 2:
+        world.tick(TICK_MS)
+        world.snapshot()  # it sees what it writes at once
+    world.new_leader()
+    world.until(lambda: is_gone(world), limit_ms=DAY_MS, step_ms=TICK_MS)
+    assert DAY_MS <= world.now_ms - ended_ms < DAY_MS + DAY_MS // 10
+
+
+def test_a_start_at_the_moment_of_its_end_keeps_the_job() -> None:
+    world = lasting(0)
+    world.write(put(keys.switch("digits"), replace(world.switch(), phase=JobPhase.SUCCEEDED)))
+    world.snapshot()
+    world.now_ms += deletion.SEEN_MS
+    (action,) = deletion.expire(world.snapshot(), world.job())
+    world.intend(serial=1)
+    assert not world.run(action)

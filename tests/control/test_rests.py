@@ -13,7 +13,15 @@ from hypothesis import strategies as st
 
 from supervisor.contract import codec, keys
 from supervisor.contract.desired import JobPhase, JobSwitch
-from supervisor.contract.job.spec import JobIntent, JobRecord, Limits, RestartPolicy, Rule, Scope
+from supervisor.contract.job.spec import (
+    JobIntent,
+    JobRecord,
+    Limits,
+    RestartPolicy,
+    Rule,
+    Scope,
+    Strategy,
+)
 from supervisor.contract.observed import Incarnation, NodeResources, Sign, TaskBeat
 from supervisor.contract.timing import FAST
 from supervisor.control.decide.plan import put
@@ -240,6 +248,32 @@ def test_a_job_that_rests_sees_the_room_that_a_plan_of_the_same_look_leaves() ->
     # World compares each look with one that visits all.
     world.until(lambda: bool(world.snapshot().jobs["other"].plans))
     assert "moved" in world.done
+
+
+def test_the_highest_priority_waits_first_and_of_equal_ones_the_oldest() -> None:
+    world = World(nodes=0)
+    one = (role("worker", need=resources(cpus=1)),)
+    for name, priority in (("low", -1), ("first", 5), ("second", 5), ("none", 0)):
+        spec = replace(job_spec(one, Strategy.PLAIN, name=name), priority=priority)
+        world.write(
+            put(keys.job_record(name), JobRecord(spec, name, 0)),
+            put(keys.intent(name), JobIntent()),
+            put(keys.switch(name), JobSwitch(name, name, JobPhase.WAITING, 0)),
+        )
+    started: list[str] = []
+    for number in range(4):
+        world.tick()
+        node = f"n{number}"
+        world.register(node, "i")
+        offer(world, node)
+        world.until(lambda count=number: len(planned(world)) > count)
+        started += planned(world) - {*started}
+    assert started == ["first", "second", "none", "low"]
+
+
+def planned(world: World) -> set[str]:
+    """The small jobs that have a place."""
+    return {name for name, job in world.snapshot().jobs.items() if job.plans and name != "digits"}
 
 
 def offer(world: World, node: str) -> None:

@@ -29,7 +29,7 @@ from supervisor.contract.code import is_digest
 from supervisor.contract.errors import UserError
 from supervisor.contract.job import container, environment
 from supervisor.contract.job.adopted_path import check_adopted
-from supervisor.contract.job.bounds import CADENCES, OVERHEAD
+from supervisor.contract.job.bounds import CADENCES, OVERHEAD, PRIORITY
 from supervisor.contract.job.data import check_name as check_data_name
 from supervisor.contract.job.file_pattern import compile_pattern
 from supervisor.contract.job.serving import MAX_KEPT_MODELS, MAX_SERVERS, check_export, check_server
@@ -43,6 +43,7 @@ from supervisor.contract.job.spec import (
     Rule,
     Scope,
     Strategy,
+    SuccessPolicy,
 )
 from supervisor.contract.job.step_pattern import check_step_pattern
 
@@ -375,6 +376,7 @@ class LimitsModel(Strict):
     hold_on_failure: DurationMs = 0
     output_budget: SizeBytes = Field(default=10 << 30, ge=1)
     keep_work: DurationMs = 86_400_000
+    delete_after: DurationMs | None = None
 
 
 class ServingModel(Strict):
@@ -418,3 +420,7 @@ class JobModel(JobPart):
     notify: list[Name] = Field(default_factory=list)
     serving: ServingModel | None = None
     packing: Annotated[Packing, BeforeValidator(_one_of(Packing))] = Packing.SPREAD
+    priority: int = Field(default=0, ge=-PRIORITY, le=PRIORITY)
+    success_policy: Annotated[SuccessPolicy, BeforeValidator(_one_of(SuccessPolicy))] = (
+        SuccessPolicy.ALL_WORKERS
+    )

@@ -21,7 +21,15 @@ from supervisor.contract.job import container, data, environment, serving
 from supervisor.contract.job.container import Objection, Where
 from supervisor.contract.job.file_pattern import compile_pattern
 from supervisor.contract.job.placeholders import fill, fill_earlier
-from supervisor.contract.job.spec import CHIEF_ROLES, JobSpec, PsRecovery, RoleSpec, Scope, Strategy
+from supervisor.contract.job.spec import (
+    CHIEF_ROLES,
+    JobSpec,
+    PsRecovery,
+    RoleSpec,
+    Scope,
+    Strategy,
+    SuccessPolicy,
+)
 from supervisor.contract.job.step_pattern import check_step_pattern
 from supervisor.contract.job.tf_config import placeholder_values
 
@@ -37,6 +45,9 @@ _SHARDED = (Strategy.ASYNC, Strategy.SYNC, Strategy.COORDINATOR)
 _FILLED = "once its placeholders are filled in; at most"
 _ADVICE = "are possible: let the program read TF_CONFIG instead"
 _MODULE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*", re.ASCII)
+PRIORITY = 1_000_000_000
+"""The largest one, and the bound of what a PriorityClass of Kubernetes may have."""
+
 MOST_TARGETS = 16
 """Targets that a job may name."""
 _PROTOCOL = re.compile(r"grpc(\+[a-z0-9_]{1,32}){0,8}", re.ASCII)
@@ -76,6 +87,8 @@ NUMBERS = (
     _duration(("limits", "save_grace"), lambda job: job.limits.save_grace_ms),
     _duration(("limits", "hold_on_failure"), lambda job: job.limits.hold_on_failure_ms),
     _duration(("limits", "keep_work"), lambda job: job.limits.keep_work_ms),
+    _duration(("limits", "delete_after"), lambda job: job.limits.delete_after_ms),
+    Number(("priority",), lambda job: job.priority, -PRIORITY, PRIORITY),
     Number(("limits", "output_budget"), lambda job: job.limits.output_budget_bytes, 1, bounds.MAX_SIZE_BYTES),
     Number(
         ("serving", "keep"),
@@ -147,6 +160,7 @@ def _plain(spec: JobSpec) -> Iterator[Objection]:
     yield from _count(("restart", "scope"), len(spec.restart.scope), bounds.MAX_ROLES, "entries")
     yield from _count(("restart", "rules"), len(spec.restart.rules), bounds.MAX_RULES, "entries")
     yield from _ps_recovery(spec)
+    yield from _success_policy(spec)
     yield from _environment(("env",), spec.env)
     yield from _secrets(("env",), spec.env, spec.secrets)
     for role in spec.roles:
@@ -185,6 +199,18 @@ def _ps_recovery(spec: JobSpec) -> Iterator[Objection]:
         text = "partial restarts a lost ps alone, and scope.ps says all; remove one of the two"
     if text:
         yield Objection(("restart", "ps_recovery"), text)
+
+
+def _success_policy(spec: JobSpec) -> Iterator[Objection]:
+    if spec.success_policy is SuccessPolicy.ALL_WORKERS:
+        return
+    names = [role.name for role in spec.roles]
+    chief = next((name for name in names if name in CHIEF_ROLES), None)
+    if chief is not None:
+        text = f"worker_0 is for jobs without a chief; this one is done when its {chief} is; remove it"
+        yield Objection(("success_policy",), text)
+    elif "worker" not in names:
+        yield Objection(("success_policy",), "there is no role worker; remove it, or name the role worker")
 
 
 def _patterns(spec: JobSpec) -> Iterator[Objection]:

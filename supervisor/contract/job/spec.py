@@ -133,6 +133,13 @@ class ContainerSpec:
         return self.network != HOST_NETWORK
 
 
+class SuccessPolicy(Enum):
+    """The workers that end a job without a chief by their exit with 0. With a chief it is the chief."""
+
+    ALL_WORKERS = "all_workers"
+    WORKER_0 = "worker_0"
+
+
 class Packing(Enum):
     """A task's preference among nodes with room."""
 
@@ -267,6 +274,7 @@ class Limits:
             size. If the job fails, a process that would be killed is kept too, stopped.
         output_budget_bytes: limit for one task's outputs in the store.
         keep_work_ms: the time for which a node keeps files that a task wrote elsewhere and no store has.
+        delete_after_ms: the time after which a job that has succeeded or failed is deleted; None: never.
     """
 
     wall_time_ms: int | None = None
@@ -275,6 +283,7 @@ class Limits:
     hold_on_failure_ms: int = 0
     output_budget_bytes: int = 10 << 30
     keep_work_ms: int = 86_400_000
+    delete_after_ms: int | None = None
 
 
 class ModelCheck(Enum):
@@ -350,6 +359,7 @@ class JobSpec:
     `serving`: the models that it exports are published; None: it exports none.
     With an `environment` its programs run under the Python in that, on nodes without containers.
     `data`: directories that its tasks only read: by name, the URI (`job.data`).
+    `priority`: of jobs that wait for room, the one with the highest comes first.
     """
 
     name: str
@@ -366,6 +376,8 @@ class JobSpec:
     protocol: str = PLAIN_PROTOCOL
     container: ContainerSpec | None = None
     packing: Packing = Packing.SPREAD
+    priority: int = 0
+    success_policy: SuccessPolicy = SuccessPolicy.ALL_WORKERS
     templated: bool = False
     secrets: dict[str, str] = field(default_factory=dict, metadata=NEEDED)
     notify: tuple[str, ...] = ()

@@ -74,7 +74,7 @@ def _look(snap: Snapshot, assessments: Assessments, rests: Rests) -> list[Decisi
     decisions = [each for visit in cluster for each in visit.found(_about_cluster(visit.of(snap)))]
     decisions += _about_nodes(snap, nodes)
     decisions += _about_nodes_of_jobs(snap, jobs)
-    # What was submitted first is placed first, whoever leads.
+    # What has the highest priority is placed first, and of equal ones what was submitted first.
     visited: list[Visit[JobState]] = []
     while jobs:
         visited.append(visit := jobs.pop(0))
@@ -148,7 +148,7 @@ def _step(snap: Snapshot, job: JobState, assessments: Assessments) -> list[Actio
     """The actions for the job as a whole: start, stop, restart, finish."""
     phase = job.switch.value.phase
     if phase.ended:
-        return _start(snap, job) if lifecycle.wants_start(job) else []
+        return _start(snap, job) if lifecycle.wants_start(job) else deletion.expire(snap, job)
     if phase in (JobPhase.FINISHING, JobPhase.STOPPING):
         return lifecycle.end(snap, job)
     if lifecycle.wants_stop(job):

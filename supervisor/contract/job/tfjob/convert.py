@@ -64,6 +64,7 @@ def convert(manifest: Mapping[str, object], scalar: Callable[[str], object]) -> 
         if replicas:
             put_container(made, replicas, annotations)
             _restarts(made, spec, replicas)
+            _priority(made, spec, replicas, annotations)
         _run_policy(made, spec, replicas)
         _overlay(made, replicas, annotations, scalar)
     return made
@@ -92,6 +93,13 @@ def _run_policy(made: Conversion, spec: Mapping[str, object], replicas: tuple[Re
             made.findings.problem(where, "must be at least 1")
         else:
             made.put(("limits", "wall_time"), f"{seconds}s", where)
+    after = policy.get("ttlSecondsAfterFinished")
+    if isinstance(after, int):
+        where = (*top, "ttlSecondsAfterFinished")
+        if after < 0:
+            made.findings.problem(where, "must be at least 0")
+        else:
+            made.put(("limits", "delete_after"), f"{after}s", where)
     one_of(made, (*top, "cleanPodPolicy"), policy.get("cleanPodPolicy"), _CLEANING)
     if policy.get("cleanPodPolicy") == "None" and any(each.role in ("ps", "evaluator") for each in replicas):
         text = (
@@ -99,8 +107,42 @@ def _run_policy(made: Conversion, spec: Mapping[str, object], replicas: tuple[Re
         )
         made.findings.note((*top, "cleanPodPolicy"), text)
     one_of(made, (*top, "managedBy"), policy.get("managedBy"), (CONTROLLER,))
-    one_of(made, ("spec", "successPolicy"), spec.get("successPolicy"), _SUCCESS)
+    _success(made, spec, replicas)
     made.hold = policy.get("suspend") is True
+
+
+def _success(made: Conversion, spec: Mapping[str, object], replicas: tuple[Replica, ...]) -> None:
+    where: Where = ("spec", "successPolicy")
+    given = spec.get("successPolicy")
+    one_of(made, where, given, _SUCCESS)
+    roles = {each.role: each for each in replicas}
+    if not given and "worker" in roles and roles["worker"].count > 1 and not set(CHIEF_ROLES) & set(roles):
+        made.put(("success_policy",), "worker_0", where if "successPolicy" in spec else roles["worker"].where)
+
+
+def _priority(
+    made: Conversion,
+    spec: Mapping[str, object],
+    replicas: tuple[Replica, ...],
+    annotations: Mapping[str, str],
+) -> None:
+    """Set the priority from the pods' numbers. Names of classes need an annotation in their place."""
+    if "priority" in annotations:
+        return
+    scheduling = mapping(mapping(spec.get("runPolicy")).get("schedulingPolicy"))
+    classes: list[tuple[object, Where]] = [
+        (scheduling.get("priorityClass"), ("spec", "runPolicy", "schedulingPolicy", "priorityClass")),
+        *((each.pod.get("priorityClassName"), (*each.pod_at, "priorityClassName")) for each in replicas),
+    ]
+    for name, where in classes:
+        if name:
+            annotation = f'metadata.annotations: {{{PREFIX}priority: "1000"}}'
+            text = f"it is an object of Kubernetes; write its value in its place: {annotation}"
+            made.findings.problem(where, f"is refused: {text}")
+    given = [(number, each) for each in replicas if isinstance(number := each.pod.get("priority"), int)]
+    if given:
+        number, each = max(given, key=lambda pair: pair[0])
+        made.put(("priority",), number, (*each.pod_at, "priority"))
 
 
 def _sizes(made: Conversion, spec: Mapping[str, object], replicas: tuple[Replica, ...]) -> None:
@@ -182,13 +224,6 @@ def _strategy(
         made.findings.note(
             where, f"taken as strategy {chosen.value}: {why}; the annotation {PREFIX}strategy says another"
         )
-    if (
-        not set(CHIEF_ROLES) & set(roles)
-        and roles.get("worker", 0) > 1
-        and spec.get("successPolicy") != "AllWorkers"
-    ):
-        text = "without a chief the job is done when all workers are, not worker 0 alone"
-        made.findings.note(("spec", "successPolicy"), text)
 
 
 def choose(roles: Mapping[str, int], *, dynamic: bool) -> tuple[Strategy, str]:

@@ -81,7 +81,10 @@ def _ignored(path: str) -> Field:
 
 _DIRECTORY = f"`container.mounts`: the directory of the nodes in `{PREFIX}volumes.NAME`; refused without it"
 _SIDECAR = "a task is one program under tf-supervisor's launcher"
-_NO_PRIORITY = "jobs have no priority; one without room waits, and `status` says what for"
+_CLASS = (
+    f"its value as the annotation `{PREFIX}priority`: which of the jobs that wait comes first; "
+    "refused without it"
+)
 _PROBE = "the launcher and the progress of the steps are watched (docs/progress.md)"
 _NAMES = "tasks know each other by TF_CONFIG; a task has no host name of its own"
 _USERS = "the node's agent chooses users, groups and rights of tasks (docs/security.md)"
@@ -131,7 +134,8 @@ FIELDS = (
     _taken(
         "spec.successPolicy",
         FieldType.TEXT,
-        "with a chief the job is done when the chief is; without one when all workers are, with either value",
+        "with a chief the job is done when the chief is, with either value. Without one: AllWorkers is "
+        "`success_policy: all_workers`, and none, or an empty one, is `success_policy: worker_0`",
     ),
     _taken("spec.runPolicy", FieldType.OBJECT, ""),
     _taken("spec.runPolicy.activeDeadlineSeconds", FieldType.WHOLE, "`limits.wall_time`"),
@@ -151,7 +155,11 @@ FIELDS = (
         FieldType.TEXT,
         "`kubeflow.org/training-operator` alone; others mean another controller",
     ),
-    _idle("spec.runPolicy.ttlSecondsAfterFinished", "the record of a job stays until `supervisorctl delete`"),
+    _taken(
+        "spec.runPolicy.ttlSecondsAfterFinished",
+        FieldType.WHOLE,
+        "`limits.delete_after`; without it a job stays until `supervisorctl delete`",
+    ),
     _taken("spec.runPolicy.schedulingPolicy", FieldType.OBJECT, ""),
     _taken(
         "spec.runPolicy.schedulingPolicy.minAvailable",
@@ -162,11 +170,15 @@ FIELDS = (
         "spec.runPolicy.schedulingPolicy.minResources",
         "the resources of all tasks together are what a job waits for",
     ),
-    _idle("spec.runPolicy.schedulingPolicy.priorityClass", _NO_PRIORITY),
-    _idle("spec.runPolicy.schedulingPolicy.queue", "there are no queues; a job without room waits"),
+    Field("spec.runPolicy.schedulingPolicy.priorityClass", FieldType.TEXT, Treatment.ANNOTATED, _CLASS),
+    _refused(
+        "spec.runPolicy.schedulingPolicy.queue",
+        f"there are no queues: nodeSelector keeps a job to some nodes, and `{PREFIX}priority` says which of "
+        "the jobs that wait comes first",
+    ),
     _idle(
         "spec.runPolicy.schedulingPolicy.scheduleTimeoutSeconds",
-        "a job waits for room as long as it takes, and `status` says what for",
+        "a job that waits holds no nodes that another could have; `status` says what it waits for",
     ),
     _taken(
         "spec.tfReplicaSpecs",
@@ -353,7 +365,9 @@ FIELDS = (
     _idle(f"{POD}.tolerations", "nodes have no taints; a cordoned one takes no task"),
     _idle(f"{POD}.schedulerName", "the leader chooses the nodes"),
     _refused(f"{POD}.schedulingGates", "nobody would open the gate; write runPolicy.suspend: true"),
-    *(_idle(f"{POD}.{name}", _NO_PRIORITY) for name in ("preemptionPolicy", "priority", "priorityClassName")),
+    _idle(f"{POD}.preemptionPolicy", "no job takes the nodes of one that runs"),
+    _taken(f"{POD}.priority", FieldType.WHOLE, "`priority`; of several the highest"),
+    Field(f"{POD}.priorityClassName", FieldType.TEXT, Treatment.ANNOTATED, _CLASS),
     *(_refused(f"{POD}.{name}", _IDENTITY) for name in ("serviceAccount", "serviceAccountName")),
     _idle(f"{POD}.automountServiceAccountToken", _IDENTITY),
     _idle(f"{POD}.enableServiceLinks", "there are no services, so no variables that name them"),

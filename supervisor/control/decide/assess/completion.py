@@ -9,7 +9,7 @@ from enum import Enum
 from recovery.policy.roles import RoleKind, kind_of
 from supervisor.contract.desired import Plan
 from supervisor.contract.ids import TaskId
-from supervisor.contract.job.spec import CHIEF_ROLES, JobSpec
+from supervisor.contract.job.spec import CHIEF_ROLES, JobSpec, SuccessPolicy
 from supervisor.contract.observed import AttemptReport, AttemptState, ExitReason
 from supervisor.control.decide.assess.members import as_taken
 from supervisor.control.decide.snapshot import JobState, Snapshot
@@ -28,8 +28,9 @@ class Completion:
 
     Attributes:
         detail: why it is done, or what it waits for.
-        chief_done: the chief exited with 0. The leader notes when it first saw this; from then on the end of
-            another task is no failure, and the job is done after a grace at the latest.
+        chief_done: the task that decides alone exited with 0: the chief, or worker 0 where the job says so.
+            The leader notes when it first saw this; from then on the end of another task is no failure, and
+            the job is done after a grace at the latest.
     """
 
     state: CompletionState
@@ -39,17 +40,19 @@ class Completion:
 
 def judge_completion(snap: Snapshot, job: JobState, plan: Plan) -> Completion:
     """How far the generation in force is from its end."""
+    spec = job.record.value.spec
     reports: dict[str, AttemptReport] = {}
     first_done_ms: int | None = None
+    chiefs = {task.member for task in _chiefs(spec, _training(spec))}
     for placement in plan.placements:
         held = job.report(placement, plan)
         if held is not None:
             reports[placement.member] = as_taken(snap, job, held.value)
-            if placement.role in CHIEF_ROLES and held.value.exit is not None:
+            if placement.member in chiefs and held.value.exit is not None:
                 # Not `created_ms`: the report was created when the attempt started.
                 first_done_ms = held.seen_ms if first_done_ms is None else first_done_ms
     grace_ms = snap.timing.completion_grace_ms
-    return completion(job.record.value.spec, reports, snap.now_ms, first_done_ms, grace_ms)
+    return completion(spec, reports, snap.now_ms, first_done_ms, grace_ms)
 
 
 def completion(
@@ -63,12 +66,13 @@ def completion(
 
     Done when all training tasks (`recovery.policy.roles`) exited with 0; or when the chief did and either
     every other training task has ended, however, or `grace_ms` have passed since `first_done_ms`, when the
-    leader first saw `chief_done`. Parameter servers, evaluators and other servers are not waited for. A job
-    that has no training role is done when all of its tasks exited with 0.
+    leader first saw `chief_done`. Without a chief that may be worker 0 (`success_policy`). Parameter servers,
+    evaluators and other servers are not waited for. A job that has no training role is done when all of its
+    tasks exited with 0.
     """
-    training = tuple(task for task in spec.tasks() if kind_of(spec, task.role) is RoleKind.TRAINING)
+    training = _training(spec)
     awaited = training or spec.tasks()
-    chiefs = tuple(task for task in training if task.role in CHIEF_ROLES)
+    chiefs = _chiefs(spec, training)
 
     chief_done = bool(chiefs) and all(_succeeded(reports.get(task.member)) for task in chiefs)
 
@@ -81,14 +85,27 @@ def completion(
 
     left = tuple(task for task in training if not _ended(reports.get(task.member)))
     until_ms = (now_ms if first_done_ms is None else first_done_ms) + grace_ms
+    ended = f"{_count(chiefs)} exited with code 0"
     if not left:
-        detail = "the chief exited with code 0, and every other training task has ended"
+        detail = f"{ended}, and every other training task has ended"
     elif now_ms >= until_ms:
-        detail = f"the chief exited with code 0, and {_count(left)} did not end within {grace_ms} ms after"
+        detail = f"{ended}, and {_count(left)} did not end within {grace_ms} ms after"
     else:
-        detail = f"the chief exited with code 0; {_count(left)} may end by itself"
+        detail = f"{ended}; {_count(left)} may end by itself"
         return Completion(CompletionState.NOT_YET, detail, chief_done=True)
     return Completion(CompletionState.DONE, detail, chief_done=True)
+
+
+def _training(spec: JobSpec) -> tuple[TaskId, ...]:
+    return tuple(task for task in spec.tasks() if kind_of(spec, task.role) is RoleKind.TRAINING)
+
+
+def _chiefs(spec: JobSpec, training: tuple[TaskId, ...]) -> tuple[TaskId, ...]:
+    """The tasks whose success is the job's, whatever the others do."""
+    chiefs = tuple(task for task in training if task.role in CHIEF_ROLES)
+    if not chiefs and spec.success_policy is SuccessPolicy.WORKER_0:
+        return tuple(task for task in training if (task.role, task.index) == ("worker", 0))
+    return chiefs
 
 
 def _ended(report: AttemptReport | None) -> bool:

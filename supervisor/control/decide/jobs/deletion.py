@@ -1,6 +1,7 @@
 """Deleting a job: once nothing of it can run any more, etcd forgets it. Pure.
 
-The operator's wish is in the job's intent, beside the wish to stop. The job ends as by a stop. Then the
+The wish is in the job's intent, beside the wish to stop: an operator's, or the leader's own once the time of
+an ended job is over (`limits.delete_after`). The job ends as by a stop. Then the
 leader waits until each of its attempts is proven dead, and removes all of its records in one transaction.
 That leaves a small record of the deletion (`DeletedJob`): a later job of this name begins above its
 generations, and what agents write late is removed by it. The job's logs are deleted from its store by it, too
@@ -13,11 +14,12 @@ from dataclasses import replace
 
 from supervisor.contract import keys
 from supervisor.contract.boundaries import Absent, Delete, DeletePrefix
-from supervisor.contract.desired import DeletedJob, LostMark, Placement
+from supervisor.contract.desired import DeletedJob, JobPhase, LostMark, Placement
 from supervisor.contract.errors import Conflict
 from supervisor.contract.job.spec import Wanted
 from supervisor.contract.observed import AttemptReport
 from supervisor.control.decide.facts.claims import may_live
+from supervisor.control.decide.facts.cluster_time import ages
 from supervisor.control.decide.facts.standing import Standing, not_dead, standing, untold_ms
 from supervisor.control.decide.nodes.node_loss import by_marks
 from supervisor.control.decide.plan import Action, fitting, put, unchanged
@@ -27,14 +29,35 @@ from supervisor.control.decide.switch import Transition, check_removal, turn
 KEPT_MS = 86_400_000
 """The record of a deletion stays so long."""
 
+SEEN_MS = 10_000
+"""An ended job stays at least so long: whoever waits for its end, as `wait` does, asks again and again."""
+
 
 def ask(job: JobState) -> Action:
     """An operator wants the job to be deleted; what is kept of it for inspection ends."""
+    return _ask(job, "asked", "a deletion is asked for")
+
+
+def expire(snap: Snapshot, job: JobState) -> list[Action]:
+    """The job succeeded or failed so long ago that it is to be deleted (`limits.delete_after`).
+
+    A stopped job waits for its start, and one of which something is kept for inspection for the end of that.
+    """
+    after_ms, switch = job.record.value.spec.limits.delete_after_ms, job.switch
+    if after_ms is None or switch.value.phase is JobPhase.STOPPED or switch.value.held:
+        return []
+    # A leader knows of the time before it led by the revision alone.
+    if max(snap.now_ms - switch.seen_ms, ages(snap).of(switch.mod_revision)) < max(after_ms, SEEN_MS):
+        return []
+    return [_ask(job, "expired", f"it is deleted: limits.delete_after, {after_ms / 1000:g} s, is over")]
+
+
+def _ask(job: JobState, kind: str, text: str) -> Action:
     intent, switch = job.intent, job.switch
     wish = replace(intent.value, wanted=Wanted.STOP, save=False, delete=True)
     held = (turn(switch, Transition.END_HOLD, held=()),) if switch.value.held else ()
     compares = (unchanged(intent), unchanged(switch))
-    return Action("asked", job.name, "a deletion is asked for", compares, (put(intent.key, wish), *held))
+    return Action(kind, job.name, text, compares, (put(intent.key, wish), *held))
 
 
 def check_kept(snap: Snapshot, name: str) -> None:

@@ -94,8 +94,12 @@ class _At:
         self.jobs = cast("Mapping[str, JobState]", part_of(snap, "jobs"))
 
 
-def _turn(visit: Visit[JobState]) -> int:
-    return visit.subject.record.create_revision
+def _turn(job: JobState) -> tuple[int, int]:
+    return -job.record.value.spec.priority, job.record.create_revision
+
+
+def _turn_of(visit: Visit[JobState]) -> tuple[int, int]:
+    return _turn(visit.subject)
 
 
 def hurried(decisions: Iterable[Decision]) -> list[Decision]:
@@ -169,7 +173,10 @@ class Rests:
         return visits
 
     def jobs(self) -> list[Visit[JobState]]:
-        """The jobs that do not rest, and now and then one that does; what was submitted first comes first."""
+        """The jobs that do not rest, and now and then one that does.
+
+        The one of the highest priority comes first, and of equal ones the one that was submitted first.
+        """
         at, epoch = self._begun(), self._epoch
         now_ms, sample, visits = at.now_ms, self._sampled(len(at.jobs)), []
         for number, (name, job) in enumerate(at.jobs.items()):
@@ -181,7 +188,7 @@ class Rests:
             )
             if not rests or number == sample:
                 visits.append(Visit(job, Reads(now_ms), self, rests))
-        return sorted(visits, key=_turn)
+        return sorted(visits, key=_turn_of)
 
     def _begun(self) -> _At:
         assert self._at is not None, "a look begins first"
@@ -221,17 +228,17 @@ class Rests:
 
     def disturbed(self, left: list[Visit[JobState]], snap: Snapshot, by: JobState) -> list[Visit[JobState]]:
         """The visits that are left after a plan was made: also to jobs that have read what it changes."""
-        at, turn = _At(snap), by.record.create_revision
+        at, turn = _At(snap), _turn(by)
         there = {visit.subject.name: visit for visit in left}
         for name, job in at.jobs.items():
             rest, visit = self._jobs.get(name), there.get(name)
-            if rest is None or job.record.create_revision <= turn or not self._reads_jobs(rest.reads):
+            if rest is None or _turn(job) <= turn or not self._reads_jobs(rest.reads):
                 continue
             if visit is not None:
                 visit.is_sample = visit.is_sample and self._rests(rest, at)
             elif not self._rests(rest, at):
                 left.append(Visit(job, Reads(at.now_ms), self))
-        return sorted(left, key=_turn)
+        return sorted(left, key=_turn_of)
 
     def _reads_jobs(self, reads: Reads) -> bool:
         return "jobs" in reads.whole or any(
