@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import partial
 
 from agent.boundaries import Outside, Post, Process
-from agent.core.events import Reported
+from agent.core.events import Reported, signal_name
 from agent.core.instructions import Report
 from agent.host.oom import with_oom
 from agent.membership import Membership
@@ -145,7 +145,5 @@ def _explained(end: Exit, number: int, sent_ms: int, ended_ms: int) -> Exit:
     before_ms = ended_ms - sent_ms
     if end.signal != number and not 0 <= before_ms <= SIGNAL_EXPLAINS_MS:
         return end
-    named = number in signal.Signals.__members__.values()
-    name = signal.Signals(number).name if named else f"signal {number}"
-    said = f"an operator sent {name} {max(0, before_ms)} ms before"
+    said = f"an operator sent {signal_name(number)} {max(0, before_ms)} ms before"
     return replace(end, detail=f"{end.detail}; {said}" if end.detail else said)

@@ -65,6 +65,14 @@ class Beside(Enum):
     SOMEBODY = "somebody"
 
 
+@dataclass(frozen=True, slots=True)
+class LastWords:
+    """What an ended launcher left: the exit records of attempts, and in words the end of its log."""
+
+    exits: tuple[protocol.Exited, ...] = ()
+    said: str = ""
+
+
 class Runtime(Protocol):
     """Makes launchers, and kills their processes if they cannot do it themselves."""
 
@@ -88,7 +96,10 @@ class Runtime(Protocol):
         """The address of the tasks of a spawned launcher; None: its node's own address."""
 
     def watch(self, launcher_id: str, process: Process, post: Post) -> None:
-        """Post LauncherGone, once, when the launcher's process has ended, even if it has ended already."""
+        """Post LauncherGone, once, when the launcher's process has ended, even if it has ended already.
+
+        Its `code` is None for a process that is no child of this agent, unless docker knows it.
+        """
 
     def is_alive(self, process: Process) -> bool:
         """Whether this process is alive; a zombie is not."""
@@ -114,8 +125,8 @@ class Runtime(Protocol):
     def oom_killed(self, process: Process) -> bool:
         """Whether the kernel's OOM killer ended a process that has just died; False if unknown."""
 
-    async def last_words(self, launcher_id: str, attempts: tuple[str, ...]) -> tuple[protocol.Exited, ...]:
-        """The exit records of these attempts that an ended launcher left."""
+    async def last_words(self, launcher_id: str, attempts: tuple[str, ...]) -> LastWords:
+        """What an ended launcher left in its files; never fails, and blocks no loop."""
 
     def oom_beside(self, process: Process) -> Beside:
         """Whether the OOM killer has killed another process in a dead process's cgroup since `began`."""

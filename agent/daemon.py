@@ -9,6 +9,7 @@ they vouch for it (rule 4).
 from __future__ import annotations
 
 import asyncio
+import signal
 from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import replace
@@ -237,10 +238,20 @@ class AgentDaemon:
                 self._out.secrets.learn(running.attempt, running.secrets)
 
     async def _with_last_words(self, event: LauncherGone) -> LauncherGone:
-        """Add the last messages of a launcher, which may still be in its connection or were never sent."""
+        """Add what a launcher left: messages that it may not have sent, and the end of its log.
+
+        The log of one that was given secrets is not told (decision 0112). That of one that a SIGKILL ended,
+        or that ended as it should, says nothing of its end.
+        """
         launcher_id, attempts = event.launcher_id, self.state.attempts.values()
+        launcher = self.state.launchers.get(launcher_id)
+        if launcher is None:
+            return event
         live = tuple(str(each.id) for each in attempts if each.launcher_id == launcher_id and not each.end)
-        return replace(event, exits=await self._out.runtime.last_words(launcher_id, live)) if live else event
+        left = await self._out.runtime.last_words(launcher_id, live)
+        mute = event.code == -signal.SIGKILL or (event.code == 0 and launcher.settled)
+        said = "" if mute or launcher.had_secrets else event.said or left.said
+        return replace(event, said=said, exits=left.exits)
 
     async def _tick(self) -> NoReturn:
         due_ms = 0

@@ -87,7 +87,8 @@ def on_gone(work: Work, event: LauncherGone) -> None:
         # A spare that dies of what it imports would only do so again.
         work.state = replace(work.state, spawn_failed_ms=work.now_ms)
     for hold in [each for each in work.state.holds.values() if each.launcher_id == event.launcher_id]:
-        work.put_hold(replace(hold, ended=event.reason))
+        # Of one that this agent killed, the signal says nothing.
+        work.put_hold(replace(hold, ended="" if launcher.doomed else event.reason))
     work.doom(launcher, f"it ended: {event.reason}" if event.reason else "it ended")
 
 

@@ -32,6 +32,7 @@ class Launcher:
         doomed: to be killed from outside, with all that it started.
         fencing: such a round is under way.
         leaving_ms: when it was told to leave, or said that it does; -1 before.
+        had_secrets: an attempt with secrets may have been started there.
         reach: where its tasks are reached, once it is known; None for those on their node's own network.
     """
 
@@ -54,6 +55,7 @@ class Launcher:
     fencing: bool = False
     fence_ms: int = -1
     leaving_ms: int = -1
+    had_secrets: bool = False
     reach: Reach | None = None
 
     @property

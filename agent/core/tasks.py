@@ -204,9 +204,11 @@ def _pursue(work: Work, hold: PortReservation, assignment: Assignment) -> None:
         if hold.state is HoldState.FAILED or work.now_ms < hold.again_ms:
             return
         if hold.tries >= MOST_TRIES:
-            modules = ", ".join(assignment.preload)
-            advice = f"try `{assignment.argv[0]} -c 'import {modules}'` on this node"
-            failure = f"{hold.tries} launchers ended before they were ready; {hold.ended or advice}"
+            failure = f"{hold.tries} launchers ended before they were ready"
+            failure += f", the last one so: {hold.ended}" if hold.ended else ""
+            if assignment.preload and assignment.container is None:
+                modules = ", ".join(assignment.preload)
+                failure += f"; try `{assignment.argv[0]} -c 'import {modules}'` on this node"
             work.put_hold(replace(hold, state=HoldState.FAILED, failure=failure))
             return
         # Its launcher is dead and everything of it gone, so another may claim the very same port.
@@ -413,6 +415,8 @@ def _launch(work: Work, wants: Wants, assignment: Assignment, attempt: Attempt) 
     if not asked.done or not firewall.admits(work, attempt, spec):
         return
     work.put_attempt(replace(attempt, asked=True))
+    if assignment.secrets:
+        work.put_launcher(replace(launcher, had_secrets=True))
     base = wants.switches[assignment.job].base
     launch = Launch(launcher.launcher_id, assignment, spec, base, hold.name, attempt.warm, attempt.address)
     work.emit(launch)

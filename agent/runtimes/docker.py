@@ -15,12 +15,12 @@ from agent.core.events import Event, LauncherGone
 from agent.core.instructions import Reach, Recipe
 from agent.host.host_pids import peer, pids_of
 from agent.host.ownership import TaskDirectories, give
-from agent.host.regular_files import read_end
 from agent.inside import protocol
 from agent.runtimes.docker_container import check, check_joined, container, environment, interpreter
-from agent.runtimes.docker_engine import Engine
+from agent.runtimes.docker_engine import Container, Engine
 from agent.runtimes.docker_images import Images
 from agent.runtimes.docker_node import LAUNCHER, DockerNode, container_name, spec_of
+from agent.runtimes.launcher_log import LOG, words
 from agent.runtimes.local import SOCKET, LocalLaunchers, write_config
 from agent.runtimes.weights import Weights
 from supervisor.adapters.failpoints import effect
@@ -29,14 +29,16 @@ from supervisor.contract.errors import NotFound, Refused, TfSupervisorError, Use
 from supervisor.contract.job.spec import ContainerSpec
 from supervisor.contract.timing import Timing
 
-LOG = "launcher.log"
-TOLD_BYTES = 400
 FIRST_PID = 1
 ONE_MACHINE = "bridge"
 """The driver of networks whose addresses are valid on one machine only."""
 SETTLE_S = protocol.LauncherConfig.settle_ms / 1000
 _NO_PROGRAM = ("executable file not found", "no such file or directory", "permission denied")
-_ENDED = "its container was ended, by docker if that was restarted without live-restore, or by somebody"
+SOON_S = 0.25
+"""How long a launcher that may have an attempt is not told of, for docker to say how it ended."""
+_UNKNOWN = "docker does not say how it ended; it ends containers when it is restarted without live-restore"
+_BY_SIGNAL = 128
+"""docker adds it to the signal that ended a container's first process."""
 _NO_DRIVER = "could not select device driver"
 
 
@@ -93,19 +95,16 @@ class DockerRuntime(LocalLaunchers):
         return self._reach.get(launcher_id)
 
     def watch(self, launcher_id: str, process: Process, post: Post) -> None:
-        """Post LauncherGone once the process has ended; with docker's error if it never sent a Hello.
+        """Post LauncherGone once the process has ended, and docker has said how.
 
-        If an attempt may have run, it does not wait for docker.
+        If an attempt may have run, it does not wait long for docker.
         """
         if launcher_id not in self._processes:
             self._met.add(launcher_id)  # by an earlier life of this agent
         self._processes[launcher_id] = process
 
         def gone(_: Event) -> None:
-            if launcher_id in self._met:
-                post(LauncherGone(launcher_id, _ENDED))
-            else:
-                self._begin(self._explain(launcher_id, post))
+            self._begin(self._explain(launcher_id, post))
 
         super().watch(launcher_id, process, gone)
 
@@ -221,8 +220,8 @@ class DockerRuntime(LocalLaunchers):
         found = await self._engine.inspect(ident)
         process = peer(found.pid) if found.pid else None
         if process is None:
-            said = await self._engine.output(ident)
-            raise Refused(f"the launcher ended at once with code {found.code}: {said.strip()[-TOLD_BYTES:]}")
+            ended = _gone(launcher_id, await self._engine.ended(ident), await self._engine.output(ident))
+            raise Refused(f"the launcher ended at once: {ended.reason}")
         if recipe.networked:
             name = spec_of(recipe).network
             address = found.addresses.get(name)
@@ -257,26 +256,21 @@ class DockerRuntime(LocalLaunchers):
         return None
 
     async def _explain(self, launcher_id: str, post: Post) -> None:
-        """Post the reason, known only to docker, why a launcher ended without a Hello."""
-        reason = ""
-        try:
-            for each in await self._engine.list({**self._node.labels, LAUNCHER: launcher_id}):
-                found = await self._engine.inspect(each.id)
-                said = (await self._engine.output(each.id)).strip()
-                said = said or await asyncio.to_thread(self._log, launcher_id)
-                reason = (
-                    f"code {found.code}: {said[-TOLD_BYTES:]}" if said else f"code {found.code} {found.error}"
-                )
-        except TfSupervisorError as error:
-            reason = str(error)
-        post(LauncherGone(launcher_id, reason))
+        """Post the end of a launcher, which only docker knows.
 
-    def _log(self, launcher_id: str) -> str:
-        """The launcher's log. The container's user may have replaced the file by anything."""
+        What it printed before its first Hello, when its own log was not open yet, only docker has, too.
+        """
+        met, end = launcher_id in self._met, LauncherGone(launcher_id, _UNKNOWN)
         try:
-            return read_end(self._home(launcher_id) / LOG, TOLD_BYTES).decode(errors="replace").strip()
-        except OSError:
-            return ""
+            async with asyncio.timeout(SOON_S if met else None):
+                for each in await self._engine.list({**self._node.labels, LAUNCHER: launcher_id}):
+                    found = await self._engine.ended(each.id)
+                    end = _gone(launcher_id, found, b"" if met else await self._engine.output(each.id))
+        except TimeoutError:
+            pass
+        except TfSupervisorError as error:
+            end = LauncherGone(launcher_id, f"{_UNKNOWN} ({error})")
+        post(end)
 
     async def _remove(self, launcher_id: str) -> None:
         """Remove a container. If that fails, `tidy` finds it later."""
@@ -325,6 +319,12 @@ class DockerRuntime(LocalLaunchers):
             give(home, user)
         directories = TaskDirectories(node.users, node.attempts, node.checkpoints, node.lock_dir)
         directories.make(recipe.job_uuid, user)
+
+
+def _gone(launcher_id: str, found: Container, printed: bytes) -> LauncherGone:
+    """The end of a launcher by docker's record of its container. With nothing `printed` its log says more."""
+    code = found.code if found.code <= _BY_SIGNAL else _BY_SIGNAL - found.code
+    return LauncherGone(launcher_id, found.error, code, words(printed) if printed.strip() else "")
 
 
 def _is_first(pid: int) -> bool:

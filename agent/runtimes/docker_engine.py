@@ -124,20 +124,14 @@ class Engine:
 
     async def inspect(self, container: str) -> Container:
         """The record of a container; raises NotFound."""
+        return await self._call(lambda client: _record(client, container))
+
+    async def ended(self, container: str) -> Container:
+        """The record of a container that ends, once docker knows its exit code, too; raises NotFound."""
 
         def work(client: APIClient) -> Container:
-            said = client.inspect_container(container)
-            state = said["State"]
-            pid = int(state["Pid"]) if state["Running"] else 0
-            networks = said["NetworkSettings"]["Networks"]
-            return Container(
-                str(said["Id"]),
-                pid,
-                str(state["Status"]),
-                int(state["ExitCode"]),
-                str(state["Error"]),
-                {str(name): str(each["IPAddress"]) for name, each in networks.items()},
-            )
+            client.wait(container)
+            return _record(client, container)
 
         return await self._call(work)
 
@@ -153,13 +147,9 @@ class Engine:
 
         return await self._call(work)
 
-    async def output(self, container: str) -> str:
+    async def output(self, container: str) -> bytes:
         """The last lines of its output."""
-
-        def work(client: APIClient) -> str:
-            return client.logs(container, tail=TAIL_LINES).decode(errors="replace")
-
-        return await self._call(work)
+        return await self._call(lambda client: bytes(client.logs(container, tail=TAIL_LINES)))
 
     async def list(self, labels: Mapping[str, str]) -> list[Listed]:
         """All containers with these labels, in any state."""
@@ -208,6 +198,20 @@ class Engine:
             if self._client is None:
                 self._client = dockerd.connect(self._address, CALL_S)
             return self._client
+
+
+def _record(client: APIClient, container: str) -> Container:
+    said = client.inspect_container(container)
+    state = said["State"]
+    networks = said["NetworkSettings"]["Networks"]
+    return Container(
+        str(said["Id"]),
+        int(state["Pid"]) if state["Running"] else 0,
+        str(state["Status"]),
+        int(state["ExitCode"]),
+        str(state["Error"]),
+        {str(name): str(each["IPAddress"]) for name, each in networks.items()},
+    )
 
 
 async def _in_thread(limit: asyncio.Semaphore, work: Callable[[], T]) -> T:

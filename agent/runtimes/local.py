@@ -13,7 +13,7 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
-from agent.boundaries import Beside, Post, Process
+from agent.boundaries import Beside, LastWords, Post, Process
 from agent.core.events import LauncherGone
 from agent.core.instructions import Reach
 from agent.host import memory, regular_files
@@ -22,6 +22,7 @@ from agent.host.task_users import TaskUsers
 from agent.inside import clock, protocol
 from agent.inside.launcher import exits
 from agent.inside.processes import fence
+from agent.runtimes.launcher_log import said_in
 from agent.runtimes.marks import Marks, living
 from recovery.io.trees import remove_tree
 from supervisor.adapters.failpoints import effect
@@ -57,19 +58,18 @@ class LocalLaunchers:
         try:
             pidfd = os.pidfd_open(process.pid)
         except ProcessLookupError:
-            post(LauncherGone(launcher_id))
+            post(self._gone(launcher_id, process))
             return
         if not self.is_alive(process):
             os.close(pidfd)
-            post(LauncherGone(launcher_id))
+            post(self._gone(launcher_id, process))
             return
 
         def ended() -> None:
             loop.remove_reader(pidfd)
             os.close(pidfd)
             del self._watched[launcher_id]
-            self._reap(process.pid)
-            post(LauncherGone(launcher_id))
+            post(self._gone(launcher_id, process))
 
         self._watched[launcher_id] = pidfd
         loop.add_reader(pidfd, ended)
@@ -101,8 +101,8 @@ class LocalLaunchers:
         """The OOM kills in its cgroup since `began`."""
         return self._nearby.struck(process.pid)
 
-    async def last_words(self, launcher_id: str, attempts: tuple[str, ...]) -> tuple[protocol.Exited, ...]:
-        """The exit records in the files that the launcher keeps until its agent has acknowledged them."""
+    async def last_words(self, launcher_id: str, attempts: tuple[str, ...]) -> LastWords:
+        """The exit records that the launcher keeps until its agent has acknowledged them, and its log."""
         return await asyncio.to_thread(self._last_words, launcher_id, attempts)
 
     def oom_killed(self, process: Process) -> bool:
@@ -125,7 +125,7 @@ class LocalLaunchers:
     def _home(self, launcher_id: str) -> Path:
         return self._directory / launcher_id
 
-    def _last_words(self, launcher_id: str, attempts: tuple[str, ...]) -> tuple[protocol.Exited, ...]:
+    def _last_words(self, launcher_id: str, attempts: tuple[str, ...]) -> LastWords:
         directory, found = self._home(launcher_id) / exits.DIRECTORY, list[protocol.Exited]()
         for attempt in attempts:
             # Without a record, or with nonsense in its place, all that is known is that the launcher is gone.
@@ -134,7 +134,7 @@ class LocalLaunchers:
                 exited = protocol.from_plain(protocol.Exited, json.loads(raw))
                 if exited.attempt == attempt:
                     found.append(exited)
-        return tuple(found)
+        return LastWords(tuple(found), said_in(self._home(launcher_id)))
 
     def _tidy(self, known: Callable[[], AbstractSet[str]]) -> None:
         with suppress(OSError):
@@ -176,8 +176,10 @@ class LocalLaunchers:
         del launcher_id
         return None
 
-    def _reap(self, pid: int) -> None:
-        """Reap a process that may be a child of ours."""
+    def _gone(self, launcher_id: str, process: Process) -> LauncherGone:
+        """The event for a launcher that has ended."""
+        del process
+        return LauncherGone(launcher_id)
 
 
 def _everybody(_pid: int) -> bool:
@@ -186,9 +188,12 @@ def _everybody(_pid: int) -> bool:
 
 
 def write_config(home: Path, config: protocol.LauncherConfig) -> Path:
-    """Write the configuration file of a launcher; raises OSError."""
+    """Write the configuration file of a launcher; raises OSError, which names the file."""
     path = home / "config.json"
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-    with os.fdopen(fd, "w") as file:
-        json.dump(protocol.to_plain(config), file)
+    try:
+        with os.fdopen(fd, "w") as file:
+            json.dump(protocol.to_plain(config), file)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from error
     return path

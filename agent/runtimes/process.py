@@ -13,11 +13,13 @@ from contextlib import suppress
 from pathlib import Path
 
 from agent.boundaries import ENVIRONMENT, Process
+from agent.core.events import LauncherGone
 from agent.core.instructions import Recipe
 from agent.host.ownership import TaskDirectories, credentials, give
 from agent.inside import protocol
 from agent.inside.child import program, warm
 from agent.inside.processes import fence
+from agent.runtimes.launcher_log import LOG
 from agent.runtimes.local import LocalLaunchers, write_config
 from agent.runtimes.marks import Marks, owner
 from agent.runtimes.strays import Strays
@@ -33,6 +35,7 @@ INSIDE = Path(__file__).resolve().parents[1] / "inside"
 OF_A_USER = ("HOME", "USER", "LOGNAME", "SHELL", "TMPDIR")
 _VERSION = re.compile(r"python3\.(\d+)")
 _LEAST_MINOR = 8
+_NO_CHILD = "how it ended is not known, as an earlier process of this agent had started it"
 INHERITED = (*OF_A_USER, "PATH", "LANG", "LC_ALL", "TZ", "VIRTUAL_ENV")
 
 
@@ -86,8 +89,9 @@ class ProcessRuntime(LocalLaunchers):
     async def fence(self, launcher_id: str, processes: tuple[Process, ...]) -> int:
         """Kill all processes with the launcher's marker, and all descendants of `processes`."""
         survivors = await self._kill_all(launcher_id, processes)
-        for process in processes:
-            self._reap(process.pid)
+        for child in [self._children.get(each.pid) for each in processes]:
+            if child is not None:
+                child.poll()  # no zombie is left; `watch` tells of the end
         user = self._user_of(launcher_id)
         if not survivors and user is not None and self._strays is not None:
             survivors = await self._strays.end(user, self._home(launcher_id), set(self._children))
@@ -105,19 +109,21 @@ class ProcessRuntime(LocalLaunchers):
     def _waits_for(self, launcher_id: str) -> int | None:
         return self._user_of(launcher_id)
 
-    def _reap(self, pid: int) -> None:
-        child = self._children.get(pid)
-        if child is not None and child.poll() is not None:
-            del self._children[pid]
+    def _gone(self, launcher_id: str, process: Process) -> LauncherGone:
+        """The end of a child, which is reaped."""
+        child = self._children.get(process.pid)
+        if child is None:
+            return LauncherGone(launcher_id, _NO_CHILD)
+        code = child.poll()
+        if code is not None:
+            del self._children[process.pid]
+        return LauncherGone(launcher_id, code=code)
 
     def _spawn(self, launcher_id: str, recipe: Recipe) -> Process:
         tasks = self._tasks
         user = tasks.users.of(recipe.job_uuid) if tasks is not None else None
         env = job_environment(recipe, user[0] if user is not None else None)
-        if wrong := workdir_objection(os.path.realpath(recipe.workdir)):
-            raise UserError(f"workdir {recipe.workdir!r}: {wrong}")
-        if not Path(recipe.workdir).is_dir():
-            raise UserError(f"workdir {recipe.workdir!r} is not a directory on this node")
+        _check_workdir(recipe.workdir)
         *wrapped, interpreter = find_interpreters(recipe, env)
         home = self._home(launcher_id)
         config = protocol.LauncherConfig(
@@ -142,7 +148,7 @@ class ProcessRuntime(LocalLaunchers):
             with effect("runtime.configure"):
                 home.mkdir(parents=True, exist_ok=True, mode=0o700)
                 path = write_config(home, config)
-            with (home / "launcher.log").open("ab") as log, effect("runtime.spawn"):
+            with (home / LOG).open("ab") as log, effect("runtime.spawn"):
                 if tasks is not None and user is not None:
                     tasks.make(recipe.job_uuid, user)
                     give(path, user)
@@ -172,10 +178,27 @@ class ProcessRuntime(LocalLaunchers):
                     f"command: {interpreter} cannot be executed by this node's tasks, which run as user "
                     f"{user[0]}: let others pass the directories above it, or name another Python"
                 ) from error
+            if isinstance(error, FileNotFoundError) and error.filename == interpreter:
+                raise UserError(
+                    f"command: {interpreter} cannot be executed on this node: the interpreter that its first "
+                    "line names, or the loader that it needs, is not there"
+                ) from error
             raise Refused(f"cannot start a launcher: {error}") from error
         self._children[child.pid] = child
         found = fence.read_process(child.pid)
         return Process(child.pid, found.start_ticks if found else 0)
+
+
+def _check_workdir(workdir: str) -> None:
+    """Raise UserError for a directory in which nothing can be started."""
+    if wrong := workdir_objection(os.path.realpath(workdir)):
+        raise UserError(f"workdir {workdir!r}: {wrong}")
+    try:
+        found = Path(workdir).is_dir()
+    except OSError as error:
+        raise UserError(f"workdir {workdir!r} cannot be reached on this node: {error.strerror}") from error
+    if not found:
+        raise UserError(f"workdir {workdir!r} is not a directory on this node")
 
 
 def job_environment(recipe: Recipe, uid: int | None = None) -> dict[str, str]:

@@ -13,7 +13,7 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from agent.boundaries import Outside, Post, Process
+from agent.boundaries import LastWords, Outside, Post, Process
 from agent.core.events import LauncherGone, LauncherSaid
 from agent.core.instructions import Follow, Recipe
 from agent.daemon import AgentDaemon
@@ -203,9 +203,9 @@ class ScriptedMachine(Machine, Nobody):
             launcher.ended()
         return 0
 
-    async def last_words(self, launcher_id: str, attempts: tuple[str, ...]) -> tuple[protocol.Exited, ...]:
+    async def last_words(self, launcher_id: str, attempts: tuple[str, ...]) -> LastWords:
         """Nothing: all was told."""
-        return ()
+        return LastWords()
 
     def send(self, launcher_id: str, message: object) -> None:
         """Pass a message to a launcher, after what runs now."""

@@ -114,7 +114,7 @@ EXEMPT = (
     Exempt("agent/inside/launcher/pump.py", _LOG, ("os.makedirs",)),
     Exempt("agent/inside/child/stacks.py", _LOG),
     Exempt("agent/inside/launcher/surroundings.py", _LOG, ("os.open",), 1),
-    Exempt("agent/runtimes/process.py", _LOG, ("(home / 'launcher.log').open",)),
+    Exempt("agent/runtimes/process.py", _LOG, ("(home / LOG).open",)),
     Exempt("recovery/mount/control.py", _LOG, ("log.open",)),
     Exempt("agent/inside/trainer_hook.py", _LOG),
     Exempt("agent/inside/child/saves.py", _LOG),

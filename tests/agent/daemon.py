@@ -8,11 +8,10 @@ from collections.abc import Set as AbstractSet
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
-from agent.boundaries import Beside, Outside, Post, Process
+from agent.boundaries import Beside, LastWords, Outside, Post, Process
 from agent.core.instructions import Commit, Follow, FollowCommits, Reach, Recipe, Stage
 from agent.core.saved.record import AgentRecord, AttemptRecord, LauncherRecord, Saved
 from agent.daemon import AgentDaemon
-from agent.inside import protocol
 from agent.retry_log import Tell, raise_it
 from agent.settings import AgentSettings
 from supervisor.adapters.clock import BootClock
@@ -81,6 +80,7 @@ class Machine:
     strange: dict[str, tuple[Process, ...]] = field(default_factory=dict)
     fenced: list[str] = field(default_factory=list)
     at_fence: Callable[[], None] = lambda: None
+    left: LastWords = field(default_factory=LastWords)
     spawned: asyncio.Event = field(default_factory=asyncio.Event)
 
     def boot_id(self) -> str:
@@ -120,8 +120,8 @@ class Machine:
     def began(self, process: Process) -> None:
         pass
 
-    async def last_words(self, launcher_id: str, attempts: tuple[str, ...]) -> tuple[protocol.Exited, ...]:
-        raise NotImplementedError
+    async def last_words(self, launcher_id: str, attempts: tuple[str, ...]) -> LastWords:
+        return self.left
 
     def oom_beside(self, process: Process) -> Beside:
         return Beside.NOBODY

@@ -408,28 +408,6 @@ async def test_who_is_no_first_process_of_a_container_is_known_without_dockerd(t
     await runtime.close()
 
 
-@pytest.mark.parametrize("planted", ["a pipe", "a link"])
-async def test_only_what_a_launcher_has_said_is_told_of_it(tmp_path: Path, planted: str) -> None:
-    """Any image may be its interpreter, and put in the place of its log what this agent alone can read."""
-    node = DockerNode(
-        "c", "n", "", "", OneUser(1, 1), tmp_path / "homes", tmp_path, tmp_path, tmp_path, tmp_path
-    )
-    runtime = docker.DockerRuntime(node, Engine(str(tmp_path / "none")), FAST, ListSink())
-    home, secret = node.homes / "x", tmp_path / "secret"
-    home.mkdir(parents=True)
-    secret.write_text("of the machine")
-    log = home / docker.LOG
-    log.write_text("x" * 1000 + "No module named json\n")
-    assert runtime._log("x").endswith("xNo module named json")
-    log.unlink()
-    if planted == "a pipe":
-        os.mkfifo(log)
-    else:
-        log.symlink_to(secret)
-    assert runtime._log("x") == ""
-    await runtime.close()
-
-
 @pytest.mark.parametrize(
     ("lines", "file", "full", "settled"),
     [

@@ -2,19 +2,48 @@
 
 from __future__ import annotations
 
-from agent.core.events import Fenced, Joined, LauncherGone, Observed, Spawned, Tick
+import itertools
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
+
+import pytest
+
+from agent.core.events import BeatSeen, Fenced, Joined, LauncherGone, Observed, Spawned, Tick
 from agent.core.instructions import Fence, Instruction, Spawn, Write
+from agent.core.pool import HELLO_MS
 from agent.core.state import AgentState
 from agent.core.step import step
 from agent.core.tasks import MOST_TRIES
+from agent.inside.processes import fence
 from supervisor.contract.desired import Assignment, JobPhase, JobSwitch
 from supervisor.contract.observed import Prepared
 from supervisor.contract.timing import FAST
-from tests.agent.core import ME, SETTINGS
+from tests.agent.cluster import Job, Node
+from tests.agent.core import ME, SETTINGS, WAITING, Core, only
+from tests.support.etcd_server import EtcdServer
 
+NUMBERS = itertools.count(1)
 ORDER = Assignment(
     "job", "u", "worker", 0, 1, "p1", "n1", "life1", 1, ("python", "x.py"), "/", preload=("tensorflow",)
 )
+
+
+@pytest.fixture(scope="module")
+def etcd() -> Iterator[EtcdServer]:
+    with EtcdServer() as server:
+        yield server
+
+
+@pytest.fixture
+async def node(etcd: EtcdServer) -> AsyncIterator[Node]:
+    """With the default profile: a busy machine may take long for a successor."""
+    started = Node(etcd.endpoint, f"g{next(NUMBERS)}", profile="default")
+    started.start()
+    yield started
+    await started.close()
 
 
 def test_a_launcher_that_always_dies_while_it_gets_ready_is_given_up() -> None:
@@ -48,3 +77,61 @@ def test_a_launcher_that_always_dies_while_it_gets_ready_is_given_up() -> None:
     assert spawned == MOST_TRIES + 1, "the first, and so many more"
     assert f"{MOST_TRIES} launchers ended before they were ready" in answer.failure
     assert "`python -c 'import tensorflow'`" in answer.failure
+
+
+def test_of_launchers_that_the_agent_itself_kills_no_signal_is_told() -> None:
+    core = Core()
+    core.see(WAITING, replace(ORDER, argv=("python", "x.py"), preload=("tensorflow",)))
+    for _ in range(MOST_TRIES + 1):
+        (launcher,) = core.state.launchers.values()
+        while not launcher.doomed and core.now_ms < launcher.heard_ms + 2 * HELLO_MS:
+            core.later(100, BeatSeen(core.now_ms), Tick())
+            launcher = core.state.launchers[launcher.launcher_id]
+        assert launcher.doomed, "it does not come"
+        core.feed(LauncherGone(launcher.launcher_id, code=-signal.SIGKILL), Fenced(launcher.launcher_id, 0))
+    (answer,) = [each.record for each in only(Write, core.said) if isinstance(each.record, Prepared)]
+    assert answer.failure == (
+        f"{MOST_TRIES} launchers ended before they were ready; "
+        "try `python -c 'import tensorflow'` on this node"
+    )
+
+
+@pytest.mark.parametrize(
+    ("source", "how"),
+    [
+        ("import ctypes; ctypes.string_at(0)", "killed by SIGSEGV; it wrote nothing"),
+        ("import os; os.write(2, b'no licence\\n'); os._exit(3)", "exit code 3; it wrote: no licence"),
+    ],
+)
+async def test_how_launchers_ended_is_in_the_agents_log_and_in_its_answer(
+    node: Node, source: str, how: str
+) -> None:
+    """A launcher that died by SIGSEGV 10 ms after each start was looked for without one word."""
+    (node.root / "ends.py").write_text(source)
+    job = Job(node, await node.until_joined(), f"job-{node.name}")
+    path = {"PYTHONPATH": str(node.root)}
+    job.assignment = replace(job.assignment, preload=("ends",), env=path)
+    failure = (await job.prepare()).failure
+    advice = f"try `{sys.executable} -c 'import ends'` on this node"
+    assert failure == (
+        f"{MOST_TRIES} launchers ended before they were ready, the last one so: {how}; {advice}"
+    )
+    assert node.log.count(f"it ended: {how}") == MOST_TRIES + 1
+
+
+async def test_a_launcher_that_outlived_an_agent_is_told_of_as_far_as_it_is_known(node: Node) -> None:
+    me = await node.until_joined()
+    job = Job(node, me, f"job-{node.name}")
+    report = await job.run()
+    found = fence.read_process(report.pid)
+    assert found is not None
+    node.kill()
+    node.start()
+    await node.until_joined(other_than=me.incarnation)
+    os.kill(found.parent, signal.SIGSEGV)
+    end = (await job.exited()).exit
+    assert end is not None
+    assert end.detail == (
+        "its launcher died: how it ended is not known, as an earlier process of this agent had started it; "
+        "it wrote nothing"
+    )

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import base64
+import json
 import os
+import signal
 from contextlib import aclosing
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from agent.boundaries import LastWords
 from agent.core import secrets
-from agent.core.events import Event, Observed, SecretsFetched, SpecRead, Tick, Written
+from agent.core.events import Event, LauncherGone, Observed, SecretsFetched, SpecRead, Tick, Written
 from agent.core.instructions import Fence, FetchSecrets, Instruction, Launch, Write
+from agent.core.saved.adopt import record_of, restore
+from agent.core.saved.record import AgentRecord
 from agent.core.state import AgentState, Attempt
 from agent.effects import Effects
 from agent.inside import protocol
@@ -105,6 +110,45 @@ def test_a_secret_that_its_job_may_not_use_any_more_is_waited_for_without_an_att
     assert not core.state.attempts
     core.later(secrets.AGAIN_MS, Tick())
     assert only(Launch, core.feed(SecretsFetched(NEEDS.attempt_id))), "an operator has allowed it again"
+
+
+async def told_of(core: Core, code: int) -> str:
+    """The reason that an agent in this state tells for the end of the launcher, which wrote a secret."""
+    agent = Agent()
+    agent.machine.left = LastWords(said=f"it wrote: {TOKEN}")
+    daemon = agent.daemon()
+    daemon._state = core.state
+    return (await daemon._with_last_words(LauncherGone(core.launcher_id, code=code))).reason
+
+
+async def test_what_a_launcher_wrote_is_told_until_it_has_been_given_secrets() -> None:
+    core = Waiting()
+    core.wanted()
+    assert await told_of(core, 1) == f"exit code 1; it wrote: {TOKEN}", "it cannot know any of its agent's"
+    core.feed(SecretsFetched(NEEDS.attempt_id))
+    assert await told_of(core, 1) == "exit code 1"
+    launcher = core.state.launchers[core.launcher_id]
+    alive = {(launcher.pid, launcher.start_ticks)}
+    kept = record_of(core.state)
+    core.state = restore(kept, NO_SPARES, "life2", "boot", core.now_ms, alive)
+    assert await told_of(core, 1) == "exit code 1", "the next life of the agent knows that, too"
+    core.state = restore(as_before(kept), NO_SPARES, "life2", "boot", core.now_ms, alive)
+    assert await told_of(core, 1) == "exit code 1", "and takes it for so where its record does not say"
+
+
+def as_before(record: AgentRecord) -> AgentRecord:
+    """The record as an earlier release has written it."""
+    plain = json.loads(codec.encode(record))
+    for each in plain["launchers"]:
+        each.pop("had_secrets", None)
+    return codec.decode(AgentRecord, json.dumps(plain).encode())
+
+
+@pytest.mark.parametrize("code", [0, -signal.SIGKILL])
+async def test_what_a_launcher_wrote_is_no_reason_where_it_was_killed_or_has_left(code: int) -> None:
+    """Warnings of its imports, which had nothing to do with it, were in every event about a lost launcher."""
+    assert TOKEN not in await told_of(Waiting(), code)
+    assert TOKEN in await told_of(Waiting(), 1)
 
 
 def test_a_launcher_of_an_earlier_release_gives_way() -> None:

@@ -27,6 +27,7 @@ from agent.inside import protocol
 from agent.inside.launcher.mask import MASK, Masker
 from agent.logs.counts import Counts, count_of
 from agent.logs.patterns import Matcher
+from agent.runtimes.launcher_log import words
 from chaos.bundles import bundle, entry, header, plain, strings, table
 from recovery.commit.verify import verify_files
 from recovery.formats.bundle import read_index
@@ -39,6 +40,7 @@ from recovery.logs.segments import Segment, Span, decode_segment, encode_segment
 from recovery.models import index as models
 from recovery.outputs.index import OutputFile, OutputIndex, Piece, encode_index, parse_index
 from supervisor.adapters.files.jobfile import load_job_file
+from supervisor.adapters.neutral import one_line
 from supervisor.contract import codec, keys
 from supervisor.contract.boundaries import KeyValue
 from supervisor.contract.checkpoint import CheckpointRef
@@ -275,6 +277,13 @@ def printed(data: bytes, directory: Path) -> None:
             Beat(1, "n", "i", 1, (TaskBeat("a", step=each.step, first_step=each.first, said=each.said),))
         )
     codec.encode(Beat(1, "n", "i", 1, (TaskBeat("a", saves=saves.parse(data)),)))
+
+
+def launcher_log(data: bytes, _: Path) -> None:
+    """What a launcher wrote, as operators see it: a short line that steers no terminal."""
+    told = words(data)
+    assert told == one_line(told)
+    assert len(told) < 500
 
 
 def patterned(data: bytes, _: Path) -> None:
@@ -603,6 +612,7 @@ TARGETS = (
     Target("launcher", _messages, said, (protocol.ProtocolError,), 4),
     Target("values of a launcher", _messages, said, (protocol.ProtocolError,), 4, is_json=True),
     Target("output", _output, printed, (), 4),
+    Target("log of a launcher", _output, launcher_log, (), 2),
     Target("masked output", lambda: MASKED, masked),
     Target("patterns", _words, patterned, (UserError,), 2),
     Target("job file", _job_files, job_file, (UserError,), 1, most_s=5),

@@ -98,6 +98,14 @@ ROWS = (
         "tests/agent/test_secrets.py::test_a_successor_that_has_to_repeat_a_start_asks_for_the_secrets_again",
     ),
     Guarantee(
+        13,
+        "What a launcher wrote is told of none that was given secrets.",
+        "agent/daemon.py",
+        'said = "" if mute or launcher.had_secrets else event.said or left.said',
+        'said = "" if mute else event.said or left.said',
+        "tests/agent/test_secrets.py::test_what_a_launcher_wrote_is_told_until_it_has_been_given_secrets",
+    ),
+    Guarantee(
         10,
         "A record with secrets is unreadable to a release that knows none.",
         "supervisor/contract/codec.py",

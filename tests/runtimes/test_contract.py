@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.boundaries import Process, Runtime
+from agent.boundaries import LastWords, Process, Runtime
 from agent.core.events import Event, LauncherGone, LauncherSaid
 from agent.core.instructions import Recipe
 from agent.host.task_users import OneUser
@@ -27,7 +27,7 @@ from agent.runtimes.docker_node import Allowed, DockerNode
 from agent.runtimes.process import ProcessRuntime
 from chaos.container_image import IMAGE
 from chaos.dockerd import Dockerd
-from supervisor.contract.errors import UserError
+from supervisor.contract.errors import Refused, UserError
 from supervisor.contract.job.spec import ContainerSpec
 from supervisor.contract.timing import FAST
 from tests.support.sinks import ListSink
@@ -41,6 +41,12 @@ if os.fork() == 0:
         time.sleep(600)
     os._exit(0)
 time.sleep(600)
+"""
+
+COMPLAINS = r"""
+import os
+os.write(2, b"no licence: \xff\x1b[2J\n\n  ask   for one\n")
+os._exit(3)
 """
 
 
@@ -113,14 +119,19 @@ class Site:
 
     async def gone(self, launcher_id: str) -> LauncherGone:
         def look() -> list[LauncherGone]:
-            return [
-                each
-                for each in self.events
-                if isinstance(each, LauncherGone) and each.launcher_id == launcher_id
-            ]
+            return [each for each in self.ends() if each.launcher_id == launcher_id]
 
         await self.until("LauncherGone", look)
         return look()[0]
+
+    async def reason(self, launcher_id: str) -> str:
+        """How a launcher ended and what it wrote, as its agent tells it."""
+        gone = await self.gone(launcher_id)
+        left = await self.runtime.last_words(launcher_id, ())
+        return replace(gone, said=gone.said or left.said).reason
+
+    def ends(self) -> list[LauncherGone]:
+        return [each for each in self.events if isinstance(each, LauncherGone)]
 
     async def run(self, launcher_id: str, source: str, *argv: str) -> protocol.Started:
         """Start a program, as an agent does, with a grant of half a minute."""
@@ -183,12 +194,40 @@ async def test_a_launcher_that_ends_is_told_of_once(site: Site) -> None:
     launcher_id, process = await site.spawn()
     await site.heard(launcher_id, protocol.Hello)
     os.kill(process.pid, signal.SIGKILL)
-    reason = (await site.gone(launcher_id)).reason
-    assert ("container" in reason) != isinstance(site.runtime, ProcessRuntime)
+    assert (await site.gone(launcher_id)).reason == "killed by SIGKILL"
     assert not site.runtime.is_alive(process)
     site.runtime.watch(launcher_id, process, site.events.append)
-    told = [each for each in site.events if isinstance(each, LauncherGone)]
-    assert len(told) == 2, "at once for one that has ended before it is watched"
+    await site.until("the end of one that ended before it is watched", lambda: len(site.ends()) == 2)
+
+
+@pytest.mark.parametrize(
+    ("source", "reason"),
+    [
+        ("import ctypes; ctypes.string_at(0)", "killed by SIGSEGV; it wrote nothing"),
+        (COMPLAINS, "exit code 3; it wrote: no licence: \\xff\\x1b[2J | ask for one"),
+        ("import os; os.write(2, bytes(range(256)) * 4096); os._exit(7)", "exit code 7; it wrote: "),
+    ],
+    ids=["signal", "error", "junk"],
+)
+async def test_how_a_launcher_ended_before_it_was_ready_is_told(site: Site, source: str, reason: str) -> None:
+    (site.work / "ends.py").write_text(source)
+    path = {"PYTHONPATH": str(site.work)}
+    launcher_id, _ = await site.spawn(replace(site.recipe(preload=("ends",)), env=path))
+    told = await site.reason(launcher_id)
+    assert told[: len(reason)] == reason
+    assert told.isprintable()
+    assert len(told) < 500
+
+
+async def test_what_an_interpreter_said_that_does_not_start_is_told(site: Site) -> None:
+    recipe = replace(site.recipe(), env={"PYTHONHOME": "/nowhere"})
+    try:
+        launcher_id, _ = await site.spawn(recipe)
+        told = await site.reason(launcher_id)
+    except Refused as error:  # docker knew already that it had ended
+        told = str(error)
+    assert "exit code 1; it wrote: " in told
+    assert "No module named 'encodings'" in told
 
 
 async def test_fencing_leaves_nothing_of_what_escaped(site: Site) -> None:
@@ -260,7 +299,8 @@ async def test_what_a_launcher_wrote_of_an_attempts_end_outlives_it(site: Site) 
     await site.heard(launcher_id, protocol.Exited)
     os.kill(process.pid, signal.SIGKILL)
     await site.gone(launcher_id)
-    (exited,) = await site.runtime.last_words(launcher_id, (started.attempt, "job/worker:1@1.1"))
+    left = await site.runtime.last_words(launcher_id, (started.attempt, "job/worker:1@1.1"))
+    (exited,) = left.exits
     assert (exited.attempt, exited.reason, exited.code) == (started.attempt, "exit", 7)
 
 
@@ -273,5 +313,5 @@ async def test_nonsense_in_the_place_of_last_words_is_none(tmp_path: Path, nonse
         os.mkfifo(path)
     else:
         path.write_bytes(nonsense)
-    assert await runtime.last_words("L", ("job/worker:0@1.1",)) == ()
+    assert await runtime.last_words("L", ("job/worker:0@1.1",)) == LastWords()
     await runtime.close()

@@ -25,7 +25,15 @@ def record_of(state: AgentState) -> AgentRecord:
         succeeds=state.predecessors,
         born=state.born,
         launchers=tuple(
-            LauncherRecord(each.launcher_id, each.recipe, each.pid, each.start_ticks, each.member, each.reach)
+            LauncherRecord(
+                each.launcher_id,
+                each.recipe,
+                each.pid,
+                each.start_ticks,
+                each.member,
+                each.reach,
+                each.had_secrets,
+            )
             for each in state.launchers.values()
         ),
         ports=tuple(_port_record(each) for each in state.holds.values() if each.state is HoldState.HELD),
@@ -120,6 +128,7 @@ def restore(
             pid=launcher.pid,
             start_ticks=launcher.start_ticks,
             doomed=dead or lacks,
+            had_secrets=launcher.had_secrets,
             reach=launcher.reach,
         )
     for port in record.ports:

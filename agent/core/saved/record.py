@@ -12,7 +12,10 @@ from supervisor.contract.observed import Exit, ExitReason
 
 @dataclass(frozen=True, slots=True)
 class LauncherRecord:
-    """A launcher that was asked for. `pid` is 0 until it was seen: it may exist all the same."""
+    """A launcher that was asked for. `pid` is 0 until it was seen: it may exist all the same.
+
+    `had_secrets`: true also where an earlier release, which did not record it, has written the record.
+    """
 
     launcher_id: str
     recipe: Recipe
@@ -20,6 +23,7 @@ class LauncherRecord:
     start_ticks: int = 0
     member: str = ""
     reach: Reach | None = None
+    had_secrets: bool = True
 
 
 @dataclass(frozen=True, slots=True)

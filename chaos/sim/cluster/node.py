@@ -9,7 +9,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from agent.boundaries import Beside, Post, Process
+from agent.boundaries import Beside, LastWords, Post, Process
 from agent.core.events import GpusSeen, LauncherGone, LauncherLeft, LauncherSaid
 from agent.core.gpus.health import Sight
 from agent.core.instructions import Follow, Reach, Recipe
@@ -139,11 +139,11 @@ class SimRuntime:
     def began(self, process: Process) -> None:
         """Do nothing: no start is remembered here."""
 
-    async def last_words(self, launcher_id: str, attempts: tuple[str, ...]) -> tuple[protocol.Exited, ...]:
+    async def last_words(self, launcher_id: str, attempts: tuple[str, ...]) -> LastWords:
         """A container's files stay; what other launchers write is lost with them, as on a full disk."""
         launcher = self._table.by_id.get(launcher_id) if self._addresses is not None else None
         found = [launcher.last_words(each) for each in attempts] if launcher is not None else []
-        return tuple(each for each in found if each is not None)
+        return LastWords(tuple(each for each in found if each is not None))
 
     def oom_beside(self, process: Process) -> Beside:
         """These machines have memory enough."""
