@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from typing import cast
 
 from supervisor.adapters.clock import BootClock
 from supervisor.adapters.etcd.election import Election
 from supervisor.adapters.etcd.memory import Fault, MemoryCoordination, MemoryStore
-from supervisor.contract.boundaries import Coordination, Delete, Put
+from supervisor.contract.boundaries import Coordination, Delete, Put, WatchBatch
+from supervisor.contract.errors import CoordinationUnreachable
 from tests.adapters.conftest import Backend
+from tests.support.clocks import ManualClock
 from tests.support.sinks import ListSink
 from tests.support.steady import on_a_steady_machine
 from tests.support.waiting import until
@@ -151,6 +155,39 @@ async def test_a_transaction_whose_answer_was_lost_still_makes_us_leader() -> No
     ]
     await election.resign()
     assert store.read(KEY) == ()
+
+
+async def test_watches_that_alone_fail_are_one_outage() -> None:
+    """A candidate logged two lines for each try, 50 times a second."""
+    store, clock, sink = MemoryStore(), ManualClock(), ListSink()
+    first = candidate(MemoryCoordination(store))
+    await first.campaign()
+    client = Unwatched(store)
+    second = Election(client, KEY, b"two", 60, clock, sink)
+    waiting = asyncio.create_task(second.campaign())
+    await until(lambda: client.tries > 5)
+    assert [event for _, event, _ in sink.lines] == ["cannot campaign to lead; trying again"]
+    client.tries, client.fails = 0, False
+    await until(lambda: len(sink.lines) > 1)
+    assert sink.lines[1][1] == "etcd answers again: campaigns to lead"
+    await first.resign()
+    await waiting
+    await second.resign()
+    assert len(sink.lines) == 2
+
+
+class Unwatched(MemoryCoordination):
+    """An etcd that answers, and whose watches fail."""
+
+    tries, fails = 0, True
+
+    async def watch(self, prefix: str, from_revision: int) -> AsyncGenerator[WatchBatch, None]:
+        self.tries += 1
+        if self.fails:
+            raise CoordinationUnreachable("no watch")
+        async with aclosing(super().watch(prefix, from_revision)) as batches:
+            async for batch in batches:
+                yield batch
 
 
 async def test_compaction_does_not_stop_a_waiting_candidate() -> None:

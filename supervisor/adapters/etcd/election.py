@@ -20,6 +20,7 @@ from supervisor.contract.boundaries import (
     KeyValue,
     Logger,
     Put,
+    WatchBatch,
 )
 from supervisor.contract.desired import LeaderToken
 from supervisor.contract.errors import CoordinationUnreachable, NotFound, TfSupervisorError
@@ -68,11 +69,16 @@ class Election:
             try:
                 sent_ms = self._clock.now_ms()
                 holder, revision = await self._try()
-                backoff.reset()
-                self._retries.over("etcd answers again: campaigns to lead", key=self._key)
                 if holder.lease_id == self._lease_id:
+                    self._answered()
                     return self._begin(holder, sent_ms)
-                await self._wait_until_gone(revision)
+                async with aclosing(self._coordination.watch(self._key, revision + 1)) as batches:
+                    async for batch in batches:
+                        # Not before: where watches alone fail, the outage goes on.
+                        self._answered()
+                        backoff.reset()
+                        if self._is_gone(batch):
+                            break
             except NotFound:
                 self._lease_id = 0  # ran out between its grant and its use
             except TfSupervisorError as error:
@@ -135,13 +141,11 @@ class Election:
         self._lease_id, self._lease_renewed_ms = lease_id, now_ms
         return lease_id
 
-    async def _wait_until_gone(self, revision: int) -> None:
-        async with aclosing(self._coordination.watch(self._key, revision + 1)) as batches:
-            async for batch in batches:
-                if any(
-                    isinstance(change, KeyDeleted) and change.key == self._key for change in batch.changes
-                ):
-                    return
+    def _answered(self) -> None:
+        self._retries.over("etcd answers again: campaigns to lead", key=self._key)
+
+    def _is_gone(self, batch: WatchBatch) -> bool:
+        return any(isinstance(change, KeyDeleted) and change.key == self._key for change in batch.changes)
 
     def _begin(self, holder: KeyValue, sent_ms: int) -> LeaderToken:
         token = self._token = LeaderToken(self._key, holder.create_revision)
