@@ -276,6 +276,8 @@ def _task_view(snap: Snapshot, job: JobState, task: TaskId, slower: float | None
     if beat is not None and (step < 0 or (beat.is_local and job_step(snap, job) < 0)):
         # Its own count is told as such.
         step, detail = -1, "; ".join(filter(None, (beat.said, detail)))
+    if state == "running" and beat is not None and beat.stopped:
+        detail = "; ".join(filter(None, (detail, "is stopped by a signal")))
     if state == "running" and hung:
         detail = "; ".join(filter(None, (detail, f"may hang: {hung}")))
     return TaskView(

@@ -135,6 +135,19 @@ def test_a_straggler_is_marked() -> None:
     assert not tasks(world)["digits/worker:0"].straggler
 
 
+def test_a_task_that_a_signal_has_stopped_before_its_first_step_is_told_to_be() -> None:
+    """It showed `running`, and nothing else, until `limits.startup`."""
+    world = World(job_spec({"worker": 2}, Strategy.PLAIN)).start()
+    attempt = str(AttemptId(world.job().task("worker.0"), 1, 1))
+    node = world.agents[world.running()["worker.0"].node]
+    node.tells[attempt] = lambda beat: TaskBeat(beat.attempt, stopped=True)
+    world.until(lambda: bool(tasks(world)["digits/worker:0"].detail))
+    assert tasks(world)["digits/worker:0"].detail == "is stopped by a signal"
+    node.tells[attempt] = lambda beat: beat
+    world.until(lambda: not tasks(world)["digits/worker:0"].detail)
+    assert tasks(world)["digits/worker:1"].detail == ""
+
+
 def test_an_event_that_is_written_late_is_told_all_the_same() -> None:
     world = World().start()
 
