@@ -9,6 +9,7 @@ import pytest
 
 from supervisor.adapters.files.jobfile_model import JobModel
 from supervisor.cli.main import VERBS
+from tests.support import job_page
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = (ROOT / "CONTRIBUTING.md").read_text()
@@ -74,6 +75,12 @@ def test_every_directory_with_slow_tests_is_in_the_list() -> None:
 def test_every_verb_is_on_the_page_about_the_command_line() -> None:
     text = (ROOT / "docs/cli.md").read_text()
     assert [verb for verb in VERBS if not re.search(rf"(?<![\w-]){verb}(?![\w-])", text)] == []
+
+
+def test_the_page_about_the_job_file_has_every_key_once_and_no_other() -> None:
+    """A new one gets a row in the table of its section in docs/job-file.md."""
+    told = [job_page.plain(key.name) for key in job_page.key_rows()]
+    assert sorted(told) == sorted(job_page.schema())
 
 
 def test_pages_name_fields_that_a_job_file_has() -> None:

@@ -1,7 +1,7 @@
 """The bounds of a job's fields. Pure.
 
 They are checked when a job file is read and again when a leader takes the job, so that other clients than
-`supervisorctl` are bound too. docs/job-file.md shows the table `NUMBERS`.
+`supervisorctl` are bound too. The tables of docs/job-file.md have the bounds of `NUMBERS`.
 """
 
 from __future__ import annotations
