@@ -115,6 +115,8 @@ def _piece(directory: Path, request: ReadRequest) -> tuple[reading.Piece, tuple[
     else:
         if request.since_ms:
             last_bytes = min(last_bytes, reading.bytes_since(directory, request.since_ms))
+        if request.last_lines > 0:
+            last_bytes = min(last_bytes, reading.bytes_of_lines(directory, request.last_lines))
         piece = reading.read_end(directory, last_bytes)
     return reading.with_times(piece, directory) if request.timed and piece.data else (piece, ())
 

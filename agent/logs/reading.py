@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from agent.host.regular_files import open_regular
+from recovery.logs.last_lines import LastLines
+from supervisor.contract.views.jobs import LINES_WITHIN
 
 OUTPUT = "output.log"
 TIMES = "output.times"
@@ -152,6 +154,20 @@ def bytes_since(directory: Path, since_ms: int) -> int:
                     start = times[index - 1][0]
         total += max(0, part.size - start)
     return total
+
+
+def bytes_of_lines(directory: Path, lines: int) -> int:
+    """The bytes of the last lines of output, as far as they are within LINES_WITHIN of its end."""
+    last = LastLines(lines)
+    for part in reversed(_parts(directory)):
+        end = part.size
+        while end and last.size < LINES_WITHIN:
+            start = max(0, end - CHUNK_BYTES)
+            block = _read(part, start, end - start)
+            if not block or last.before(block):
+                return last.size
+            end = start
+    return last.size
 
 
 @contextmanager

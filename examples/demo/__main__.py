@@ -228,6 +228,7 @@ async def _run(
         acts = Acts(cluster, watch, screen, timing.d_ms, hdfs, pool)
         await client.submit(SubmitRequest(spec))
         screen.say(f"submit {JOB_FILE.name}: 1 chief, 1 ps, 2 workers, {steps} steps of training")
+        screen.say("each task imports TensorFlow first: seconds, or minutes where processors are busy")
         screen.show(watch)
         await beside(_play(watch, acts, screen), *watch.looks(), *watch.listens(), _tick(screen))
         screen.close()

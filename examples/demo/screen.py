@@ -88,7 +88,7 @@ class Screen:
         self.say(text, "bold cyan")
 
     def tick(self) -> None:
-        """In a pipe there is no live region: now and then a line about the loss."""
+        """In a pipe there is no live region: now and then a line about the loss, or what is waited for."""
         now_s = time.monotonic()
         if self._watch is None or self.console.is_terminal or now_s < self._plain_due_s:
             return
@@ -96,6 +96,8 @@ class Screen:
         loss = smooth(self._watch.losses)
         if loss:
             self.say(f"step {self._watch.step}  loss {loss[-1]:.3f}  committed {self._watch.committed_step}")
+        elif self._watch.view is not None and self._watch.view.waiting_for:
+            self.say(f"waiting for {self._watch.view.waiting_for}")
 
     def incidents(self, incidents: Sequence[IncidentView], outside_ms: Mapping[str, int]) -> None:
         """Show the incidents, one column each, with the times of the phases of their recoveries.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass
 
+from recovery.logs.last_lines import LastLines
 from recovery.logs.segments import (
     MAX_BYTES,
     MOST_ATTEMPTS,
@@ -21,6 +22,7 @@ from recovery.logs.segments import (
 from supervisor.contract.boundaries import CheckpointStore
 from supervisor.contract.errors import NotFound, StoreUnreachable
 from supervisor.contract.ids import AttemptId, TaskId
+from supervisor.contract.views.jobs import LINES_WITHIN
 
 CHUNK_BYTES = 512 << 10
 CHUNK_TIMES = 1000
@@ -88,8 +90,11 @@ class StoredLog:
         found = decode_segment(await self._store.read_bytes(f"{self._base}/{name}", MAX_BYTES))
         return found.node, found.data
 
-    async def begin(self, file: int, offset: int, last_bytes: int = 0, since_ms: int = 0) -> None:
-        """Go to a place on the node's disk; file 0: `last_bytes` before the end, not before `since_ms`.
+    async def begin(
+        self, file: int, offset: int, last_bytes: int = 0, since_ms: int = 0, last_lines: int = 0
+    ) -> None:
+        """Go to a place on the node's disk; file 0: `last_bytes` before the end, not before `since_ms`, and
+        at most `last_lines` before it, unless that is 0.
 
         Raises StoreUnreachable, Refused, IncompatibleRecord.
         """
@@ -99,6 +104,8 @@ class StoredLog:
             # The place may be in a file of which nothing is stored, or not any more.
             self._cut = index < 0
         else:
+            if last_lines > 0:
+                last_bytes = min(last_bytes, await self._bytes_of_lines(last_lines))
             index, self._position, self._cut = self._end(last_bytes, since_ms)
         if not self._segments[max(0, index) :]:
             self._serial = self._segments[-1].serial + 1 if self._segments else 0
@@ -152,6 +159,15 @@ class StoredLog:
                 return index, left, cut or index > 0
             left = max(0, left - each.size)
         return len(self._segments), 0, bool(self._segments)
+
+    async def _bytes_of_lines(self, lines: int) -> int:
+        """The bytes of the last lines, as far as they are within LINES_WITHIN of the end."""
+        last = LastLines(lines)
+        for name in reversed(self._segments):
+            segment = await self._segment(name)
+            if segment is None or last.before(segment.data) or last.size >= LINES_WITHIN:
+                break
+        return last.size
 
     async def _segment(self, name: SegmentName) -> Segment | None:
         """A segment's content; None if it was written anew meanwhile, or removed as too old."""

@@ -48,6 +48,7 @@ class OutputTail:
     _job_uuid: str = ""
     _last_bytes: int = 0
     _since_ms: int = 0
+    _last_lines: int = 0
     _said: set[str] = field(default_factory=set)
     _shown: bool = False
 
@@ -56,6 +57,7 @@ class OutputTail:
         self._place = self.request.after
         self._last_bytes = ALL_BYTES if self._place.attempt else self.request.last_bytes
         self._since_ms = self.request.since_ms
+        self._last_lines = 0 if self._place.attempt else self.request.last_lines
 
     async def chunks(self) -> AsyncGenerator[TailChunk, None]:
         """New output, signs of life, and notes about missing output.
@@ -78,7 +80,7 @@ class OutputTail:
                     )
                 return
             # Whatever comes from now on is shown whole.
-            self._last_bytes, self._since_ms = ALL_BYTES, 0
+            self._last_bytes, self._since_ms, self._last_lines = ALL_BYTES, 0, 0
             async for chunk in self._until_next():
                 yield chunk
             if self._place == before:
@@ -143,7 +145,7 @@ class OutputTail:
         if self._place.attempt != str(attempt):
             self._place = OutputPlace(str(attempt))
         stored, job = self._stored, self._job()
-        begin = (job, self._place, self._last_bytes, self._since_ms)
+        begin = (job, self._place, self._last_bytes, self._since_ms, self._last_lines)
         async for chunk in stored.rest_of(*begin, timed=self.request.merged):
             self._shown, self._place = True, chunk.place
             node = chunk.node
@@ -209,7 +211,8 @@ class OutputTail:
             raise NotFound("it is not known where this attempt ran")
         address = address_of(self.snapshot(), node)
         request = ReadRequest(
-            *(self._job_uuid, self._place, self._last_bytes, wait_ms, self.request.merged, self._since_ms)
+            *(self._job_uuid, self._place, self._last_bytes, wait_ms, self.request.merged),
+            *(self._since_ms, self._last_lines),
         )
         return replace(await self.agents.ask(address, "Read", request, TailChunk, READ_S), node=node)
 

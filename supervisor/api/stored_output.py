@@ -60,7 +60,14 @@ class StoredOutput:
                 yield TailChunk(OutputPlace(str(attempt)), base64.b64encode(text).decode(), node)
 
     async def rest_of(
-        self, job: JobState, place: OutputPlace, last_bytes: int, since_ms: int, *, timed: bool
+        self,
+        job: JobState,
+        place: OutputPlace,
+        last_bytes: int,
+        since_ms: int,
+        last_lines: int,
+        *,
+        timed: bool,
     ) -> AsyncGenerator[TailChunk, None]:
         """The output of the attempt of a place, after that place; `trouble` then says why it is not all."""
         attempt, doing = AttemptId.parse(place.attempt), f"the job's store has not answered for {READ_S:g} s"
@@ -69,7 +76,7 @@ class StoredOutput:
             store = self._opener(job.record.value.store_uri)
             log = StoredLog(store, job.switch.value.job_uuid, attempt)
             async with within(READ_S, doing):
-                await log.begin(place.file, place.offset, last_bytes, since_ms)
+                await log.begin(place.file, place.offset, last_bytes, since_ms, last_lines)
             while True:
                 async with within(READ_S, doing):
                     chunk = await log.next()

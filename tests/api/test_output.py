@@ -21,8 +21,9 @@ import pytest
 from agent.api import NodeApi
 from agent.core.instructions import Follow
 from agent.core.state import AgentState
+from agent.logs import reading
 from agent.logs.dump import DUMP
-from agent.logs.reading import Place, bytes_since, read_after, read_end, with_times
+from agent.logs.reading import Place, bytes_of_lines, bytes_since, read_after, read_end, with_times
 from agent.logs.storing import LogSender
 from agent.logs.task_logs import AttemptFiles
 from agent.operate import Operator
@@ -419,6 +420,58 @@ def test_another_file_with_the_inode_number_of_a_removed_one_is_not_taken_for_it
     piece = read_after(tmp_path, place)
     assert (piece.data, piece.cut) == (b"step 8\nstep 9\nstep 10\n", True)
     assert read_after(tmp_path, piece.place).data == b""
+
+
+def test_the_last_lines_are_found_across_files(tmp_path: Path) -> None:
+    assert bytes_of_lines(tmp_path, 3) == 0
+    (tmp_path / "output.log.1").write_bytes(b"one\ntwo\nthr")
+    (tmp_path / "output.log").write_bytes(b"ee\nfour")
+    found = {count: read_end(tmp_path, bytes_of_lines(tmp_path, count)) for count in (1, 2, 3, 9)}
+    assert [(piece.data, piece.cut) for piece in found.values()] == [
+        *((b"four", True), (b"thr", True), (b"two\nthr", True), (b"one\ntwo\nthr", False)),
+    ]
+
+
+def test_an_output_without_lines_is_not_read_to_its_beginning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reading, "LINES_WITHIN", 1000)
+    monkeypatch.setattr(reading, "CHUNK_BYTES", 400)
+    (tmp_path / "output.log").write_bytes(b"x" * 5000)
+    assert bytes_of_lines(tmp_path, 1) == 1200
+
+
+@pytest.mark.parametrize("where", ["disk", "store"])
+async def test_of_each_attempt_its_last_lines_are_shown(cluster: Cluster, where: str) -> None:
+    cluster.runs("n1", 1, 2)
+    agent = cluster.agents["n1"]
+    agent.write("1\n2\n3\n", 1, 1)
+    agent.write("4\n5\n6\n", 1, 2)
+    if where == "store":
+        await cluster.keep("n1", 1, 1)
+        await cluster.keep("n1", 1, 2)
+        await agent.close()
+    client = await cluster.client()
+    request = TailRequest(str(TASK), last_lines=2)
+    chunks = [chunk async for chunk in client.tail(request) if chunk.data]
+    assert [(text(chunk), chunk.cut) for chunk in chunks] == [("2\n3\n", True), ("5\n6\n", True)]
+
+
+async def test_following_shows_the_last_lines_and_all_that_comes(cluster: Cluster) -> None:
+    agent = cluster.agents["n1"]
+    cluster.runs("n1", 1, 1)
+    agent.begin()
+    agent.write("1\n2\n3\n")
+    follower = Follower(await cluster.client())
+    follower.request = replace(follower.request, last_lines=1)
+    await follower.until("3\n")
+    agent.write("4\n5\n")
+    agent.end()
+    agent.begin(1, 2)
+    agent.write("6\n7\n", 1, 2)
+    cluster.runs("n1", 1, 2)
+    await follower.until("7\n")
+    assert follower.output == "3\n4\n5\n6\n7\n"
 
 
 async def test_a_place_in_the_api_is_checked(cluster: Cluster) -> None:

@@ -35,11 +35,22 @@ def test_help_and_version(tmp_path: Path) -> None:
         (("local", "status"), 3, "run `supervisorctl local up`"),
         (("local", "down"), 3, "run `supervisorctl local up`"),
         (("local", "up", "--nodes", "0"), 2, "--nodes 0: give a number from 1 to 64"),
-        (("submit", "none.yaml", "--state", "s"), 3, "no cluster here"),
+        (("submit", "none.yaml", "--state", "s"), 3, "error: none.yaml: no such file"),
+        *(
+            ((verb, "bad.yaml", "--state", "s"), 2, "bad.yaml:1: nam: unknown key; did you mean 'name'?")
+            for verb in ("submit", "run")
+        ),
+        (("submit", "good.yaml", "--state", "s"), 3, "no cluster here"),
         (("validate", "none.yaml", "--offline"), 3, "error: none.yaml: no such file"),
         (("validate", "bad.yaml"), 2, "bad.yaml:1: nam: unknown key; did you mean 'name'?"),
         (("validate", "good.yaml", "--config", "c"), 3, "error: c: no such file"),
-        (("wait", "a", "--for", "x", "--state", "s"), 3, "no cluster here"),
+        (("wait", "a", "--for", "ended", "--state", "s"), 3, "no cluster here"),
+        (("wait", "a", "--for", "x"), 2, "use running, succeeded, failed, stopped, ended or step=N"),
+        (
+            ("wait", "a"),
+            2,
+            "error: write --for with one of running, succeeded, failed, stopped, ended or step=N",
+        ),
         (("tail", "a"), 2, "error: 'a' is not a task: write JOB/ROLE:INDEX, for example digits/worker:0"),
         (("restart", "a/b"), 2, "error: 'a/b' is not a task"),
         (
@@ -81,6 +92,12 @@ def test_validate_without_a_cluster_says_what_it_has_not_checked(tmp_path: Path)
     assert "the nodes have what it asks for" in json.loads(done.stdout)["cautions"][0]
 
 
+def test_a_mounted_job_may_get_its_place_from_the_cluster(tmp_path: Path) -> None:
+    (tmp_path / "job.yaml").write_text(JOB + "checkpoint: {mode: mounted}\n")
+    done = ctl(tmp_path, "validate", "job.yaml", "--offline")
+    assert (done.returncode, done.stdout) == (0, "a: the file is valid: 1 tasks\n")
+
+
 def test_the_state_directory_may_come_from_the_environment(tmp_path: Path) -> None:
     done = ctl(tmp_path, "status", TFSUP_STATE="elsewhere")
     assert f"looked in {tmp_path}/elsewhere" in done.stderr
@@ -88,8 +105,6 @@ def test_the_state_directory_may_come_from_the_environment(tmp_path: Path) -> No
 
 def test_a_client_without_a_place_for_checkpoints(tmp_path: Path) -> None:
     (tmp_path / "c.yaml").write_text(f"cluster: c\nsupervisors: ['unix:{tmp_path}/none']\n")
-    done = ctl(tmp_path, "submit", "good.yaml", "--config", "c.yaml")
-    assert done.returncode == 3
     (tmp_path / "good.yaml").write_text(JOB)
     done = ctl(tmp_path, "submit", "good.yaml", "--config", "c.yaml")
     assert done.returncode == 2
@@ -137,7 +152,7 @@ def test_what_is_waited_for(goal: str, job: JobView, code: int | None) -> None:
 
 @pytest.mark.parametrize("text", ["", "step=", "step=-1", "step=x", "done"])
 def test_goals_that_do_not_exist(text: str) -> None:
-    with pytest.raises(UserError, match="use running, succeeded, failed, stopped, ended or step=N"):
+    with pytest.raises(UserError, match="running, succeeded, failed, stopped, ended or step=N"):
         Goal.parse(text)
 
 

@@ -183,10 +183,14 @@ BAD = [
     (HEAD + ROLES + "env: {T: [a]}\n", ["5: env.T: must be text, found a list; put it in quotes"]),
     (
         HEAD + "roles: {worker: {count: 1, env: {T: {secrt: a}}}}\n",
-        ["4: roles.worker.env.T.secret: missing", "4: roles.worker.env.T.secrt: unknown key; did you mean"],
+        ["4: roles.worker.env.T.secrt: unknown key; did you mean"],
     ),
-    ("", ["1: name: missing; add `name: my-job`"]),
-    ("- a\n", ["1: the file must be a mapping of `key: value` lines"]),
+    *(
+        (text, ["1: the file is empty; it must be a mapping of `key: value` lines", "1: name: missing; add"])
+        for text in ("", "# a comment\n", "\ufeff", "---\n# a comment\n", "~\n")
+    ),
+    ("# a list\n- a\n", ["2: the file is a list; it must be a mapping of `key: value` lines"]),
+    ("a\n", ["1: the file is one text; it must be a mapping of `key: value` lines"]),
     ("a: [\n", ["2: not valid YAML: expected the node content, but found '<stream end>'"]),
     (
         "name: a\n\tb: c\n",
@@ -459,7 +463,30 @@ def test_all_mistakes_come_at_once_in_the_order_of_the_file(tmp_path: Path) -> N
         load(tmp_path, "nam: a\nstrategy: 3\ncommand: x\nroles: {w: {count: x}}\n")
     lines = str(caught.value).splitlines()
     numbers = [int(line.removeprefix(f"{tmp_path}/job.yaml:").split(":")[0]) for line in lines]
-    assert numbers == [1, 1, 2, 3, 4]
+    assert numbers == [1, 2, 3, 4]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("name: a\nstrategy: plain\ncomand: [./x]\n" + ROLES, "comand: unknown key; did you mean 'command'?"),
+        (
+            "name: a\nstrategy: plain\nroles: {worker: {count: 1, comand: [x]}}\n",
+            "roles.worker.comand: unknown key; did you mean 'command'?",
+        ),
+        ("nam: a\nstrategy: plain\ncommand: [./x]\n" + ROLES, "nam: unknown key; did you mean 'name'?"),
+        (HEAD + "roles: {worker: {cout: 1}}\n", "roles.worker.cout: unknown key; did you mean 'count'?"),
+        (
+            HEAD + "roles: {worker: {min: 1, maxx: 2}}\n",
+            "roles.worker.maxx: unknown key; did you mean 'max'?",
+        ),
+    ],
+)
+def test_a_key_that_is_misspelt_is_not_said_to_be_missing(tmp_path: Path, text: str, said: str) -> None:
+    with pytest.raises(UserError) as caught:
+        load(tmp_path, text)
+    (line,) = str(caught.value).splitlines()
+    assert line.endswith(said)
 
 
 def test_bombs_are_refused(tmp_path: Path) -> None:
@@ -479,7 +506,7 @@ def test_bombs_are_refused(tmp_path: Path) -> None:
 def test_files_that_are_no_job_file(tmp_path: Path) -> None:
     with pytest.raises(NotFound, match="no such file"):
         load_job_file(tmp_path / "none.yaml", checkpoint_base=BASE)
-    with pytest.raises(UserError, match="cannot read it: Is a directory"):
+    with pytest.raises(UserError, match="a directory; name the file in it"):
         load_job_file(tmp_path, checkpoint_base=BASE)
     (tmp_path / "latin.yaml").write_bytes(b"name: a\nx: \xe9\n")
     with pytest.raises(UserError, match=r"latin.yaml:2: not UTF-8 text"):

@@ -14,11 +14,13 @@ from hypothesis import strategies as st
 
 from supervisor.cli.jobs.logs import _logs, _Printer, _since, _Wanted
 from supervisor.cli.jobs.merged_lines import MAX_LINE_BYTES, Line, LineCutter, merged
+from supervisor.cli.jobs.tail import End
 from supervisor.cli.options import Globals
 from supervisor.cli.target import Target
 from supervisor.contract.desired import JobPhase
 from supervisor.contract.errors import NotFound, UserError
 from supervisor.contract.views.jobs import (
+    LINES_WITHIN,
     ClusterStatus,
     JobView,
     OutputPlace,
@@ -124,6 +126,18 @@ async def test_lines_have_the_names_of_their_tasks(capsys: pytest.CaptureFixture
     shown = capsys.readouterr()
     assert shown.out == "ps:0     | p1\nworker:0 | w \\x1b[2J\nps:0     | p2\n"
     assert shown.err == "logs: a/worker:0: n0 is away\n"
+
+
+async def test_the_last_lines_are_those_of_the_merged_output(capsys: pytest.CaptureFixture[str]) -> None:
+    target, request = cast(Target, Cluster()), End(2, None).of(REQUEST)
+    await _logs(target, WANTED, request, _Printer(Globals(), timestamps=False), follow=False)
+    assert capsys.readouterr().out == "worker:0 | w \\x1b[2J\nps:0     | p2\n"
+
+
+def test_lines_and_bytes_are_the_end_of_a_request() -> None:
+    ends = [(None, None), (None, 7), (3, None), (3, 7), (0, None)]
+    found = [(each.last_bytes, each.last_lines) for each in (End(*end).of(REQUEST) for end in ends)]
+    assert found == [(8192, 0), (7, 0), (LINES_WITHIN, 3), (7, 3), (0, 0)]
 
 
 async def test_programs_get_one_document_a_line(capsys: pytest.CaptureFixture[str]) -> None:

@@ -20,6 +20,7 @@ def test_a_shell_gets_a_script_for_the_command_that_it_is_to_complete(tmp_path: 
 def test_verbs_complete_and_a_cluster_that_is_not_there_completes_nothing(tmp_path: Path) -> None:
     assert completed(tmp_path, "supervisorctl unc") == ["uncordon"]
     assert completed(tmp_path, "supervisorctl status d") == []
+    assert completed(tmp_path, "supervisorctl wait a --for s") == ["succeeded", "stopped", "step="]
 
 
 def test_the_manual_has_each_verb_and_no_line_that_roff_takes_for_a_request(tmp_path: Path) -> None:

@@ -65,9 +65,9 @@ def test_what_needs_an_eye_comes_first() -> None:
         a_job("late", JobPhase.WAITING, waiting_for="2 GPUs"),
     )
     nodes = NodeList((a_node("n1"), a_node("n2", "lost")))
-    shown = lines(Screen(a_status(*jobs, paused="by uid:0: a test"), nodes), 40)
+    shown = lines(Screen(a_status(*jobs, paused="paused by uid:0: a test"), nodes), 40)
     assert shown[0] == "cluster lab: s1 leads; 1 of 3 jobs run, 1 of 2 nodes are ready"
-    assert shown[1] == "PAUSED: by uid:0: a test"
+    assert shown[1] == "nothing is restarted or moved: paused by uid:0: a test"
     first_words = [line.split()[0] for line in shown if line]
     assert [word for word in first_words if word in {"b", "done", "late"}] == ["late", "b", "done"]
     assert [word for word in first_words if word in {"n1", "n2"}] == ["n2", "n1"]

@@ -82,10 +82,10 @@ class Attempt:
         with (self.directory / "output.log").open("ab") as file:
             file.write(data)
 
-    async def stored(self, last_bytes: int = ALL) -> tuple[bytes, bool]:
+    async def stored(self, last_bytes: int = ALL, last_lines: int = 0) -> tuple[bytes, bool]:
         """What a reader finds, and whether it is whole."""
         log, found = StoredLog(self.store, "uuid", ATTEMPT), b""
-        await log.begin(0, 0, last_bytes)
+        await log.begin(0, 0, last_bytes, last_lines=last_lines)
         while (chunk := await log.next()) is not None:
             found += chunk.data
         return found, log.is_whole
@@ -144,6 +144,17 @@ async def test_hostile_output_is_stored_as_it_is_and_the_oldest_goes(attempt: At
     assert 2 * SEGMENT_BYTES < len(found) <= 4 * SEGMENT_BYTES + 1
     tail, _ = await attempt.stored(last_bytes=100)
     assert tail == hostile[-100:]
+
+
+@memory
+async def test_its_last_lines_are_found_across_segments(attempt: Attempt) -> None:
+    lines = [b"%06d\n" % number for number in range(3 * SEGMENT_BYTES // 7)]
+    attempt.write(b"".join(lines))
+    await attempt.sender.send(final=True)
+    assert len(await attempt.names()) > 1
+    for count in (1, 2, len(lines) // 2, len(lines) + 1):
+        assert (await attempt.stored(last_lines=count))[0] == b"".join(lines[-count:])
+    assert (await attempt.stored(last_bytes=9, last_lines=5))[0] == b"".join(lines)[-9:]
 
 
 @memory

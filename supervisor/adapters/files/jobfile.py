@@ -418,7 +418,9 @@ def _check_roles(
         _check_size(document, name, _mapping(role))
         if not top.get("command") and _mapping(role).get("command") is None:
             document.problem(
-                where, "has no command; add `command: [python, train.py]` to this role or to the job"
+                where,
+                "has no command; add `command: [python, train.py]` to this role or to the job",
+                *(("command",), (*where, "command")),
             )
     if sum(counts.values()) > MAX_TASKS:
         document.problem(("roles",), f"{sum(counts.values())} tasks in all; at most {MAX_TASKS} are possible")
@@ -433,14 +435,15 @@ def _check_size(document: Document, name: str, role: Mapping[str, object]) -> No
     """A role has a count, or is elastic: between `min` and `max`."""
     where: Where = ("roles", name)
     least, most = role.get("min"), role.get("max")
+    keys = [(*where, key) for key in ("count", "min", "max")]
     if role.get("count") is None and least is None and most is None:
-        document.problem(
-            (*where, "count"), "missing; add `count: 1`, the number of tasks of this role, or `min` and `max`"
-        )
+        text = "missing; add `count: 1`, the number of tasks of this role, or `min` and `max`"
+        document.problem((*where, "count"), text, *keys)
     elif role.get("count") is not None and not least is most is None:
         document.problem((*where, "count"), "a role has a count, or `min` and `max`; remove one of them")
     elif role.get("count") is None and (least is None or most is None):
-        document.problem(where, f"has no {'min' if least is None else 'max'}; add it, or write `count`")
+        text = f"has no {'min' if least is None else 'max'}; add it, or write `count`"
+        document.problem(where, text, *keys)
     elif isinstance(least, int) and isinstance(most, int) and least > most:
         document.problem((*where, "min"), f"is more than max, {most}")
 

@@ -59,6 +59,8 @@ class Document:
     """A parsed file: plain values, the line of each field, and the problems found so far.
 
     Attributes:
+        problems: the line, the text, and of a missing key the places where it may stand.
+        misspelt: keys that are there, by a name that is not theirs. Nothing says that they are missing.
         written: where the values were made from a file of another format: the field of that file that a field
             was made of. Lines are by those fields, and errors name them.
         notes: what the reader of such a file should know, beside errors.
@@ -67,13 +69,17 @@ class Document:
     source: str
     value: object
     lines: dict[Where, int] = field(default_factory=dict)
-    problems: list[tuple[int, str]] = field(default_factory=list)
+    problems: list[tuple[int, str, tuple[Where, ...]]] = field(default_factory=list)
+    misspelt: set[Where] = field(default_factory=set)
     written: Callable[[Where], Where] = tuple
     notes: list[str] = field(default_factory=list)
 
-    def problem(self, where: Where, text: str) -> None:
-        """Add an error about a field; its line is that of the field, or of the nearest parent that exists."""
-        self.problems.append((self.line(where), self.place(where, text)))
+    def problem(self, where: Where, text: str, *missing: Where) -> None:
+        """Add an error about a field; its line is that of the field, or of the nearest parent that exists.
+
+        `missing`: the places of a key, if the error is that it stands at none of them.
+        """
+        self.problems.append((self.line(where), self.place(where, text), missing))
 
     def place(self, where: Where, text: str) -> str:
         """`FILE:LINE: FIELD: text`."""
@@ -89,8 +95,9 @@ class Document:
 
     def raise_problems(self) -> None:
         """Raise one UserError with every problem, in the order of the file; return if there is none."""
-        if self.problems:
-            unique = dict.fromkeys(text for _, text in sorted(self.problems, key=lambda item: item[0]))
+        found = [each for each in self.problems if self.misspelt.isdisjoint(each[2])]
+        if found:
+            unique = dict.fromkeys(text for _, text, _ in sorted(found, key=lambda item: item[0]))
             raise UserError("\n".join(unique))
 
 
@@ -114,6 +121,8 @@ def read(path: Path) -> Document:
             raw = stream.read(MAX_BYTES + 1)
     except FileNotFoundError as error:
         raise NotFound(f"{path}: no such file") from error
+    except IsADirectoryError as error:
+        raise UserError(f"{path}: a directory; name the file in it") from error
     except OSError as error:
         raise UserError(f"{path}: cannot read it: {error.strerror}") from error
     if len(raw) > MAX_BYTES:
@@ -150,10 +159,12 @@ def parse(text: str, source: str) -> Document:
     except YAMLError as error:
         raise UserError(f"{source}:1: not valid YAML: {str(error).splitlines()[0]}") from error
     document = Document(source, {})
-    if node is None:
+    if node is None or (isinstance(node, ScalarNode) and str(node.tag).endswith(":null")):
+        document.problem((), f"the file is empty; it {_MAPPING}")
         return document
     if not isinstance(node, MappingNode):
-        raise UserError(f"{source}:{_line(node)}: the file must be a mapping of `key: value` lines")
+        kind = "a list" if isinstance(node, SequenceNode) else "one text"
+        raise UserError(f"{source}:{_line(node)}: the file is {kind}; it {_MAPPING}")
     document.value = _Converter(document).convert(node, ())
     return document
 
@@ -164,18 +175,27 @@ def build(model: type[M], document: Document) -> M | None:
         return model.model_validate(document.value)
     except ValidationError as error:
         for item in error.errors(include_url=False):
-            where = _where(item["loc"], document)
-            document.problem(where, _explain(model, where, item["type"], item["msg"], item.get("ctx", {})))
+            where, kind = _where(item["loc"], document), item["type"]
+            text = _explain(model, where, kind, item["msg"], item.get("ctx", {}))
+            document.problem(where, text, *([where] if kind == "missing" else ()))
+            if kind == "extra_forbidden":
+                document.misspelt |= {
+                    (*where[:-1], key) for key in _near(str(where[-1]), _keys(model, where))
+                }
         return None
 
 
 def suggest(word: str, known: Iterable[str]) -> str:
     """`; did you mean 'x'?`, or the list of known words if none is near, or an empty text."""
     options = sorted(known)
-    near = difflib.get_close_matches(word, options, n=1, cutoff=0.6)
-    if near:
-        return f"; did you mean {near[0]!r}?"
+    for near in _near(word, options):
+        return f"; did you mean {near!r}?"
     return f"; known here: {', '.join(options)}" if options else ""
+
+
+def _near(word: str, known: Iterable[str]) -> list[str]:
+    """The known word that is meant, if one is near."""
+    return difflib.get_close_matches(word, sorted(known), n=1, cutoff=0.6)
 
 
 class _Converter:
@@ -214,7 +234,7 @@ class _Converter:
                 text = f"given twice, first in line {first_line[key]}; keep one of the two"
                 line = _line(key_node)
                 self._document.problems.append(
-                    (line, f"{self._document.source}:{line}: {spell(here)}: {text}")
+                    (line, f"{self._document.source}:{line}: {spell(here)}: {text}", ())
                 )
                 continue
             first_line[key] = _line(key_node)
@@ -330,6 +350,12 @@ def _unknown(key: str, owner: type[BaseModel] | None) -> str:
         if reason is not None:
             return reason
     return "unknown key" + suggest(key, known)
+
+
+def _keys(model: type[BaseModel], where: Where) -> Iterable[str]:
+    """The keys that the mapping of a key may have."""
+    owner = _model_at(model, where[:-1])
+    return owner.model_fields if owner is not None else ()
 
 
 def _model_at(model: type[BaseModel], where: Where) -> type[BaseModel] | None:

@@ -70,7 +70,9 @@ class Screen:
         counts = f"{running} of {len(self.status.jobs)} jobs run, {ready} of {len(nodes)} nodes are ready"
         lines = [Text(one_line(f"cluster {self.status.cluster}: {leader} leads; {counts}"), style="bold")]
         if self.status.paused:
-            lines.append(Text(one_line(f"PAUSED: {self.status.paused}"), style=render.BAD))
+            lines.append(
+                Text(one_line(f"nothing is restarted or moved: {self.status.paused}"), style=render.BAD)
+            )
         lines += [Text(one_line(line), style=render.WARN) for line in self.status.etcd]
         if self.trouble:
             lines.append(Text(one_line(self.trouble), style=render.BAD))

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from supervisor.api.client import ControlClient
 
 JOB_FAILED, JOB_STOPPED, TIMED_OUT, ENDED_OTHERWISE, JOB_PARKED = 10, 11, 12, 13, 16
+PHASES = ("running", "succeeded", "failed", "stopped", "ended")
+GOALS = f"{', '.join(PHASES)} or step=N"
 _POLL_S = 0.1
 _OUTAGE_S = 60.0
 
@@ -30,13 +32,13 @@ class Goal:
 
     @classmethod
     def parse(cls, text: str) -> Goal:
-        """Read running, succeeded, failed, stopped, ended or step=N; raises UserError."""
-        if text in ("running", "succeeded", "failed", "stopped", "ended"):
+        """Read one of GOALS; raises UserError."""
+        if text in PHASES:
             return cls(text)
         number = text.removeprefix("step=")
         if text.startswith("step=") and number.isascii() and number.isdigit() and len(number) < 16:
             return cls(text, int(number))
-        raise UserError(f"--for {text!r}: use running, succeeded, failed, stopped, ended or step=N")
+        raise UserError(f"{f'--for {text!r}: use' if text else 'write --for with one of'} {GOALS}")
 
     def reached(self, job: JobView) -> bool:
         """Whether the job is at the goal, or has passed it."""

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 import click
 
 from supervisor.cli import names
-from supervisor.cli.jobs.merged_lines import Line, LineCutter, merged
+from supervisor.cli.jobs.merged_lines import Line, LineCutter, last, merged
+from supervisor.cli.jobs.tail import ALL_BYTES, End, end_options
 from supervisor.cli.options import Globals, global_options
 from supervisor.cli.outage import AGAIN_S, ASK_S, FOLLOW_DEADLINE_S, Asking, Outage
 from supervisor.cli.render import json_line
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
     from supervisor.api.client import ControlClient
 
 MOST_TASKS = 200
-ALL_BYTES = 1 << 40
 TOGETHER_S = 0.2
 """Seconds for which new lines wait for older ones of other tasks."""
 _COLOURS = ("cyan", "green", "yellow", "magenta", "blue", "bright_cyan", "bright_green", "bright_magenta")
@@ -51,15 +51,13 @@ class _LineView:
 @click.option("--role", "roles", multiple=True, metavar="ROLE", help="Only tasks of this role; repeatable.")
 @click.option("--task", "tasks", multiple=True, metavar="ROLE:INDEX", help="Only this task; repeatable.")
 @click.option("--timestamps", is_flag=True, help="Begin each line with the time at which it came.")
-@click.option(
-    "-c",
-    "--bytes",
-    "last_bytes",
-    type=click.IntRange(min=0, max=ALL_BYTES),
-    help="The bytes to take from the end of each attempt's output; 64 KiB, or all with --since.",
-)
 @global_options
+@end_options(
+    "Only the last lines of what would be shown.",
+    "The bytes to take from the end of each attempt's output; 64 KiB without -n and --since.",
+)
 def logs(
+    end: End,
     given: Globals,
     job: str,
     follow: bool,
@@ -67,19 +65,20 @@ def logs(
     roles: tuple[str, ...],
     tasks: tuple[str, ...],
     timestamps: bool,
-    last_bytes: int | None,
 ) -> None:
     """Show the output of JOB's tasks, merged by time, with what could steer the terminal shown as escapes.
 
     Output of nodes that are lost or away comes from the job's store.
+
+    For example: supervisorctl logs digits --role worker -n 50 -f
     """
     check_name("job", job)
     named = frozenset(str(TaskId.parse(f"{job}/{task}")) for task in tasks)
     wanted = _Wanted(job, frozenset(roles), named)
-    if last_bytes is None:
-        last_bytes = ALL_BYTES if since else 64 << 10
-    request = TailRequest("", False, last_bytes, merged=True, since_ms=_since(since))
-    asyncio.run(_logs(find_target(given), wanted, request, _Printer(given, timestamps), follow=follow))
+    request = TailRequest("", False, ALL_BYTES if since else 64 << 10, merged=True, since_ms=_since(since))
+    asyncio.run(
+        _logs(find_target(given), wanted, end.of(request), _Printer(given, timestamps), follow=follow)
+    )
 
 
 def _since(text: str) -> int:
@@ -168,7 +167,7 @@ async def _logs(
         outage = Outage() if follow else Asking()
         sources = [_Source(client, replace(request, task=task), outage, printer) for task in tasks]
         shown = False
-        async for line in merged([source.lines() for source in sources]):
+        async for line in last(merged([source.lines() for source in sources]), request.last_lines):
             shown = True
             printer.show(line)
         outage.over()
@@ -185,7 +184,7 @@ async def _follow(sources: Sequence[_Source], printer: _Printer) -> None:
     lines: asyncio.Queue[Line] = asyncio.Queue(1000)
 
     async def read(source: _Source) -> None:
-        source.request = replace(source.request, follow=True, last_bytes=ALL_BYTES, since_ms=0)
+        source.request = replace(source.request, follow=True, last_bytes=ALL_BYTES, since_ms=0, last_lines=0)
         while True:
             async for line in source.lines():
                 await lines.put(line)

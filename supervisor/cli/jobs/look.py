@@ -173,7 +173,7 @@ def _show_status(document: ClusterStatus, *, detailed: bool) -> None:
     pauses = [(document.paused, document.paused_wall_ms)]
     pauses += [(job.paused, job.paused_wall_ms) for job in document.jobs if detailed]
     for why, since_ms in dict.fromkeys(each for each in pauses if each[0]):
-        click.echo(neutralise(f"PAUSED since {render.moment(since_ms)}: {why}"))
+        click.echo(neutralise(_held(why, since_ms)))
     leader = next((entry.supervisor for entry in document.supervisors if entry.leading), "nobody")
     click.echo(neutralise(f"cluster {document.cluster}: {leader} leads, D = {render.seconds(document.d_ms)}"))
     for line in document.etcd:
@@ -270,7 +270,7 @@ def explanation(document: Explanation) -> str:
         + (f"step {job.step}" if job.step >= 0 else "no step is known (docs/progress.md)"),
         f"restarts by its own fault: {job.restarts_program}; by others: {job.restarts_infrastructure}",
         f"restart budget: {_budget(job)}",
-        *_paused(job),
+        *((_held(job.paused, job.paused_wall_ms),) if job.paused else ()),
         *((f"waiting for: {job.waiting_for}",) if job.waiting_for else ()),
         *((job.cadence,) if job.cadence else ()),
         *job.notices,
@@ -281,10 +281,9 @@ def explanation(document: Explanation) -> str:
     return "\n".join(told if document.incidents else (*told, "nothing has failed"))
 
 
-def _paused(job: JobView) -> list[str]:
-    """A line about its pause."""
-    since = render.moment(job.paused_wall_ms)
-    return [f"nothing is restarted or moved since {since}: {job.paused}"] if job.paused else []
+def _held(why: str, since_ms: int) -> str:
+    """A line about a pause, or the brake."""
+    return f"nothing is restarted or moved since {render.moment(since_ms)}: {why}"
 
 
 def _went_back(incident: IncidentView) -> list[str]:

@@ -7,6 +7,7 @@ import base64
 import heapq
 import re
 from bisect import bisect_right
+from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -96,3 +97,15 @@ async def merged(streams: Sequence[AsyncIterator[Line]]) -> AsyncGenerator[Line,
             heapq.heappop(heads)
         else:
             heapq.heapreplace(heads, (following.at_ms, index, following))
+
+
+async def last(lines: AsyncIterator[Line], count: int) -> AsyncGenerator[Line, None]:
+    """The last `count` lines, once there are no more; all of them, as they come, for 0."""
+    kept = deque[Line](maxlen=count)
+    async for line in lines:
+        if count:
+            kept.append(line)
+        else:
+            yield line
+    for line in kept:
+        yield line

@@ -27,6 +27,9 @@ from supervisor.contract.job.spec import JobSpec
 from supervisor.contract.job.tfjob.convert import is_manifest
 from supervisor.contract.views.jobs import SubmitMode, SubmitRequest
 
+UNKNOWN_BASE = "hdfs://unknown/checkpoints"
+"""The checkpoint base of a cluster that is not asked. A directory in HDFS goes with every mode."""
+
 
 @dataclass(frozen=True, slots=True)
 class Order:
@@ -52,16 +55,25 @@ class Order:
             await upload_code(client, self.archive)
 
 
+@contextmanager
+def errors_of(file: Path, name: str | None) -> Iterator[None]:
+    """Raise the errors of a job file in place of one about the cluster."""
+    try:
+        yield
+    except TfSupervisorError:
+        check_file(file, name)
+        raise
+
+
 def read_order(
-    target: Target, file: Path, name: str | None, *, resume: bool, fresh: bool, hold: bool = False
+    target: Target | None, file: Path, name: str | None, *, resume: bool, fresh: bool, hold: bool = False
 ) -> Order:
     """The order for the job in a file; raises UserError with all errors, NotFound."""
     if resume and fresh:
         raise UserError("--resume and --fresh contradict each other; give one of them")
     mode = SubmitMode.RESUME if resume else SubmitMode.FRESH if fresh else SubmitMode.NEW
-    return order_of(
-        load_job_file(file, checkpoint_base=target.checkpoint_base or None, name=name), mode, hold=hold
-    )
+    base = target.checkpoint_base if target is not None else UNKNOWN_BASE
+    return order_of(load_job_file(file, checkpoint_base=base or None, name=name), mode, hold=hold)
 
 
 def order_of(job: JobFile, mode: SubmitMode, *, hold: bool = False) -> Order:
@@ -86,7 +98,7 @@ def _packed(job: JobFile) -> tuple[JobSpec, CodeArchive | None]:
 
 def check_file(file: Path, name: str | None) -> JobFile:
     """The job in a file, checked without a cluster. Raises UserError, NotFound."""
-    job = load_job_file(file, checkpoint_base="file:///unused", name=name)
+    job = load_job_file(file, checkpoint_base=UNKNOWN_BASE, name=name)
     return replace(job, spec=_packed(job)[0])
 
 

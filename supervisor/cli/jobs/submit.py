@@ -13,7 +13,7 @@ import click
 
 from supervisor.cli import names
 from supervisor.cli.jobs.control import print_accepted, warn
-from supervisor.cli.jobs.follow import Goal, StatusLine, end_code, wait_for
+from supervisor.cli.jobs.follow import GOALS, PHASES, Goal, StatusLine, end_code, wait_for
 from supervisor.cli.jobs.look import print_event, show_incident
 from supervisor.cli.options import Globals, global_options
 from supervisor.cli.outage import ASK_S, Asking
@@ -27,11 +27,16 @@ from supervisor.contract.incident import Outcome
 from supervisor.contract.views.jobs import Accepted, EventsRequest, JobView, SubmitRequest
 
 if TYPE_CHECKING:
-    from supervisor.adapters.files.jobfile import JobFile
     from supervisor.api.client import ControlClient
     from supervisor.cli.jobs.order import Order
+    from supervisor.contract.job.spec import JobSpec
 
 F = TypeVar("F", bound=Callable[..., object])
+
+
+def _goals(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+    del ctx, param
+    return [each for each in (*PHASES, "step=") if each.startswith(incomplete)]
 
 
 def submit_options(function: F) -> F:
@@ -55,12 +60,13 @@ def submit(
     given: Globals, file: Path, name: str | None, resume: bool, fresh: bool, hold: bool, convert: bool
 ) -> None:
     """Start the job in FILE, a job file or a TFJob of Kubeflow."""
-    from supervisor.cli.jobs.order import print_converted, read_order, show_cautions
+    from supervisor.cli.jobs.order import errors_of, print_converted, read_order, show_cautions
 
     if convert:
         print_converted(file, name)
         return
-    target = find_target(given)
+    with errors_of(file, name):
+        target = find_target(given)
     order = read_order(target, file, name, resume=resume, fresh=fresh, hold=hold)
     show_cautions(order.request.spec, order.document)
     with order.located():
@@ -75,9 +81,10 @@ def run(
     context: click.Context, given: Globals, file: Path, name: str | None, resume: bool, fresh: bool
 ) -> None:
     """Start the job in FILE, follow it, and exit with its result: 0, 10 (failed) or 11 (stopped)."""
-    from supervisor.cli.jobs.order import read_order, show_cautions
+    from supervisor.cli.jobs.order import errors_of, read_order, show_cautions
 
-    target = find_target(given)
+    with errors_of(file, name):
+        target = find_target(given)
     order = read_order(target, file, name, resume=resume, fresh=fresh)
     if order.request.hold:
         raise UserError(f"{file}: the job is suspended, so it would never end; use submit, or remove suspend")
@@ -94,35 +101,39 @@ def run(
 @global_options
 def validate(given: Globals, file: Path, name: str | None, offline: bool) -> None:
     """Check the job in FILE, with the cluster if there is one; nothing is started."""
-    from supervisor.cli.jobs.order import check_file, read_order, show_cautions
+    from supervisor.cli.jobs.order import errors_of, read_order, show_cautions
 
-    # The file's own errors come first, also where there is no cluster to ask.
-    job = check_file(file, name)
-    show_cautions(job.spec, job.document)
-    target = None if offline else find_any_target(given)
-    if target is None:
-        print_accepted(given, _unasked(job, "--offline" if offline else "none was started here"))
-        return
+    with errors_of(file, name):
+        target = None if offline else find_any_target(given)
     order = read_order(target, file, name, resume=False, fresh=False)
+    spec = order.request.spec
+    show_cautions(spec, order.document)
+    if target is None:
+        print_accepted(given, _unasked(spec, "--offline" if offline else "none was started here"))
+        return
     with order.located():
         try:
             answer = asyncio.run(_validate(target, order.request))
         except Unreachable as error:
-            answer = _unasked(job, str(error))
+            answer = _unasked(spec, str(error))
     print_accepted(given, answer)
 
 
 @click.command()
 @click.argument("job", shell_complete=names.jobs)
-@click.option(
-    "--for", "goal", required=True, metavar="GOAL", help="running|succeeded|failed|stopped|ended|step=N"
-)
+@click.option("--for", "goal", default="", metavar="GOAL", shell_complete=_goals, help=f"The goal: {GOALS}.")
 @click.option("--timeout", type=click.FloatRange(min=0), help="Seconds; without it, for ever.")
 @global_options
 @click.pass_context
 def wait(context: click.Context, given: Globals, job: str, goal: str, timeout: float | None) -> None:
-    """Wait for GOAL. Exits with 0, 10 (failed), 11 (stopped), 12 (timeout) or 13 (out of reach)."""
-    context.exit(asyncio.run(_wait(find_target(given), given, job, Goal.parse(goal), timeout)))
+    """Wait until JOB has reached a goal.
+
+    Exits with 0, 10 (failed), 11 (stopped), 12 (the time is over), 13 (ended otherwise) or 16 (parked).
+
+    For example: supervisorctl wait digits --for step=1000 --timeout 60
+    """
+    wanted = Goal.parse(goal)
+    context.exit(asyncio.run(_wait(find_target(given), given, job, wanted, timeout)))
 
 
 async def _submit(target: Target, order: Order) -> Accepted:
@@ -140,14 +151,14 @@ async def _validate(target: Target, request: SubmitRequest) -> Accepted:
             asking.over()
 
 
-def _unasked(job: JobFile, why: str) -> Accepted:
+def _unasked(spec: JobSpec, why: str) -> Accepted:
     """The answer about a job from its file alone, without a cluster."""
-    told = f"the file is valid: {len(job.spec.tasks())} tasks"
+    told = f"the file is valid: {len(spec.tasks())} tasks"
     unchecked = (
         f"no cluster was asked ({why}): it is not checked whether the job's name and checkpoint directory "
         "are free, whether the nodes have what it asks for, and what the cluster's configuration says of it"
     )
-    return Accepted(job.spec.name, told, (unchecked,))
+    return Accepted(spec.name, told, (unchecked,))
 
 
 async def _wait(target: Target, given: Globals, name: str, goal: Goal, timeout_s: float | None) -> int:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import functools
 import sys
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Concatenate, ParamSpec, TypeVar
 
 import click
 
@@ -17,7 +20,46 @@ from supervisor.cli.target import Target, find_target
 from supervisor.cli.terminal import Neutraliser, on_terminal, one_line
 from supervisor.contract.errors import Unreachable
 from supervisor.contract.ids import TaskId
-from supervisor.contract.views.jobs import TailChunk, TailRequest
+from supervisor.contract.views.jobs import LINES_WITHIN, TailChunk, TailRequest
+
+P = ParamSpec("P")
+R = TypeVar("R")
+ALL_BYTES = 1 << 40
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """How much is wanted of the end of each attempt's output. None: not given."""
+
+    lines: int | None
+    bytes: int | None
+
+    def of(self, request: TailRequest) -> TailRequest:
+        """A request for so much. Without both it stays as it is."""
+        if self.lines == 0:
+            return replace(request, last_bytes=0)
+        most = request.last_bytes if self.lines is None else LINES_WITHIN
+        return replace(
+            request, last_bytes=most if self.bytes is None else self.bytes, last_lines=self.lines or 0
+        )
+
+
+def end_options(of_lines: str, of_bytes: str) -> Callable[[Callable[Concatenate[End, P], R]], Callable[P, R]]:
+    """Add -n and -c with these helps; the function gets an End first."""
+
+    def add(function: Callable[Concatenate[End, P], R]) -> Callable[P, R]:
+        @click.option("-n", "--lines", type=click.IntRange(min=0), help=of_lines)
+        @click.option("-c", "--bytes", type=click.IntRange(min=0, max=ALL_BYTES), help=of_bytes)
+        @functools.wraps(function)
+        def wrapped(*args: P.args, **kwargs: P.kwargs) -> R:
+            lines, most = (kwargs.pop(name) for name in ("lines", "bytes"))
+            assert lines is None or isinstance(lines, int)
+            assert most is None or isinstance(most, int)
+            return function(End(lines, most), *args, **kwargs)
+
+        return wrapped
+
+    return add
 
 
 @click.command()
@@ -25,27 +67,25 @@ from supervisor.contract.views.jobs import TailChunk, TailRequest
 @click.option(
     "-f", "--follow", is_flag=True, help="Then show new output as it comes, also of later attempts."
 )
-@click.option(
-    "-c",
-    "--bytes",
-    "last_bytes",
-    type=click.IntRange(min=0, max=1 << 40),
-    default=8192,
-    show_default=True,
-    help="The bytes to show from the end of each attempt's output.",
-)
 @click.option("--raw", is_flag=True, help="Write the bytes as they are; refused on a terminal.")
 @click.option(
     "--stacks", is_flag=True, help="Show the stored stacks of attempts that may have hung, not output."
 )
 @global_options
-def tail(given: Globals, task: str, follow: bool, last_bytes: int, raw: bool, stacks: bool) -> None:
-    """Show the output of a task's attempts, with what could steer the terminal shown as escapes."""
+@end_options(
+    "The lines to show from the end of each attempt's output.",
+    "The bytes to show from the end of each attempt's output; 8192 without -n.",
+)
+def tail(end: End, given: Globals, task: str, follow: bool, raw: bool, stacks: bool) -> None:
+    """Show the output of a task's attempts, with what could steer the terminal shown as escapes.
+
+    For example: supervisorctl tail digits/worker:0 -n 20 -f
+    """
     if raw and on_terminal():
         raise click.UsageError("--raw could steer your terminal; redirect the output")
     if stacks and follow:
         raise click.UsageError("--stacks shows what is stored; it cannot follow")
-    request = TailRequest(str(TaskId.parse(task)), follow, last_bytes, stacks=stacks)
+    request = end.of(TailRequest(str(TaskId.parse(task)), follow, stacks=stacks))
     asyncio.run(_tail(find_target(given), request, _Printer(given, raw=raw)))
 
 

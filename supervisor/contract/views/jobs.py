@@ -111,10 +111,14 @@ class OutputPlace:
     mark: int | None = None
 
 
+LINES_WITHIN = 16 << 20
+"""How far before the end of an output, in bytes, its last lines are looked for."""
+
+
 @dataclass(frozen=True, slots=True)
 class TailRequest:
     """Read the output of all attempts of a task that are on disk, the oldest first, the last `last_bytes` of
-    each; or the output after the place of an earlier chunk.
+    each, and of those the last `last_lines` unless it is 0; or what came after the place of an earlier chunk.
 
     With `follow` the stream goes on with new output. `merged`: it is one of many that a client merges, so the
     times of the output come with it, and only nodes that told of an attempt of the task are asked; others'
@@ -129,6 +133,7 @@ class TailRequest:
     merged: bool = False
     since_ms: int = 0
     stacks: bool = False
+    last_lines: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +180,7 @@ class ReadRequest:
     chunk.
 
     At the end of the output it waits up to `wait_ms` for more, while the attempt lives. `timed`: with the
-    times of the output. `since_ms`: as in TailRequest.
+    times of the output. `since_ms`, `last_lines`: as in TailRequest.
     """
 
     job_uuid: str
@@ -184,6 +189,7 @@ class ReadRequest:
     wait_ms: int = 0
     timed: bool = False
     since_ms: int = 0
+    last_lines: int = 0
 
 
 SAVE_S = 15.0
