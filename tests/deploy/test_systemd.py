@@ -69,6 +69,7 @@ def test_a_supervisor_that_is_killed_comes_back(services: Services) -> None:
     services.ask("wait", "counting", "--for", "running", "--timeout", "30")
 
 
+@pytest.mark.slow
 def test_tasks_of_an_agent_that_is_stopped_for_good_end_by_themselves(services: Services) -> None:
     pid = services.task()["pid"]
     services.box.run("systemctl", "stop", AGENT)

@@ -271,6 +271,7 @@ CASES: tuple[Case, ...] = (
         flags={"chief": ("--steps", "{steps}", "--save-steps", "20", "--pause-ms", "200")},
         note="training goes on while evaluator or TensorBoard come back",
         hangs=TEARDOWN,
+        quick=False,
     ),
     Case(
         name="digits_multiworker",
@@ -318,6 +319,7 @@ CASES: tuple[Case, ...] = (
         steps=200,
         flags={"worker": ("--steps", "{steps}", "--pause-ms", "20")},
         note="the trainer goes on while the service's parts come back",
+        quick=False,
     ),
     Case(
         name="plain",

@@ -27,6 +27,7 @@ def _write(client: Client, path: str, data: bytes) -> None:
         assert time.monotonic() < deadline, f"{path} stays short"
 
 
+@pytest.mark.slow
 def test_every_daemon_is_a_process_that_can_be_killed_and_comes_back(hdfs_of_my_own: HdfsCluster) -> None:
     cluster = hdfs_of_my_own
     client = _client(cluster)
@@ -70,6 +71,7 @@ def test_every_daemon_is_a_process_that_can_be_killed_and_comes_back(hdfs_of_my_
     _write(client, "/b/file", b"x")
 
 
+@pytest.mark.slow
 def test_the_other_namenode_takes_over(hdfs_ha: HdfsCluster) -> None:
     cluster = hdfs_ha
     client = _client(cluster)

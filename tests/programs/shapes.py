@@ -126,7 +126,6 @@ SHAPES: tuple[Shape, ...] = (
         saver="client:0",
         last_step=about(149),
         last_save=range(150, 152),
-        quick=True,
     ),
     Shape(
         name="tf1_best_model",
@@ -171,7 +170,6 @@ SHAPES: tuple[Shape, ...] = (
         result=rf"Trained: {LINE}",
         victims=ONE_OF_TWO,
         last_save=exactly(120),
-        quick=True,
     ),
     Shape(
         name="loop_epoch_step",
@@ -215,7 +213,6 @@ SHAPES: tuple[Shape, ...] = (
         shape="saves to a flag's default, `/tmp/my_working_dir`",
         result=r"final step 160 w 3\.00 b 2\.00",
         last_step=about(160),
-        quick=True,
     ),
     Shape(
         name="loop_chdir",
@@ -243,7 +240,6 @@ SHAPES: tuple[Shape, ...] = (
         last_step=about(160),
         last_save=exactly(160),
         outputs=("export/1/saved_model.pb", "export/predictions.csv"),
-        quick=True,
     ),
     Shape(
         name="loop_children",

@@ -7,7 +7,7 @@ import pytest
 from tests.sim.command import simulate
 
 BATCH = 25
-FIRST_BATCHES = 2
+FIRST_BATCHES = 1
 SHORT_BATCHES = 120
 LONG_BATCHES = 80
 
