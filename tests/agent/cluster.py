@@ -44,6 +44,9 @@ while time.monotonic() < end:
     time.sleep(0.02)
 """
 
+PATIENT = {"control_plane_grace": "60s"}
+"""A D that the restart of an agent does not outlast, however busy its machine is."""
+
 
 class Node:
     """An agent on a fresh directory, driven through etcd alone."""

@@ -21,7 +21,7 @@ from agent.inside.processes import fence
 from supervisor.contract.desired import Assignment, JobPhase, JobSwitch
 from supervisor.contract.observed import Prepared
 from supervisor.contract.timing import FAST
-from tests.agent.cluster import Job, Node
+from tests.agent.cluster import PATIENT, Job, Node
 from tests.agent.core import ME, SETTINGS, WAITING, Core, only
 from tests.support.etcd_server import EtcdServer
 
@@ -39,8 +39,8 @@ def etcd() -> Iterator[EtcdServer]:
 
 @pytest.fixture
 async def node(etcd: EtcdServer) -> AsyncIterator[Node]:
-    """With the default profile: a busy machine may take long for a successor."""
-    started = Node(etcd.endpoint, f"g{next(NUMBERS)}", profile="default")
+    """Its tasks live until a successor is there, however busy the machine is."""
+    started = Node(etcd.endpoint, f"g{next(NUMBERS)}", None, PATIENT, "default")
     started.start()
     yield started
     await started.close()

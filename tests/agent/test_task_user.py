@@ -24,7 +24,7 @@ from supervisor.contract.desired import JobPhase
 from supervisor.contract.errors import UserError
 from supervisor.contract.observed import Incarnation
 from supervisor.contract.timing import FAST
-from tests.agent.cluster import Job, Node, is_alive
+from tests.agent.cluster import PATIENT, Job, Node, is_alive
 from tests.agent.other_users import open_python, own_uid
 from tests.cli.agent_config import write_config
 from tests.support.etcd_server import EtcdServer
@@ -116,9 +116,10 @@ def etcd() -> Iterator[EtcdServer]:
 
 @pytest.fixture
 async def node(etcd: EtcdServer, root: Path) -> AsyncIterator[Node]:
-    """With the default profile: on a busy machine a successor may take longer than the fast one gives it."""
+    """Its tasks live until a successor is there, however busy the machine is."""
     name = f"n{next(NUMBERS)}"
-    started = Node(etcd.endpoint, name, root, {"task_user": f"{UID}:{UID}"}, profile="default")
+    more = {"task_user": f"{UID}:{UID}", **PATIENT}
+    started = Node(etcd.endpoint, name, root, more, profile="default")
     for name in ("work", "prog.py"):
         (root / name).chmod(0o755)
     started.start()
@@ -130,7 +131,8 @@ async def node(etcd: EtcdServer, root: Path) -> AsyncIterator[Node]:
 async def ranged(etcd: EtcdServer, root: Path) -> AsyncIterator[Node]:
     """With a user for each job."""
     name = f"n{next(NUMBERS)}"
-    started = Node(etcd.endpoint, name, root, {"task_user": f"{LOW}-{LOW + 20}"}, profile="default")
+    more = {"task_user": f"{LOW}-{LOW + 20}", **PATIENT}
+    started = Node(etcd.endpoint, name, root, more, profile="default")
     for name in ("work", "prog.py"):
         (root / name).chmod(0o755)
     started.config()
