@@ -91,7 +91,19 @@ class Verbs(LazyGroup):
     functions: ClassVar[Mapping[str, str]] = {"exec": "execute"}
 
 
+def _version(ctx: click.Context, param: click.Parameter, wanted: bool) -> None:
+    del param
+    if wanted and not ctx.resilient_parsing:
+        from supervisor.cli.jobs.look import version
+
+        ctx.invoke(version)
+        ctx.exit()
+
+
 @click.command(cls=Verbs, context_settings={"help_option_names": ["-h", "--help"]})
+@click.option(
+    "--version", is_flag=True, is_eager=True, callback=_version, expose_value=False, help="As `version`."
+)
 @global_options
 @click.pass_context
 def cli(ctx: click.Context, given: Globals) -> None:

@@ -47,6 +47,32 @@ def jobs_and_tasks(ctx: click.Context, param: click.Parameter, incomplete: str) 
     return (tasks if "/" in incomplete else jobs)(ctx, param, incomplete)
 
 
+def tasks_of_job(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+    """Tasks of the job that stands before, as `ROLE:INDEX`."""
+    del param
+
+    async def ask(client: ControlClient) -> Iterable[str]:
+        (job,) = (await client.status(_job(ctx))).jobs
+        return [f"{task.role}:{task.index}" for task in job.tasks]
+
+    return _ask(ctx, ask, incomplete)
+
+
+def roles_of_job(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+    """Roles of the job that stands before."""
+    return sorted({task.partition(":")[0] for task in tasks_of_job(ctx, param, incomplete)})
+
+
+def checkpoints_of_job(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+    """Checkpoints of the job that stands before, as `g3-s400`."""
+    del param
+
+    async def ask(client: ControlClient) -> Iterable[str]:
+        return [str(each.ref) for each in (await client.checkpoints(_job(ctx))).checkpoints]
+
+    return _ask(ctx, ask, incomplete)
+
+
 def nodes(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
     """The names of nodes."""
     del param
@@ -69,6 +95,13 @@ def _ask(
     except TfSupervisorError:
         return []
     return sorted(one_line(each) for each in found if each.startswith(incomplete))
+
+
+def _job(ctx: click.Context | None) -> str:
+    """The job that the words before name: of this verb, or of one above it."""
+    while ctx is not None and not ctx.params.get("job"):
+        ctx = ctx.parent
+    return str(ctx.params["job"]).partition("/")[0] if ctx is not None else ""
 
 
 def _given(ctx: click.Context | None) -> Globals:

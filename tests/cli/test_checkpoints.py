@@ -15,6 +15,7 @@ from chaos.bundles import bundle, plain
 from supervisor.cli.checkpoints.list import _options_first
 from supervisor.cli.local.cluster import LocalCluster
 from tests.cli.saving import SavingShell
+from tests.cli.shell import completed
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +42,7 @@ def test_options_may_stand_on_either_side_of_the_job() -> None:
     assert _options_first([]) == []
 
 
-def test_the_list_tells_what_each_is_and_how_it_was_verified(shell: SavingShell) -> None:
+def test_the_list_tells_what_each_is_and_how_it_was_verified(shell: SavingShell, tmp_path: Path) -> None:
     found = shell.list()
     assert [each.ref for each in found] == sorted((each.ref for each in found), reverse=True)
     assert {(each.tensors, each.verified, each.pinned) for each in found} == {(2, "size", False)}
@@ -51,6 +52,9 @@ def test_the_list_tells_what_each_is_and_how_it_was_verified(shell: SavingShell)
     ]
     assert lines[2].split()[:3] == [str(found[0].ref), str(found[0].ref.step), "1"]
     assert "newest" in lines[2]
+    program = f"supervisorctl --state {shell.cluster.layout.state}"
+    for words in ("pin count", "checkpoints count unpin"):
+        assert completed(tmp_path, f"{program} {words} g") == sorted(str(each.ref) for each in found)
     assert "no job 'gc'" in shell("checkpoints", "gc", code=3).stderr
     assert "did you mean 'verify'" in shell("checkpoints", "count", "verfy", code=2).stderr
 

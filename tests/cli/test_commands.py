@@ -23,6 +23,7 @@ def test_help_and_version(tmp_path: Path) -> None:
     done = ctl(tmp_path, "--help")
     assert done.returncode == 0
     assert "Restart a job, or one task of it." in done.stdout
+    assert ctl(tmp_path, "--version").stdout == ctl(tmp_path, "version").stdout
     assert json.loads(ctl(tmp_path, "version", "--output", "json").stdout)["api_protocol"] == 1
 
 
@@ -51,6 +52,12 @@ def test_help_and_version(tmp_path: Path) -> None:
             2,
             "error: write --for with one of running, succeeded, failed, stopped, ended or step=N",
         ),
+        (
+            ("submit", "train.py"),
+            2,
+            "error: train.py: a Python program, and no job file; `supervisorctl init",
+        ),
+        (("logs", "a", "--task", "w"), 2, "error: --task 'w': write ROLE:INDEX, for example worker:0"),
         (("tail", "a"), 2, "error: 'a' is not a task: write JOB/ROLE:INDEX, for example digits/worker:0"),
         (("restart", "a/b"), 2, "error: 'a/b' is not a task"),
         (

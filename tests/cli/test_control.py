@@ -231,11 +231,22 @@ def test_a_deleted_job_is_gone_and_its_name_is_free(shell: PrintingShell) -> Non
     assert int(str(shell.job()["generation"])) > int(str(before["generation"]))
 
 
+def test_the_status_of_the_cluster_shows_no_token_in_a_pipe(shell: PrintingShell) -> None:
+    page = str(shell.json("local", "status")["page"])
+    token = page.partition("token=")[2]
+    assert token
+    shown = shell("local", "status").stdout
+    assert token not in shown
+    assert f"(its token is in {shell.cluster.layout.http_token})" in shown
+
+
 def test_a_shell_completes_the_names_of_the_cluster(shell: PrintingShell, tmp_path: Path) -> None:
     program = f"supervisorctl --state {shell.cluster.layout.state}"
     assert completed(tmp_path, f"{program} status c") == ["count"]
     assert completed(tmp_path, f"{program} tail count/") == [TASK]
     assert completed(tmp_path, f"{program} restart count/w") == [TASK]
+    assert completed(tmp_path, f"{program} logs count --role w") == ["worker"]
+    assert completed(tmp_path, f"{program} logs count --task w") == ["worker:0"]
     wait_until(
         lambda: completed(tmp_path, f"{program} cordon node-") == ["node-0", "node-1"], "both are here"
     )

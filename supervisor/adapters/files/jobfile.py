@@ -93,6 +93,9 @@ class JobFile:
 
 def load_job_file(path: Path, *, checkpoint_base: str | None, name: str | None = None) -> JobFile:
     """As `job_of`, of what the file holds. Raises NotFound, too."""
+    if path.suffix == ".py":
+        advice = f"`supervisorctl init -- python {path}` writes a job file for it"
+        raise UserError(f"{path}: a Python program, and no job file; {advice}")
     return job_of(read(path), path, checkpoint_base=checkpoint_base, name=name)
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from supervisor.cli import render
+from supervisor.cli import names, render
 from supervisor.cli.checkpoints.list import JOB
 from supervisor.cli.jobs.control import parse_checkpoint, set_pin
 from supervisor.cli.options import Globals, global_options
@@ -54,7 +54,7 @@ WHY = {
 
 
 @click.command()
-@click.argument("refs", nargs=-1, metavar="[REF...]")
+@click.argument("refs", nargs=-1, shell_complete=names.checkpoints_of_job, metavar="[REF...]")
 @global_options
 @click.pass_context
 def verify(context: click.Context, given: Globals, refs: tuple[str, ...]) -> None:
@@ -113,7 +113,7 @@ def gc(context: click.Context, given: Globals, dry_run: bool) -> None:
 
 
 @click.command()
-@click.argument("checkpoint", metavar="REF")
+@click.argument("checkpoint", shell_complete=names.checkpoints_of_job, metavar="REF")
 @global_options
 @click.pass_context
 def pin(context: click.Context, given: Globals, checkpoint: str) -> None:
@@ -122,7 +122,7 @@ def pin(context: click.Context, given: Globals, checkpoint: str) -> None:
 
 
 @click.command()
-@click.argument("checkpoint", metavar="REF")
+@click.argument("checkpoint", shell_complete=names.checkpoints_of_job, metavar="REF")
 @global_options
 @click.pass_context
 def unpin(context: click.Context, given: Globals, checkpoint: str) -> None:

@@ -38,4 +38,4 @@ def failed(findings: Iterable[Finding]) -> bool:
 def show(findings: Iterable[Finding]) -> None:
     """Print them as a table."""
     rows = [(each.check, each.state.value, each.detail, each.advice) for each in findings]
-    render.table(("CHECK", "STATE", "FOUND", "WHAT TO DO"), rows)
+    render.table(("check", "state", "found", "what to do"), rows)

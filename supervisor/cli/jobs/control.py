@@ -86,7 +86,7 @@ def scale(given: Globals, job: str, sizes: tuple[str, ...]) -> None:
 
 @click.command()
 @click.argument("job", shell_complete=names.jobs)
-@click.argument("checkpoint", metavar="STEP")
+@click.argument("checkpoint", shell_complete=names.checkpoints_of_job, metavar="STEP")
 @global_options
 def pin(given: Globals, job: str, checkpoint: str) -> None:
     """Keep JOB's checkpoint of STEP (or gG-sS) for good, however many newer ones come."""
@@ -95,7 +95,7 @@ def pin(given: Globals, job: str, checkpoint: str) -> None:
 
 @click.command()
 @click.argument("job", shell_complete=names.jobs)
-@click.argument("checkpoint", metavar="STEP")
+@click.argument("checkpoint", shell_complete=names.checkpoints_of_job, metavar="STEP")
 @global_options
 def unpin(given: Globals, job: str, checkpoint: str) -> None:
     """Let JOB's checkpoint of STEP (or gG-sS) be removed when it is old enough."""

@@ -7,6 +7,7 @@ import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import cycle
 from typing import TYPE_CHECKING
 
@@ -48,8 +49,20 @@ class _LineView:
 @click.argument("job", shell_complete=names.jobs)
 @click.option("-f", "--follow", is_flag=True, help="Then show new output as it comes.")
 @click.option("--since", default="", metavar="DURATION", help="Only of the last time, such as 10m or 2h.")
-@click.option("--role", "roles", multiple=True, metavar="ROLE", help="Only tasks of this role; repeatable.")
-@click.option("--task", "tasks", multiple=True, metavar="ROLE:INDEX", help="Only this task; repeatable.")
+@click.option(
+    *("--role", "roles"),
+    multiple=True,
+    metavar="ROLE",
+    shell_complete=names.roles_of_job,
+    help="Only tasks of this role; repeatable.",
+)
+@click.option(
+    *("--task", "tasks"),
+    multiple=True,
+    metavar="ROLE:INDEX",
+    shell_complete=names.tasks_of_job,
+    help="Only this task; repeatable.",
+)
 @click.option("--timestamps", is_flag=True, help="Begin each line with the time at which it came.")
 @global_options
 @end_options(
@@ -73,12 +86,19 @@ def logs(
     For example: supervisorctl logs digits --role worker -n 50 -f
     """
     check_name("job", job)
-    named = frozenset(str(TaskId.parse(f"{job}/{task}")) for task in tasks)
+    named = frozenset(map(partial(_task, job), tasks))
     wanted = _Wanted(job, frozenset(roles), named)
     request = TailRequest("", False, ALL_BYTES if since else 64 << 10, merged=True, since_ms=_since(since))
     asyncio.run(
         _logs(find_target(given), wanted, end.of(request), _Printer(given, timestamps), follow=follow)
     )
+
+
+def _task(job: str, text: str) -> str:
+    try:
+        return str(TaskId.parse(f"{job}/{text}"))
+    except UserError as error:
+        raise UserError(f"--task {text!r}: write ROLE:INDEX, for example worker:0") from error
 
 
 def _since(text: str) -> int:

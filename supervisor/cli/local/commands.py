@@ -201,7 +201,7 @@ def status(context: click.Context, given: Globals) -> None:
     if given.json:
         render.emit_json(found)
     else:
-        _show(found)
+        _show(found, _cluster(given).layout.http_token)
     context.exit(0 if found.running else 3)
 
 
@@ -237,14 +237,14 @@ def _cluster(given: Globals) -> LocalCluster:
     return LocalCluster(state_of(given))
 
 
-def _show(status: LocalStatus) -> None:
+def _show(status: LocalStatus, token: Path) -> None:
     if not status.running:
         where = f"the cluster in {status.state} runs on {status.elsewhere}, or its end was not noted"
         click.echo(where if status.elsewhere else f"no cluster runs in {status.state}")
         return
     click.echo(f"cluster in {status.state}, keeper pid {status.keeper_pid}")
     if status.page:
-        click.echo(f"page: {status.page}")
+        click.echo(f"page: {_page_for_output(status.page, token)}")
     rows = [
         (
             member.member,

@@ -64,7 +64,7 @@ class PauseService:
         what = "the brake is released by an operator" if held.value.brake else "all jobs go on"
         over = replace(held.value, in_force=False, passed=snap.revision)
         await self._run(Action(RESUMED, "", what, (unchanged(held),), (put(keys.PAUSE, over),)))
-        return Accepted("", f"{what}; jobs that are paused by themselves stay so")
+        return Accepted("", f"{what}; a job with a pause of its own stays paused")
 
     async def pause_job(self, name: str, reason: str) -> Accepted:
         """Hold restarts and moves of a job. It stays so over a stop and a start."""
