@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from supervisor.adapters.files.private import sync
 from supervisor.cli.local import lives
 from supervisor.cli.local.lives import Claim, Hold, Life, Lives
 from supervisor.contract.errors import Conflict, Unreachable
@@ -243,7 +244,6 @@ def test_a_copy_is_on_the_disk_before_its_source_is_removed(
     run_etcd(there, etcd, ended=False)
     claim = found.claim(AT_ONCE)
     synced: list[str] = []
-    sync = lives._sync
 
     def noting(path: Path) -> None:
         assert (etcd / "data").exists()
@@ -251,7 +251,7 @@ def test_a_copy_is_on_the_disk_before_its_source_is_removed(
         synced.append(path.name)
         sync(path)
 
-    monkeypatch.setattr(lives, "_sync", noting)
+    monkeypatch.setattr(lives, "sync", noting)
     hold_of(found, claim, unexpected).take_over(etcd)
     assert synced == ["wal", "data-2", "etcd"]
 

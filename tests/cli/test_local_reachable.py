@@ -120,7 +120,7 @@ def test_agents_of_other_machines_join_and_find_it_again_where_it_has_moved(tmp_
         # A client that keeps the certificate of this start.
         shutil.copytree(cluster.layout.state / "tls", tmp_path / "kept")
         kept = TlsFiles(
-            *(tmp_path / "kept" / name for name in ("ca.pem", "user-owner.pem", "user-owner.key"))
+            *(tmp_path / "kept" / name for name in ("ca.pem", "1/user-owner.pem", "1/user-owner.key"))
         )
         cluster.down()
         moved = cluster_at("127.0.0.3", tmp_path)
@@ -128,7 +128,7 @@ def test_agents_of_other_machines_join_and_find_it_again_where_it_has_moved(tmp_
         wait_until(lambda: life_of_the_agent(moved) not in ("", first), "it has followed")
         settings = moved.layout.read()
         supervisors = [f"127.0.0.3:{settings.doors[each]}" for each in moved.layout.supervisors(settings)]
-        assert (moved.layout.state / "tls/user-owner.pem").read_bytes() != kept.cert.read_bytes()
+        assert (moved.layout.state / "tls/2/user-owner.pem").read_bytes() != kept.cert.read_bytes()
         assert asyncio.run(answer(supervisors, kept)).startswith("supervisor-")
         assert [each.name for each in (moved.layout.state / "tls").iterdir() if each.is_dir()] == ["2"]
 
@@ -208,8 +208,7 @@ def test_a_late_start_of_another_machine_changes_nothing_for_long(cluster: Local
 async def read_of_etcd(cluster: LocalCluster, holder: str) -> str:
     """The outcome of a read of the leader's record in etcd, by this certificate of the cluster."""
     reach = cluster.layout.reachable(cluster.layout.read())
-    directory = reach.tls if holder.startswith("user-") else reach.own
-    files = TlsFiles(*map(Path, reach.holder(holder, directory).values()))
+    files = TlsFiles(*map(Path, reach.holder(holder).values()))
     etcd = EtcdCoordination(
         [reach.address(ETCD)], "local", rpc_deadline_ms=2_000, silence_ms=2_000, tls=files
     )

@@ -637,7 +637,7 @@ ROWS = (
     Guarantee(
         12,
         "Of two machines that start an embedded cluster in one directory at the same moment one does.",
-        LIVES,
+        "supervisor/adapters/files/private.py",
         "os.link(fresh, path)",
         "fresh.replace(path)",
         SHARED + "test_of_two_machines_that_begin_at_once_one_does",

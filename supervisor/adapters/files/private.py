@@ -1,4 +1,4 @@
-"""Files with secrets: this user can read them, and nobody else."""
+"""Files that are written whole, and with secrets: this user can read them, and nobody else."""
 
 from __future__ import annotations
 
@@ -37,3 +37,29 @@ def write_private(path: Path, content: bytes) -> None:
         fresh.replace(path)
     except OSError as error:
         raise Refused(f"cannot write {path}: {error.strerror}") from error
+
+
+def publish(fresh: Path, path: Path) -> bool:
+    """Give a file that is whole the name `path` as well, unless that name is taken; whether it got it.
+
+    Of several processes, on one machine or on several that share a file system, one succeeds. Either
+    way a file of that name is on the disk afterwards. Raises OSError.
+    """
+    sync(fresh)
+    try:
+        os.link(fresh, path)
+    except FileExistsError:
+        # A network file system may send a request twice, and tell what came of the second.
+        return fresh.stat().st_nlink > 1
+    finally:
+        sync(path.parent)
+    return True
+
+
+def sync(path: Path) -> None:
+    """Return when a file, or the names in a directory, are on the disk. Raises OSError."""
+    file = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(file)
+    finally:
+        os.close(file)

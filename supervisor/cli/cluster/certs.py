@@ -17,7 +17,7 @@ import click
 
 from supervisor.adapters.certificates import openssl
 from supervisor.adapters.certificates.issuer import SKEW, signed
-from supervisor.adapters.files.private import write_private
+from supervisor.adapters.files.private import publish, write_private
 from supervisor.contract.access import Kind, identify
 from supervisor.contract.errors import Conflict, Refused, TfSupervisorError, UserError
 from supervisor.contract.ids import check_name
@@ -99,29 +99,30 @@ def issue(directory: Path, holders: tuple[str, ...], days: int, renew: bool) -> 
     if there and not renew:
         raise Conflict(f"{directory / there[0]}.pem is there already; --renew replaces it")
     until = datetime.now(UTC) + timedelta(days=days)
-    for each in make(directory, holders, days):
+    for each in make(directory, directory, holders, days):
         also = ", ".join(each.alternatives)
         click.echo(f"{directory / each.file}.pem: {each.name}, until {until:%Y-%m-%d}; {also}")
 
 
-def make(directory: Path, holders: Iterable[str], days: int, into: Path | None = None) -> list[Wanted]:
-    """Make certificates, in place of those that are there, and their authorities where there are none.
+def make(authorities: Path, directory: Path, holders: Iterable[str], days: int) -> list[Wanted]:
+    """Make certificates in `directory`, in place of those that are there, and the authorities if none are.
 
-    `holders`: each as `KIND:NAME[,ADDRESS...]`. `into`: the directory of the certificates; by default that of
-    the authorities. Raises UserError, Refused.
+    `holders`: each as `KIND:NAME[,ADDRESS...]`. Raises UserError, Refused.
     """
     wanted = _wanted(holders)
     openssl.require()
-    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-    if not _has_authority(directory, AUTHORITY):
-        _make_authority(directory, USERS)
-    if not _has_authority(directory, USERS):
-        # A directory of an earlier release: its supervisors trust one authority alone.
+    for made in (authorities, directory):
+        made.mkdir(mode=0o700, parents=True, exist_ok=True)
+    # Users have theirs first: an authority of machines without one is of an earlier release.
+    if not _has_authority(authorities, AUTHORITY):
+        _make_authority(authorities, USERS)
+    if not _has_authority(authorities, USERS):
+        # Its supervisors trust one authority alone.
         wanted = [replace(each, authority=AUTHORITY) if each.authority == USERS else each for each in wanted]
     for authority in dict.fromkeys((AUTHORITY, *(each.authority for each in wanted))):
-        _make_authority(directory, authority)
+        _make_authority(authorities, authority)
     for each in wanted:
-        _sign(directory, into or directory, each, days)
+        _sign(authorities, directory, each, days)
     return wanted
 
 
@@ -219,16 +220,22 @@ def _has_authority(directory: Path, name: str) -> bool:
 
 
 def _make_authority(directory: Path, name: str) -> None:
-    """Make an authority. Each file appears whole, so an interrupted run leaves no broken authority."""
+    """Make an authority where there is none.
+
+    Its key is what makes it one. Each file appears whole, and is never replaced: of several runs at once
+    the first one's counts for all, and an interrupted run leaves what the next one completes.
+    """
     key, certificate = directory / f"{name}.key", directory / f"{name}.pem"
+    # In this order: another run makes the key first.
+    if certificate.exists() and not key.exists():
+        raise Refused(
+            f"{certificate} is there, and {key} is not: bring the authority's key, or use a new directory"
+        )
     if not key.exists():
-        if certificate.exists():
-            raise Refused(
-                f"{certificate} is there, and {key} is not: bring the authority's key, or use a new directory"
-            )
         with openssl.scratch(directory) as scratch:
-            openssl.new_key(Path(scratch) / "key")
-            (Path(scratch) / "key").replace(key)
+            made = Path(scratch) / "key"
+            openssl.new_key(made)
+            publish(made, key)
     _sign_itself(key, certificate, name, ("-addext", _NO_ADDRESS) if name == POOLS else ())
     if name == POOLS:
         _sign_itself(key, directory / f"{POOLS_OF_ETCD}.pem", name, ())
@@ -244,7 +251,7 @@ def _sign_itself(key: Path, certificate: Path, name: str, names: tuple[str, ...]
         usage = ("-addext", "keyUsage=critical,keyCertSign,cRLSign")
         sign = ("req", "-x509", "-new", "-sha256", "-key", str(key), "-out", str(made))
         openssl.run(*sign, *subject, *constraints, *usage, *names)
-        made.replace(certificate)
+        publish(made, certificate)
 
 
 def _mark_of(key: Path, scratch: str) -> str:
@@ -257,16 +264,16 @@ def _mark_of(key: Path, scratch: str) -> str:
     return hashlib.sha256(public.read_bytes()).hexdigest()[:8]
 
 
-def _sign(directory: Path, into: Path, wanted: Wanted, days: int) -> None:
-    with openssl.scratch(into) as scratch:
+def _sign(authorities: Path, directory: Path, wanted: Wanted, days: int) -> None:
+    with openssl.scratch(directory) as scratch:
         key, request, made = (Path(scratch) / name for name in ("key", "request", "pem"))
         openssl.new_key(key)
         openssl.run("req", "-new", "-key", str(key), "-subj", f"/CN={wanted.name}", "-out", str(request))
         now = datetime.now(UTC)
         try:
             pem = signed(
-                directory / f"{wanted.authority}.pem",
-                directory / f"{wanted.authority}.key",
+                authorities / f"{wanted.authority}.pem",
+                authorities / f"{wanted.authority}.key",
                 request.read_text(encoding="ascii"),
                 wanted.name,
                 wanted.usage,
@@ -277,5 +284,5 @@ def _sign(directory: Path, into: Path, wanted: Wanted, days: int) -> None:
             raise Refused(f"no certificate for {wanted.name}: {error}") from error
         write_private(made, pem.encode())
         # The key first: who reads the two meanwhile finds that they do not match, and keeps the old pair.
-        key.replace(into / f"{wanted.file}.key")
-        made.replace(into / f"{wanted.file}.pem")
+        key.replace(directory / f"{wanted.file}.key")
+        made.replace(directory / f"{wanted.file}.pem")

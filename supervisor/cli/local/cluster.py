@@ -318,9 +318,11 @@ class LocalCluster:
             listen = self.layout.reachable(settings).listen
             ports = _free_ports((ETCD, *names), listen, before.doors if before is not None else {})
             settings = replace(settings, doors=ports)
-            self.layout.reachable(settings).certify(names)
+            reach = self.layout.reachable(settings)
+            reach.certify(names)
             lives.check(claim.life, claim.since_s)
             self.layout.write(settings)
+            reach.forget_before()
         except BaseException:
             with suppress(TfSupervisorError):
                 lives.give_back(claim)

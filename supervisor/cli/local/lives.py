@@ -25,6 +25,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, astuple, dataclass, field, replace
 from pathlib import Path
 
+from supervisor.adapters.files.private import publish, sync
 from supervisor.contract.errors import Conflict, TfSupervisorError, Unreachable
 
 BEAT_S, STOP_S, TAKE_S = 3.0, 60.0, 90.0
@@ -126,12 +127,8 @@ class Lives:
         since_s = now_s()
         claim = Claim(self._after(before), before, since_s)
         with file_errors(), self._fresh(claim.life) as (fresh, path):
-            try:
-                os.link(fresh, path)
-            except FileExistsError as error:
-                # A network file system may send a request twice, and tell what came of the second.
-                if fresh.stat().st_nlink == 1:
-                    raise self._too_late() from error
+            if not publish(fresh, path):
+                raise self._too_late()
         self.check(claim.life, since_s)
         # From here on the former life sees this one. What it wrote before that is read now.
         if before is not None and (now := self.read(before.number)) != before:
@@ -277,7 +274,7 @@ class Hold:
                 if life.source:
                     _copy(etcd / life.source, own)
                 own.mkdir(mode=0o700, exist_ok=True)
-                _sync(etcd)
+                sync(etcd)
                 self._say(ready=True)
             elif not own.is_dir():
                 raise Unreachable(f"{own} is gone: bring etcd's data back, or choose another --state")
@@ -337,16 +334,8 @@ def _copy(source: Path, to: Path) -> None:
     shutil.copytree(source, to)
     for directory, _, files in os.walk(to, topdown=False):
         for each in files:
-            _sync(Path(directory, each))
-        _sync(Path(directory))
-
-
-def _sync(path: Path) -> None:
-    file = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(file)
-    finally:
-        os.close(file)
+            sync(Path(directory, each))
+        sync(Path(directory))
 
 
 @contextmanager

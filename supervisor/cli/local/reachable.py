@@ -11,6 +11,7 @@ import os
 import shutil
 import socket
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -37,7 +38,8 @@ class Reachable:
         ports: member -> port.
         scratch: a directory that each machine has to itself.
         mark: keeps the agents of two clusters of one user apart there.
-        life: the start of the cluster that this is. It has certificates of its own, in a directory of `tls`.
+        life: the start of the cluster that this is. It has certificates of its own, in a directory of `tls`:
+            no other start replaces one of them.
     """
 
     tls: Path
@@ -75,35 +77,37 @@ class Reachable:
 
     @property
     def own(self) -> Path:
-        """The directory of the certificates that name this host."""
+        """The directory of this start's certificates and their keys."""
         return self.tls / str(self.life)
 
-    def holder(self, name: str, directory: Path | None = None) -> dict[str, str]:
-        """The certificate of `KIND-NAME`, as `tls` of a configuration names it; by default of a machine."""
-        stem = (directory or self.own) / name
+    def holder(self, name: str) -> dict[str, str]:
+        """The certificate of `KIND-NAME`, as `tls` of a configuration names it."""
+        stem = self.own / name
         return {"ca": self._pem("ca"), "cert": f"{stem}.pem", "key": f"{stem}.key"}
 
     def certify(self, supervisors: Sequence[str]) -> None:
-        """Make the authorities where there are none, and certificates for this host. Raises Refused."""
+        """Make the authorities where there are none, and the certificates of this start. Raises Refused."""
         from supervisor.cli.cluster import certs
 
         at = bare(self.host)
-        certs.make(self.tls, [f"user:{OWNER}", f"etcdctl:{ADMIN}"], DAYS)
+        machines = (*(f"supervisor:{name},{at}" for name in supervisors), f"etcd:{ETCD},{at}")
+        certs.make(self.tls, self.own, [*machines, f"user:{OWNER}", f"etcdctl:{ADMIN}"], DAYS)
         certs.make_pool_authority(self.tls)
-        for each in self.tls.iterdir():
-            if each.name.isdecimal() and int(each.name) < self.life:
-                shutil.rmtree(each, ignore_errors=True)
-        self.own.mkdir(mode=0o700, exist_ok=True)
-        machines = [f"supervisor:{name},{at}" for name in supervisors]
-        certs.make(self.tls, [*machines, f"etcd:{ETCD},{at}"], DAYS, self.own)
         both = b"".join((self.tls / f"{each}.pem").read_bytes() for each in ("ca", "pool-ca-etcd"))
         write_private(self._of_etcd, both)
+
+    def forget_before(self) -> None:
+        """Remove the certificates of former starts, which no configuration names any more."""
+        with suppress(OSError):
+            for each in self.tls.iterdir():
+                if each.name.isdecimal() and int(each.name) < self.life:
+                    shutil.rmtree(each, ignore_errors=True)
 
     def admit(self, supervisor_config: Path, holders: Sequence[str]) -> None:
         """Make these the users of etcd, and let it refuse all others. Raises Unreachable, Refused."""
         from supervisor.cli.cluster import etcd
 
-        etcd.give_users(supervisor_config, self.tls / f"etcdctl-{ADMIN}.pem", holders)
+        etcd.give_users(supervisor_config, self.own / f"etcdctl-{ADMIN}.pem", holders)
 
     def etcd_flags(self) -> tuple[str, ...]:
         """The addresses of etcd for clients, and whom it takes for one."""
@@ -151,11 +155,11 @@ class Reachable:
     @property
     def _of_etcd(self) -> Path:
         """The authorities whose certificates etcd takes."""
-        return self.tls / "of-etcd.pem"
+        return self.own / "of-etcd.pem"
 
     def _pem(self, name: str) -> str:
         return str(self.tls / f"{name}.pem")
 
     def client(self) -> dict[str, object]:
         """The fields of the configuration of the cluster's user."""
-        return {"tls": self.holder(f"user-{OWNER}", self.tls)}
+        return {"tls": self.holder(f"user-{OWNER}")}
