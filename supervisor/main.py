@@ -236,7 +236,7 @@ def _take(
 
 def _load_targets(notifiers: Notifiers, daemon: ControlDaemon, config: SupervisorConfig) -> None:
     notifiers.load(_targets(config))
-    daemon.job_service.targets = frozenset(config.notify.targets)
+    daemon.job_service.submissions.targets = frozenset(config.notify.targets)
 
 
 def _brake(config: SupervisorConfig) -> BrakeSettings:

@@ -82,7 +82,7 @@ class TwoJobs:
         await self._settle()
 
     async def _submit(self, spec: JobSpec) -> None:
-        await self._ask(lambda service: service.submit(SubmitRequest(spec)))
+        await self._ask(lambda service: service.submissions.submit(SubmitRequest(spec)))
         await self._until(f"{spec.name} to be healthy", lambda: self._promises.healthy(spec.name))
 
     def _spec(self, name: str) -> JobSpec:

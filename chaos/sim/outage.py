@@ -204,7 +204,7 @@ class Outage:
         if seat is None or seat.control is None:
             return
         service = seat.control.job_service
-        work = service.submit(SubmitRequest(self._spec())) if submit else service.restart(JOB)
+        work = service.submissions.submit(SubmitRequest(self._spec())) if submit else service.restart(JOB)
         try:
             world.say(f"operator: {await world.call(seat, work)}")
         except (TfSupervisorError, TimeoutError) as error:

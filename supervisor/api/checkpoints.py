@@ -17,7 +17,7 @@ from supervisor.contract.views.checkpoints import (
     ImportRequest,
     VerifyRequest,
 )
-from supervisor.contract.views.jobs import JobRequest
+from supervisor.contract.views.jobs import Accepted, JobRequest, PinRequest
 from supervisor.control.services.checkpoints import CheckpointService
 from supervisor.wire import rpc
 
@@ -36,6 +36,7 @@ class CheckpointMethods:
         return {
             "FindCheckpoint": rpc.unary(FindRequest, self.find),
             "CollectCheckpoints": rpc.unary(CollectRequest, self.collect),
+            "Pin": rpc.unary(PinRequest, self.pin),
             "PlaceImport": rpc.unary(ImportRequest, self.place),
             "VerifyCheckpoints": rpc.stream(VerifyRequest, self.verify),
             "AdoptImport": rpc.stream(AdoptRequest, self.adopt),
@@ -51,6 +52,11 @@ class CheckpointMethods:
         """Remove checkpoints that are not kept."""
         self._leading()
         return await self._service.collect(request)
+
+    async def pin(self, request: PinRequest) -> Accepted:
+        """Keep a checkpoint, or let it go."""
+        self._leading()
+        return await self._service.pin(request.job, request.ref, pinned=request.pinned)
 
     async def place(self, request: ImportRequest) -> ImportPlace:
         """The place for an import."""

@@ -44,7 +44,6 @@ from supervisor.contract.views.jobs import (
     Explanation,
     JobRequest,
     JobView,
-    PinRequest,
     RestartRequest,
     ScaleRequest,
     SignalRequest,
@@ -183,7 +182,6 @@ class ControlService:
             "Delete": rpc.unary(JobRequest, self.delete),
             "Restart": rpc.unary(RestartRequest, self.restart),
             "Scale": rpc.unary(ScaleRequest, self.scale),
-            "Pin": rpc.unary(PinRequest, self.pin),
             "Signal": rpc.unary(SignalRequest, self.signal),
             "Exec": rpc.stream(ExecRequest, self.exec),
             "Events": rpc.stream(EventsRequest, self.events),
@@ -207,22 +205,22 @@ class ControlService:
     async def submit(self, request: SubmitRequest) -> Accepted:
         """Start a job."""
         self._snapshot()
-        return await self._service.submit(request)
+        return await self._service.submissions.submit(request)
 
     async def validate(self, request: SubmitRequest) -> Accepted:
         """Check a job."""
         self._snapshot()
-        return await self._service.validate(request)
+        return await self._service.submissions.validate(request)
 
     async def find_code(self, ref: CodeRef) -> CodeState:
         """Whether an archive is there."""
         self._snapshot()
-        return await self._service.find_code(ref)
+        return await self._service.uploads.find(ref)
 
     async def put_code(self, part: CodePart) -> CodeState:
         """Upload a chunk of an archive."""
         self._snapshot()
-        return await self._service.put_code(part)
+        return await self._service.uploads.put(part)
 
     async def stop(self, request: StopRequest) -> Accepted:
         """Stop a job. One that has time to save is asked to save first: not every program does at SIGTERM."""
@@ -255,11 +253,6 @@ class ControlService:
         """Change the counts of a job's roles."""
         self._snapshot()
         return await self._service.scale(request.job, request.sizes)
-
-    async def pin(self, request: PinRequest) -> Accepted:
-        """Keep a checkpoint, or let it go."""
-        self._snapshot()
-        return await self._service.pin(request.job, request.ref, pinned=request.pinned)
 
     async def signal(self, request: SignalRequest) -> Accepted:
         """Send a signal to a task, by the agent of its node."""

@@ -46,10 +46,12 @@ from supervisor.contract.views.jobs import (
 from supervisor.contract.views.nodes import CordonRequest, DismissRequest, NodeAnswer, UncordonRequest
 from supervisor.control.decide.snapshot import Snapshot
 from supervisor.control.services.checkpoints import CheckpointService
+from supervisor.control.services.code_uploads import CodeUploads
 from supervisor.control.services.jobs import JobService
 from supervisor.control.services.nodes import NodeService
 from supervisor.control.services.pauses import PauseService
 from supervisor.control.services.pools import PoolService
+from supervisor.control.services.submissions import SubmissionService
 from supervisor.wire.rpc import Guard
 
 URI = "file:///c"
@@ -70,6 +72,10 @@ class FakeCheckpointService(CheckpointService):
     async def collect(self, request: CollectRequest) -> CollectReport:
         self.asked.append(request)
         return CollectReport(request.job, URI, request.dry_run, ())
+
+    async def pin(self, job: str, ref: CheckpointRef, *, pinned: bool) -> Accepted:
+        self.asked.append((job, ref, pinned))
+        return Accepted(job, "done")
 
     async def place(self, request: ImportRequest) -> ImportPlace:
         self.asked.append(request)
@@ -93,6 +99,38 @@ class FakeCheckpointService(CheckpointService):
         if self.error is not None:
             raise self.error
         yield CheckProgress(1, 1, 10, 10, end="done")
+
+
+@dataclass
+class FakeSubmissionService(SubmissionService):
+    """Takes every job, unless `error` says no."""
+
+    asked: list[object] = field(default_factory=list)
+    error: Exception | None = None
+
+    async def submit(self, request: SubmitRequest) -> Accepted:
+        return await self.validate(request)
+
+    async def validate(self, request: SubmitRequest) -> Accepted:
+        self.asked.append(request)
+        if self.error is not None:
+            raise self.error
+        return Accepted(request.spec.name, "done")
+
+
+@dataclass
+class FakeUploads(CodeUploads):
+    """Has no archive, and takes every chunk for the last one."""
+
+    asked: list[object] = field(default_factory=list)
+
+    async def find(self, ref: CodeRef) -> CodeState:
+        self.asked.append(ref)
+        return CodeState(ref.digest, complete=False)
+
+    async def put(self, part: CodePart) -> CodeState:
+        self.asked.append(part)
+        return CodeState(part.digest, complete=True)
 
 
 @dataclass
@@ -177,6 +215,8 @@ class FakeJobService(JobService):
     dump: tuple[str, ...] = ()
     slow: asyncio.Event | None = None
     begun: asyncio.Event = field(default_factory=asyncio.Event)
+    submissions: SubmissionService = field(default_factory=FakeSubmissionService)
+    uploads: CodeUploads = field(default_factory=FakeUploads)
     checkpoints: CheckpointService = field(default_factory=FakeCheckpointService)
     nodes: NodeService = field(default_factory=FakeNodeService)
     pauses: PauseService = field(default_factory=FakePauseService)
@@ -195,20 +235,6 @@ class FakeJobService(JobService):
     def stacks_wanted(self, _node: str) -> tuple[str, ...] | None:
         return self.dump if self.picture is not None else None
 
-    async def submit(self, request: SubmitRequest) -> Accepted:
-        return await self._take(request, request.spec.name)
-
-    async def find_code(self, ref: CodeRef) -> CodeState:
-        self.asked.append(ref)
-        return CodeState(ref.digest, complete=False)
-
-    async def put_code(self, part: CodePart) -> CodeState:
-        self.asked.append(part)
-        return CodeState(part.digest, complete=True)
-
-    async def validate(self, request: SubmitRequest) -> Accepted:
-        return await self._take(request, request.spec.name)
-
     async def stop(self, job: str, *, save: bool = False) -> Accepted:
         return await self._take((job, save) if save else job, job)
 
@@ -226,9 +252,6 @@ class FakeJobService(JobService):
 
     async def scale(self, job: str, sizes: Mapping[str, int]) -> Accepted:
         return await self._take((job, sizes), job)
-
-    async def pin(self, job: str, ref: CheckpointRef, *, pinned: bool) -> Accepted:
-        return await self._take((job, ref, pinned), job)
 
     async def tell_of_certificate(self, holder: str, text: str) -> None:
         self.asked.append((holder, text))

@@ -24,6 +24,7 @@ from supervisor.contract.observed import LINK_PROTOCOL, Beat
 from supervisor.contract.views.jobs import ExecRequest, SignalRequest, SubmitRequest
 from supervisor.wire.audit import Auditor
 from tests.api.doors import JOB, NO_TASK, REQUESTS, Doors, ask
+from tests.api.services import FakeSubmissionService
 from tests.support.builders import job_spec
 from tests.support.sinks import ListSink
 
@@ -259,7 +260,8 @@ async def test_no_line_holds_a_secret(doors: Doors) -> None:
     spec = job_spec({"worker": 1}, name="new")
     role = replace(spec.roles[0], command=("login", SECRET), env={"TOKEN": SECRET})
     submit = SubmitRequest(replace(spec, roles=(role,)))
-    doors.job_service.error = UserError(f"what {SECRET} says is wrong")
+    error = UserError(f"what {SECRET} says is wrong")
+    doors.job_service.submissions = FakeSubmissionService(error=error)
     assert await ask(channels, "Control.Submit", submit) == "UserError"
     command = ExecRequest(NO_TASK, ("login", SECRET), 1_000)
     assert await ask(channels, "Control.Exec", command) == "NotFound"

@@ -111,7 +111,7 @@ async def test_a_node_gets_no_task_while_jobs_save_and_after_its_drain_is_given_
         told.append(action.text)
         return ()
 
-    leader.job_service._event = tell
+    leader.job_service._context._event = tell
 
     methods = NodeMethods(leader.job_service.nodes, lambda: agent.shown(leader.world.snapshot()), Guard())
     given_up = asyncio.create_task(methods.cordon(CordonRequest(node, "it ends", drain=True)))

@@ -172,5 +172,5 @@ async def test_a_job_whose_code_is_not_there_is_not_recorded() -> None:
     leader = Leader()
     ref, _ = code_archive(100)
     with pytest.raises(Conflict, match="is not on the cluster"):
-        await leader.job_service.submit(SubmitRequest(replace(other_job(), code=ref)))
+        await leader.job_service.submissions.submit(SubmitRequest(replace(other_job(), code=ref)))
     assert leader.record("other") is None

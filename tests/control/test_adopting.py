@@ -173,13 +173,13 @@ async def test_a_lost_etcd_is_made_good_from_the_store(bank: Bank) -> None:
     third = await bank.save(2, 250, first, commit=False)
     bank.lose_etcd()
     with pytest.raises(Conflict, match="--resume takes them up"):
-        await bank.job_service.submit(SubmitRequest(world.spec))
+        await bank.job_service.submissions.submit(SubmitRequest(world.spec))
     other = replace(world.spec, name="other")
     with pytest.raises(Conflict, match="of another job"):
-        await bank.job_service.submit(SubmitRequest(other))
+        await bank.job_service.submissions.submit(SubmitRequest(other))
     with pytest.raises(NotFound, match="holds checkpoints of digits: submit it under that name"):
-        await bank.job_service.submit(SubmitRequest(other, SubmitMode.RESUME))
-    accepted = await bank.job_service.submit(SubmitRequest(world.spec, SubmitMode.RESUME))
+        await bank.job_service.submissions.submit(SubmitRequest(other, SubmitMode.RESUME))
+    accepted = await bank.job_service.submissions.submit(SubmitRequest(world.spec, SubmitMode.RESUME))
     assert "checkpoints digits rebuild" in accepted.detail
     held = world.switch()
     assert (held.phase, held.job_uuid) == (JobPhase.STOPPED, "uuid")
@@ -213,7 +213,7 @@ async def test_a_generation_whose_number_etcd_has_forgotten_does_not_come_again(
     floors = []
     for _ in range(3):
         bank.lose_etcd()
-        await bank.job_service.submit(SubmitRequest(bank.world.spec, SubmitMode.RESUME))
+        await bank.job_service.submissions.submit(SubmitRequest(bank.world.spec, SubmitMode.RESUME))
         floors.append(bank.world.switch().generation)
     assert floors == [1 + FORGOTTEN, 1 + 2 * FORGOTTEN, 1 + 3 * FORGOTTEN]
 
@@ -224,7 +224,7 @@ async def test_a_rebuild_waits_until_no_task_of_a_lost_etcd_can_run(bank: Bank) 
     await bank.save(1, 100)
     bank.lose_etcd()
     world.form_cluster(promise_ms=5_000)
-    await bank.job_service.submit(SubmitRequest(world.spec, SubmitMode.RESUME))
+    await bank.job_service.submissions.submit(SubmitRequest(world.spec, SubmitMode.RESUME))
     world.now_ms -= FAST.d_ms
     waits = []
     async for item in bank.checkpoints.rebuild(JobRequest("digits")):
@@ -243,15 +243,15 @@ async def test_where_etcd_was_lost_nothing_begins_afresh_beside_tasks_that_may_r
     world.form_cluster()
     world.now_ms -= 1
     with pytest.raises(Conflict, match="its tasks may still be running: submit again in 1 s"):
-        await bank.job_service.submit(SubmitRequest(world.spec, SubmitMode.FRESH))
+        await bank.job_service.submissions.submit(SubmitRequest(world.spec, SubmitMode.FRESH))
     world.now_ms += 1
-    await bank.job_service.submit(SubmitRequest(world.spec, SubmitMode.FRESH))
+    await bank.job_service.submissions.submit(SubmitRequest(world.spec, SubmitMode.FRESH))
 
 
 async def test_a_rebuild_takes_the_newest_that_is_good(bank: Bank) -> None:
     old, new = await bank.save(1, 100), await bank.save(1, 200)
     bank.lose_etcd()
-    await bank.job_service.submit(SubmitRequest(bank.world.spec, SubmitMode.RESUME))
+    await bank.job_service.submissions.submit(SubmitRequest(bank.world.spec, SubmitMode.RESUME))
     bank.damage(new)
     assert f"begins from {old}" in await last(bank.checkpoints.rebuild(JobRequest("digits")))
     assert bank.world.switch().base == old
@@ -260,13 +260,13 @@ async def test_a_rebuild_takes_the_newest_that_is_good(bank: Bank) -> None:
 async def test_a_rebuild_knows_what_was_pinned(bank: Bank) -> None:
     refs = [await bank.save(1, step) for step in (100, 200, 300)]
     for ref in refs[:2]:
-        said = await bank.job_service.pin("digits", ref, pinned=True)
+        said = await bank.checkpoints.pin("digits", ref, pinned=True)
         assert said.detail == f"checkpoint {ref} is pinned"
-        await bank.job_service.pin("digits", ref, pinned=True)
-    await bank.job_service.pin("digits", refs[1], pinned=False)
+        await bank.checkpoints.pin("digits", ref, pinned=True)
+    await bank.checkpoints.pin("digits", refs[1], pinned=False)
     assert (await views(bank.checkpoints.verify(VerifyRequest("digits"))))[0].finding is Finding.GOOD
     bank.lose_etcd()
-    await bank.job_service.submit(SubmitRequest(bank.world.spec, SubmitMode.RESUME))
+    await bank.job_service.submissions.submit(SubmitRequest(bank.world.spec, SubmitMode.RESUME))
     await last(bank.checkpoints.rebuild(JobRequest("digits")))
     assert [bank.record(ref).pinned for ref in refs] == [True, False, False]
 
@@ -274,11 +274,11 @@ async def test_a_rebuild_knows_what_was_pinned(bank: Bank) -> None:
 async def test_a_pin_counts_although_the_store_does_not_answer(bank: Bank) -> None:
     ref = await bank.save(1, 100)
     bank.store.disk.prepared = False
-    said = await bank.job_service.pin("digits", ref, pinned=True)
+    said = await bank.checkpoints.pin("digits", ref, pinned=True)
     assert f"checkpoint {ref} is pinned; a `rebuild` after a loss of etcd would not know of it" in said.detail
     assert bank.record(ref).pinned
     bank.store.disk.prepared = True
-    said = await bank.job_service.pin("digits", ref, pinned=True)
+    said = await bank.checkpoints.pin("digits", ref, pinned=True)
     assert said.detail == f"checkpoint {ref} is pinned already"
     assert await is_marked(bank.store, bank.record(ref).path)
 
@@ -287,7 +287,7 @@ async def test_with_nothing_good_a_start_fails_and_never_begins_from_scratch(ban
     world = bank.world
     ref = await bank.save(1, 100)
     bank.lose_etcd()
-    await bank.job_service.submit(SubmitRequest(world.spec, SubmitMode.RESUME))
+    await bank.job_service.submissions.submit(SubmitRequest(world.spec, SubmitMode.RESUME))
     bank.damage(ref)
     await last(bank.checkpoints.rebuild(JobRequest("digits")))
     await bank.job_service.start("digits")
@@ -299,7 +299,7 @@ async def test_a_rebuild_that_cannot_read_all_records_nothing(bank: Bank) -> Non
     await bank.save(1, 100)
     await bank.save(1, 200)
     bank.lose_etcd()
-    await bank.job_service.submit(SubmitRequest(bank.world.spec, SubmitMode.RESUME))
+    await bank.job_service.submissions.submit(SubmitRequest(bank.world.spec, SubmitMode.RESUME))
 
     async def away(operation: str, path: str, moment: Moment) -> None:
         if operation == "crc32c" and "0100" in path and moment is Moment.BEFORE:
@@ -312,12 +312,14 @@ async def test_a_rebuild_that_cannot_read_all_records_nothing(bank: Bank) -> Non
     assert bank.world.job().head is None
 
 
-async def test_a_rebuild_of_very_many_can_be_cut_anywhere_and_repeated(bank: Bank) -> None:
+async def test_a_rebuild_of_very_many_can_be_cut_anywhere_and_repeated(
+    bank: Bank, monkeypatch: pytest.MonkeyPatch
+) -> None:
     world = bank.world
     for step in range(200):
         await bank.save(1, step, commit=False)
     bank.lose_etcd()
-    await bank.job_service.submit(SubmitRequest(world.spec, SubmitMode.RESUME))
+    await bank.job_service.submissions.submit(SubmitRequest(world.spec, SubmitMode.RESUME))
     before = world.store.revision
     stream = bank.checkpoints.rebuild(JobRequest("digits"))
     written: list[int] = []
@@ -329,14 +331,14 @@ async def test_a_rebuild_of_very_many_can_be_cut_anywhere_and_repeated(bank: Ban
             raise StoreUnreachable("cut")
         await original(action)
 
-    bank.checkpoints._context = replace(bank.checkpoints._context, run=cut)
+    monkeypatch.setattr(bank.checkpoints._context, "run", cut)
     with pytest.raises(StoreUnreachable):
         await last(stream)
     assert world.store.revision > before
     check(world.snapshot())
     with pytest.raises(Conflict, match="records were lost"):
         await bank.job_service.start("digits")
-    bank.checkpoints._context = replace(bank.checkpoints._context, run=original)
+    monkeypatch.setattr(bank.checkpoints._context, "run", original)
     await last(bank.checkpoints.rebuild(JobRequest("digits")))
     assert len(world.job().commits) == 200
     assert world.switch().base == CheckpointRef(1, 199)
@@ -349,7 +351,7 @@ async def test_one_of_two_directories_of_a_checkpoint_is_recorded_the_whole_one(
     for name in ("a", "z"):
         bank.store.disk.files[f"{stored_path(CheckpointRef(1, 100), name)}/{FILE}"] = b"Weights"
     bank.lose_etcd()
-    await bank.job_service.submit(SubmitRequest(bank.world.spec, SubmitMode.RESUME))
+    await bank.job_service.submissions.submit(SubmitRequest(bank.world.spec, SubmitMode.RESUME))
     await last(bank.checkpoints.rebuild(JobRequest("digits")))
     (held,) = bank.world.job().commits.values()
     assert (held.value.path, held.value.state) == (
@@ -363,7 +365,7 @@ async def test_a_lost_job_is_its_last_life_alone(bank: Bank) -> None:
     old = await bank.save(1, 900, uuid="first-life", commit=False)
     new = await bank.save(2, 100, commit=False)
     bank.lose_etcd()
-    await bank.job_service.submit(SubmitRequest(bank.world.spec, SubmitMode.RESUME))
+    await bank.job_service.submissions.submit(SubmitRequest(bank.world.spec, SubmitMode.RESUME))
     await last(bank.checkpoints.rebuild(JobRequest("digits")))
     assert set(bank.world.job().commits) == {new}
     found = items(await bank.checkpoints.collect(CollectRequest("digits")))
@@ -387,7 +389,7 @@ async def test_an_import_waits_for_the_records_that_etcd_has_lost(bank: Bank) ->
     """Its head would make the job count as whole, and what the store holds as never committed."""
     old = await bank.save(1, 100)
     bank.lose_etcd()
-    await bank.job_service.submit(SubmitRequest(bank.world.spec, SubmitMode.RESUME))
+    await bank.job_service.submissions.submit(SubmitRequest(bank.world.spec, SubmitMode.RESUME))
     with pytest.raises(Conflict, match="checkpoints digits rebuild"):
         await bank.checkpoints.place(ImportRequest("digits", 40))
     new = await bank.save(2, 40, commit=False)
@@ -398,13 +400,15 @@ async def test_an_import_waits_for_the_records_that_etcd_has_lost(bank: Bank) ->
     assert set(bank.world.job().commits) == {old, new}
 
 
-async def test_nothing_takes_a_job_for_whole_while_its_records_are_made_again(bank: Bank) -> None:
+async def test_nothing_takes_a_job_for_whole_while_its_records_are_made_again(
+    bank: Bank, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A write of the head would end the rebuild, and then delete checkpoints that are not recorded yet."""
     world = bank.world
     for step in range(200):
         await bank.save(1, step, commit=False)
     bank.lose_etcd()
-    await bank.job_service.submit(SubmitRequest(world.spec, SubmitMode.RESUME))
+    await bank.job_service.submissions.submit(SubmitRequest(world.spec, SubmitMode.RESUME))
     original = bank.checkpoints._context.run
     parts: list[Action] = []
 
@@ -415,11 +419,11 @@ async def test_nothing_takes_a_job_for_whole_while_its_records_are_made_again(ba
             world.decide()
             newest = CheckpointRef(1, 199)
             with pytest.raises(Conflict, match="records were lost"):
-                await bank.job_service.pin("digits", newest, pinned=True)
+                await bank.checkpoints.pin("digits", newest, pinned=True)
             with pytest.raises(Conflict, match="records were lost"):
                 await views(bank.checkpoints.verify(VerifyRequest("digits", (newest,))))
 
-    bank.checkpoints._context = replace(bank.checkpoints._context, run=between)
+    monkeypatch.setattr(bank.checkpoints._context, "run", between)
     await last(bank.checkpoints.rebuild(JobRequest("digits")))
     assert len(parts) == 3
     assert len(world.job().commits) == 200
@@ -435,7 +439,7 @@ async def test_what_was_read_for_one_life_of_a_job_is_not_recorded_in_another(ba
     stream = bank.checkpoints.adopt(AdoptRequest("digits", stored_path(new, "id")))
     if verb == "rebuild":
         bank.lose_etcd()
-        await bank.job_service.submit(SubmitRequest(world.spec, SubmitMode.RESUME))
+        await bank.job_service.submissions.submit(SubmitRequest(world.spec, SubmitMode.RESUME))
         stream = bank.checkpoints.rebuild(JobRequest("digits"))
     begun, go = asyncio.Event(), asyncio.Event()
 

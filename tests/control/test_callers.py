@@ -44,7 +44,7 @@ class Noted(Leader):
     def __init__(self) -> None:
         super().__init__()
         self.told: list[Action] = []
-        self.job_service._event = self._note
+        self.job_service._context._event = self._note
 
     def _note(self, action: Action) -> tuple[Op, ...]:
         self.told.append(action)
@@ -54,20 +54,20 @@ class Noted(Leader):
 async def test_the_owner_of_a_job_submitted_it_and_keeps_it_when_an_operator_submits_it_again() -> None:
     leader = Leader()
     CALLER.set(ALICE)
-    await leader.job_service.submit(SubmitRequest(other_job()))
+    await leader.job_service.submissions.submit(SubmitRequest(other_job()))
     record = leader.record("other")
     assert record is not None
     assert (record.owner, record.group) == ("user:alice", "vision")
     leader = Leader()
     CALLER.set(OLGA)
     leader.end()
-    await leader.job_service.submit(SubmitRequest(leader.world.spec, SubmitMode.RESUME))
+    await leader.job_service.submissions.submit(SubmitRequest(leader.world.spec, SubmitMode.RESUME))
     taken = leader.record("digits")
     assert taken is not None
     assert taken.owner == "user:olga", "nobody owned it"
     leader.end()
     CALLER.set(ALICE)
-    await leader.job_service.submit(SubmitRequest(leader.world.spec, SubmitMode.RESUME))
+    await leader.job_service.submissions.submit(SubmitRequest(leader.world.spec, SubmitMode.RESUME))
     kept = leader.record("digits")
     assert kept is not None
     assert kept.owner == "user:olga"
@@ -75,17 +75,17 @@ async def test_the_owner_of_a_job_submitted_it_and_keeps_it_when_an_operator_sub
 
 async def test_a_job_is_submitted_into_its_owners_place_alone() -> None:
     leader = Leader()
-    leader.job_service._allowed = AllowedStores(("file:///data/{owner}",))
+    leader.job_service.submissions._allowed = AllowedStores(("file:///data/{owner}",))
     for uri, who, why in (
         ("file:///data/olga", ALICE, r"in no store .*\(file:///data/alice\)"),
         ("file:///data/alice", Caller(Kind.LOCAL, "uid:0"), "uid:0 is no user"),
     ):
         CALLER.set(who)
-        for asked in (leader.job_service.submit, leader.job_service.validate):
+        for asked in (leader.job_service.submissions.submit, leader.job_service.submissions.validate):
             with pytest.raises(UserError, match=why):
                 await asked(SubmitRequest(other_job(uri)))
     CALLER.set(ALICE)
-    await leader.job_service.submit(SubmitRequest(other_job("file:///data/alice/a")))
+    await leader.job_service.submissions.submit(SubmitRequest(other_job("file:///data/alice/a")))
     record = leader.record("other")
     assert record is not None
     assert record.owner == "user:alice"
@@ -93,13 +93,13 @@ async def test_a_job_is_submitted_into_its_owners_place_alone() -> None:
 
 async def test_a_job_in_hdfs_is_reached_as_its_owner() -> None:
     leader, opened = Leader(), list[str]()
-    leader.job_service._allowed = AllowedStores(proxy_users=True)
+    leader.job_service.submissions._allowed = AllowedStores(proxy_users=True)
 
     def open_store(uri: str) -> MemoryCheckpointStore:
         opened.append(uri)
         return leader.store
 
-    leader.job_service._open_store = open_store
+    leader.job_service.submissions._open_store = open_store
     spec = other_job("hdfs://nn:1/a")
     mounted = replace(spec, checkpoint=replace(spec.checkpoint, mode="mounted"))
     for who, job, why, field in (
@@ -107,13 +107,13 @@ async def test_a_job_in_hdfs_is_reached_as_its_owner() -> None:
         (ALICE, mounted, r"proxy_users.* mounted", "mode"),
     ):
         CALLER.set(who)
-        for asked in (leader.job_service.submit, leader.job_service.validate):
+        for asked in (leader.job_service.submissions.submit, leader.job_service.submissions.validate):
             with pytest.raises(UserError, match=why) as caught:
                 await asked(SubmitRequest(job))
             assert caught.value.field == ("checkpoint", field)
     assert not opened
     CALLER.set(ALICE)
-    await leader.job_service.submit(SubmitRequest(spec))
+    await leader.job_service.submissions.submit(SubmitRequest(spec))
     record = leader.record("other")
     assert record is not None
     assert (record.hdfs_user, record.store_uri) == ("alice", "hdfs://alice@nn:1/a")
@@ -123,25 +123,27 @@ async def test_a_job_in_hdfs_is_reached_as_its_owner() -> None:
 
 async def test_a_job_reads_data_that_its_owner_may_use_and_as_that_owner() -> None:
     leader = Leader()
-    leader.job_service._allowed = AllowedStores(("file:", "hdfs://nn:1/data/{owner}"), proxy_users=True)
+    leader.job_service.submissions._allowed = AllowedStores(
+        ("file:", "hdfs://nn:1/data/{owner}"), proxy_users=True
+    )
     CALLER.set(ALICE)
     for uri, why in (
         ("hdfs://nn:1/data/olga", r"data\.train hdfs://nn:1/data/olga is in no store"),
         ("s3://a/b", r"data\.train 's3://a/b': its scheme is not understood"),
     ):
-        for asked in (leader.job_service.submit, leader.job_service.validate):
+        for asked in (leader.job_service.submissions.submit, leader.job_service.submissions.validate):
             with pytest.raises(UserError, match=why) as caught:
                 await asked(SubmitRequest(replace(other_job(), data={"train": uri})))
             assert caught.value.field == ("data", "train")
     spec = replace(other_job(), data={"train": "hdfs://nn:1/data/alice", "here": "file:///x"})
-    assert leader.job_service._store_user(spec, "user:alice") == "alice"
+    assert leader.job_service.submissions._store_user(spec, "user:alice") == "alice"
     with pytest.raises(UserError, match=r"can never run here.* cannot mount"):
-        await leader.job_service.submit(SubmitRequest(spec))
+        await leader.job_service.submissions.submit(SubmitRequest(spec))
 
 
 async def test_a_job_names_secrets_that_its_owner_may_use_and_who_submits_it() -> None:
     leader = Leader()
-    leader.job_service.secrets.sources = {
+    leader.job_service.submissions.secrets.sources = {
         "alices": Source(frozenset({"user:alice"}), file="/x"),
         "visions": Source(frozenset({"group:vision"}), file="/x"),
         "all": Source(frozenset({"*"}), file="/x"),
@@ -152,7 +154,7 @@ async def test_a_job_names_secrets_that_its_owner_may_use_and_who_submits_it() -
         CALLER.set(who)
         spec = replace(spec, roles=(replace(spec.roles[0], secrets={"T": secret}), *spec.roles[1:]))
         found = set()
-        for asked in (leader.job_service.validate, leader.job_service.submit):
+        for asked in (leader.job_service.submissions.validate, leader.job_service.submissions.submit):
             try:
                 await asked(SubmitRequest(spec, mode))
                 found.add("")

@@ -256,7 +256,7 @@ async def test_a_restart_from_one_that_is_collected_in_that_moment_is_refused(ba
     seen = bank.world.snapshot()
     marked = replace(bank.record(ref), state=CommitState.COLLECTING)
     bank.world.write(put(keys.commit("digits", ref), marked))
-    bank.job_service._snapshot = lambda: seen
+    bank.job_service._context._snapshot = lambda: seen
     with pytest.raises(Conflict, match="changed at the same moment"):
         await bank.job_service.restart("digits", from_ref=ref)
     assert bank.world.job().intent.value.restart_from is None

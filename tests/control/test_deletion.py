@@ -196,7 +196,7 @@ async def test_while_it_is_deleted_nothing_else_can_be_asked_for() -> None:
         with pytest.raises(Conflict, match="is being deleted"):
             await question
     with pytest.raises(Conflict, match="is being deleted"):
-        await bank.job_service.submit(SubmitRequest(bank.world.spec, SubmitMode.FRESH))
+        await bank.job_service.submissions.submit(SubmitRequest(bank.world.spec, SubmitMode.FRESH))
 
 
 async def test_a_later_job_of_the_name_begins_above_its_generations() -> None:
@@ -206,7 +206,7 @@ async def test_a_later_job_of_the_name_begins_above_its_generations() -> None:
     world.until(lambda: is_gone(world) and not left(world))
     with pytest.raises(NotFound):
         await bank.job_service.delete("digits")
-    await bank.job_service.submit(SubmitRequest(world.spec, SubmitMode.FRESH))
+    await bank.job_service.submissions.submit(SubmitRequest(world.spec, SubmitMode.FRESH))
     assert world.switch().generation == 1
     assert not world.snapshot().deleted
     world.until(lambda: world.switch().phase is JobPhase.RUNNING)
@@ -221,7 +221,7 @@ async def test_it_is_refused_while_records_of_the_last_one_are_left() -> None:
     assert report is not None
     bank.world.write(put(report.key, report.value))
     with pytest.raises(Conflict, match="last records are being removed"):
-        await bank.job_service.submit(SubmitRequest(bank.world.spec, SubmitMode.FRESH))
+        await bank.job_service.submissions.submit(SubmitRequest(bank.world.spec, SubmitMode.FRESH))
 
 
 def test_a_job_is_deleted_so_long_after_its_success() -> None:

@@ -38,7 +38,7 @@ async def test_a_name_is_not_taken_twice_by_accident() -> None:
     leader = Leader()
     leader.end()
     with pytest.raises(Conflict, match="--resume"):
-        await leader.job_service.submit(SubmitRequest(leader.world.spec))
+        await leader.job_service.submissions.submit(SubmitRequest(leader.world.spec))
     kept = leader.record("digits")
     assert kept is not None
     assert kept.uuid == "uuid"
@@ -47,7 +47,9 @@ async def test_a_name_is_not_taken_twice_by_accident() -> None:
 async def test_a_checkpoint_directory_belongs_to_one_job() -> None:
     leader = Leader()
     with pytest.raises(Conflict, match="belongs to job digits"):
-        await leader.job_service.submit(SubmitRequest(other_job(leader.world.spec.checkpoint.uri)))
+        await leader.job_service.submissions.submit(
+            SubmitRequest(other_job(leader.world.spec.checkpoint.uri))
+        )
     assert leader.record("other") is None
 
 
@@ -64,7 +66,7 @@ async def test_the_directory_of_a_job_that_is_left_aside_is_given_to_nobody(
     leader.world.write(Put(key, b"{"))
     uri = "file:///link/to/it" if claimed else leader.world.spec.checkpoint.uri
     with pytest.raises(Conflict, match="job digits"):
-        await leader.job_service.submit(SubmitRequest(other_job(uri), mode))
+        await leader.job_service.submissions.submit(SubmitRequest(other_job(uri), mode))
     assert leader.record("other") is None
 
 
@@ -74,20 +76,20 @@ async def test_resuming_goes_on_above_every_generation_in_etcd_and_in_the_store(
     await leader.store.prepare()
     leftover = stored_path(CheckpointRef(12, 5), "x")
     await leader.store.write_bytes(f"{leftover}/{MANIFEST_FILE}", b"damaged")
-    await leader.job_service.submit(SubmitRequest(leader.world.spec, SubmitMode.RESUME))
+    await leader.job_service.submissions.submit(SubmitRequest(leader.world.spec, SubmitMode.RESUME))
     resumed = leader.record("digits")
     assert resumed is not None
     assert (resumed.uuid, resumed.generation_floor) == ("uuid", 12)
     leader.end()
     await leader.store.delete_tree(leftover)
     await leader.store.write_bytes(f"{live_path(15, 'p')}/x", b"")
-    await leader.job_service.submit(SubmitRequest(leader.world.spec, SubmitMode.RESUME))
+    await leader.job_service.submissions.submit(SubmitRequest(leader.world.spec, SubmitMode.RESUME))
     above = leader.record("digits")
     assert above is not None
     assert above.generation_floor == 15, "a mounted generation that saved nothing"
     leader.end()
     await leader.store.delete_tree(".live")
-    await leader.job_service.submit(SubmitRequest(leader.world.spec, SubmitMode.FRESH))
+    await leader.job_service.submissions.submit(SubmitRequest(leader.world.spec, SubmitMode.FRESH))
     fresh = leader.record("digits")
     assert fresh is not None
     assert (fresh.uuid, fresh.generation_floor) == ("new-uuid", 7)
@@ -123,13 +125,13 @@ async def test_a_checkpoint_is_pinned_by_a_transaction_that_rewrites_the_head() 
     world = leader.world
     ref = world.commit(1, 100)
     before = world.job().head
-    await leader.job_service.pin("digits", CheckpointRef(0, 100), pinned=True)
+    await leader.job_service.checkpoints.pin("digits", CheckpointRef(0, 100), pinned=True)
     assert world.job().commits[ref].value.pinned
     after = world.job().head
     assert before is not None
     assert after is not None
     assert after.value.serial == before.value.serial + 1
-    await leader.job_service.pin("digits", ref, pinned=False)
+    await leader.job_service.checkpoints.pin("digits", ref, pinned=False)
     assert not world.job().commits[ref].value.pinned
 
 
@@ -145,7 +147,7 @@ async def test_what_was_accepted_is_known_to_whoever_asks_next() -> None:
         lambda: LeaderRecord("s", "", 1),
         lambda: late.pop() if late else leader.world.snapshot(),
     )
-    await service.submit(SubmitRequest(other_job()))
+    await service.submissions.submit(SubmitRequest(other_job()))
     shown = service.snapshot()
     assert shown is not None
     assert "other" in shown.jobs
@@ -164,7 +166,7 @@ async def test_a_deposed_leader_records_no_job() -> None:
         lambda: stale,
     )
     with pytest.raises(Conflict):
-        await service.submit(SubmitRequest(other_job()))
+        await service.submissions.submit(SubmitRequest(other_job()))
     assert leader.record("other") is None
 
 
@@ -198,7 +200,7 @@ async def test_a_job_that_has_used_up_its_time_is_not_started_again_to_fail_at_o
 )
 async def test_a_directory_is_the_same_however_it_is_spelt(spelt: str) -> None:
     leader = Leader()
-    for asked in (leader.job_service.submit, leader.job_service.validate):
+    for asked in (leader.job_service.submissions.submit, leader.job_service.submissions.validate):
         with pytest.raises(Conflict, match="belongs to job digits; two jobs cannot share one") as caught:
             await asked(SubmitRequest(other_job(spelt)))
         assert caught.value.field == ("checkpoint", "uri")
@@ -209,11 +211,11 @@ async def test_a_directory_is_the_same_however_it_is_spelt(spelt: str) -> None:
 async def test_a_job_keeps_out_of_the_store_of_code(uri: str) -> None:
     leader = Leader()
     leader.job_service.uploads.store = "hdfs://tfsup@nn:1/tfsup/code"
-    for asked in (leader.job_service.submit, leader.job_service.validate):
+    for asked in (leader.job_service.submissions.submit, leader.job_service.submissions.validate):
         with pytest.raises(UserError, match="are within one another; use another directory") as caught:
             await asked(SubmitRequest(other_job(uri)))
         assert caught.value.field == ("checkpoint", "uri")
-    await leader.job_service.submit(SubmitRequest(other_job("hdfs://nn:1/tfsup/coder")))
+    await leader.job_service.submissions.submit(SubmitRequest(other_job("hdfs://nn:1/tfsup/coder")))
 
 
 async def test_a_namenode_is_its_nameservice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -227,24 +229,24 @@ async def test_a_namenode_is_its_nameservice(tmp_path: Path, monkeypatch: pytest
     (tmp_path / "hdfs-site.xml").write_text(f"<configuration>{''.join(lines)}</configuration>")
     monkeypatch.setenv("HADOOP_CONF_DIR", str(tmp_path))
     leader = Leader()
-    await leader.job_service.submit(SubmitRequest(other_job("hdfs://ns1/jobs/a")))
+    await leader.job_service.submissions.submit(SubmitRequest(other_job("hdfs://ns1/jobs/a")))
     for spelt in ("hdfs://nn-a:8020/jobs/a", "hdfs://NN-B:08020/jobs//a/"):
         taken = replace(other_job(spelt), name="another")
         with pytest.raises(Conflict, match="belongs to job other"):
-            await leader.job_service.submit(SubmitRequest(taken))
+            await leader.job_service.submissions.submit(SubmitRequest(taken))
     leader.stores["hdfs://nn-c:8020/jobs/a"] = MemoryCheckpointStore()
-    await leader.job_service.submit(
+    await leader.job_service.submissions.submit(
         SubmitRequest(replace(other_job("hdfs://nn-c:8020/jobs/a"), name="another"))
     )
 
 
 async def test_a_directory_that_another_job_knows_by_another_name_is_found_out() -> None:
     leader = Leader()
-    await leader.job_service.submit(SubmitRequest(other_job("file:///mnt/jobs")))
+    await leader.job_service.submissions.submit(SubmitRequest(other_job("file:///mnt/jobs")))
     linked = replace(other_job("file:///link/to/jobs"), name="third")
     for mode in (SubmitMode.NEW, SubmitMode.FRESH):
         with pytest.raises(Conflict, match="is the directory of job other, which knows it by another name"):
-            await leader.job_service.submit(SubmitRequest(linked, mode))
+            await leader.job_service.submissions.submit(SubmitRequest(linked, mode))
     assert leader.record("third") is None
 
 
@@ -253,8 +255,8 @@ async def test_a_directory_that_another_cluster_has_taken_is_found_out_before_it
     await leader.store.prepare()
     await take_claim(leader.store, (), "far-away", "theirs")
     with pytest.raises(Conflict, match="was taken by job theirs, which this cluster does not know"):
-        await leader.job_service.submit(SubmitRequest(other_job()))
-    await leader.job_service.submit(SubmitRequest(other_job(), SubmitMode.FRESH))
+        await leader.job_service.submissions.submit(SubmitRequest(other_job()))
+    await leader.job_service.submissions.submit(SubmitRequest(other_job(), SubmitMode.FRESH))
     assert {(each.job_uuid, each.job) for each in await read_claims(leader.store)} == {
         ("far-away", "theirs"),
         ("new-uuid", "other"),
@@ -265,18 +267,18 @@ async def test_a_directory_that_another_cluster_has_taken_is_found_out_before_it
             replace(leader.world.snapshot().jobs["other"].switch.value, phase=JobPhase.FAILED),
         )
     )
-    await leader.job_service.submit(SubmitRequest(other_job(), SubmitMode.RESUME))
+    await leader.job_service.submissions.submit(SubmitRequest(other_job(), SubmitMode.RESUME))
 
 
 async def test_a_job_remembers_the_lives_that_were_ended_for_good() -> None:
     leader = Leader()
     leader.end()
-    await leader.job_service.submit(SubmitRequest(leader.world.spec, SubmitMode.FRESH))
+    await leader.job_service.submissions.submit(SubmitRequest(leader.world.spec, SubmitMode.FRESH))
     record = leader.record("digits")
     assert record is not None
     assert (record.uuid, record.former) == ("new-uuid", ("uuid",))
     leader.end()
-    await leader.job_service.submit(SubmitRequest(leader.world.spec, SubmitMode.RESUME))
+    await leader.job_service.submissions.submit(SubmitRequest(leader.world.spec, SubmitMode.RESUME))
     resumed = leader.record("digits")
     assert resumed is not None
     assert (resumed.uuid, resumed.former) == ("new-uuid", ("uuid",))
@@ -287,9 +289,9 @@ async def test_of_two_clusters_that_take_a_directory_at_once_one_is_told() -> No
     leader, theirs = Leader(), Leader()
     store = Meanwhile()
     leader.store = theirs.store = store
-    store.then = lambda: theirs.job_service.submit(SubmitRequest(other_job("file:///mnt/jobs")))
+    store.then = lambda: theirs.job_service.submissions.submit(SubmitRequest(other_job("file:///mnt/jobs")))
     with pytest.raises(Conflict, match="another job takes this directory in the very same moment"):
-        await leader.job_service.submit(SubmitRequest(other_job()))
+        await leader.job_service.submissions.submit(SubmitRequest(other_job()))
     assert leader.record("other") is None
     assert theirs.record("other") is not None
     assert [each.number for each in await read_claims(store)] == [1]
@@ -304,21 +306,21 @@ async def test_a_job_that_is_not_recorded_leaves_no_claim() -> None:
 
     store.then = its_name_is_taken
     with pytest.raises(Conflict, match="changed at the same moment"):
-        await leader.job_service.submit(SubmitRequest(other_job()))
+        await leader.job_service.submissions.submit(SubmitRequest(other_job()))
     assert await read_claims(store) == ()
 
 
 async def test_a_job_that_asks_for_no_gpus_where_there_are_some_is_told_so() -> None:
     leader = Leader()
-    assert (await leader.job_service.validate(SubmitRequest(other_job()))).cautions == ()
+    assert (await leader.job_service.submissions.validate(SubmitRequest(other_job()))).cautions == ()
     for node in ("n0", "n1"):
         leader.world.see_gpus(node, *(Gpu(f"GPU-{node}", 0, "T4", 1 << 34) for _ in range(node == "n1")))
-    (caution,) = (await leader.job_service.validate(SubmitRequest(other_job()))).cautions
+    (caution,) = (await leader.job_service.submissions.validate(SubmitRequest(other_job()))).cautions
     assert caution.startswith("no role asks for GPUs, so that its tasks see none of those of n1;")
     first, *rest = other_job().roles
     asks = replace(other_job(), roles=(replace(first, resources=replace(first.resources, gpus=1)), *rest))
-    assert (await leader.job_service.validate(SubmitRequest(asks))).cautions == ()
-    assert (await leader.job_service.submit(SubmitRequest(other_job()))).cautions == (caution,)
+    assert (await leader.job_service.submissions.validate(SubmitRequest(asks))).cautions == ()
+    assert (await leader.job_service.submissions.submit(SubmitRequest(other_job()))).cautions == (caution,)
 
 
 class Silent(MemoryCoordination):
@@ -335,11 +337,11 @@ async def test_a_submit_that_was_not_finished_is_told_of_and_fresh_takes_its_dir
     """Its record may yet come to be known, so that its claim has to stay."""
     leader = Leader(Silent)
     with pytest.raises(CoordinationUnreachable):
-        await leader.job_service.submit(SubmitRequest(other_job()))
+        await leader.job_service.submissions.submit(SubmitRequest(other_job()))
     again = leader.beside(uuid="newer-uuid")
     with pytest.raises(Conflict, match=r"a submit of other was not finished \(--fresh takes"):
-        await again.submit(SubmitRequest(other_job()))
-    await again.submit(SubmitRequest(other_job(), SubmitMode.FRESH))
+        await again.submissions.submit(SubmitRequest(other_job()))
+    await again.submissions.submit(SubmitRequest(other_job(), SubmitMode.FRESH))
     assert leader.record("other") is not None
 
 
@@ -361,8 +363,8 @@ async def test_what_a_stranger_left_in_the_directory_is_not_mixed_with_a_new_job
     unknown = stored_path(CheckpointRef(3, 5), "x")
     await leader.store.write_bytes(f"{unknown}/{MANIFEST_FILE}", b"damaged")
     with pytest.raises(Conflict, match="already holds 1 checkpoints of nobody known"):
-        await leader.job_service.submit(SubmitRequest(other_job()))
-    await leader.job_service.submit(SubmitRequest(other_job(), SubmitMode.FRESH))
+        await leader.job_service.submissions.submit(SubmitRequest(other_job()))
+    await leader.job_service.submissions.submit(SubmitRequest(other_job(), SubmitMode.FRESH))
     begun = leader.record("other")
     assert begun is not None
     assert begun.generation_floor == 3
@@ -376,7 +378,7 @@ async def test_a_generation_that_nobody_has_trained_is_no_floor() -> None:
     await leader.store.write_bytes(f"{absurd}/{MANIFEST_FILE}", b"damaged")
     for mode in SubmitMode:
         with pytest.raises(Conflict, match="generation 99999999, which no training has left; move it away"):
-            await leader.job_service.submit(SubmitRequest(other_job(), mode))
+            await leader.job_service.submissions.submit(SubmitRequest(other_job(), mode))
 
 
 async def test_a_store_that_is_not_there_is_not_made_where_checkpoints_are_known() -> None:
@@ -385,9 +387,9 @@ async def test_a_store_that_is_not_there_is_not_made_where_checkpoints_are_known
     leader.world.commit(0, 100)
     leader.end()
     with pytest.raises(StoreUnreachable):
-        await leader.job_service.submit(SubmitRequest(leader.world.spec, SubmitMode.RESUME))
+        await leader.job_service.submissions.submit(SubmitRequest(leader.world.spec, SubmitMode.RESUME))
     with pytest.raises(StoreUnreachable):
-        await leader.job_service.submit(SubmitRequest(other_job(), SubmitMode.RESUME))
+        await leader.job_service.submissions.submit(SubmitRequest(other_job(), SubmitMode.RESUME))
     assert not leader.store.disk.prepared
 
 
@@ -399,7 +401,7 @@ async def test_a_job_that_moves_to_another_directory_must_find_its_checkpoints_t
     await leader.store.prepare()
     moved = replace(leader.world.spec, checkpoint=CheckpointSpec("file:///new"))
     with pytest.raises(Conflict, match=f"lacks 1 checkpoints of the job, {path} among them; copy all of"):
-        await leader.job_service.submit(SubmitRequest(moved, SubmitMode.RESUME))
+        await leader.job_service.submissions.submit(SubmitRequest(moved, SubmitMode.RESUME))
 
 
 async def test_a_resume_above_what_others_left_still_begins_from_the_newest_commit() -> None:
@@ -414,7 +416,7 @@ async def test_a_resume_above_what_others_left_still_begins_from_the_newest_comm
     await leader.store.write_bytes(f"{leftover}/{MANIFEST_FILE}", b"damaged")
     for report in world.job().attempts.values():
         world.write(Delete(report.key))
-    await leader.job_service.submit(SubmitRequest(world.spec, SubmitMode.RESUME))
+    await leader.job_service.submissions.submit(SubmitRequest(world.spec, SubmitMode.RESUME))
     world.until(lambda: world.switch().phase is JobPhase.RUNNING)
     assert (world.switch().generation, world.switch().base) == (13, newest)
 
@@ -423,7 +425,9 @@ async def test_a_job_on_hold_is_recorded_and_started_when_somebody_asks() -> Non
     leader = Leader()
     world = leader.world
     leader.end()
-    accepted = await leader.job_service.submit(SubmitRequest(world.spec, SubmitMode.FRESH, hold=True))
+    accepted = await leader.job_service.submissions.submit(
+        SubmitRequest(world.spec, SubmitMode.FRESH, hold=True)
+    )
     assert "on hold" in accepted.detail
     for _ in range(5):
         world.tick()
@@ -438,11 +442,11 @@ async def test_what_is_kept_of_a_failed_job_is_ended_by_a_stop_and_before_it_is_
     kept = replace(leader.world.switch(), phase=JobPhase.FAILED, held=("worker.0",))
     leader.world.write(put(keys.switch("digits"), kept))
     with pytest.raises(Conflict, match="kept for inspection; `supervisorctl stop digits` ends them"):
-        await leader.job_service.submit(SubmitRequest(leader.world.spec, SubmitMode.RESUME))
+        await leader.job_service.submissions.submit(SubmitRequest(leader.world.spec, SubmitMode.RESUME))
     answer = await leader.job_service.stop("digits")
     assert "kept of it for inspection is ended" in answer.detail
     assert leader.world.switch() == replace(kept, held=())
-    await leader.job_service.submit(SubmitRequest(leader.world.spec, SubmitMode.RESUME))
+    await leader.job_service.submissions.submit(SubmitRequest(leader.world.spec, SubmitMode.RESUME))
 
 
 @pytest.mark.parametrize(
@@ -452,7 +456,7 @@ async def test_the_fields_that_a_job_file_gives_are_recorded_unless_they_are_too
     given: tuple[str, ...], kept: int
 ) -> None:
     leader = Leader()
-    await leader.job_service.submit(SubmitRequest(other_job(), given=given))
+    await leader.job_service.submissions.submit(SubmitRequest(other_job(), given=given))
     record = leader.record("other")
     assert record is not None
     assert record.given == given[:kept]

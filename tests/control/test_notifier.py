@@ -304,14 +304,16 @@ async def test_a_supervisor_takes_its_targets_and_its_brake_from_a_file_that_is_
         write(notify={"targets": {"other": {"command": ["no-such-program"]}}}, brake={"lost_fraction": 0.1})
         reload()
         assert daemon._view.brake == BrakeSettings(0.8, 60_000)
-        assert daemon.job_service.targets == {"pager"}
+        assert daemon.job_service.submissions.targets == {"pager"}
         assert [each.name for each in notifiers._targets] == ["pager"]
 
 
 async def test_a_job_names_only_targets_that_are_configured() -> None:
     leader = Leader()
-    leader.job_service.targets = frozenset({"team"})
+    leader.job_service.submissions.targets = frozenset({"team"})
     with pytest.raises(UserError, match=r"no target 'http://10\.0\.0\.1'.*known: team") as caught:
-        await leader.job_service.submit(SubmitRequest(replace(other_job(), notify=("http://10.0.0.1",))))
+        await leader.job_service.submissions.submit(
+            SubmitRequest(replace(other_job(), notify=("http://10.0.0.1",)))
+        )
     assert caught.value.field == ("notify",)
-    await leader.job_service.submit(SubmitRequest(replace(other_job(), notify=("team",))))
+    await leader.job_service.submissions.submit(SubmitRequest(replace(other_job(), notify=("team",))))

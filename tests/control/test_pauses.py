@@ -204,7 +204,7 @@ async def test_a_reason_of_any_length_that_is_taken_fits_the_record() -> None:
 async def test_a_submit_says_that_it_waits() -> None:
     leader = Leader()
     await leader.job_service.pauses.pause("")
-    answer = await leader.job_service.submit(SubmitRequest(other_job()))
+    answer = await leader.job_service.submissions.submit(SubmitRequest(other_job()))
     assert "it waits: paused by" in answer.detail
 
 
@@ -216,7 +216,7 @@ async def test_the_pause_of_a_job_stays_when_it_ends_and_is_submitted_again() ->
     await service.stop("digits")
     world.until(lambda: is_in(world, JobPhase.STOPPED))
     assert job_view(world.snapshot(), world.job()).paused == "paused by an operator: mine"
-    answer = await service.submit(SubmitRequest(world.spec, SubmitMode.RESUME))
+    answer = await service.submissions.submit(SubmitRequest(world.spec, SubmitMode.RESUME))
     assert "; it waits: paused by an operator: mine" in answer.detail
     world.let_pass(2_000)
     assert is_in(world, JobPhase.WAITING)

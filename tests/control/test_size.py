@@ -68,7 +68,7 @@ def test_a_generation_of_large_assignments_takes_several_transactions_and_comes_
 async def test_a_job_that_etcd_could_not_hold_is_refused_at_submit(
     roles: tuple[RoleSpec, ...], why: str
 ) -> None:
-    service = Leader().job_service
+    service = Leader().job_service.submissions
     request = SubmitRequest(replace(other_job(), roles=roles))
     for ask in (service.validate, service.submit):
         with pytest.raises(UserError, match=why):
@@ -76,7 +76,7 @@ async def test_a_job_that_etcd_could_not_hold_is_refused_at_submit(
 
 
 async def test_an_ordinary_job_is_not_too_large() -> None:
-    await Leader().job_service.validate(
+    await Leader().job_service.submissions.validate(
         SubmitRequest(job_spec({"chief": 1, "ps": 10, "worker": 200}, name="other"))
     )
 

@@ -307,7 +307,9 @@ async def test_data_of_a_job_that_the_cluster_would_refuse_is_not_replaced() -> 
     async def status(job: str) -> ClusterStatus:
         raise NotFound(f"there is no job {job}")
 
-    client = cast(ControlClient, SimpleNamespace(validate=leader.job_service.validate, status=status))
+    client = cast(
+        ControlClient, SimpleNamespace(validate=leader.job_service.submissions.validate, status=status)
+    )
     theirs = other_job(leader.world.spec.checkpoint.uri)
     with pytest.raises(Conflict, match="belongs to job digits"):
         await require_free(client, SubmitRequest(theirs))

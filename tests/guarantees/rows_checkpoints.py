@@ -432,7 +432,7 @@ ROWS = (
     Guarantee(
         8,
         "A store that is not mounted is not made anew where checkpoints are known.",
-        "supervisor/control/services/jobs.py",
+        "supervisor/control/services/submissions.py",
         "        if request.mode is not SubmitMode.RESUME or not known:\n",
         "        if request.mode is not None or not known:\n",
         JOB_SERVICE + "test_a_store_that_is_not_there_is_not_made_where_checkpoints_are_known",

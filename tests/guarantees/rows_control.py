@@ -139,7 +139,7 @@ ROWS = (
     Guarantee(
         12,
         "A job that is submitted under the name of a deleted one begins above its generations.",
-        "supervisor/control/services/jobs.py",
+        "supervisor/control/services/submissions.py",
         "max(scan.max_generation, deleted.value.generation if deleted is not None else 0)",
         "scan.max_generation",
         DELETION + "test_a_later_job_of_the_name_begins_above_its_generations",

@@ -7,7 +7,7 @@ from tests.guarantees.guarantee import AGENT_LOOP, JOB_SERVICE, MEMBER, SUPERVIS
 MEMBERSHIP = "agent/membership.py"
 ETCD_IDENTITY = "supervisor/adapters/etcd/identity.py"
 CONTROL_DAEMON = "supervisor/control/loop/daemon.py"
-JOB_SERVICE_FILE = "supervisor/control/services/jobs.py"
+SUBMISSIONS = "supervisor/control/services/submissions.py"
 ENTRY_FILE = "supervisor/control/decide/jobs/admission.py"
 ADOPTING = "tests/control/test_adopting.py::"
 ACCESS = "tests/api/test_access.py::"
@@ -78,7 +78,7 @@ ROWS = (
     Guarantee(
         2,
         "A deposed leader records no job.",
-        JOB_SERVICE_FILE,
+        "supervisor/control/services/context.py",
         "txn([token.compare(), *action.compares], ops)",
         "txn([*action.compares], ops)",
         JOB_SERVICE + "test_a_deposed_leader_records_no_job",
@@ -290,7 +290,7 @@ ROWS = (
     Guarantee(
         12,
         "Two jobs cannot share a checkpoint URI.",
-        JOB_SERVICE_FILE,
+        SUBMISSIONS,
         "if job != spec.name and normal_uri(",
         "if job == spec.name and normal_uri(",
         JOB_SERVICE + "test_a_checkpoint_directory_belongs_to_one_job",
@@ -298,7 +298,7 @@ ROWS = (
     Guarantee(
         12,
         "Two ways to write a directory are one directory.",
-        JOB_SERVICE_FILE,
+        SUBMISSIONS,
         "        wanted = normal_uri(spec.checkpoint.uri)\n",
         "        wanted = spec.checkpoint.uri\n",
         JOB_SERVICE + "test_a_directory_is_the_same_however_it_is_spelt",

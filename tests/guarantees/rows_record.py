@@ -436,7 +436,7 @@ ROWS = (
     Guarantee(
         13,
         "A job file names targets that operators have configured, and no addresses.",
-        "supervisor/control/services/jobs.py",
+        "supervisor/control/services/submissions.py",
         "            if name not in self.targets:\n",
         "            if False:\n",
         "tests/control/test_notifier.py::test_a_job_names_only_targets_that_are_configured",

@@ -157,10 +157,10 @@ async def test_a_job_is_submitted_into_directories_of_its_owner_alone(
     spec = other_job(f"{cluster.uri}/jobs/ann/job")
     CALLER.set(Caller(Kind.USER, "bob", Standing(Role.SUBMITTER)))
     with pytest.raises(Refused, match="Permission denied: user=bob"):
-        await service.submit(SubmitRequest(spec))
+        await service.submissions.submit(SubmitRequest(spec))
     assert leader.record("other") is None
     CALLER.set(Caller(Kind.USER, "ann", Standing(Role.SUBMITTER)))
-    await service.submit(SubmitRequest(spec))
+    await service.submissions.submit(SubmitRequest(spec))
     record = leader.record("other")
     assert record is not None
     assert record.store_uri == at(cluster, "ann", "/jobs/ann/job")

@@ -84,14 +84,14 @@ class Operator:
         ref = CodeRef(hashlib.sha256(data).hexdigest(), len(data))
         part = CodePart(ref.digest, ref.size, 0, base64.b64encode(data).decode())
         self._shipped[ref.digest] = part
-        answer = await self._world.call(seat, seat.control.job_service.put_code(part))
+        answer = await self._world.call(seat, seat.control.job_service.uploads.put(part))
         assert answer.complete
         return ref
 
     async def submit(self, spec: JobSpec) -> None:
         """A new job."""
         self.jobs[spec.name] = spec
-        await self.ask(f"submit {spec.name}", lambda service: service.submit(SubmitRequest(spec)))
+        await self.ask(f"submit {spec.name}", lambda service: service.submissions.submit(SubmitRequest(spec)))
 
     async def stop(self, job: str) -> None:
         """`supervisorctl stop`."""
@@ -125,8 +125,12 @@ class Operator:
             "operator_stop": lambda service: service.stop(job),
             "operator_delete": lambda service: service.delete(job),
             "operator_start": lambda service: service.start(job),
-            "operator_resume": lambda service: service.submit(SubmitRequest(spec, SubmitMode.RESUME)),
-            "operator_fresh": lambda service: service.submit(SubmitRequest(spec, SubmitMode.FRESH)),
+            "operator_resume": lambda service: service.submissions.submit(
+                SubmitRequest(spec, SubmitMode.RESUME)
+            ),
+            "operator_fresh": lambda service: service.submissions.submit(
+                SubmitRequest(spec, SubmitMode.FRESH)
+            ),
             "operator_drain": lambda service: service.nodes.cordon(CordonRequest(node, drain=True)),
             "operator_cordon": lambda service: service.nodes.cordon(CordonRequest(node)),
             "operator_uncordon": lambda service: service.nodes.uncordon(UncordonRequest(node)),
@@ -142,7 +146,7 @@ class Operator:
         ref = self._rng.choice(known) if known else None
         if kind == "operator_pin" and ref is not None:
             pinned = self._rng.random() < 0.7
-            return lambda service: service.pin(job, ref, pinned=pinned)
+            return lambda service: service.checkpoints.pin(job, ref, pinned=pinned)
         return lambda service: service.restart(job, from_ref=ref)
 
     async def _import(self, job: str, pick: int) -> None:
@@ -182,7 +186,7 @@ class Operator:
             again = SubmitRequest(missing[0], SubmitMode.FRESH)
             if again.spec.code is not None:
                 await self._ship_again(again.spec.code)
-            await self.ask(f"submit {again.spec.name}", lambda service: service.submit(again))
+            await self.ask(f"submit {again.spec.name}", lambda service: service.submissions.submit(again))
             return
         if await self._let_go_on(snap):
             return
@@ -240,14 +244,16 @@ class Operator:
             await self._ship_again(spec.code)
         else:
             again = SubmitRequest(spec, SubmitMode.RESUME)
-            if isinstance(await self.ask(f"submit {job}", lambda service: service.submit(again)), NotFound):
+            if isinstance(
+                await self.ask(f"submit {job}", lambda service: service.submissions.submit(again)), NotFound
+            ):
                 # Nothing was committed by then.
                 afresh = SubmitRequest(spec, SubmitMode.FRESH)
-                await self.ask(f"submit {job}", lambda service: service.submit(afresh))
+                await self.ask(f"submit {job}", lambda service: service.submissions.submit(afresh))
 
     async def _ship_again(self, ref: CodeRef) -> None:
         part = self._shipped[ref.digest]
-        await self.ask("ship", lambda service: service.put_code(part))
+        await self.ask("ship", lambda service: service.uploads.put(part))
 
     async def _give_back(self, where: UncordonRequest) -> None:
         await self.ask("uncordon", lambda service: service.nodes.uncordon(where))
@@ -312,6 +318,6 @@ async def _reshape(service: JobService, spec: JobSpec, workers: int) -> Accepted
     """Give a job another count of workers: one that has ended by another submission."""
     sizes = {role.name: workers for role in spec.roles if role.name == "worker"}
     try:
-        return await service.submit(SubmitRequest(resized(spec, sizes), SubmitMode.RESUME))
+        return await service.submissions.submit(SubmitRequest(resized(spec, sizes), SubmitMode.RESUME))
     except Conflict:
         return await service.scale(spec.name, sizes)

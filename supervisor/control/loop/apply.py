@@ -1,6 +1,6 @@
 """Runs the decisions of `reconcile`: one transaction each, under the leader token. A stale one is refused.
 
-The requests of operators are written by `control.services.jobs`, shipped code by
+The requests of operators are written by `control.services.context`, shipped code by
 `control.services.code_uploads`, under the same token.
 """
 

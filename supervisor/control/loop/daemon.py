@@ -194,7 +194,7 @@ class ControlDaemon:
             self._event,
             settings.stores,
         )
-        self.job_service.secrets = settings.secrets
+        self.job_service.submissions.secrets = settings.secrets
         self.job_service.uploads.store = settings.code_store
         self.job_service.stacks_wanted = self._stacks_wanted
         self.job_service.pools.record = self._pool

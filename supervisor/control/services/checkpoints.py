@@ -15,10 +15,10 @@ from typing import TypeVar
 
 from recovery.formats.manifest import MANIFEST_FILE, MAX_MANIFEST_BYTES, Manifest, parse_manifest
 from recovery.formats.paths import stored_ref
-from recovery.io.deadline import Motion, while_moving
+from recovery.io.deadline import Motion, until, while_moving
 from recovery.retention.audit import audit, audit_files
 from recovery.retention.collect import scan_store
-from recovery.retention.pins import is_marked
+from recovery.retention.pins import is_marked, mark
 from supervisor.contract.boundaries import CheckpointStore, Clock, Coordination, Moved
 from supervisor.contract.checkpoint import CheckpointRef, CommitRecord, CommitState, Verify
 from supervisor.contract.errors import (
@@ -28,6 +28,7 @@ from supervisor.contract.errors import (
     NotFound,
     Refused,
     StoreUnreachable,
+    TfSupervisorError,
     UserError,
 )
 from supervisor.contract.views.checkpoints import (
@@ -45,7 +46,7 @@ from supervisor.contract.views.checkpoints import (
     Thing,
     VerifyRequest,
 )
-from supervisor.contract.views.jobs import JobRequest
+from supervisor.contract.views.jobs import Accepted, JobRequest
 from supervisor.control.decide.checkpoints import commit_list
 from supervisor.control.decide.checkpoints.adoption import (
     Read,
@@ -60,9 +61,10 @@ from supervisor.control.decide.facts.cluster_time import ages
 from supervisor.control.decide.facts.history import find_checkpoint
 from supervisor.control.decide.jobs.admission import MAX_GENERATION_SEEN, check_records
 from supervisor.control.decide.plan import Action, short, unchanged
-from supervisor.control.decide.snapshot import JobState, Snapshot
+from supervisor.control.decide.snapshot import JobState
 from supervisor.control.decide.switch import Transition, turn
 from supervisor.control.loop.sweep import Place, look_over
+from supervisor.control.services.context import LeaderContext
 
 T = TypeVar("T")
 SIGN_S = 0.5
@@ -72,22 +74,10 @@ TRIES = 4
 QUIET_MS = 60_000
 """Reading is given up when nothing has come for so long: that says nothing of the checkpoint."""
 
+NOTE_MS = 5_000
+"""So long a pin may take to be noted in the store."""
+
 ReadBack = Callable[[Moved], Awaitable[object]]
-
-
-@dataclass(frozen=True, slots=True)
-class LeaderContext:
-    """The leader's state and its fenced writes, for a service of it.
-
-    Attributes:
-        leading: the present snapshot; raises Unreachable while this supervisor follows.
-        job: one job of it; raises NotFound.
-        run: one transaction under the leader token; raises Conflict when a compare fails.
-    """
-
-    leading: Callable[[], Snapshot]
-    job: Callable[[str], JobState]
-    run: Callable[[Action], Awaitable[None]]
 
 
 @dataclass(slots=True)
@@ -274,6 +264,46 @@ class CheckpointService:
         base = self._context.job(job.name).switch.value.base
         told = f"{len(records)} checkpoints are recorded; `supervisorctl start {job.name}` begins from {base}"
         yield meter.progress(end=told)
+
+    async def pin(self, job: str, ref: CheckpointRef, *, pinned: bool) -> Accepted:
+        """Keep a checkpoint from being collected, or let it go again. `ref`: as in `JobService.restart`.
+
+        It is noted in the store, too, where `rebuild` finds it; repeated, that is made up for.
+
+        Raises NotFound when there is none, Conflict when it is being collected already.
+        """
+        picture = self._context.job(job)
+        check_records(picture)
+        record = find_checkpoint(picture, ref)
+        if record.state is CommitState.COLLECTING:
+            raise Conflict(f"checkpoint {record.ref} is being collected already")
+        word = "pinned" if pinned else "not pinned"
+        if record.pinned is pinned:
+            noted = await self._note_pin(picture, record.path, pinned=pinned)
+            return Accepted(job, f"checkpoint {record.ref} is {word} already{noted}")
+        compares, ops = commit_list.changed(picture, replace(record, pinned=pinned))
+        await self._context.run(
+            Action(
+                "checkpoint_pinned" if pinned else "checkpoint_unpinned",
+                job,
+                f"an operator asked that checkpoint {record.ref} be {word}",
+                compares,
+                ops,
+                {"checkpoint": str(record.ref)},
+            )
+        )
+        noted = await self._note_pin(picture, record.path, pinned=pinned)
+        return Accepted(job, f"checkpoint {record.ref} is {word}{noted}")
+
+    async def _note_pin(self, picture: JobState, path: str, *, pinned: bool) -> str:
+        """Note a pin in the store; what to say if that cannot be done now. The record counts in any case."""
+        store = self._store(picture)
+        try:
+            async with until(self._clock, self._clock.now_ms() + NOTE_MS, f"noting it beside {path}"):
+                await mark(store, path, pinned=pinned)
+        except TfSupervisorError as error:
+            return f"; a `rebuild` after a loss of etcd would not know of it: {error}"
+        return ""
 
     def _store(self, job: JobState) -> CheckpointStore:
         return self._open_store(job.record.value.store_uri)
