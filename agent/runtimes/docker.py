@@ -7,6 +7,7 @@ processes and the end of an attempt are known without it, from the kernel and fr
 from __future__ import annotations
 
 import asyncio
+import signal
 from collections.abc import Callable, Coroutine
 from collections.abc import Set as AbstractSet
 
@@ -58,6 +59,7 @@ class DockerRuntime(LocalLaunchers):
         self._processes: dict[str, Process] = {}
         self._met: set[str] = set()
         self._reach: dict[str, Reach] = {}
+        self._fenced: set[str] = set()
         self._weights = Weights()
         self._lends_nothing = False
         self._settling: dict[str, asyncio.TimerHandle] = {}
@@ -104,7 +106,12 @@ class DockerRuntime(LocalLaunchers):
         self._processes[launcher_id] = process
 
         def gone(_: Event) -> None:
-            self._begin(self._explain(launcher_id, post))
+            if launcher_id in self._fenced:
+                # Killed by this agent: dockerd has better things to do than to say so.
+                self._fenced.discard(launcher_id)
+                post(LauncherGone(launcher_id))
+            else:
+                self._begin(self._explain(launcher_id, post))
 
         super().watch(launcher_id, process, gone)
 
@@ -151,6 +158,7 @@ class DockerRuntime(LocalLaunchers):
         """
         known = self._processes.get(launcher_id)
         if known is not None and self.is_alive(known):
+            self._fenced.add(launcher_id)
             self._weights.hasten(known.pid)
         roots = {*processes, known} if known is not None else {*processes}
         survivors = await self._kill_all(launcher_id, tuple(roots))
@@ -323,7 +331,8 @@ class DockerRuntime(LocalLaunchers):
 
 def _gone(launcher_id: str, found: Container, printed: bytes) -> LauncherGone:
     """The end of a launcher by docker's record of its container. With nothing `printed` its log says more."""
-    code = found.code if found.code <= _BY_SIGNAL else _BY_SIGNAL - found.code
+    by_signal = _BY_SIGNAL < found.code < _BY_SIGNAL + signal.NSIG
+    code = _BY_SIGNAL - found.code if by_signal else found.code
     return LauncherGone(launcher_id, found.error, code, words(printed) if printed.strip() else "")
 
 

@@ -22,6 +22,8 @@ from supervisor.contract.errors import NotFound, TfSupervisorError, Unreachable
 T = TypeVar("T")
 CALL_S = 10
 THREADS = 4
+END_S = 3
+"""How long it is waited for what docker knows of a container whose first process is dead."""
 PULL_SILENCE_S = 120
 """Seconds without a message of a pull after which it has failed. The caller limits its whole time."""
 TAIL_LINES = 20
@@ -77,6 +79,7 @@ class Engine:
         self._address = f"unix://{path}"
         self._calls = asyncio.Semaphore(THREADS)
         self._pulls = asyncio.Semaphore(1)
+        self._ends = asyncio.Semaphore(THREADS)
         self._lock = threading.Lock()
         self._client: APIClient | None = None
 
@@ -127,13 +130,16 @@ class Engine:
         return await self._call(lambda client: _record(client, container))
 
     async def ended(self, container: str) -> Container:
-        """The record of a container that ends, once docker knows its exit code, too; raises NotFound."""
+        """The record of a container that ends, once docker knows its exit code, too; raises NotFound.
+
+        Whoever waits so holds up no other call.
+        """
 
         def work(client: APIClient) -> Container:
-            client.wait(container)
+            client.wait(container, timeout=END_S)  # without it the SDK waits for ever
             return _record(client, container)
 
-        return await self._call(work)
+        return await self._call(work, self._ends)
 
     async def network(self, name: str) -> Network:
         """A network by its whole name; raises NotFound."""
@@ -178,10 +184,10 @@ class Engine:
         if self._client is not None:
             self._client.close()
 
-    async def _call(self, work: Callable[[APIClient], T]) -> T:
+    async def _call(self, work: Callable[[APIClient], T], limit: asyncio.Semaphore | None = None) -> T:
         try:
             async with asyncio.timeout(CALL_S + 1):
-                return await _in_thread(self._calls, lambda: self._mapped(work, CALL_S))
+                return await _in_thread(limit or self._calls, lambda: self._mapped(work, CALL_S))
         except TimeoutError as error:
             raise Unreachable(f"dockerd at {self._address} does not answer") from error
 

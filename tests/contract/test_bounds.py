@@ -29,11 +29,12 @@ from supervisor.contract.job.spec import (
     ProgressSpec,
     RoleSpec,
     ServingSpec,
+    SuccessPolicy,
 )
 from supervisor.contract.job.step_pattern import check_step_pattern, compile_step_pattern
 from supervisor.contract.observed import Beat, TaskBeat
 from supervisor.control.decide.jobs.admission import check_spec
-from tests.support.builders import job_spec
+from tests.support.builders import job_spec, role
 
 HUGE = 10**400
 
@@ -299,3 +300,14 @@ def yaml_with(word: str, patterns: str = "['step (\\d+)']") -> str:
         f"roles: {{worker: {{count: 20, command: [python, t.py, '{word}']}}}}\n"
         f"progress: {{patterns: {patterns}}}\n"
     )
+
+
+@pytest.mark.parametrize(("serves", "follow"), [(None, False), (True, False), (None, True)])
+def test_worker_0_can_decide_only_if_it_ends_by_itself(*, serves: bool | None, follow: bool) -> None:
+    worker = replace(role("worker", 2), serves=serves, follow=follow)
+    spec = replace(job_spec((worker, role("trainer"))), success_policy=SuccessPolicy.WORKER_0)
+    found = [each.text for each in objections(spec) if each.where == ("success_policy",)]
+    assert len(found) == bool(serves or follow)
+    assert all("no role worker whose tasks end by themselves" in text for text in found)
+    led = replace(job_spec(), success_policy=SuccessPolicy.WORKER_0)
+    assert ("success_policy",) in [each.where for each in objections(led)]

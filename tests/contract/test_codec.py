@@ -14,7 +14,7 @@ from supervisor.contract.checkpoint import CheckpointRef
 from supervisor.contract.codec import NEEDED, VERSION, decode, encode
 from supervisor.contract.desired import Closing, JobPhase, JobSwitch, Ledger, Placement, Plan
 from supervisor.contract.errors import IncompatibleRecord
-from supervisor.contract.job.spec import JobIntent, JobRecord, Wanted
+from supervisor.contract.job.spec import JobIntent, JobRecord, SuccessPolicy, Wanted
 from supervisor.contract.observed import AttemptReport, Beat, BeatAck, Prepared, Saves, Sign, TaskBeat
 from supervisor.contract.views.jobs import SubmitRequest
 from supervisor.control.decide.jobs.prepare import bare_assignment
@@ -208,6 +208,12 @@ def test_records_with_secrets_are_unreadable_to_a_release_that_knows_none() -> N
             # As releases wrote it before.
             body["record"] = type(record).__name__
             assert decode(type(record), json.dumps(body).encode()) == record
+
+
+def test_a_job_that_its_first_worker_ends_is_unreadable_to_a_release_that_waits_for_all() -> None:
+    for policy, suffix in ((SuccessPolicy.ALL_WORKERS, ""), (SuccessPolicy.WORKER_0, "+success_policy")):
+        raw = encode(JobRecord(replace(job_spec(), success_policy=policy), "u", 0))
+        assert json.loads(raw)["record"] == f"JobRecord{suffix}"
 
 
 def test_a_job_with_an_hdfs_user_is_unreadable_to_a_release_that_would_reach_its_store_as_itself() -> None:

@@ -214,6 +214,7 @@ def test_growth_takes_no_room_before_a_checkpoint_nor_from_who_waits_for_it() ->
         world.tick()
     assert world.job().next_plan is None, "it would be held until the first commit"
     other = job_spec((role("worker", 2, WHOLE_NODE),), name="other")
+    behind = replace(other, priority=-1)
     world.write(
         put(keys.job_record("other"), JobRecord(other, "other", 0)),
         put(keys.switch("other"), JobSwitch("other", "other", JobPhase.WAITING, 0)),
@@ -223,6 +224,9 @@ def test_growth_takes_no_room_before_a_checkpoint_nor_from_who_waits_for_it() ->
     for _ in range(20):
         world.tick()
     assert world.job().next_plan is None
+    world.write(put(keys.job_record("other"), JobRecord(behind, "other", 0)))
+    world.commit(1, 200)
+    world.until(lambda: world.job().next_plan is not None)
 
 
 def test_a_large_elastic_role_is_placed_in_few_tries() -> None:

@@ -319,7 +319,6 @@ CASES: tuple[Case, ...] = (
         steps=200,
         flags={"worker": ("--steps", "{steps}", "--pause-ms", "20")},
         note="the trainer goes on while the service's parts come back",
-        quick=False,
     ),
     Case(
         name="plain",

@@ -12,7 +12,7 @@ import pytest
 from chaos.hdfs import HdfsCluster
 from examples.demo.steplog import StepLog
 from tests.examples.harness import Cluster
-from tests.hdfs.training import assert_unhurt, control, digits, heavy
+from tests.hdfs.training import assert_unbroken, assert_unhurt, control, digits, heavy
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -45,6 +45,20 @@ def cluster_ha(hdfs_ha: HdfsCluster, tmp_path: Path, monkeypatch: pytest.MonkeyP
     """An embedded cluster that knows an HDFS with two NameNodes."""
     with cluster_for(hdfs_ha, tmp_path, monkeypatch) as found:
         yield found
+
+
+def test_a_namenode_that_freezes_holds_up_no_training(
+    hdfs: HdfsCluster, cluster: Cluster, beside: StepLog, tmp_path: Path
+) -> None:
+    """It makes many steps meanwhile, and saves; how quick they are is measured where there is time to."""
+    training = digits(cluster, hdfs, beside, tmp_path)
+    pids = training.pids()
+    try:
+        training.blocked(5.0, hdfs.namenode().freeze)
+    finally:
+        hdfs.namenode().thaw()
+    training.wait_commit(training.step())
+    assert_unbroken(training, pids)
 
 
 @pytest.mark.slow

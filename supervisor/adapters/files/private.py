@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -51,6 +52,11 @@ def publish(fresh: Path, path: Path) -> bool:
     except FileExistsError:
         # A network file system may send a request twice, and tell what came of the second.
         return fresh.stat().st_nlink > 1
+    except OSError as error:
+        if error.errno in {errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS}:
+            text = "its file system has no hard links; take a directory on another one"
+            raise OSError(error.errno, text, str(path)) from error
+        raise
     finally:
         sync(path.parent)
     return True

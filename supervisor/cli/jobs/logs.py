@@ -193,7 +193,7 @@ async def _logs(
         outage.over()
         if follow:
             await _follow(sources, printer)
-        if not shown:
+        if not shown and request.last_bytes:
             raise NotFound(
                 f"no task of {wanted.job} has any output here; see `supervisorctl status {wanted.job}`"
             )

@@ -204,13 +204,13 @@ def _ps_recovery(spec: JobSpec) -> Iterator[Objection]:
 def _success_policy(spec: JobSpec) -> Iterator[Objection]:
     if spec.success_policy is SuccessPolicy.ALL_WORKERS:
         return
-    names = [role.name for role in spec.roles]
-    chief = next((name for name in names if name in CHIEF_ROLES), None)
+    chief = next((role.name for role in spec.roles if role.name in CHIEF_ROLES), None)
     if chief is not None:
         text = f"worker_0 is for jobs without a chief; this one is done when its {chief} is; remove it"
         yield Objection(("success_policy",), text)
-    elif "worker" not in names:
-        yield Objection(("success_policy",), "there is no role worker; remove it, or name the role worker")
+    elif not any(role.name == "worker" and not role.follow and not role.serves for role in spec.roles):
+        text = "there is no role worker whose tasks end by themselves; remove it, or name that role worker"
+        yield Objection(("success_policy",), text)
 
 
 def _patterns(spec: JobSpec) -> Iterator[Objection]:

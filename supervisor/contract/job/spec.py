@@ -377,7 +377,7 @@ class JobSpec:
     container: ContainerSpec | None = None
     packing: Packing = Packing.SPREAD
     priority: int = 0
-    success_policy: SuccessPolicy = SuccessPolicy.ALL_WORKERS
+    success_policy: SuccessPolicy = field(default=SuccessPolicy.ALL_WORKERS, metadata=NEEDED)
     templated: bool = False
     secrets: dict[str, str] = field(default_factory=dict, metadata=NEEDED)
     notify: tuple[str, ...] = ()

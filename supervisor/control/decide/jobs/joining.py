@@ -64,7 +64,7 @@ def grows(snap: Snapshot, job: JobState) -> bool:
     """Whether a worker can join now: there is room for it beside all others.
 
     An operator's wish is not begun where there is no room for all of it. An elastic role takes no room from
-    a job that has none at all.
+    a job that has none at all, unless its own job comes first.
     """
     now, wanted = sizing.counts(job)
     if wanted <= now or sizing.why_all_restart(job):
@@ -72,15 +72,18 @@ def grows(snap: Snapshot, job: JobState) -> bool:
     if asked := sizing.asked(job):
         if not has_room(snap, job, resized(job.record.value.spec, asked)):
             return False
-    elif somebody_waits(snap) or somebody_is_away(snap, job):
+    elif somebody_waits(snap, job) or somebody_is_away(snap, job):
         return False
     return not find_place(snap, job, f"{WORKER}.{now}").waiting_for
 
 
-def somebody_waits(snap: Snapshot) -> bool:
-    """Whether a job waits for room for its first generation."""
+def somebody_waits(snap: Snapshot, job: JobState) -> bool:
+    """Whether a job of at least this one's priority waits for room for its first generation."""
     return any(
-        each.switch.value.phase is JobPhase.WAITING and each.next_plan is None for each in snap.jobs.values()
+        each.switch.value.phase is JobPhase.WAITING
+        and each.next_plan is None
+        and each.record.value.spec.priority >= job.record.value.spec.priority
+        for each in snap.jobs.values()
     )
 
 

@@ -112,7 +112,7 @@ def _growth(snap: Snapshot, job: JobState) -> dict[str, int]:
     saved = any(ref.generation == generation for ref in job.commits)
     live = _is_live(snap, job) or bool(sizing.did_not_join(job))
     short = [role for role in spec.roles if role.count < role.most and not (live and role.name == WORKER)]
-    if not saved or not short or joining.somebody_waits(snap) or joining.somebody_is_away(snap, job):
+    if not saved or not short or joining.somebody_waits(snap, job) or joining.somebody_is_away(snap, job):
         return {}
     if not any(has_room(snap, job, resized(spec, {role.name: role.count + 1})) for role in short):
         return {}
