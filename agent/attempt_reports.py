@@ -8,10 +8,11 @@ from dataclasses import replace
 from functools import partial
 
 from agent.boundaries import Outside, Post, Process
-from agent.core.events import Reported, signal_name
+from agent.core.events import Reported
 from agent.core.instructions import Report
 from agent.host.oom import with_oom
 from agent.membership import Membership
+from recovery.policy.causes import signal_name
 from recovery.policy.logs import last_words
 from supervisor.adapters.failpoints import effect
 from supervisor.contract import codec, keys

@@ -67,7 +67,7 @@ class Beside(Enum):
 
 @dataclass(frozen=True, slots=True)
 class LastWords:
-    """What an ended launcher left: the exit records of attempts, and in words the end of its log."""
+    """The exit records of attempts that an ended launcher left, and in words the end of its log."""
 
     exits: tuple[protocol.Exited, ...] = ()
     said: str = ""
@@ -126,7 +126,7 @@ class Runtime(Protocol):
         """Whether the kernel's OOM killer ended a process that has just died; False if unknown."""
 
     async def last_words(self, launcher_id: str, attempts: tuple[str, ...]) -> LastWords:
-        """What an ended launcher left in its files; never fails, and blocks no loop."""
+        """The files that an ended launcher left, read; never fails, and blocks no loop."""
 
     def oom_beside(self, process: Process) -> Beside:
         """Whether the OOM killer has killed another process in a dead process's cgroup since `began`."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
@@ -133,9 +132,9 @@ class SpawnFailed:
 class LauncherGone:
     """The launcher's process has ended.
 
-    `code`: as `subprocess` gives it, below 0 a signal; None where it is not known. `why`: what its runtime
-    knows besides. `said`: the end of what it wrote, in words; empty where that is not to be told. `exits`:
-    the ends of its attempts that it wrote down, and may not have told.
+    `why`: how, as far as its runtime knows. `code`: as `subprocess` gives it, below 0 a signal; None where it
+    is not known. `said`: the end of what it wrote, in words; empty where that is not to be told. `exits`: the
+    ends of its attempts that it wrote down, and may not have told.
     """
 
     launcher_id: str
@@ -147,19 +146,7 @@ class LauncherGone:
     @property
     def reason(self) -> str:
         """How it ended, for the agent's log, for `explain` and for events."""
-        status = "" if self.code is None else how_it_ended(self.code)
-        return "; ".join(filter(None, (status, self.why, self.said)))
-
-
-def how_it_ended(code: int) -> str:
-    """The words for a return code of `subprocess`."""
-    return f"exit code {code}" if code >= 0 else f"killed by {signal_name(-code)}"
-
-
-def signal_name(number: int) -> str:
-    """The name of a signal, or its number where it has none."""
-    named = number in signal.Signals.__members__.values()
-    return signal.Signals(number).name if named else f"signal {number}"
+        return "; ".join(filter(None, (self.why, self.said)))
 
 
 @dataclass(frozen=True, slots=True)

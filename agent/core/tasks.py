@@ -204,8 +204,8 @@ def _pursue(work: Work, hold: PortReservation, assignment: Assignment) -> None:
         if hold.state is HoldState.FAILED or work.now_ms < hold.again_ms:
             return
         if hold.tries >= MOST_TRIES:
-            failure = f"{hold.tries} launchers ended before they were ready"
-            failure += f", the last one so: {hold.ended}" if hold.ended else ""
+            failure = f"no launcher became ready in {hold.tries} more tries"
+            failure += f"; the last one ended so: {hold.ended}" if hold.ended else ""
             if assignment.preload and assignment.container is None:
                 modules = ", ".join(assignment.preload)
                 failure += f"; try `{assignment.argv[0]} -c 'import {modules}'` on this node"

@@ -21,7 +21,7 @@ from agent.runtimes.docker_container import check, check_joined, container, envi
 from agent.runtimes.docker_engine import Container, Engine
 from agent.runtimes.docker_images import Images
 from agent.runtimes.docker_node import LAUNCHER, DockerNode, container_name, spec_of
-from agent.runtimes.launcher_log import LOG, words
+from agent.runtimes.launcher_log import LOG, how_it_ended, words
 from agent.runtimes.local import SOCKET, LocalLaunchers, write_config
 from agent.runtimes.weights import Weights
 from supervisor.adapters.failpoints import effect
@@ -333,7 +333,8 @@ def _gone(launcher_id: str, found: Container, printed: bytes) -> LauncherGone:
     """The end of a launcher by docker's record of its container. With nothing `printed` its log says more."""
     by_signal = _BY_SIGNAL < found.code < _BY_SIGNAL + signal.NSIG
     code = _BY_SIGNAL - found.code if by_signal else found.code
-    return LauncherGone(launcher_id, found.error, code, words(printed) if printed.strip() else "")
+    why = "; ".join(filter(None, (how_it_ended(code), found.error)))
+    return LauncherGone(launcher_id, why, code, words(printed) if printed.strip() else "")
 
 
 def _is_first(pid: int) -> bool:

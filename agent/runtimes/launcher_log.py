@@ -1,4 +1,4 @@
-"""The end of what a launcher wrote, in words, for the agent's log and for operators.
+"""The end of a launcher, and of its log, in words, for the agent's log and for operators.
 
 A launcher runs modules of its job, which may write anything, or put anything in the place of its log.
 """
@@ -9,12 +9,18 @@ import os
 from pathlib import Path
 
 from agent.host.regular_files import read_end
+from recovery.policy.causes import signal_name
 from supervisor.adapters.neutral import neutralise
 
 LOG = "launcher.log"
 _READ_BYTES = 4096
 _MOST = 400
 _BETWEEN = " | "
+
+
+def how_it_ended(code: int) -> str:
+    """The words for a return code of `subprocess`."""
+    return f"exit code {code}" if code >= 0 else f"killed by {signal_name(-code)}"
 
 
 def said_in(home: Path) -> str:

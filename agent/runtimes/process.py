@@ -19,7 +19,7 @@ from agent.host.ownership import TaskDirectories, credentials, give
 from agent.inside import protocol
 from agent.inside.child import program, warm
 from agent.inside.processes import fence
-from agent.runtimes.launcher_log import LOG
+from agent.runtimes.launcher_log import LOG, how_it_ended
 from agent.runtimes.local import LocalLaunchers, write_config
 from agent.runtimes.marks import Marks, owner
 from agent.runtimes.strays import Strays
@@ -115,9 +115,10 @@ class ProcessRuntime(LocalLaunchers):
         if child is None:
             return LauncherGone(launcher_id, _NO_CHILD)
         code = child.poll()
-        if code is not None:
-            del self._children[process.pid]
-        return LauncherGone(launcher_id, code=code)
+        if code is None:
+            return LauncherGone(launcher_id)
+        del self._children[process.pid]
+        return LauncherGone(launcher_id, how_it_ended(code), code)
 
     def _spawn(self, launcher_id: str, recipe: Recipe) -> Process:
         tasks = self._tasks

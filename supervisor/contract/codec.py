@@ -4,7 +4,7 @@ A record is `{"v": MAJOR, "record": CLASS, ...fields}`. Readers ignore fields th
 the default for fields that are missing, so that two releases can run side by side; a higher MAJOR is refused.
 A number or a text that is out of bounds (`contract.bounds`) is refused too.
 
-A field with the metadata NEEDED must not be ignored. A record in which it says something has the name
+A field with the metadata NEEDED must not be ignored. A record in which it is not as by default has the name
 `CLASS+FIELD`, which no release reads that does not know the field.
 """
 
@@ -137,7 +137,7 @@ def _names(kind: Any) -> tuple[str, ...]:
 
 
 def _needs(value: object) -> set[str]:
-    """The NEEDED fields that are neither empty nor as by default, anywhere in a value."""
+    """The NEEDED fields that are not as by default, anywhere in a value."""
     if isinstance(value, dict):
         value = tuple(value.values())
     if isinstance(value, tuple | list):
@@ -146,8 +146,14 @@ def _needs(value: object) -> set[str]:
     found = set[str]()
     for name, needed in _marked_fields(kind):
         inner = getattr(value, name)
-        found |= {name} if needed and inner and inner != dict(_defaults(kind))[name] else _needs(inner)
+        found |= {name} if needed and inner != _default(kind, name) else _needs(inner)
     return found
+
+
+@cache
+def _default(kind: Any, name: str) -> object:
+    (given,) = (each for each in dataclasses.fields(kind) if each.name == name)
+    return given.default if given.default_factory is dataclasses.MISSING else given.default_factory()
 
 
 @cache

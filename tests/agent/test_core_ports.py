@@ -95,7 +95,10 @@ def test_that_a_prepared_task_can_be_prepared_no_more_is_told() -> None:
     core.feed(LauncherGone(core.launcher_id, "no memory"), Fenced(core.launcher_id, 0))
     last = told(core)[-1]
     assert not last.address
-    assert last.failure == f"{MOST_TRIES} launchers ended before they were ready, the last one so: no memory"
+    assert (
+        last.failure
+        == f"no launcher became ready in {MOST_TRIES} more tries; the last one ended so: no memory"
+    )
 
 
 def test_an_attempt_whose_port_was_taken_does_not_start_elsewhere_and_its_address_is_gone() -> None:

@@ -6,7 +6,7 @@ import itertools
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from dataclasses import replace
 
 import pytest
@@ -29,12 +29,6 @@ NUMBERS = itertools.count(1)
 ORDER = Assignment(
     "job", "u", "worker", 0, 1, "p1", "n1", "life1", 1, ("python", "x.py"), "/", preload=("tensorflow",)
 )
-
-
-@pytest.fixture(scope="module")
-def etcd() -> Iterator[EtcdServer]:
-    with EtcdServer() as server:
-        yield server
 
 
 @pytest.fixture
@@ -75,7 +69,7 @@ def test_a_launcher_that_always_dies_while_it_gets_ready_is_given_up() -> None:
     (answer,) = answers
     assert isinstance(answer, Prepared)
     assert spawned == MOST_TRIES + 1, "the first, and so many more"
-    assert f"{MOST_TRIES} launchers ended before they were ready" in answer.failure
+    assert f"no launcher became ready in {MOST_TRIES} more tries" in answer.failure
     assert "`python -c 'import tensorflow'`" in answer.failure
 
 
@@ -91,7 +85,7 @@ def test_of_launchers_that_the_agent_itself_kills_no_signal_is_told() -> None:
         core.feed(LauncherGone(launcher.launcher_id, code=-signal.SIGKILL), Fenced(launcher.launcher_id, 0))
     (answer,) = [each.record for each in only(Write, core.said) if isinstance(each.record, Prepared)]
     assert answer.failure == (
-        f"{MOST_TRIES} launchers ended before they were ready; "
+        f"no launcher became ready in {MOST_TRIES} more tries; "
         "try `python -c 'import tensorflow'` on this node"
     )
 
@@ -99,7 +93,7 @@ def test_of_launchers_that_the_agent_itself_kills_no_signal_is_told() -> None:
 @pytest.mark.parametrize(
     ("source", "how"),
     [
-        ("import ctypes; ctypes.string_at(0)", "killed by SIGSEGV; it wrote nothing"),
+        ("import ctypes; ctypes.string_at(0)", "killed by SIGSEGV (signal 11); it wrote nothing"),
         ("import os; os.write(2, b'no licence\\n'); os._exit(3)", "exit code 3; it wrote: no licence"),
     ],
 )
@@ -114,7 +108,7 @@ async def test_how_launchers_ended_is_in_the_agents_log_and_in_its_answer(
     failure = (await job.prepare()).failure
     advice = f"try `{sys.executable} -c 'import ends'` on this node"
     assert failure == (
-        f"{MOST_TRIES} launchers ended before they were ready, the last one so: {how}; {advice}"
+        f"no launcher became ready in {MOST_TRIES} more tries; the last one ended so: {how}; {advice}"
     )
     assert node.log.count(f"it ended: {how}") == MOST_TRIES + 1
 

@@ -6,7 +6,7 @@ import itertools
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -38,12 +38,6 @@ while time.monotonic() < end:
     print("step", step, flush=True)
     time.sleep(0.05)
 """
-
-
-@pytest.fixture(scope="module")
-def etcd() -> Iterator[EtcdServer]:
-    with EtcdServer() as server:
-        yield server
 
 
 @pytest.fixture

@@ -184,7 +184,7 @@ async def test_that_a_full_disk_kept_a_launcher_from_writing_is_told(
     told: list[Event] = []
     runtime.watch("x-1", await runtime.spawn("x-1", recipe), told.append)
     await until(lambda: bool(told))
-    assert told == [LauncherGone("x-1", code=3)]
+    assert told == [LauncherGone("x-1", "exit code 3", 3)]
     said = (await runtime.last_words("x-1", ())).said
     assert said == f"it could write nothing, as the disk of {small / 'x-1'} is full"
 
@@ -213,4 +213,4 @@ async def test_an_end_that_a_fence_saw_first_is_told_all_the_same(
     assert await runtime.fence("x-1", (process,)) == 0
     told: list[Event] = []
     runtime.watch("x-1", process, told.append)
-    assert told == [LauncherGone("x-1", code=-signal.SIGKILL)]
+    assert told == [LauncherGone("x-1", "killed by SIGKILL (signal 9)", -signal.SIGKILL)]

@@ -25,6 +25,7 @@ from agent.inside.launcher import environ
 from agent.inside.processes import fence
 from agent.logs.task_logs import AttemptFiles
 from agent.operate import Operator
+from agent.runtimes.launcher_log import how_it_ended
 from agent.secret_masks import TaskSecrets
 from supervisor.adapters.clock import BootClock
 from supervisor.contract import codec
@@ -118,7 +119,7 @@ async def told_of(core: Core, code: int) -> str:
     agent.machine.left = LastWords(said=f"it wrote: {TOKEN}")
     daemon = agent.daemon()
     daemon._state = core.state
-    return (await daemon._with_last_words(LauncherGone(core.launcher_id, code=code))).reason
+    return (await daemon._with_last_words(LauncherGone(core.launcher_id, how_it_ended(code), code))).reason
 
 
 async def test_what_a_launcher_wrote_is_told_until_it_has_been_given_secrets() -> None:

@@ -108,12 +108,6 @@ def root() -> Iterator[Path]:
     shutil.rmtree(path)
 
 
-@pytest.fixture(scope="module")
-def etcd() -> Iterator[EtcdServer]:
-    with EtcdServer() as server:
-        yield server
-
-
 @pytest.fixture
 async def node(etcd: EtcdServer, root: Path) -> AsyncIterator[Node]:
     """Its tasks live until a successor is there, however busy the machine is."""

@@ -33,7 +33,7 @@ AROUND: dict[str, dict[str, object]] = {
     "container.": {"container": {}},
     "serving.": {"serving": {"export": "export/*"}},
 }
-"""What a file has beside a key whose default is tried."""
+"""The other keys of a file in which a default is tried."""
 LOCK = "numpy==2.1.0 --hash=sha256:" + "0" * 64
 
 

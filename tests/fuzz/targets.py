@@ -280,7 +280,7 @@ def printed(data: bytes, directory: Path) -> None:
 
 
 def launcher_log(data: bytes, _: Path) -> None:
-    """What a launcher wrote, as operators see it: a short line that steers no terminal."""
+    """A launcher's output reaches operators as a short line that steers no terminal."""
     told = words(data)
     assert told == one_line(told)
     assert len(told) < 500

@@ -194,7 +194,7 @@ async def test_a_launcher_that_ends_is_told_of_once(site: Site) -> None:
     launcher_id, process = await site.spawn()
     await site.heard(launcher_id, protocol.Hello)
     os.kill(process.pid, signal.SIGKILL)
-    assert (await site.gone(launcher_id)).reason == "killed by SIGKILL"
+    assert (await site.gone(launcher_id)).reason == "killed by SIGKILL (signal 9)"
     assert not site.runtime.is_alive(process)
     site.runtime.watch(launcher_id, process, site.events.append)
     await site.until("the end of one that ended before it is watched", lambda: len(site.ends()) == 2)
@@ -203,7 +203,7 @@ async def test_a_launcher_that_ends_is_told_of_once(site: Site) -> None:
 @pytest.mark.parametrize(
     ("source", "reason"),
     [
-        ("import ctypes; ctypes.string_at(0)", "killed by SIGSEGV; it wrote nothing"),
+        ("import ctypes; ctypes.string_at(0)", "killed by SIGSEGV (signal 11); it wrote nothing"),
         (COMPLAINS, "exit code 3; it wrote: no licence: \\xff\\x1b[2J | ask for one"),
         ("import os; os.write(2, bytes(range(256)) * 4096); os._exit(7)", "exit code 7; it wrote: "),
     ],

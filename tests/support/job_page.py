@@ -119,7 +119,7 @@ def examples() -> list[Example]:
 
 
 def codes(cell: str) -> list[str]:
-    """What a cell has as code."""
+    """The parts of a cell that are code."""
     return re.findall(r"`([^`]+)`", cell)
 
 

@@ -423,7 +423,8 @@ def _check_roles(
             document.problem(
                 where,
                 "has no command; add `command: [python, train.py]` to this role or to the job",
-                *(("command",), (*where, "command")),
+                ("command",),
+                (*where, "command"),
             )
     if sum(counts.values()) > MAX_TASKS:
         document.problem(("roles",), f"{sum(counts.values())} tasks in all; at most {MAX_TASKS} are possible")

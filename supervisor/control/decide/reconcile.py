@@ -74,7 +74,7 @@ def _look(snap: Snapshot, assessments: Assessments, rests: Rests) -> list[Decisi
     decisions = [each for visit in cluster for each in visit.found(_about_cluster(visit.of(snap)))]
     decisions += _about_nodes(snap, nodes)
     decisions += _about_nodes_of_jobs(snap, jobs)
-    # What has the highest priority is placed first, and of equal ones what was submitted first.
+    # The job of the highest priority is placed first, and of equal ones the one that was submitted first.
     visited: list[Visit[JobState]] = []
     while jobs:
         visited.append(visit := jobs.pop(0))

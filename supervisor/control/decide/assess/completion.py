@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 
-from recovery.policy.roles import RoleKind, kind_of
+from recovery.policy.roles import training_roles
 from supervisor.contract.desired import Plan
 from supervisor.contract.ids import TaskId
 from supervisor.contract.job.spec import CHIEF_ROLES, JobSpec, SuccessPolicy
@@ -43,7 +43,7 @@ def judge_completion(snap: Snapshot, job: JobState, plan: Plan) -> Completion:
     spec = job.record.value.spec
     reports: dict[str, AttemptReport] = {}
     first_done_ms: int | None = None
-    chiefs = {task.member for task in _chiefs(spec, _training(spec))}
+    chiefs = {task.member for task in _chiefs(spec)}
     for placement in plan.placements:
         held = job.report(placement, plan)
         if held is not None:
@@ -70,9 +70,10 @@ def completion(
     evaluators and other servers are not waited for. A job that has no training role is done when all of its
     tasks exited with 0.
     """
-    training = _training(spec)
+    trains = training_roles(spec)
+    training = tuple(task for task in spec.tasks() if task.role in trains)
     awaited = training or spec.tasks()
-    chiefs = _chiefs(spec, training)
+    chiefs = _chiefs(spec)
 
     chief_done = bool(chiefs) and all(_succeeded(reports.get(task.member)) for task in chiefs)
 
@@ -96,16 +97,13 @@ def completion(
     return Completion(CompletionState.DONE, detail, chief_done=True)
 
 
-def _training(spec: JobSpec) -> tuple[TaskId, ...]:
-    return tuple(task for task in spec.tasks() if kind_of(spec, task.role) is RoleKind.TRAINING)
-
-
-def _chiefs(spec: JobSpec, training: tuple[TaskId, ...]) -> tuple[TaskId, ...]:
+def _chiefs(spec: JobSpec) -> tuple[TaskId, ...]:
     """The tasks whose success is the job's, whatever the others do."""
-    chiefs = tuple(task for task in training if task.role in CHIEF_ROLES)
-    if not chiefs and spec.success_policy is SuccessPolicy.WORKER_0:
-        return tuple(task for task in training if (task.role, task.index) == ("worker", 0))
-    return chiefs
+    trains = training_roles(spec)
+    chiefs = {name: spec.role(name).count for name in CHIEF_ROLES if name in trains}
+    if not chiefs and "worker" in trains and spec.success_policy is SuccessPolicy.WORKER_0:
+        chiefs = {"worker": 1}
+    return tuple(TaskId(spec.name, name, index) for name, count in chiefs.items() for index in range(count))
 
 
 def _ended(report: AttemptReport | None) -> bool:
