@@ -94,6 +94,40 @@ async def test_a_pull_that_breaks_off_is_unknown(tmp_path: Path, said: bytes) ->
     server.close()
 
 
+async def test_whoever_waits_for_an_end_that_does_not_come_holds_up_no_other_call(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(docker_engine, "END_S", 1)
+    waits, served = asyncio.Semaphore(0), list[asyncio.Task[None] | None]()
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        # A connection is used for several requests.
+        served.append(asyncio.current_task())
+        while request := await reader.read(1 << 16):
+            if b"/wait" in request:
+                waits.release()
+                continue
+            said = b'{"ApiVersion":"1.41"}' if b"/version" in request else b"[]"
+            writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(said), said))
+            await writer.drain()
+        writer.close()
+
+    server = await asyncio.start_unix_server(answer, tmp_path / "docker.sock")
+    engine = Engine(str(tmp_path / "docker.sock"))
+    async with asyncio.timeout(docker_engine.CALL_S):
+        ends = [asyncio.create_task(engine.ended("any")) for _ in range(docker_engine.THREADS)]
+        for _ in ends:
+            await waits.acquire()
+        assert await engine.list({}) == []
+        assert not any(each.done() for each in ends), "it was answered while all of them waited"
+        told = await asyncio.gather(*ends, return_exceptions=True)
+    assert [type(each) for each in told] == [Unreachable] * docker_engine.THREADS
+    engine.close()
+    async with asyncio.timeout(docker_engine.CALL_S):
+        await asyncio.gather(*filter(None, served))
+    server.close()
+
+
 async def test_what_dockerd_says_no_to(dockerd: Dockerd) -> None:
     engine = Engine(str(dockerd.socket))
     assert (await engine.image(IMAGE)).id.startswith("sha256:")
