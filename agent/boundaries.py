@@ -290,13 +290,13 @@ class Checkpoints(Protocol):
     def stop_following(self, job_uuid: str, generation: int) -> None:
         """Stop fetching commits of this generation."""
 
-    async def drain(self, job_uuid: str, generation: int, timeout_ms: int, *, clean: bool) -> None:
-        """After the death of the saver's attempt: commit its newest finished save, or give up with a warning
-        when the time runs out.
+    async def drain(self, job_uuid: str, generation: int, timeout_ms: int, *, clean: bool) -> str:
+        """Look at the saver's directory, and commit the newest finished save, or give up after `timeout_ms`.
 
-        Then go on, as the next attempt may save in the same generation.
+        Returns the finished save that it could not commit, for people; empty for none. Then it goes on, as an
+        evaluator may still run.
 
-        `clean`: it ended by itself, without an error.
+        `clean`: the saver's attempt ended by itself, without an error.
         """
 
     def beats(self, tell: Tell = ...) -> tuple[SaverBeat, ...]:

@@ -83,6 +83,7 @@ from supervisor.contract.promise import PromiseRequest
 from supervisor.contract.secret import SecretsRequest, missing
 
 BROKEN_AGAIN_S = 1.0
+MAX_UNCOMMITTED = 300
 
 Lasting = (
     Spawn
@@ -488,14 +489,15 @@ class Effects:
                 self._out.sink.warning("old code or environments cannot be removed", reason=str(error))
 
     async def _drain(self, drain: Drain) -> None:
-        generation = drain.attempt.generation
+        checkpoints, generation = self._out.checkpoints, drain.attempt.generation
         try:
-            await self._out.checkpoints.drain(drain.job_uuid, generation, drain.timeout_ms, clean=drain.clean)
+            left = await checkpoints.drain(drain.job_uuid, generation, drain.timeout_ms, clean=drain.clean)
         except TfSupervisorError as error:
             self._out.sink.warning(
                 "an attempt's last save is not committed", attempt=str(drain.attempt), reason=str(error)
             )
-        self._post(Drained(drain.attempt))
+            left = f"the last save ({error})"
+        self._post(Drained(drain.attempt, drain.look, left[:MAX_UNCOMMITTED]))
 
     async def _dump(self, dump: Dump) -> None:
         attempt = str(dump.attempt)

@@ -327,11 +327,10 @@ class NodeCheckpoints:
         if follower is not None:
             follower.stop()
 
-    async def drain(self, job_uuid: str, generation: int, timeout_ms: int, *, clean: bool) -> None:
-        """Commit the newest finished checkpoint of a dead attempt; then go on for the next one."""
+    async def drain(self, job_uuid: str, generation: int, timeout_ms: int, *, clean: bool) -> str:
+        """Commit the newest finished save; returns the save that could not be committed, empty for none."""
         saver = self._savers.get((job_uuid, generation))
-        if saver is not None:
-            await saver.drain(timeout_ms, clean=clean)
+        return await saver.drain(timeout_ms, clean=clean) if saver is not None else ""
 
     def beats(self, tell: Tell = raise_it) -> tuple[SaverBeat, ...]:
         """The state of this node's commits. `tell` gets errors that ended a job's background work.

@@ -167,18 +167,18 @@ class Saver:
         """The newest finished save that is not committed."""
         return self._committer.pending
 
-    async def drain(self, timeout_ms: int, *, clean: bool) -> None:
-        """After the program's end: commit its newest finished save, or give up when the time is out.
+    async def drain(self, timeout_ms: int, *, clean: bool) -> str:
+        """After the programs' end: commit the newest finished save, or give up when the time is out.
 
-        A running commit may go on after that while it makes progress. The program's next attempt may save in
-        the same generation, so the watch goes on until `stop`. If that attempt ends before this call is over,
-        its drain comes next: each drain begins to watch and to commit anew.
+        Returns the save that is not committed, for people; empty for none. A running commit may go on after
+        `timeout_ms` while it makes progress. An evaluator may still run and save, so the watch goes on until
+        `stop`. The next drain waits for this one: each drain begins to watch and to commit anew.
         """
         began_ms = self._site.clock.now_ms()
         async with self._draining:
-            await self._drain(began_ms, timeout_ms, clean=clean)
+            return await self._drain(began_ms, timeout_ms, clean=clean)
 
-    async def _drain(self, began_ms: int, timeout_ms: int, *, clean: bool) -> None:
+    async def _drain(self, began_ms: int, timeout_ms: int, *, clean: bool) -> str:
         self._ending = _Ending(clean)
         self._press(pressing=True)
         watch, commit = self._tasks
@@ -192,12 +192,20 @@ class Saver:
                 "the time for the last commit is over: the last save may be lost", job=self._job.job
             )
         self._warn_of_pending()
+        left = self._left(looked=watch.done())
         self._cancel()
         await asyncio.wait(self._tasks)
         if not self._stopped:
             await self._committer.tidy(self._job.generation)
         if not self._stopped:
             self.start()
+        return left
+
+    def _left(self, *, looked: bool) -> str:
+        pending = self._committer.pending
+        if pending is not None:
+            return f"{pending.manifest.ref} ({self._committing.text or 'the time for its commit was over'})"
+        return "" if looked else f"the last save ({self._taking.text or 'the time to look for it was over'})"
 
     def _warn_of_pending(self) -> None:
         pending = self._committer.pending

@@ -154,8 +154,11 @@ def _place(result: Wants, assignment: Assignment, switch: JobSwitch) -> None:
     there = assignment.task in result.run or assignment.task in result.linger
     if there and (assignment.follow or (assignment.joins and assignment.job not in result.follow)):
         result.follow[assignment.job] = assignment
-    saves = switch.saver == assignment.task.member if switch.saver else assignment.saver
-    if saves and switch.phase in {JobPhase.RUNNING, JobPhase.FINISHING, JobPhase.STOPPING}:
+    if switch.saver == assignment.task.member and switch.phase in {
+        JobPhase.RUNNING,
+        JobPhase.FINISHING,
+        JobPhase.STOPPING,
+    }:
         result.commit[assignment.job] = assignment
 
 

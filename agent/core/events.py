@@ -219,9 +219,11 @@ class StageDone:
 
 @dataclass(frozen=True, slots=True)
 class Drained:
-    """The last finished checkpoint that this saver's attempt left is committed, or has been given up."""
+    """The last look number `look` for a saver's attempt is over. `uncommitted`: as in its report."""
 
     attempt: AttemptId
+    look: int
+    uncommitted: str = ""
 
 
 @dataclass(frozen=True, slots=True)

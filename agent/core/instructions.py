@@ -319,13 +319,15 @@ class StopFollowing:
 
 @dataclass(frozen=True, slots=True)
 class Drain:
-    """Commit what the ended attempt has finished, within `timeout_ms`; answered by Drained.
+    """Take the last look number `look` at the saver's directory, and commit what is finished there, within
+    `timeout_ms`; answered by Drained.
 
-    `clean`: it ended by itself, without an error.
+    `clean`: the saver's attempt ended by itself, without an error.
     """
 
     attempt: AttemptId
     job_uuid: str
+    look: int
     timeout_ms: int
     clean: bool
 

@@ -52,9 +52,8 @@ def staged(
 
 
 def commit_and_drain(work: Work, wants: Wants) -> None:
-    """The saver's node commits while its generation is in force, and finishes what an ended attempt left."""
+    """The saver's node commits while its generation is in force, and takes the last looks."""
     for job, assignment in wants.commit.items():
-        _find_saving(work, assignment)
         mark = (assignment.job_uuid, assignment.generation, assignment.task.member)
         if work.state.commits.get(job) != mark:
             _stop_commit(work, job)
@@ -78,25 +77,21 @@ def commit_and_drain(work: Work, wants: Wants) -> None:
     for job in [each for each in work.state.commits if each not in wants.commit]:
         _stop_commit(work, job)
     for attempt in list(work.state.attempts.values()):
-        if attempt.alive or attempt.drained or attempt.draining:
+        if attempt.alive or attempt.draining:
             continue
-        mark = (attempt.job_uuid, attempt.id.generation, attempt.id.task.member)
-        if work.state.commits.get(attempt.id.task.job) == mark:
-            work.put_attempt(replace(attempt, draining=True))
+        job = attempt.id.task.job
+        saves = wants.commit.get(job)
+        if saves is None or (saves.job_uuid, saves.attempt_id) != (attempt.job_uuid, attempt.id):
+            # Another attempt follows it, or another task saves: nothing of this one is committed any more.
+            if not attempt.drained:
+                work.put_attempt(replace(attempt, drained=True))
+        elif wants.switches[job].look > attempt.look and attempt.telling is ReportLevel.NOTHING:
+            # Its report is written again after the look, also if another task was the saver before.
+            told = min(attempt.told, ReportLevel.LOOKED if attempt.look else ReportLevel.DEAD)
+            work.put_attempt(replace(attempt, draining=True, drained=False, told=told))
             timeout_ms = work.state.settings.timing.commit_deadline_ms
             clean = attempt.end is not None and attempt.end.code == 0
-            work.emit(Drain(attempt.id, attempt.job_uuid, timeout_ms, clean))
-        else:
-            # Another generation is in force, or another task saves: nothing of this one can be committed.
-            work.put_attempt(replace(attempt, drained=True))
-
-
-def _find_saving(work: Work, assignment: Assignment) -> None:
-    """An attempt that began before it was seen to save owes its last checkpoint, though it has ended."""
-    attempt = work.state.attempts.get(assignment.attempt_id)
-    if attempt is not None and not attempt.saver and attempt.telling is ReportLevel.NOTHING:
-        told = min(attempt.told, ReportLevel.DEAD)
-        work.put_attempt(replace(attempt, saver=True, drained=False, told=told))
+            work.emit(Drain(attempt.id, attempt.job_uuid, wants.switches[job].look, timeout_ms, clean))
 
 
 def leave_checkpoints(work: Work) -> None:
@@ -205,7 +200,8 @@ def _record(state: AgentState, attempt: Attempt) -> AttemptReport:
         attempt.end.as_exit() if attempt.end is not None else None,
         drained=attempt.drained and not attempt.alive,
         gpus=attempt.gpus,
-        saver=attempt.saver,
+        look=attempt.look,
+        uncommitted=attempt.uncommitted,
         warm=attempt.warm,
         stays=attempt.stays,
         adds_workers=launcher is not None and launcher.adds_workers,

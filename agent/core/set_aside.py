@@ -124,9 +124,7 @@ def tend(work: Work) -> None:
         wanted = switch is not None and switch.phase is JobPhase.RUNNING and switch.plan_id == order.plan_id
         if why and wanted and me.acts_for(order.incarnation) and order.attempt_id not in state.attempts:
             end = _end(work, why, dead=True)
-            attempt = Attempt(
-                order.attempt_id, order.job_uuid, order.plan_id, "", 0, "", False, False, end=end
-            )
+            attempt = Attempt(order.attempt_id, order.job_uuid, order.plan_id, "", 0, "", False, end=end)
             work.put_attempt(replace(attempt, drained=True))
 
 
@@ -177,7 +175,7 @@ def answer_of(instruction: Instruction, why: str) -> Event | None:
             what = (instruction.job, instruction.plan_id, instruction.base)
             return StageDone(*what, Unstaged.UNREADABLE, why)
         case Drain():
-            return Drained(instruction.attempt)
+            return Drained(instruction.attempt, instruction.look, f"the last save, as {why}")
         case FetchSecrets():
             return SecretsFetched(instruction.attempt, delay=why)
         case BringIn():

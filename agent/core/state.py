@@ -118,7 +118,8 @@ class ReportLevel(IntEnum):
     RUNNING = 1
     EXITED = 2
     DEAD = 3
-    DRAINED = 4
+    LOOKED = 4
+    DRAINED = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +132,8 @@ class Attempt:
         asked: the launcher may know of it.
         killed_ms, kills: when it was last told to die, -1 before; how often it was.
         ending_ms, terminated_ms: since when it is let end by itself; when it was last asked to.
-        drained: its last finished checkpoint has been dealt with, or there is nothing to deal with.
+        drained: this node has no more to commit of it.
+        look, uncommitted: as in its report.
         told, telling: the report that etcd has, and the one that is being written.
         acked: the launcher may forget its exit.
         dumped: the stacks of its threads have been asked for, and still are.
@@ -148,7 +150,6 @@ class Attempt:
     launcher_id: str
     port: int
     address: str
-    saver: bool
     warm: bool
     patterns: tuple[str, ...] = ()
     watch_nan: bool = False
@@ -164,6 +165,8 @@ class Attempt:
     end: End | None = None
     drained: bool = False
     draining: bool = False
+    look: int = 0
+    uncommitted: str = ""
     told: ReportLevel = ReportLevel.NOTHING
     telling: ReportLevel = ReportLevel.NOTHING
     acked: bool = False
@@ -200,7 +203,9 @@ class Attempt:
             return ReportLevel.RUNNING if self.pid else ReportLevel.NOTHING
         if not self.end.confirmed_dead:
             return ReportLevel.EXITED
-        return ReportLevel.DRAINED if self.drained else ReportLevel.DEAD
+        if self.drained:
+            return ReportLevel.DRAINED
+        return ReportLevel.LOOKED if self.look else ReportLevel.DEAD
 
     @property
     def settled(self) -> bool:

@@ -65,6 +65,7 @@ from agent.core.state import ROOM_AGAIN_MS, AgentState, Delay, Full, ReportLevel
 from agent.core.step_context import Work
 from agent.inside import protocol
 from supervisor.contract.containment import contained, place_of, told
+from supervisor.contract.desired import LAST_LOOK
 from supervisor.contract.errors import InvalidTransition
 from supervisor.contract.observed import StageFailure
 
@@ -297,7 +298,8 @@ def _on_answer(
         case Drained():
             attempt = state.attempts.get(event.attempt)
             if attempt is not None:
-                work.put_attempt(replace(attempt, drained=True, draining=False))
+                looked = replace(attempt, look=event.look, uncommitted=event.uncommitted)
+                work.put_attempt(replace(looked, draining=False, drained=event.look >= LAST_LOOK))
         case Reported():
             _on_reported(work, event)
         case Written():

@@ -87,7 +87,7 @@ class Work:
         """Record how an attempt ended; the first reason stays, its death may be confirmed later."""
         if attempt.end is not None:
             end = replace(attempt.end, confirmed_dead=attempt.end.confirmed_dead or end.confirmed_dead)
-        return self.put_attempt(replace(attempt, end=end, drained=attempt.drained or not attempt.saver))
+        return self.put_attempt(replace(attempt, end=end))
 
     def doom(self, launcher: Launcher, reason: str) -> None:
         """Kill a launcher from outside, with all that it started, until nothing is left."""

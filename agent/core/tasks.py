@@ -392,7 +392,6 @@ def _new_attempt(work: Work, wants: Wants, assignment: Assignment, hold: PortRes
             hold.launcher_id,
             hold.port,
             address_of(work.state.reach_of(hold.launcher_id), hold),
-            assignment.saver,
             warm=warmth.starts_warm(work, assignment, wants.switches[assignment.job]),
             patterns=assignment.step_patterns,
             watch_nan=assignment.watch_nan,

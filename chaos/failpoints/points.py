@@ -25,7 +25,7 @@ _LEADER = _words(
     " power_off_begun power_off_confirmed power_off_disproved power_off_failed power_off_late prepare"
     " prepare_more recovered reopened reports_removed restart_declined restart_in_place saves_skipped"
     " outputs_late outputs_left_out spares stack_kept started stopped stopping straggler succeeded time"
-    " time_is_over work_kept logs_late model_published"
+    " last_look time_is_over work_kept logs_late model_published"
     " commits_missing saves_unusable"
     " joined left stays servers_end etcd_defragmented"
     " saver_changed saves_at_changing_places saves_elsewhere"

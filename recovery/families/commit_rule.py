@@ -126,7 +126,7 @@ def decide(
         )
     if switch.closing is not None:
         return _refused(manifest, RefusalReason.CLOSING, f"closing for plan {switch.closing.plan_id}")
-    if switch.saver and identity.member and switch.saver != identity.member:
+    if identity.member and switch.saver != identity.member:
         return _refused(manifest, RefusalReason.SAVER, f"{switch.saver} saves in this generation")
     record = CommitRecord(
         job_uuid=manifest.job_uuid,

@@ -138,6 +138,7 @@ def job_view(snap: Snapshot, job: JobState) -> JobView:
         restarts_infrastructure=switch.ledger.infrastructure,
         restarts_left=max(0, spec.restart.max_restarts - switch.ledger.streak),
         reason=switch.reason,
+        uncommitted=switch.uncommitted,
         waiting_for=waiting_for(snap, job, found),
         submitted_wall_ms=job.record.value.submitted_wall_ms,
         tasks=tasks,

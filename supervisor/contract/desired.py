@@ -178,7 +178,6 @@ class Assignment:
     checkpoint_mode: str = "staged"
     checkpoint_verify: Verify = Verify.READBACK
     checkpoint_adopt: str = ""
-    saver: bool = False
     follow: bool = False
     restart_count: int = 0
     avoid_ports: tuple[int, ...] = ()
@@ -408,6 +407,10 @@ class DeletedJob:
     store_uri: str = ""
 
 
+LOOK_FOR_JUDGES, LAST_LOOK = 1, 2
+"""Values of `JobSwitch.look`."""
+
+
 @dataclass(frozen=True, slots=True)
 class JobSwitch:
     """The one small record that says which generation of a job is in force.
@@ -418,9 +421,13 @@ class JobSwitch:
     later start may have to wait for (rule 3). `held`: members of a failed job that are kept, stopped, for
     `hold_on_failure`. `blameless`: this generation began because of the machines, a lost peer or an operator,
     not of a program's own fault. `cold`: the first attempts of this generation import afresh, as an error of
-    the program's code may have come of the warm start. `saver`: the member that was seen to save, whose node
-    commits; empty: the one that the job's roles let expect. `parked`: why no rule looks at the job; its
-    stored phase is FAILED then, which every release reads as: end its tasks, start nothing (decision 0045).
+    the program's code may have come of the warm start. `saver`: the member of the plan in force whose node
+    commits: the member that was seen to save, else the one that the job's roles let expect; empty before the
+    first generation. `look`: the last look at the saver's directory that its node is to take (rule 7.8): 0
+    for none, `LOOK_FOR_JUDGES` while an evaluator may run on, `LAST_LOOK` when nothing of the job can write
+    any more. `uncommitted`: finished saves without which the job has ended, for people. `parked`: why no rule
+    looks at the job; its stored phase is FAILED then, which every release reads as: end its tasks, start
+    nothing (decision 0045).
     `edition`: that of the ClusterSpec in force; an agent that has an older one reads it again.
     """
 
@@ -442,6 +449,8 @@ class JobSwitch:
     saver: str = ""
     parked: Parked | None = None
     edition: int = 0
+    look: int = 0
+    uncommitted: str = ""
 
     @property
     def shown_phase(self) -> JobPhase:

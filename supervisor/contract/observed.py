@@ -310,13 +310,15 @@ STAYS = "its agent is of an earlier release"
 class AttemptReport:
     """One attempt, as last reported.
 
-    `drained`: the saver's last finished checkpoint was committed or given up.
+    `drained`: its node has no more to commit of it. `look`: the last look, of those that `JobSwitch` asks
+    for, that its node has taken at the saver's directory. `uncommitted`: the finished save that this look
+    found and the node could not commit, for people; empty for none.
 
     `last_step` is -1 too if no number of its steps behaves like a global step. Then `stepped` shows that it
     has made a step.
 
     `gpus`: UUIDs of the GPUs that it may hold until it is confirmed dead. `saves`: its saves up to this
-    report. `saver`: its node commits its saves. `warm`: it was forked from an interpreter with the imports
+    report. `warm`: it was forked from an interpreter with the imports
     done, or that is unknown. `stays`: why its program cannot take part in a move inside its generation, as a
     worker that moves or as a chief that is told of it; empty if it can. `adds_workers`, `drops_workers`: as a
     coordinator that takes part, it takes more workers, or fewer, too.
@@ -340,11 +342,12 @@ class AttemptReport:
     gpus: tuple[str, ...] = ()
     saves: Saves = Saves()
     stepped: bool = False
-    saver: bool = False
     warm: bool = True
     stays: str = STAYS
     adds_workers: bool = False
     drops_workers: bool = False
+    look: int = 0
+    uncommitted: str = ""
 
     @property
     def has_stepped(self) -> bool:

@@ -173,6 +173,7 @@ class Job:
         self.name = name
         self.uuid = f"{name}-uuid"
         self.task = TaskId(name, "worker", 0)
+        self.saves = False
         self.switch = JobSwitch(name, self.uuid, JobPhase.WAITING, 0)
         self.assignment = Assignment(
             name,
@@ -235,6 +236,7 @@ class Job:
             plan.generation,
             plan.plan_id,
             base=closing.base if closing is not None else None,
+            saver=self.task.member if self.saves else "chief.0",
         )
         await self.node.put(keys.cluster_spec(self.name, self.assignment.plan_id), spec)
         await self.write()

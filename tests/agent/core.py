@@ -37,6 +37,7 @@ ME = Incarnation(
 ORDER = Assignment("job", "u", "worker", 0, 1, "p1", "n1", "life1", 1, ("x",), "/")
 WAITING = JobSwitch("job", "u", JobPhase.WAITING, 0)
 RUNNING = JobSwitch("job", "u", JobPhase.RUNNING, 1, "p1")
+SAVES = replace(RUNNING, saver="worker.0")
 SPEC = ClusterSpec("job", 1, "p1", (RoleAddresses("worker", ("h:20000",)),))
 
 

@@ -180,7 +180,7 @@ class CoreMachine(RuleBasedStateMachine):
             case Stage():
                 self.events.append(StageDone(effect.job, effect.plan_id, effect.base))
             case Drain():
-                self.events.append(Drained(effect.attempt))
+                self.events.append(Drained(effect.attempt, effect.look))
             case Cleared() if self.lost:
                 self.state = replace(self.state, life=f"{self.state.life}x")
                 self.join(adopt=False)

@@ -41,9 +41,7 @@ RECORD = AgentRecord(
     "life1",
     launchers=(LauncherRecord("life1-1", Recipe("job", "u", "/w", "python", env={"A": "b"}), 10, 11),),
     attempts=(
-        AttemptRecord(
-            "job", "worker", 0, 1, 1, "u", "p", "life1-1", 20000, "h:20000", True, True, (), 12, 13
-        ),
+        AttemptRecord("job", "worker", 0, 1, 1, "u", "p", "life1-1", 20000, "h:20000", True, (), 12, 13),
     ),
 )
 """A life with one launcher and one attempt, as its state file tells a successor."""
@@ -253,8 +251,8 @@ class NoCheckpoints:
     async def found(self) -> frozenset[str]:
         return frozenset()
 
-    async def drain(self, job_uuid: str, generation: int, timeout_ms: int, *, clean: bool) -> None:
-        pass
+    async def drain(self, job_uuid: str, generation: int, timeout_ms: int, *, clean: bool) -> str:
+        return ""
 
     def beats(self, tell: Tell = raise_it) -> tuple[SaverBeat, ...]:
         return ()

@@ -26,7 +26,7 @@ class RunningCore:
             "L", recipe_of(order, "process"), self.now_ms, order.task.member, pid=5, start_ticks=5
         )
         self.state.attempts[order.attempt_id] = Attempt(
-            order.attempt_id, "u", "p1", "L", 20000, "h:20000", order.saver, warm=True, asked=True, pid=6
+            order.attempt_id, "u", "p1", "L", 20000, "h:20000", warm=True, asked=True, pid=6
         )
         running = protocol.RunningAttempt(str(order.attempt_id), 6, 0, 20000, "life1")
         hello = protocol.Hello(protocol.PROTOCOL, "L", "job", 5, 5, "boot", warm=True, attempt=running)

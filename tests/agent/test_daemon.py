@@ -20,7 +20,7 @@ from agent.inside import clock, protocol
 from agent.inside.processes import fence
 from supervisor.contract import keys
 from supervisor.contract.boundaries import Delete
-from supervisor.contract.desired import JobPhase, LostMark
+from supervisor.contract.desired import LAST_LOOK, JobPhase, LostMark
 from supervisor.contract.errors import CoordinationUnreachable
 from supervisor.contract.observed import Appeal, AttemptReport, ExitReason
 from supervisor.contract.timing import DEFAULT, FAST
@@ -162,9 +162,9 @@ async def test_a_second_agent_on_the_same_state_directory_is_refused(node: Node)
 async def test_stopping_kills_and_the_exit_is_drained(node: Node) -> None:
     node.start()
     job = Job(node, await node.until_joined(), name=f"job-{node.name}")
-    job.assignment = replace(job.assignment, saver=True)
+    job.saves = True
     running = await job.run()
-    job.switch = replace(job.switch, phase=JobPhase.STOPPING)
+    job.switch = replace(job.switch, phase=JobPhase.STOPPING, look=LAST_LOOK)
     await job.write()
     ended = await node.until(lambda: drained(job))
     assert not is_alive(running)

@@ -19,8 +19,8 @@ ENDED = AttemptId(TaskId("job", "worker", 1), 1, 1)
 def test_an_attempt_that_runs_is_dumped_once_for_each_suspicion() -> None:
     state = AgentState(SETTINGS, "life", "boot", FAST.d_ms)
     end = End(ExitReason.EXIT, 0, None, 5, confirmed_dead=True)
-    state.attempts[RUNS] = Attempt(RUNS, "u", "p", "l1", 1, "h:1", saver=False, warm=True, pid=7)
-    state.attempts[ENDED] = Attempt(ENDED, "u", "p", "l2", 2, "h:2", saver=False, warm=True, pid=8, end=end)
+    state.attempts[RUNS] = Attempt(RUNS, "u", "p", "l1", 1, "h:1", warm=True, pid=7)
+    state.attempts[ENDED] = Attempt(ENDED, "u", "p", "l2", 2, "h:2", warm=True, pid=8, end=end)
     asked = DumpAsked((str(RUNS), str(ENDED), "job/worker:9@1.1"))
     state, instructions = step(state, [asked], 10)
     assert [each for each in instructions if isinstance(each, Dump)] == [Dump(RUNS)]

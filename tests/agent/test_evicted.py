@@ -9,22 +9,22 @@ from agent.core.instructions import Cleared, Commit, FollowCommits, StopCommit, 
 from agent.core.saved import adopt
 from supervisor.contract.boundaries import Seen
 from supervisor.contract.timing import FAST
-from tests.agent.core import ME, NO_SPARES, ORDER, RUNNING, Core, only
+from tests.agent.core import ME, NO_SPARES, ORDER, SAVES, Core, only
 
-OTHER = replace(RUNNING, job="other", job_uuid="v", plan_id="q1")
+OTHER = replace(SAVES, job="other", job_uuid="v", plan_id="q1")
 FOLLOWER = replace(ORDER, job="other", job_uuid="v", role="evaluator", plan_id="q1", follow=True)
 
 
 def saving() -> Core:
     """An agent whose task saves, with one of another job that reads what is saved elsewhere."""
     core = Core().running()
-    saver = replace(ORDER, saver=True, checkpoint_uri="file:///s")
+    saver = replace(ORDER, checkpoint_uri="file:///s")
     follower = replace(FOLLOWER, checkpoint_uri="file:///t")
     core.state = replace(core.state, view=None)
-    core.see(RUNNING, saver)
+    core.see(SAVES, saver)
     view = core.state.view
     assert view is not None
-    core.feed(replace(view, assignments=(saver, follower), switches=(RUNNING, OTHER)))
+    core.feed(replace(view, assignments=(saver, follower), switches=(SAVES, OTHER)))
     assert only(Commit, core.said)
     assert only(FollowCommits, core.said)
     return core
@@ -54,7 +54,7 @@ def test_the_output_of_a_lost_life_is_no_more_read() -> None:
 def test_a_successor_knows_which_cluster_the_tasks_are_of() -> None:
     core = Core().running()
     seen = Seen("assignments/n1/x", 7, "digest")
-    core.feed(TermsSeen((), 0, "c1"), Observed((ORDER,), (RUNNING,), core.now_ms, seen=seen))
+    core.feed(TermsSeen((), 0, "c1"), Observed((ORDER,), (SAVES,), core.now_ms, seen=seen))
     core.feed(Evicted("lost"), Observed((), (), core.now_ms), Fenced(core.launcher_id, 0))
     heir = adopt.restore(adopt.record_of(core.state), NO_SPARES, "life2", "boot", core.now_ms, frozenset())
     assert (heir.cluster, heir.seen) == ("c1", seen), "until this life has joined anew"

@@ -137,7 +137,6 @@ def test_who_is_known_to_be_dead_is_not_killed_by_a_pid_that_is_another_boots() 
     attempts = tuple(
         AttemptRecord(
             *("job", "worker", index, 1, 1, "u", "p", f"life1-{index}", 1, "h:1"),
-            saver=False,
             warm=True,
             pid=100 + index,
             end=end,

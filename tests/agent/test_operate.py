@@ -41,7 +41,7 @@ def operator(tmp_path: Path) -> Operator:
     settings = AgentSettings("n1", "h", "h:1", 20000, 20100, "/locks", FAST, NodeResources(1.0, 1))
     state = AgentState(settings, "life", "boot", FAST.d_ms, view=Observed((), (), 1))
     state.attempts[RUNS] = Attempt(
-        RUNS, "u", "p", "l1", 1, "h:1", saver=False, warm=True, pid=own.pid, start_ticks=own.start_ticks
+        RUNS, "u", "p", "l1", 1, "h:1", warm=True, pid=own.pid, start_ticks=own.start_ticks
     )
     (tmp_path / "l1").mkdir()
     environ.keep(

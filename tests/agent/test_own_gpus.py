@@ -37,7 +37,6 @@ def attempt(order: Assignment, end: End | None = None) -> Attempt:
         "L-old",
         20000,
         "h:20000",
-        saver=False,
         warm=True,
         asked=True,
         pid=6,

@@ -219,7 +219,7 @@ class Beside:
         name = NEEDS.attempt_id
         state = AgentState(NO_SPARES, "life", "boot", FAST.d_ms, view=Observed((NEEDS,), (RUNNING,), 1))
         state.attempts[name] = Attempt(
-            name, "u", "p1", "l1", 1, "h:1", saver=False, warm=True, pid=own.pid, start_ticks=own.start_ticks
+            name, "u", "p1", "l1", 1, "h:1", warm=True, pid=own.pid, start_ticks=own.start_ticks
         )
         (root / "l1").mkdir()
         environ.keep(str(root / "l1"), str(name), str(root), {"PATH": os.defpath})

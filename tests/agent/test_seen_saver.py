@@ -1,4 +1,4 @@
-"""The agent of a task that is seen to save commits; that of the task before stops."""
+"""The agent of the task that the switch names commits, and takes the last looks that the switch asks for."""
 
 from __future__ import annotations
 
@@ -8,67 +8,91 @@ from agent.core.events import Drained, Reported
 from agent.core.instructions import Commit, Drain, Instruction, Report, StopCommit
 from agent.core.state import ReportLevel
 from agent.inside import protocol
-from supervisor.contract.desired import JobPhase
-from tests.agent.core import ORDER, RUNNING, Core, only
+from supervisor.contract.desired import LAST_LOOK, LOOK_FOR_JUDGES, JobPhase, JobSwitch
+from supervisor.contract.observed import AttemptReport
+from tests.agent.core import ORDER, RUNNING, SAVES, Core, only
 
-EXPECTED = replace(ORDER, saver=True)
-SEEN = replace(RUNNING, saver="worker.0")
 ANOTHER = replace(RUNNING, saver="worker.1")
+FINISHING = replace(SAVES, phase=JobPhase.FINISHING)
 
 
-def told(core: Core, said: list[Instruction]) -> list[Report]:
+def told(core: Core, said: list[Instruction]) -> list[AttemptReport]:
     """Every report that is owed reaches etcd; those that were written."""
-    written: list[Report] = []
+    written: list[AttemptReport] = []
     while reports := only(Report, said):
-        written += reports
+        written += [each.record for each in reports]
         said = core.feed(*(Reported(each.record.attempt, each.serial, True) for each in reports))
     return written
 
 
-def exits(core: Core) -> list[Report]:
+def exits(core: Core) -> list[AttemptReport]:
     exited = protocol.Exited(str(ORDER.attempt_id), 0, None, core.now_ms, "exit", confirmed_dead=True)
     return told(core, core.hear(exited))
 
 
-def test_the_expected_one_commits_until_the_switch_names_another() -> None:
+def looks(core: Core, switch: JobSwitch, left: str = "") -> AttemptReport:
+    """The switch asks for a look, which is taken; its last report."""
+    (drain,) = only(Drain, core.see(switch, ORDER))
+    (*_, last) = told(core, core.feed(Drained(ORDER.attempt_id, drain.look, left)))
+    return last
+
+
+def test_the_task_that_the_switch_names_commits_until_it_names_another() -> None:
     core = Core().running()
-    assert [each.saver for each in only(Commit, core.see(RUNNING, EXPECTED))] == [ORDER.task]
-    said = core.see(ANOTHER, EXPECTED)
+    assert [each.saver for each in only(Commit, core.see(SAVES, ORDER))] == [ORDER.task]
+    said = core.see(ANOTHER, ORDER)
     assert len(only(StopCommit, said)) == 1
     assert not only(Commit, said)
     (*_, last) = exits(core)
-    assert last.record.drained, "what it saved is not committed any more"
+    assert last.drained, "what it saved is not committed any more"
     assert not only(Drain, core.said)
 
 
-def test_another_commits_once_the_switch_names_it_and_its_last_save_is_waited_for() -> None:
+def test_the_last_save_is_looked_for_when_the_switch_says_so_and_not_when_the_saver_ends() -> None:
     core = Core().running()
-    assert not only(Commit, core.see(RUNNING, ORDER))
-    assert [each.saver for each in only(Commit, core.see(SEEN, ORDER))] == [ORDER.task]
+    core.see(SAVES, ORDER)
     (dead,) = exits(core)
-    assert not dead.record.drained
-    assert len(only(Drain, core.said)) == 1
-    (last,) = told(core, core.feed(Drained(ORDER.attempt_id)))
-    assert (last.record.drained, last.record.saver) == (True, True)
+    assert (dead.drained, dead.look) == (False, 0)
+    core.see(FINISHING, ORDER)
+    assert not only(Drain, core.said), "another task may still save"
+    last = looks(core, replace(FINISHING, look=LAST_LOOK), "g1-s20 (no space)")
+    assert (last.drained, last.look, last.uncommitted) == (True, LAST_LOOK, "g1-s20 (no space)")
 
 
-def test_what_had_ended_before_it_was_seen_to_save_is_drained_and_told_again() -> None:
+def test_there_is_another_look_after_the_judges_have_ended() -> None:
     core = Core().running()
-    core.see(RUNNING, ORDER)
+    core.see(SAVES, ORDER)
+    exits(core)
+    first = looks(core, replace(FINISHING, look=LOOK_FOR_JUDGES))
+    assert (first.drained, first.look) == (False, LOOK_FOR_JUDGES)
+    last = looks(core, replace(FINISHING, look=LAST_LOOK))
+    assert (last.drained, last.look) == (True, LAST_LOOK)
+
+
+def test_what_had_ended_before_it_was_seen_to_save_is_looked_at_and_reported_again() -> None:
+    core = Core().running()
+    core.see(ANOTHER, ORDER)
     (*_, before) = exits(core)
-    assert (before.record.drained, before.record.saver) == (True, False)
+    assert (before.drained, before.look) == (True, 0)
     assert core.attempt.told is ReportLevel.DRAINED
-    said = core.see(replace(SEEN, phase=JobPhase.FINISHING), ORDER)
-    assert len(only(Commit, said)) == 1
-    assert len(only(Drain, said)) == 1
-    (last,) = told(core, core.feed(Drained(ORDER.attempt_id)))
-    assert (last.record.drained, last.record.saver) == (True, True)
+    assert len(only(Commit, core.see(FINISHING, ORDER))) == 1
+    last = looks(core, replace(FINISHING, look=LAST_LOOK))
+    assert (last.drained, last.look) == (True, LAST_LOOK)
+
+
+def test_an_attempt_that_another_has_followed_is_not_looked_at() -> None:
+    core = Core().running()
+    core.see(SAVES, ORDER)
+    exits(core)
+    core.see(replace(SAVES, look=LAST_LOOK), replace(ORDER, attempt=2))
+    assert not only(Drain, core.said)
+    assert core.state.attempts[ORDER.attempt_id].drained
 
 
 def test_a_task_beside_the_new_saver_on_its_node_takes_over_its_committing() -> None:
     core = Core().running()
-    beside = replace(EXPECTED, index=1)
-    assert [each.saver for each in only(Commit, core.see(RUNNING, ORDER, beside))] == [beside.task]
-    said = core.see(SEEN, ORDER, beside)
+    beside = replace(ORDER, index=1)
+    assert [each.saver for each in only(Commit, core.see(ANOTHER, ORDER, beside))] == [beside.task]
+    said = core.see(SAVES, ORDER, beside)
     kinds = [type(each) for each in said if isinstance(each, Commit | StopCommit)]
     assert kinds == [StopCommit, Commit]

@@ -27,7 +27,7 @@ from agent.inside import protocol
 from chaos.sim.trouble import flaws
 from chaos.sim.trouble.flaws import Flaw
 from supervisor.contract.observed import ExitReason
-from tests.agent.core import ORDER, RUNNING, WAITING, Core, only
+from tests.agent.core import ORDER, RUNNING, SAVES, WAITING, Core, only
 from tests.agent.two_jobs import OTHER, TwoJobs
 
 FEW = 4
@@ -125,9 +125,9 @@ def test_what_the_daemon_met_an_error_about_is_ended_and_told(event: Broken, two
 
 
 def test_what_commits_for_a_job_is_begun_anew_after_an_error() -> None:
-    core, order = Core(), replace(ORDER, saver=True)
+    core, order = Core(), ORDER
     core.prepared(order)
-    core.see(RUNNING, order)
+    core.see(SAVES, order)
     assert len(only(Commit, core.said)) == 1
     out = core.feed(Broken("odd", job_uuid="another"))
     assert not only(StopCommit, out)

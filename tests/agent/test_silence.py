@@ -30,7 +30,7 @@ def running(timing: Timing, now_ms: int) -> AgentState:
     me = Incarnation("n1", "life1", "boot", timing.d_ms, "h", "h:1", 20000, 20100, 1, resources)
     recipe, name = recipe_of(ORDER, "process"), ORDER.attempt_id
     launcher = Launcher("L", recipe, now_ms, ORDER.task.member, pid=5, start_ticks=5)
-    attempt = Attempt(name, "u", "p1", "L", 20000, "h:20000", saver=False, warm=True, asked=True, pid=6)
+    attempt = Attempt(name, "u", "p1", "L", 20000, "h:20000", warm=True, asked=True, pid=6)
     state = AgentState(settings, "life1", "boot", timing.d_ms)
     state = replace(state, launchers={"L": launcher}, attempts={name: attempt})
     told = protocol.RunningAttempt(str(name), 6, 0, 20000, "life1")

@@ -561,7 +561,7 @@ async def test_an_operators_command_runs_as_the_jobs_user(
     runs = AttemptId(TaskId("job", "worker", 0), 1, 1)
     state = AgentState(NO_SPARES, "life", "boot", FAST.d_ms, view=Observed((), (), 1))
     state.attempts[runs] = Attempt(
-        runs, "u", "p", "l1", 1, "h:1", saver=False, warm=True, pid=found.pid, start_ticks=found.start_ticks
+        runs, "u", "p", "l1", 1, "h:1", warm=True, pid=found.pid, start_ticks=found.start_ticks
     )
     (root / "l1").mkdir()
     environ.keep(str(root / "l1"), str(runs), str(root), {"PATH": os.defpath})

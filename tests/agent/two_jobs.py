@@ -87,7 +87,7 @@ class TwoJobs(Core):
             case PrepareOutputs():
                 yield OutputsReady(asked.attempt)
             case Drain():
-                yield Drained(asked.attempt)
+                yield Drained(asked.attempt, asked.look)
             case Report():
                 self.reports[asked.record.job] = asked.record
                 yield Reported(asked.record.attempt, asked.serial, ok=True)

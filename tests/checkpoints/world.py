@@ -187,7 +187,9 @@ class World:
         self, generation: int, base: CheckpointRef | None = None, *, closing: bool = False
     ) -> None:
         closing_to = Closing("plan", base) if closing else None
-        record = JobSwitch(JOB, UUID, JobPhase.RUNNING, generation, "plan", base, closing_to)
+        record = JobSwitch(
+            JOB, UUID, JobPhase.RUNNING, generation, "plan", base, closing_to, saver=WORKER.member
+        )
         await self.coordination.txn((), (Put(keys.switch(JOB), encode(record)),))
 
     async def register(self, incarnation: str = "i1", node: str = NODE) -> CommitIdentity:

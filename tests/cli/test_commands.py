@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from supervisor.cli.jobs.control import print_accepted
-from supervisor.cli.jobs.follow import ENDED_OTHERWISE, JOB_FAILED, JOB_STOPPED, Goal
+from supervisor.cli.jobs.follow import (
+    ENDED_OTHERWISE,
+    JOB_FAILED,
+    JOB_STOPPED,
+    JOB_UNSAVED,
+    Goal,
+    end_code,
+)
 from supervisor.cli.options import Globals
 from supervisor.contract import codec
 from supervisor.contract.desired import JobPhase
@@ -155,6 +163,11 @@ def view(phase: JobPhase, step: int = -1, *states: str) -> JobView:
 )
 def test_what_is_waited_for(goal: str, job: JobView, code: int | None) -> None:
     assert Goal.parse(goal).result(job) == code
+
+
+@pytest.mark.parametrize(("left", "code"), [("", 0), ("g1-s100 is not committed", JOB_UNSAVED)])
+def test_a_success_without_its_last_save_has_a_code_of_its_own(left: str, code: int) -> None:
+    assert end_code(replace(view(JobPhase.SUCCEEDED), uncommitted=left)) == code
 
 
 @pytest.mark.parametrize("text", ["", "step=", "step=-1", "step=x", "done"])

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from supervisor.contract.desired import JobPhase
+from supervisor.contract import keys
+from supervisor.contract.desired import LAST_LOOK, LOOK_FOR_JUDGES, JobPhase
 from supervisor.contract.job.spec import Limits
+from supervisor.contract.observed import Exit, ExitReason, Saves
 from supervisor.contract.timing import FAST
+from supervisor.control.decide.plan import put
 from tests.control.world import World
 from tests.support.builders import job_spec, role
 
@@ -62,3 +65,59 @@ def test_the_time_to_judge_begins_with_the_last_commit() -> None:
     began = world.now_ms
     world.until(lambda: not world.switch().save_grace_ms)
     assert world.now_ms - began >= GRACE_MS
+
+
+def test_the_last_save_is_looked_for_when_all_that_may_write_are_dead() -> None:
+    """A parameter server is not confirmed dead for a while; the evaluator has its own time before that."""
+    world = finishing()
+    server = next(each for each in world.job().attempts.values() if each.value.role == "ps").value
+    world._exited(server, Exit(ExitReason.KILLED, None, 9, 0, confirmed_dead=False))
+    for _ in range(20):
+        world.tick()
+    assert world.switch().look == 0
+    world._exited(server, Exit(ExitReason.KILLED, None, 9, 0, confirmed_dead=True), drained=True)
+    world.until(lambda: world.switch().look == LOOK_FOR_JUDGES)
+    assert set(world.running()) == {"evaluator.0"}
+    for agent in world.agents.values():
+        agent.obedient = False
+    world.steps["evaluator"] = 500
+    world.until(lambda: not world.switch().save_grace_ms)
+    for _ in range(20):
+        world.tick()
+    assert world.switch().look == LOOK_FOR_JUDGES, "the evaluator may write"
+    world.end_task("evaluator.0", signal=9)
+    for agent in world.agents.values():
+        agent.obedient = True
+    world.until(lambda: world.switch().look == LAST_LOOK)
+    world.until(lambda: world.switch().phase is JobPhase.SUCCEEDED)
+    assert not world.switch().uncommitted
+
+
+def test_a_save_that_could_not_be_committed_is_named() -> None:
+    world = finishing()
+    world.end_task("evaluator.0", code=0)
+    for agent in world.agents.values():
+        agent.looks = False
+    world.until(lambda: world.switch().look == LAST_LOOK)
+    chief = next(each for each in world.job().attempts.values() if each.value.role == "chief").value
+    found = replace(chief, look=LAST_LOOK, drained=True, uncommitted="g1-s600 (no space)")
+    world.write(put(keys.attempt(chief.attempt), found))
+    world.until(lambda: world.switch().phase is JobPhase.SUCCEEDED)
+    assert world.switch().uncommitted == f"g1-s600 (no space) (a copy stays on {chief.node}) is not committed"
+    assert world.switch().reason.endswith(f"; warning: {world.switch().uncommitted}")
+
+
+def test_saves_of_another_task_that_only_its_own_node_sees_are_named() -> None:
+    world = finishing()
+    for node in world.agents:
+        held = world.snapshot().nodes[node].incarnation
+        assert held is not None
+        world.write(put(held.key, replace(held.value, boot_id=node)))
+    worker = next(each.value for each in world.job().attempts.values() if each.value.role == "worker")
+    world.write(put(keys.attempt(worker.attempt), replace(worker, saves=Saves(inside=3, watched=True))))
+    world.end_task("evaluator.0", code=0)
+    world.until(lambda: world.switch().phase is JobPhase.SUCCEEDED)
+    chief = next(each.value for each in world.job().attempts.values() if each.value.role == "chief")
+    apart = chief.node != worker.node
+    assert apart == bool(world.switch().uncommitted)
+    assert not apart or f"{worker.attempt.task} has saved below $CHECKPOINT_DIR" in world.switch().uncommitted

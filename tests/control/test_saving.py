@@ -138,6 +138,31 @@ def test_training_that_never_commits_anything_is_told_once_in_a_generation(world
     assert job_view(world.snapshot(), world.job()).commit_trouble == ""
 
 
+def test_nothing_committed_is_reported_although_no_node_speaks_of_saves(world: Saving) -> None:
+    world.commit(1, 50)
+    world.end_task("ps.0", signal=9)
+    world.until(lambda: world.switch().generation == 2)
+    for _ in range(3):
+        world.tick(world.spec.checkpoint.lag_bound_ms or 0)
+    assert world.told() == ["commits_missing"]
+    assert (
+        "chief:0, which ought to save, says nothing" in job_view(world.snapshot(), world.job()).commit_trouble
+    )
+
+
+def test_a_pause_between_commits_is_reported_when_it_is_unusual(world: Saving) -> None:
+    for step, wall_ms in ((50, 0), (60, 900_000)):
+        ref = world.commit(1, step)
+        held = world.job().commits[ref]
+        world.write(put(held.key, replace(held.value, wall_ms=wall_ms)))
+    world.says(FINE)
+    world.tick(saving.USUAL * 900_000 - 1_000)
+    assert world.told() == []
+    world.tick(2_000)
+    world.tick()
+    assert world.told() == ["commits_missing"]
+
+
 def test_a_mounted_job_that_never_commits_anything_is_told_like_any_other() -> None:
     spec = job_spec()
     world = Saving(replace(spec, checkpoint=replace(spec.checkpoint, mode="mounted")))
@@ -251,7 +276,7 @@ def test_at_the_end_the_last_commit_gets_time_while_it_moves(world: Saving, move
     assert (str(last) in waiting_for(world.snapshot(), world.job())) is moves
     if not moves:
         node = report.node
-        told = f"its last checkpoint, {last} (a copy stays on {node}), was not committed"
+        told = f"warning: {last} (a copy stays on {node}) is not committed"
         assert told in world.switch().reason
 
 

@@ -33,12 +33,12 @@ def says(world: World, member: str, saves: Saves) -> None:
     world.agents[report.node].tells[str(report.attempt)] = lambda beat: replace(beat, saves=saves)
 
 
-def ends(world: World, member: str, saves: Saves, *, saver: bool = False) -> AttemptReport:
-    """The program of a task has ended well, and its agent tells so, with nothing left to commit."""
+def ends(world: World, member: str, saves: Saves) -> AttemptReport:
+    """The program of a task has ended well, and its agent says so; it has nothing of it to commit."""
     report = world.running()[member]
     world.end_task(member, code=0)
     held = world.job().attempts[report.attempt].value
-    told = replace(held, saves=saves, drained=True, saver=saver)
+    told = replace(held, saves=saves, drained=True)
     world.write(put(keys.attempt(report.attempt), told))
     return told
 
@@ -159,17 +159,21 @@ def test_the_loss_of_the_seen_saver_restarts_all_and_that_of_another_worker_only
     assert incident.rule.endswith(".saver") is (scope is Scope.ALL)
 
 
-def test_a_checkpoint_that_another_task_saved_last_is_waited_for_before_the_job_succeeds(
+def test_a_checkpoint_that_another_task_saved_last_is_looked_for_before_the_job_succeeds(
     world: World,
 ) -> None:
+    for agent in world.agents.values():
+        agent.looks = False
     for member in ("worker.0", "worker.2"):
         ends(world, member, NOTHING)
-    last = ends(world, "worker.1", ONCE)
+    ends(world, "worker.1", ONCE)
     world.until(lambda: world.job().saver.member == "worker.1")
     ticks(world, 5)
-    assert world.switch().phase is JobPhase.FINISHING, "it was told of when it was no saver yet"
-    world.write(put(keys.attempt(last.attempt), replace(last, saver=True)))
+    assert world.switch().phase is JobPhase.FINISHING
+    for agent in world.agents.values():
+        agent.looks = True
     world.until(lambda: world.switch().phase is JobPhase.SUCCEEDED)
+    assert not world.switch().uncommitted
 
 
 def test_a_mounted_job_keeps_its_saver() -> None:
@@ -182,7 +186,29 @@ def test_a_mounted_job_keeps_its_saver() -> None:
     assert world.done.count(CHANGED) == 0
 
 
-def test_a_member_that_a_new_job_file_has_no_more_is_no_saver(world: World) -> None:
-    switch = world.job().switch
-    world.write(put(switch.key, replace(switch.value, saver="worker.9")))
-    assert world.job().saver.member == "worker.0"
+@pytest.mark.parametrize(("workers", "saver"), [(2, "worker.0"), (4, "worker.2")])
+def test_a_seen_saver_stays_so_while_it_is_in_the_plan_in_force(
+    world: World, workers: int, saver: str
+) -> None:
+    """The last of three workers saves, and the job gets another size."""
+    says(world, "worker.2", TWICE)
+    ticks(world)
+    assert world.job().saver.member == "worker.2"
+    intent = world.job().intent.value
+    world.write(put(keys.intent(world.spec.name), replace(intent, sizes={"worker": workers})))
+    world.commit(1, 10)
+    world.until(lambda: world.switch().generation == 2)
+    assert world.switch().saver == saver
+    plan = world.job().plan_in_force
+    assert plan is not None
+    assert saver in {each.member for each in plan.value.placements}
+
+
+def test_a_worker_that_has_left_the_generation_is_no_saver(world: World) -> None:
+    plan = world.job().plan_in_force
+    assert plan is not None
+    says(world, "worker.2", TWICE)
+    left = replace(plan.value, placements=tuple(p for p in plan.value.placements if p.member != "worker.2"))
+    world.write(put(plan.key, left))
+    ticks(world)
+    assert world.done.count(CHANGED) == 0

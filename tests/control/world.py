@@ -13,6 +13,7 @@ from supervisor.contract import codec, keys
 from supervisor.contract.boundaries import Delete, KeyDeleted, KeyValue, Op, Put
 from supervisor.contract.checkpoint import CheckpointRef, CommitHead, CommitRecord
 from supervisor.contract.desired import (
+    LAST_LOOK,
     Assignment,
     ClusterRecord,
     ClusterTime,
@@ -66,7 +67,8 @@ class Agent:
     are those that it says nothing of. `no_code`: its refusal is about the code. `hopeless`: it is for ever.
     `starts`: it starts attempts. `delay`: why it prepares nothing for now. `segment`: of its docker network.
     `read_ms`: when etcd, which answers it no more, did so last; -1 where it does. `blocked`: why nothing new
-    can start there. `stages`: it brings bases in. `spares`: jobs for which it has a launcher in reserve.
+    can start there. `stages`: it brings bases in. `looks`: it takes the last looks for saves. `spares`: jobs
+    for which it has a launcher in reserve.
     """
 
     node: str
@@ -90,6 +92,7 @@ class Agent:
     blocked: str = ""
     boot_id: str = "boot"
     stages: bool = True
+    looks: bool = True
     spares: tuple[str, ...] = ()
 
 
@@ -523,8 +526,12 @@ class World:
             lets_end |= in_force and report.attempt.task.member in switch.held
             if report.state is AttemptState.RUNNING and not wanted and not lets_end:
                 self._exited(report, Exit(ExitReason.KILLED, None, 9, 0, confirmed_dead=True), drained=True)
-            elif report.state is AttemptState.EXITED and not wanted and not report.drained:
-                self.write(put(keys.attempt(report.attempt), replace(report, drained=True)))
+            elif report.state is AttemptState.EXITED and not wanted:
+                saves = in_force and report.attempt.task.member == switch.saver and not switch.phase.ended
+                look = switch.look if saves and agent.looks else report.look
+                told = replace(report, look=look, drained=not saves or look >= LAST_LOOK)
+                if told != report:
+                    self.write(put(keys.attempt(report.attempt), told))
 
     def _beat(self, agent: Agent) -> None:
         tasks = {}

@@ -63,7 +63,7 @@ def test_the_time_that_tasks_may_go_on_without_etcd() -> None:
 
 
 def test_attempts_and_launchers_by_state() -> None:
-    made = Attempt(attempt_id("job", "worker", 0, 1, 1), "u", "p", "l", 1, "a:1", saver=False, warm=True)
+    made = Attempt(attempt_id("job", "worker", 0, 1, 1), "u", "p", "l", 1, "a:1", warm=True)
     ended = End(ExitReason.EXIT, 0, None, 1, confirmed_dead=True)
     attempts = [made, replace(made, pid=7), replace(made, pid=7, kills=1), replace(made, pid=7, end=ended)]
     launcher = Launcher("l", Recipe("job", "u", "/w", "python"), 1)

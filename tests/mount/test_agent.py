@@ -90,7 +90,8 @@ async def gone(directory: Path) -> bool | None:
 
 def mounted_job(node: Node, me: Incarnation) -> Job:
     job = Job(node, me)
-    job.assignment = replace(job.assignment, checkpoint_mode="mounted", saver=True)
+    job.assignment = replace(job.assignment, checkpoint_mode="mounted")
+    job.saves = True
     return job
 
 
@@ -108,7 +109,6 @@ async def test_a_mounted_job_commits_restarts_from_its_base_and_leaves_nothing(n
     record = await committed(node, CheckpointRef(1, 10))
     assert record.tensors == 1
     job.next_generation()
-    job.assignment = replace(job.assignment, checkpoint_mode="mounted", saver=True)
     prepared = await job.prepare()
     staged = await job.stage(CheckpointRef(1, 10))
     assert staged.failure is None, staged.detail

@@ -34,7 +34,7 @@ KILLED = End(ExitReason.EXIT, None, 9, 0, True)
 def state(*processes: tuple[int, int], end: End | None = KILLED) -> AgentState:
     """Attempt 1 had pid 17; these are on its GPU."""
     first = replace(ORDER, attempt=1).attempt_id
-    attempt = Attempt(first, "u", "p1", "launcher", 1, "h:1", False, False, pid=17, end=end)
+    attempt = Attempt(first, "u", "p1", "launcher", 1, "h:1", False, pid=17, end=end)
     sight = Sight("570", gpus=(GpuSight("GPU-a", 0, processes=processes),))
     return AgentState(
         SETTINGS, "life1", "boot", 4_000, attempts={first: attempt}, gpus=fold(GpuBook(), sight, 0)

@@ -34,7 +34,6 @@ def operator(node: DockerNode, report: AttemptReport) -> Operator:
         home.name,
         1,
         "h:1",
-        saver=False,
         warm=True,
         pid=report.pid,
         start_ticks=report.start_ticks,

@@ -112,7 +112,7 @@ def restore(
         if rebooted and attempt.alive:
             detail = "the machine was restarted"
             end = End(ExitReason.LAUNCHER_LOST, None, None, now_ms, True, detail, rebooted=True)
-            attempt = replace(attempt, end=end, drained=not attempt.saver)
+            attempt = replace(attempt, end=end)
         state.attempts[attempt.id] = attempt
     if rebooted:
         return state
@@ -163,7 +163,6 @@ def _attempt_record(attempt: Attempt) -> AttemptRecord:
         launcher_id=attempt.launcher_id,
         port=attempt.port,
         address=attempt.address,
-        saver=attempt.saver,
         warm=attempt.warm,
         patterns=attempt.patterns,
         pid=attempt.pid,
@@ -171,6 +170,8 @@ def _attempt_record(attempt: Attempt) -> AttemptRecord:
         started_ms=attempt.started_ms,
         end=end,
         drained=attempt.drained,
+        look=attempt.look,
+        uncommitted=attempt.uncommitted,
         told=int(attempt.told),
         watch_nan=attempt.watch_nan,
         hold_ms=attempt.hold_ms,
@@ -188,7 +189,6 @@ def _attempt(record: AttemptRecord) -> Attempt:
         record.launcher_id,
         record.port,
         record.address,
-        record.saver,
         record.warm,
         record.patterns,
         record.watch_nan,
@@ -200,6 +200,8 @@ def _attempt(record: AttemptRecord) -> Attempt:
         ending_ms=record.ending_ms,
         end=record.end,
         drained=record.drained,
+        look=record.look,
+        uncommitted=record.uncommitted,
         told=ReportLevel(record.told),
         gpus=record.gpus,
         gpus_shared=record.gpus_shared,

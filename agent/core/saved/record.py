@@ -79,7 +79,6 @@ class AttemptRecord:
     launcher_id: str
     port: int
     address: str
-    saver: bool
     warm: bool
     patterns: tuple[str, ...] = ()
     pid: int = 0
@@ -87,6 +86,8 @@ class AttemptRecord:
     started_ms: int = -1
     end: End | None = None
     drained: bool = False
+    look: int = 0
+    uncommitted: str = ""
     told: int = 0
     watch_nan: bool = False
     hold_ms: int = 0

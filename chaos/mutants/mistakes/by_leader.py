@@ -355,18 +355,25 @@ MUTANTS = (
         Simulated((*RESTARTS[:2], Fault(5.0, "operator_stop", 0, 0.1))),
     ),
     Mutant(
+        "a saver that is in no plan",
+        7,
+        ("a member of the plan in force saves",),
+        (known("The saver is a member of the plan in force, whatever size the job gets."),),
+        Simulated(RESIZES, most=80),
+    ),
+    Mutant(
         "success before the last commit",
         7,
         ("success comes after the last commit",),
         (
             Edit(
                 "supervisor/control/decide/jobs/lifecycle.py",
-                "    return held.value.drained and (held.value.saver or expected)\n",
-                "    return held.value.confirmed_dead\n",
+                "        if not overdue and not _has_looked(job, LAST_LOOK):\n",
+                "        if False:\n",
             ),
             Edit(
                 "supervisor/control/decide/jobs/lifecycle.py",
-                "    left = saving.uncommitted(snap, job)\n",
+                "    left = _left(snap, job, alive)\n",
                 '    left = ""\n',
             ),
         ),

@@ -119,7 +119,7 @@ class Conduct:
         # Where a job has its server or who saves restarted alone, it goes on from what that saved itself. So
         # does a chief whose parameter servers come back, and worker 0 where another one saves.
         spec = self._picture.spec(switch.job)
-        alone = Scope.TASK in spec.restart.scope.values() or switch.saver not in ("", spec.saver.member)
+        alone = Scope.TASK in spec.restart.scope.values() or switch.saver != spec.saver.member
         alone |= program.attempt.number == 1 and any(
             each.role == SERVERS and come_back_together(spec, each, program.attempt.task)
             for each in spec.tasks()
@@ -137,7 +137,7 @@ class Conduct:
         """
         spec, switch = self._picture.spec(program.attempt.task.job), self._seen.switch_of(program)
         scope = spec.restart.scope
-        elsewhere = switch is not None and switch.saver not in ("", spec.saver.member)
+        elsewhere = switch is not None and switch.saver != spec.saver.member
         if Scope.TASK not in (scope.get("chief"), scope.get("worker")) and not elsewhere:
             self._seen.broken("no task trains with variables of two restores", str(program.attempt))
 

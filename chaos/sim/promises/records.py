@@ -65,6 +65,7 @@ class Records:
                 switch = codec.decode(JobSwitch, raw)
                 self._check_restart(effect, switch)
                 self._check_success(switch)
+                self._check_saver(switch)
                 self._check_given_up(switch)
                 self._note_end(switch)
             else:
@@ -97,15 +98,25 @@ class Records:
                 pass
 
     def _check_success(self, switch: JobSwitch) -> None:
-        """Rule 7: a job has succeeded when its last finished save is committed, or says that it is not."""
+        """Rule 7: a job succeeds when its last finished save is committed, or its switch says otherwise."""
         before = self._picture.switch(switch.job)
         if before is None or before.phase is switch.phase or switch.phase is not JobPhase.SUCCEEDED:
             return
         saved = self._world.training.last_save(switch.job)
         committed = max((ref.step for ref in self._picture.committed(switch.job)), default=-1)
-        if committed < saved and "warning" not in switch.reason:
+        if committed < saved and not switch.uncommitted:
             text = f"{switch.job}: {saved} is saved, {committed} is committed: {switch.reason}"
             self._seen.broken("success comes after the last commit", text)
+
+    def _check_saver(self, switch: JobSwitch) -> None:
+        """Rule 7.3: a member of the plan in force saves, so that some node commits."""
+        plan = self._picture.plan(switch.job, switch.plan_id)
+        if plan is None or switch.phase.ended or plan.generation != switch.generation:
+            return
+        members = {each.member for each in plan.placements}
+        if switch.saver not in members:
+            text = f"{switch.job}: {switch.saver or 'nobody'} saves, and {sorted(members)} are in force"
+            self._seen.broken("a member of the plan in force saves", text)
 
     def _check_given_up(self, switch: JobSwitch) -> None:
         """Rule 8: what two generations could not restore, one after the other, is left alone by the third."""

@@ -267,8 +267,7 @@ class Writes:
         """A worker whose loss the others can bear; not one that saves, or that TensorFlow takes for chief."""
         spec, saver = self._picture.spec(job), self._picture.must_switch(job).saver
         strategy = spec.strategy in (Strategy.ASYNC, Strategy.COORDINATOR)
-        saves = placement.member == (saver or spec.saver.member)
-        return strategy and placement.role == "worker" and not saves
+        return strategy and placement.role == "worker" and placement.member != saver
 
     def _check_new_address(self, before: ClusterSpec, after: ClusterSpec) -> None:
         """A task moves to an address that no attempt has known (rule 6)."""

@@ -16,7 +16,7 @@ from supervisor.contract.views.jobs import JobView
 if TYPE_CHECKING:
     from supervisor.api.client import ControlClient
 
-JOB_FAILED, JOB_STOPPED, TIMED_OUT, ENDED_OTHERWISE, JOB_PARKED = 10, 11, 12, 13, 16
+JOB_FAILED, JOB_STOPPED, TIMED_OUT, ENDED_OTHERWISE, JOB_PARKED, JOB_UNSAVED = 10, 11, 12, 13, 16, 17
 PHASES = ("running", "succeeded", "failed", "stopped", "ended")
 GOALS = f"{', '.join(PHASES)} or step=N"
 _POLL_S = 0.1
@@ -53,13 +53,15 @@ class Goal:
         """The exit code; None while the job may still reach the goal."""
         if self.reached(job):
             return 0
-        return end_code(job.phase) or ENDED_OTHERWISE if job.phase.ended else None
+        if not job.phase.ended:
+            return None
+        return ENDED_OTHERWISE if job.phase is JobPhase.SUCCEEDED else end_code(job)
 
 
-def end_code(phase: JobPhase) -> int:
+def end_code(job: JobView) -> int:
     """The exit code of a job that has ended."""
     codes = {JobPhase.FAILED: JOB_FAILED, JobPhase.STOPPED: JOB_STOPPED, JobPhase.PARKED: JOB_PARKED}
-    return codes.get(phase, 0)
+    return codes.get(job.phase, JOB_UNSAVED if job.uncommitted else 0)
 
 
 async def wait_for(

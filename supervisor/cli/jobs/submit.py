@@ -215,7 +215,7 @@ async def _run(target: Target, order: Order, given: Globals) -> int:
             click.echo(neutralise(f"{name}: {job.phase.value} at step {job.step}: {job.reason}"))
             if job.phase is JobPhase.FAILED:
                 await _show_last_failure(client, name)
-        return end_code(job.phase)
+        return end_code(job)
 
 
 async def _show_last_failure(client: ControlClient, name: str) -> None:

@@ -344,6 +344,7 @@ class JobView:
         paused: why nothing of it is restarted or moved by itself now; empty where it may be.
         paused_wall_ms: since when; 0 if it is not paused, or the pause is only beginning.
         goodput: what its time was spent on; None if nothing is counted yet.
+        uncommitted: finished saves without which it has ended, also named in `reason`; empty for none.
     """
 
     name: str
@@ -377,6 +378,7 @@ class JobView:
     paused: str = ""
     paused_wall_ms: int = 0
     goodput: GoodputView | None = None
+    uncommitted: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -225,14 +225,14 @@ class JobState:
 
     @property
     def saver(self) -> TaskId:
-        """The task whose node commits checkpoints: the one that was seen to save, else the likeliest."""
-        spec, member = self.record.value.spec, self.switch.value.saver
-        seen = self.task(member) if member else None
-        # Asked for each task of the job: it looks at no other task.
-        known = seen is not None and any(
-            role.name == seen.role and seen.index < role.count for role in spec.roles
-        )
-        return seen if seen is not None and known else spec.saver
+        """The task whose node commits checkpoints; before the first generation, the task that is to do so."""
+        member = self.switch.value.saver
+        return self.task(member) if member else self.record.value.spec.saver
+
+    def saver_in(self, plan: Plan) -> str:
+        """The member that saves once a plan is in force: as now, if it is a member of that plan, too."""
+        member, expected = self.switch.value.saver, self.record.value.spec.saver.member
+        return member if any(each.member == member for each in plan.placements) else expected
 
 
 @dataclass(frozen=True, slots=True)

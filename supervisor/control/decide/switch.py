@@ -106,7 +106,7 @@ _OPENED: Moves = {
     SwitchState.RUNNING_CLOSED: (SwitchState.RUNNING,),
 }
 _RESTARTED = ("incident", "ledger", "restart_serial")
-_ENDING = ("phase", "closing", "reason", "save_grace_ms")
+_ENDING = ("phase", "closing", "reason", "save_grace_ms", "uncommitted")
 
 
 class Transition(Enum):
@@ -161,6 +161,7 @@ class Transition(Enum):
         _lead((SwitchState.RUNNING,), *_CLOSED),
         (
             *("phase", "generation", "plan_id", "base", "closing", "reason", "blameless", "cold", "edition"),
+            *("saver", "look", "uncommitted"),
             *_RESTARTED,
         ),
     )
@@ -212,6 +213,12 @@ class Transition(Enum):
         _lead((SwitchState.STOPPING,), *_WAITING, *_RUNNING),
         _ENDING,
     )
+    LOOK = Row(
+        "what may write checkpoints is dead: the saver's node looks for the last save",
+        ("7.8",),
+        _stay(SwitchState.FINISHING, SwitchState.STOPPING),
+        ("look",),
+    )
     END_GRACE = Row(
         "the time to save, or to judge the last checkpoint, is over: what still runs is ended",
         ("6.5",),
@@ -222,13 +229,13 @@ class Transition(Enum):
         "nothing runs any more, and the last checkpoint is dealt with",
         ("7.8",),
         _lead((SwitchState.SUCCEEDED,), SwitchState.FINISHING),
-        ("phase", "reason", "restart_serial"),
+        ("phase", "reason", "restart_serial", "uncommitted"),
     )
     END = Row(
         "the same, of a job that an operator stopped",
         ("7.8",),
         _lead((SwitchState.STOPPED,), SwitchState.STOPPING),
-        ("phase", "reason"),
+        ("phase", "reason", "uncommitted"),
     )
     FAIL = Row(
         "the budget is spent, no base is left, or the job's rules say so; tasks may be kept for inspection",
@@ -246,7 +253,7 @@ class Transition(Enum):
         "an operator starts a job that has ended",
         ("6.6", "8.4"),
         _lead((SwitchState.WAITING,), *_ENDS, SwitchState.FAILED_HOLDING),
-        ("phase", "reason", "ledger", "held"),
+        ("phase", "reason", "ledger", "held", "uncommitted"),
     )
     IMPORT = Row(
         "a checkpoint that was made elsewhere is the next base",
@@ -301,6 +308,8 @@ class Changes(TypedDict, total=False):
     saver: str
     parked: Parked | None
     edition: int
+    look: int
+    uncommitted: str
 
 
 def turn(present: Versioned[JobSwitch], transition: Transition, **changes: Unpack[Changes]) -> Put:

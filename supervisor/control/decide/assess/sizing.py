@@ -49,7 +49,7 @@ def _why_all_restart(job: JobState) -> str:
         return f"the count of {', '.join(others) or 'a role'} changes, and not that of workers alone"
     if why := _why_kept(job, leaves=wanted < now):
         return why
-    if switch.saver not in ("", spec.saver.member):
+    if job.saver != spec.saver:
         return f"{job.saver} saves, and not {spec.saver}: its program may give that to another worker"
     if why := why_it_stays(job, TaskId(job.name, WORKER, min(now, wanted))):
         return why

@@ -6,10 +6,15 @@ supervisor's own: since it first saw the record, on its own clock. A new leader 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from itertools import pairwise
+
 from supervisor.contract.checkpoint import CommitState
 from supervisor.contract.desired import JobPhase
 from supervisor.contract.incident import Event
+from supervisor.contract.job.spec import Strategy
 from supervisor.contract.observed import SaverBeat
+from supervisor.control.decide.checkpoints.advice import saves_of
 from supervisor.control.decide.plan import Action, short, unchanged
 from supervisor.control.decide.snapshot import JobState, Snapshot, Versioned
 
@@ -18,6 +23,12 @@ TELL_MS = 3_000
 
 STUCK_MS = 10_000
 """A commit that has not moved for so long is trouble, although nothing has failed yet."""
+
+USUAL = 3
+"""A pause that is so many times the longest one between commits is worth a warning."""
+
+FIRST_PAUSE_MS = 3_600_000
+"""The same after a single commit: the program's own pace is not known yet."""
 
 STAGED = "staged"
 FAILING, WORKING = "commits_failing", "commits_work_again"
@@ -71,28 +82,65 @@ def uncommitted(snap: Snapshot, job: JobState) -> str:
 
     Empty when there is none.
     """
-    beat, plan, spec = saver_beat(snap, job), job.plan_in_force, job.record.value.spec
+    beat, plan = saver_beat(snap, job), job.plan_in_force
     if beat is None or plan is None or beat.pending is None or beat.pending in job.commits:
         return ""
     nodes = [each.node for each in plan.value.placements if each.member == job.saver.member]
-    return (
-        f"{beat.pending} (a copy stays on {nodes[0]})"
-        if spec.checkpoint.mode == STAGED
-        else f"{beat.pending}"
-    )
+    return f"{beat.pending}{kept_on(job, nodes[0])}"
+
+
+def kept_on(job: JobState, node: str) -> str:
+    """The place of a save that is not committed, to be put after its name; empty if it is in the store."""
+    return f" (a copy stays on {node})" if job.record.value.spec.checkpoint.mode == STAGED else ""
+
+
+def elsewhere(snap: Snapshot, job: JobState) -> Iterator[str]:
+    """A line for each task beside the saver that has saved where only its own node sees the files.
+
+    In a ring all save at once, and TensorFlow throws away the saves of all but one.
+    """
+    plan, spec, saver = job.plan_in_force, job.record.value.spec, job.saver
+    if plan is None or spec.checkpoint.mode != STAGED or spec.strategy is Strategy.MULTIWORKER:
+        return
+    nodes = {each.member: each.node for each in plan.value.placements}
+    seen = {attempt.task: saves for attempt, saves in sorted(saves_of(snap, job), key=lambda each: each[0])}
+    for task, saves in seen.items():
+        node = nodes.get(task.member)
+        if not saves.inside or task == saver or node is None or share_files(snap, nodes[saver.member], node):
+            continue
+        yield f"{task} has saved below $CHECKPOINT_DIR on {node}, and only saves of {saver} are committed"
+
+
+def share_files(snap: Snapshot, one: str, other: str) -> bool:
+    """Whether tasks on two nodes find the same files in `$CHECKPOINT_DIR`."""
+    first, second = (snap.nodes[each].incarnation if each in snap.nodes else None for each in (one, other))
+    return first is not None and second is not None and first.value.shares_files(second.value)
 
 
 def missing(snap: Snapshot, job: JobState, beat: SaverBeat | None) -> str:
-    """A warning that a job trains, but has no commit and no save that waits; otherwise empty."""
+    """A warning that a job trains on without a commit, and no save waits; otherwise empty."""
     checkpoint, lag = job.record.value.spec.checkpoint, lag_ms(snap, job)
     bound_ms = checkpoint.lag_bound_ms
-    if beat is None or bound_ms is None or lag < bound_ms or beat.waiting_ms >= 0 or job.commits:
+    if bound_ms is None or lag < max(bound_ms, _usual_ms(job)) or (beat is not None and beat.waiting_ms >= 0):
         return ""
     sought = "a file that checkpoint.pattern names" if checkpoint.patterns else "a checkpoint"
-    why = f"no finished save that could be {sought} was found below $CHECKPOINT_DIR"
-    if beat.unusable:
+    why = f"no finished save of {job.saver} that could be {sought} was found below $CHECKPOINT_DIR"
+    if beat is None:
+        why = f"the node of {job.saver}, which ought to save, says nothing of its saves"
+    elif beat.unusable:
         why = f"what was found cannot be used: {beat.unusable[-1]}"
     return f"nothing has been committed for {lag / 60_000:.0f} min: {why}"
+
+
+def _usual_ms(job: JobState) -> int:
+    """A pause between commits of this generation that is nothing unusual; 0 if it has no commit.
+
+    The clocks of nodes measure it: a wrong one only makes a warning come early or late.
+    """
+    generation = job.switch.value.generation
+    made = sorted(held.value.wall_ms for ref, held in job.commits.items() if ref.generation == generation)
+    gaps = [after - before for before, after in pairwise(made)]
+    return USUAL * max(gaps) if gaps else FIRST_PAUSE_MS if made else 0
 
 
 def trouble_of(beat: SaverBeat | None) -> tuple[str, int]:
@@ -106,17 +154,14 @@ def trouble_of(beat: SaverBeat | None) -> tuple[str, int]:
 
 def tell(snap: Snapshot, job: JobState) -> list[Action]:
     """Events about saves that do not become commits as they should."""
-    beat = saver_beat(snap, job)
-    if beat is None or job.switch.value.phase.ended:
+    if job.switch.value.phase.ended:
         return []
-    told = [held for held in job.events if held.value.kind in KINDS]
-    found = (
-        _failing(job, beat, told),
-        _lagging(job, beat, told),
-        _skipped(job, beat, told),
-        _missing(snap, job, beat, told),
-    )
-    return [action for action in found if action is not None] + _unusable(job, beat, told)
+    beat, told = saver_beat(snap, job), [held for held in job.events if held.value.kind in KINDS]
+    found = [_missing(snap, job, beat, told)]
+    if beat is not None:
+        found += [_failing(job, beat, told), _lagging(job, beat, told), _skipped(job, beat, told)]
+        found += _unusable(job, beat, told)
+    return [action for action in found if action is not None]
 
 
 def _failing(job: JobState, beat: SaverBeat, told: list[Versioned[Event]]) -> Action | None:
@@ -168,9 +213,11 @@ def unusable(beat: SaverBeat | None) -> tuple[str, ...]:
     )
 
 
-def _missing(snap: Snapshot, job: JobState, beat: SaverBeat, told: list[Versioned[Event]]) -> Action | None:
+def _missing(
+    snap: Snapshot, job: JobState, beat: SaverBeat | None, told: list[Versioned[Event]]
+) -> Action | None:
     """Once in a generation."""
-    generation = str(beat.generation)
+    generation = str(job.switch.value.generation)
     text = missing(snap, job, beat)
     before = (held for held in told if held.value.kind == MISSING)
     if not text or any(held.value.fields.get("generation") == generation for held in before):

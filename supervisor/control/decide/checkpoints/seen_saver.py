@@ -12,12 +12,12 @@ from supervisor.contract.desired import JobPhase
 from supervisor.contract.ids import AttemptId, TaskId
 from supervisor.contract.observed import AttemptState, Saves
 from supervisor.control.decide.checkpoints.advice import saves_of
+from supervisor.control.decide.checkpoints.saving import STAGED, share_files
 from supervisor.control.decide.plan import Action, unchanged
-from supervisor.control.decide.snapshot import JobState, NodeState, Snapshot
+from supervisor.control.decide.snapshot import JobState, Snapshot
 from supervisor.control.decide.switch import Transition, turn
 
 CHANGED = "saver_changed"
-STAGED = "staged"
 _PHASES = (JobPhase.RUNNING, JobPhase.FINISHING, JobPhase.STOPPING)
 
 
@@ -50,7 +50,10 @@ def _seen(snap: Snapshot, job: JobState, known: dict[AttemptId, Saves]) -> TaskI
     saving = {attempt.task for attempt, saves in known.items() if saves.inside}
     if spec.saver in saving:
         return spec.saver
-    candidates = [task for task in saving if not spec.role(task.role).outside]
+    plan = job.plan_in_force
+    members = {each.member for each in plan.value.placements} if plan is not None else set()
+    # A worker that has left the generation saves no more.
+    candidates = [task for task in saving if task.member in members and not spec.role(task.role).outside]
     if len(candidates) != 1 or job.saver in saving:
         return None
     (task,) = candidates
@@ -80,17 +83,11 @@ def _found_its_own(snap: Snapshot, job: JobState, other: TaskId) -> bool:
     A child process, or a call that no hook knows, saves without a note.
     """
     plan = job.plan_in_force
-    nodes = {each.member: snap.nodes.get(each.node) for each in plan.value.placements} if plan else {}
-    its, others = nodes.get(job.saver.member), nodes.get(other.member)
-    if its is None or _share_files(its, others):
+    nodes = {each.member: each.node for each in plan.value.placements} if plan else {}
+    its = nodes.get(job.saver.member, "")
+    if share_files(snap, its, nodes.get(other.member, "")):
         return False
-    return any(record.node == its.node for record in _commits(job))
-
-
-def _share_files(one: NodeState, other: NodeState | None) -> bool:
-    if one.incarnation is None or other is None or other.incarnation is None:
-        return False
-    return one.incarnation.value.shares_files(other.incarnation.value)
+    return any(record.node == its for record in _commits(job))
 
 
 def _commits(job: JobState) -> list[CommitRecord]:

@@ -324,6 +324,9 @@ def _flip(snap: Snapshot, job: JobState, plan: Versioned[Plan], need: Need, clos
         reason="",
         cold=need.judgement.cold,
         edition=0,
+        saver=job.saver_in(plan.value),
+        look=0,
+        uncommitted="",
         blameless=not (need.cause.program_fault or (told is not None and told.value.cause.program_fault)),
     )
     return Action(

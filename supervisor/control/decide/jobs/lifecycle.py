@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
-from supervisor.contract.desired import Assignment, JobPhase, Ledger, Placement, Plan
+from supervisor.contract.desired import (
+    LAST_LOOK,
+    LOOK_FOR_JUDGES,
+    Assignment,
+    JobPhase,
+    Ledger,
+    Placement,
+    Plan,
+)
 from supervisor.contract.job.spec import Wanted
 from supervisor.contract.observed import AttemptReport
 from supervisor.control.decide.assess.completion import Completion
@@ -11,7 +19,7 @@ from supervisor.control.decide.checkpoints.collecting import collect
 from supervisor.control.decide.facts.history import newest_commit
 from supervisor.control.decide.facts.standing import Standing, standing
 from supervisor.control.decide.jobs.prepare import serves
-from supervisor.control.decide.plan import Action, Decision, delete_all, unchanged
+from supervisor.control.decide.plan import Action, Decision, delete_all, short, unchanged
 from supervisor.control.decide.snapshot import JobState, Snapshot, Versioned
 from supervisor.control.decide.switch import Transition, turn
 
@@ -41,32 +49,51 @@ def stop(job: JobState) -> Action:
 
 
 def end(snap: Snapshot, job: JobState) -> list[Action]:
-    """Finishing or stopping: done when every attempt is dead and the last checkpoint is dealt with."""
+    """Finishing or stopping: done when all attempts are dead, and the last save was looked for after that."""
     changed = seen_saver.follow(snap, job)
     if changed:
         return changed
-    if job.switch.value.save_grace_ms:
+    switch = job.switch.value
+    if switch.save_grace_ms:
+        trains = any(not _has_time(job, each) for each in _alive(snap, job))
+        if switch.phase is JobPhase.FINISHING and not (switch.look or trains) and _may_look(snap, job):
+            return [_look(job, LOOK_FOR_JUDGES)]
         why = _no_more_time(snap, job)
         return [_time_is_over(job, why)] if why else []
-    switch = job.switch.value
     waited_ms = snap.now_ms - job.switch.seen_ms
-    alive = _maybe_alive(snap, job)
-    drained = _drained(snap, job)
+    alive = _alive(snap, job)
     overdue = waited_ms > snap.timing.commit_deadline_ms and not saving.still_moves(snap, job)
-    if (alive or not drained) and not overdue:
+    if alive and not overdue:
         return []
-    left = saving.uncommitted(snap, job)
-    warning = ""
-    if left:
-        warning = f"; warning: its last checkpoint, {left}, was not committed before the deadline"
-    elif not drained:
-        warning = "; warning: its last checkpoint was not committed before the deadline"
-    elif not _is_drained(job):
-        warning = "; warning: whether its last checkpoint was committed is not known: its node is lost"
-    text = f"{switch.reason}{warning}"
+    if _may_look(snap, job):
+        if switch.look < LAST_LOOK:
+            return [_look(job, LAST_LOOK)]
+        if not overdue and not _has_looked(job, LAST_LOOK):
+            return []
+    left = _left(snap, job, alive)
+    text = f"{switch.reason}; warning: {left}" if left else switch.reason
     if switch.phase is JobPhase.STOPPING:
-        return [_to(job, Transition.END, JobPhase.STOPPED, text)]
-    return [_to(job, Transition.SUCCEED, JobPhase.SUCCEEDED, text)]
+        return [_to(job, Transition.END, JobPhase.STOPPED, text, uncommitted=left)]
+    return [_to(job, Transition.SUCCEED, JobPhase.SUCCEEDED, text, uncommitted=left)]
+
+
+def _left(snap: Snapshot, job: JobState, alive: list[Placement]) -> str:
+    """The finished saves that a job ends without, as far as its nodes know, for people; empty for none."""
+    report, found = _saver_report(job), list(saving.elsewhere(snap, job))
+    if report is not None and _has_looked(job, LAST_LOOK):
+        if report.value.uncommitted:
+            found.append(
+                f"{report.value.uncommitted}{saving.kept_on(job, report.value.node)} is not committed"
+            )
+    elif pending := saving.uncommitted(snap, job):
+        found.append(f"{pending} is not committed")
+    elif report is not None:
+        why = "has not looked for it in time" if _may_look(snap, job) else "is lost"
+        found.append(f"whether its last save is committed is not known: {report.value.node} {why}")
+    if alive:
+        names = ", ".join(each.member for each in alive)
+        found.append(f"{names} could not be confirmed dead, so that a later save would not be committed")
+    return short("; ".join(found))
 
 
 def _no_more_time(snap: Snapshot, job: JobState) -> str:
@@ -83,8 +110,8 @@ def _no_more_time(snap: Snapshot, job: JobState) -> str:
         if not left:
             return "the program has ended"
     else:
-        saver = _saver_report(job, plan.value)
-        if not _drained(snap, job):
+        saver = _saver_report(job)
+        if _may_look(snap, job) and not _has_looked(job, LOOK_FOR_JUDGES):
             in_time = snap.now_ms - since_ms <= snap.timing.commit_deadline_ms
             if in_time or saving.still_moves(snap, job):
                 return ""
@@ -121,7 +148,15 @@ def _time_is_over(job: JobState, why: str) -> Action:
 
 def begin_again(job: JobState) -> Action:
     """An operator starts a job that had ended: its next generation begins from its newest checkpoint."""
-    started = turn(job.switch, Transition.START, phase=JobPhase.WAITING, reason="", ledger=Ledger(), held=())
+    started = turn(
+        job.switch,
+        Transition.START,
+        phase=JobPhase.WAITING,
+        reason="",
+        ledger=Ledger(),
+        held=(),
+        uncommitted="",
+    )
     text = "an operator starts the job again"
     return Action("started", job.name, text, (unchanged(job.switch), unchanged(job.intent)), (started,))
 
@@ -139,7 +174,19 @@ def tidy(snap: Snapshot, job: JobState) -> list[Decision]:
     return decisions
 
 
-def _to(job: JobState, transition: Transition, phase: JobPhase, reason: str, grace_ms: int = 0) -> Action:
+def _look(job: JobState, look: int) -> Action:
+    changed = turn(job.switch, Transition.LOOK, look=look)
+    return Action("last_look", job.name, "", (unchanged(job.switch),), (changed,))
+
+
+def _to(
+    job: JobState,
+    transition: Transition,
+    phase: JobPhase,
+    reason: str,
+    grace_ms: int = 0,
+    uncommitted: str = "",
+) -> Action:
     # A restart that was asked for while the job was finishing has nothing left to restart.
     answered = job.intent if phase is JobPhase.SUCCEEDED else job.switch
     changed = turn(
@@ -150,6 +197,7 @@ def _to(job: JobState, transition: Transition, phase: JobPhase, reason: str, gra
         reason=reason,
         save_grace_ms=grace_ms,
         restart_serial=answered.value.restart_serial,
+        uncommitted=uncommitted,
     )
     return Action(
         kind=phase.value,
@@ -161,10 +209,12 @@ def _to(job: JobState, transition: Transition, phase: JobPhase, reason: str, gra
     )
 
 
-def _maybe_alive(snap: Snapshot, job: JobState) -> bool:
-    """Whether an attempt in force may be alive: not reported dead, and its node not lost."""
+def _alive(snap: Snapshot, job: JobState) -> list[Placement]:
+    """The members in force that may be alive: they are not reported dead, and their nodes are not lost."""
     plan = job.plan_in_force
-    return plan is not None and any(_is_alive(snap, job, plan.value, p) for p in plan.value.placements)
+    if plan is None:
+        return []
+    return [each for each in plan.value.placements if _is_alive(snap, job, plan.value, each)]
 
 
 def _is_alive(snap: Snapshot, job: JobState, plan: Plan, placement: Placement) -> bool:
@@ -173,30 +223,26 @@ def _is_alive(snap: Snapshot, job: JobState, plan: Plan, placement: Placement) -
     return may_live and standing(snap, placement) is not Standing.LOST
 
 
-def _drained(snap: Snapshot, job: JobState) -> bool:
-    """Whether the saver's agent has dealt with the last finished checkpoint."""
-    plan = job.plan_in_force
-    if plan is None or _is_drained(job):
-        return True
-    saver = job.saver.member
-    return any(p.member == saver and standing(snap, p) is Standing.LOST for p in plan.value.placements)
+def _may_look(snap: Snapshot, job: JobState) -> bool:
+    """Whether a node can look for the last save: the saver has run there, and it is not lost."""
+    saver = _saver_placed(job)
+    return saver is not None and _saver_report(job) is not None and standing(snap, saver) is not Standing.LOST
 
 
-def _is_drained(job: JobState) -> bool:
-    """Whether the saver's agent says so, or no saver ever ran."""
-    plan = job.plan_in_force
-    held = _saver_report(job, plan.value) if plan is not None else None
-    if held is None:
-        return True
-    # One that was found to save after its end said before that it had nothing to commit.
-    expected = job.saver == job.record.value.spec.saver
-    return held.value.drained and (held.value.saver or expected)
+def _has_looked(job: JobState, look: int) -> bool:
+    report = _saver_report(job)
+    return report is not None and report.value.look >= look
 
 
-def _saver_report(job: JobState, plan: Plan) -> Versioned[AttemptReport] | None:
-    saver = job.saver.member
-    placed = next((p for p in plan.placements if p.member == saver), None)
-    return job.report(placed, plan) if placed is not None else None
+def _saver_placed(job: JobState) -> Placement | None:
+    plan, saver = job.plan_in_force, job.saver.member
+    found = plan.value.placements if plan is not None else ()
+    return next((each for each in found if each.member == saver), None)
+
+
+def _saver_report(job: JobState) -> Versioned[AttemptReport] | None:
+    plan, placed = job.plan_in_force, _saver_placed(job)
+    return job.report(placed, plan.value) if plan is not None and placed is not None else None
 
 
 def _stale(snap: Snapshot, job: JobState) -> list[Versioned[AttemptReport]]:

@@ -179,10 +179,11 @@ def _assignments(snap: Snapshot, job: JobState, plan: Plan) -> Iterator[Op]:
 def assignment_of(snap: Snapshot, job: JobState, plan: Plan, placement: Placement) -> Assignment:
     """The first assignment of a task of the plan."""
     record, ledger = job.record.value, job.switch.value.ledger
+    savers = (record.spec.saver.member, job.saver_in(plan))
     bare = bare_assignment(record.spec, record.uuid, plan, placement)
     return replace(
         bare,
-        cadence=cadence_of(snap, job, plan) if bare.saver or placement.member == job.saver.member else None,
+        cadence=cadence_of(snap, job, plan) if placement.member in savers else None,
         checkpoint_uri=record.store_uri,
         data=as_user(record.spec.data, record.hdfs_user),
         restart_count=ledger.program + ledger.infrastructure,
@@ -215,7 +216,6 @@ def bare_assignment(spec: JobSpec, uuid: str, plan: Plan, placement: Placement) 
         checkpoint_mode=spec.checkpoint.mode,
         checkpoint_verify=spec.checkpoint.verify,
         checkpoint_adopt=spec.checkpoint.adopt,
-        saver=TaskId(spec.name, placement.role, placement.index) == spec.saver,
         follow=role.follow,
         outside=role.outside,
         after=role.after,
