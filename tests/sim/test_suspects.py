@@ -33,4 +33,4 @@ def test_where_programs_fail_on_one_node_their_job_goes_elsewhere(seed: int) -> 
 
 
 def test_a_node_on_which_several_tasks_fail_alike_is_avoided_by_all_jobs() -> None:
-    assert "cordon for a while" in played(12, "node_bad", 12, 9.0).covered
+    assert "cordon for a while" in played(12, "node_bad", 0, 9.0).covered
