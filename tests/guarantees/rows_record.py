@@ -131,8 +131,8 @@ ROWS = (
         13,
         "A program that raises the same error on two nodes before it trains fails its job at once.",
         "recovery/policy/repeats.py",
-        "if raised(tail) == error)",
-        "if not tail)",
+        "if other == error)",
+        "if other is None)",
         "tests/control/test_code_errors.py::test_the_same_error_of_the_code_on_two_nodes_ends_the_job_with_it",
     ),
     Guarantee(
