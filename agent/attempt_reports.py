@@ -94,7 +94,9 @@ class AttemptReports:
             return record
         age_ms = max(0, self._out.clock.now_ms() - report.ended_ms)
         stack = self._out.secrets.masked(str(attempt), files.stack(attempt))
-        raised = bounded(self._masked(str(attempt), each) for each in files.raised(attempt))
+        aborted = record.warm and record.exit.signal is not None
+        found = files.raised(attempt, aborted=aborted)
+        raised = bounded(self._masked(str(attempt), each) for each in found)
         tail = with_beginning(files.tail(attempt), raised)
         sent = files.signalled(attempt)
         end = record.exit if sent is None else _explained(record.exit, *sent, report.ended_ms)

@@ -232,8 +232,11 @@ class TaskFiles(Protocol):
     def tail(self, attempt: AttemptId) -> str:
         """The last lines of its output, at most 4 KiB, safe to print."""
 
-    def raised(self, attempt: AttemptId) -> tuple[Raised, ...]:
-        """The exception that ended its main thread, then those that it came from; none without one."""
+    def raised(self, attempt: AttemptId, *, aborted: bool) -> tuple[Raised, ...]:
+        """The exception that ended its main thread, then those that it came from; none without one.
+
+        `aborted`: a signal ended a program that was started warm, and so notes that exception.
+        """
 
     def signalled(self, attempt: AttemptId) -> tuple[int, int] | None:
         """The last signal that an operator sent to it, and when (`Clock.now_ms`); None without one."""

@@ -18,15 +18,19 @@ _MOST_BYTES = 512 * 1024
 _LONGEST = 300
 
 
-def read_raised(directory: Path, output: str) -> tuple[Raised, ...]:
-    """The exception, then those that it came from. `output`: the end of the output, safe to print."""
+def read_raised(directory: Path, output: str, *, aborted: bool = False) -> tuple[Raised, ...]:
+    """The exception, then those that it came from.
+
+    `output`: the end of the output, safe to print. `aborted`: a signal ended a program that notes what ends
+    its main thread, so that exceptions without a note have been handled.
+    """
     try:
         noted = parse(read_start(directory / FILE, _MOST_BYTES))
     except OSError:
         noted = ()  # it was started cold, or nothing ended its main thread, or its disk is full
     if noted and noted[0].name != SYSTEM_EXIT:
         return noted
-    return raised(output) or noted
+    return () if aborted else raised(output) or noted
 
 
 def parse(raw: bytes) -> tuple[Raised, ...]:

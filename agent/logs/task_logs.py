@@ -12,14 +12,13 @@ from pathlib import Path
 
 from agent.core.instructions import Follow
 from agent.host.processes import usage_of
-from agent.host.regular_files import open_regular, read_start, replace
+from agent.host.regular_files import open_regular, read_end, read_start, replace
 from agent.inside import clock
 from agent.inside.child.cadence import COMMIT, WANTED
 from agent.logs.dump import dump_stacks, read_dump
 from agent.logs.patterns import Budget, Matcher
 from agent.logs.raised import read_raised
-from agent.logs.reading import read_after, read_end
-from agent.logs.steps import MEASURE_MS, Followed, StepReader
+from agent.logs.steps import MEASURE_MS, OUTPUT, Followed, StepReader
 from agent.retry_log import Tell, raise_it
 from recovery.io.trees import TooMany, entries_below, remove_tree
 from supervisor.adapters.failpoints import effect
@@ -177,13 +176,13 @@ class AttemptFiles:
         followed = self._followed.get(attempt)
         return read_tail(followed.reader.directory) if followed is not None else ""
 
-    def raised(self, attempt: AttemptId) -> tuple[Raised, ...]:
+    def raised(self, attempt: AttemptId, *, aborted: bool) -> tuple[Raised, ...]:
         """The exception that ended its main thread, then those that it came from."""
         followed = self._followed.get(attempt)
         if followed is None:
             return ()
         directory = followed.reader.directory
-        return read_raised(directory, read_tail(directory, RAISED_BYTES))
+        return read_raised(directory, read_tail(directory, RAISED_BYTES), aborted=aborted)
 
     async def dump(self, attempt: AttemptId) -> bool:
         """Write a dump of its stacks."""
@@ -267,13 +266,12 @@ class AttemptFiles:
 
 
 def read_tail(directory: Path, most_bytes: int = TAIL_BYTES) -> str:
-    """The last bytes of output at most, across the rotation of its files, safe to print."""
-    piece = read_end(directory, most_bytes)
-    raw = piece.data
-    while piece.data and len(raw) < most_bytes:
-        piece = read_after(directory, piece.place)
-        raw += piece.data
-    text = raw[-most_bytes:].decode(errors="replace")
+    """The last bytes of output at most, also where a new file was just begun, safe to print."""
+    raw = b""
+    for name in (OUTPUT, f"{OUTPUT}.1"):
+        with suppress(OSError):
+            raw = read_end(directory / name, most_bytes - len(raw)) + raw
+    text = raw.decode(errors="replace")
     return (
         _CONTROL.sub("\N{MIDDLE DOT}", text.replace("\r", "\n"))
         .encode()[-most_bytes:]

@@ -109,7 +109,8 @@ def _judge(end: Exit) -> Judged | None:
         return None
     if end.oom:
         return Judged(Cause.OOM)
-    found = last_words(end.tail, end.raised) or Finding(Cause.PROGRAM_EXIT, "")
+    aborted = end.signal == Signals.SIGABRT
+    found = last_words(end.tail, end.raised, aborted=aborted) or Finding(Cause.PROGRAM_EXIT, "")
     if end.store_lost and end.signal not in OUTSIDE_SIGNALS and found.cause in _OF_THE_STORE:
         return Judged(Cause.STORE_LOST, found.line)
     if end.signal is None:
@@ -117,11 +118,8 @@ def _judge(end: Exit) -> Judged | None:
     if end.signal in OUTSIDE_SIGNALS:
         return Judged(Cause.KILLED)
     # A fatal line of C++ ends in SIGABRT; what it says is closer to the cause than the signal.
-    aborted = end.signal == Signals.SIGABRT
     told = aborted and found.cause is not Cause.PROGRAM_EXIT
-    # Where no exception ended it, the line is that of the abort; an exception may have been handled before.
-    line = found.line if told or (aborted and not end.raised) else ""
-    return Judged(found.cause if told else Cause.PROGRAM_SIGNAL, line)
+    return Judged(found.cause if told else Cause.PROGRAM_SIGNAL, found.line if aborted else "")
 
 
 def describe(report: AttemptReport) -> str:

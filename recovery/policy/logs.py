@@ -168,18 +168,19 @@ def has_shards_apart(told: str) -> bool:
     return False
 
 
-def last_words(tail: str, noted: tuple[Raised, ...] = ()) -> Finding | None:
+def last_words(tail: str, noted: tuple[Raised, ...] = (), *, aborted: bool = False) -> Finding | None:
     """The cause of a program's end; None if nothing names one.
 
     `tail`: the end of its output. `noted`: the exception that ended its main thread, and those that it came
-    from, where they are known.
+    from, where they are known. `aborted`: SIGABRT ended it, which no exception does by itself: one that the
+    tail shows may have been handled.
     """
     if noted and noted[0].name != SYSTEM_EXIT:
         return _of(noted)
     lines = _lines(tail)
     found = _last_line(lines) or _fatal_line(lines)
     if found is None:
-        found = _of(raised(tail) or noted)
+        found = _of(noted if noted or aborted else raised(tail))
     return found or (_status_alone(lines) if lines else None)
 
 
@@ -208,15 +209,11 @@ def bounded(errors: Iterable[Raised]) -> tuple[Raised, ...]:
 
 def with_beginning(tail: str, errors: tuple[Raised, ...]) -> str:
     """`tail` with the beginning of the exception that ended the program before it, where it lacks that."""
-    if not errors or not errors[0].frames:
+    if not errors or not errors[0].frames or errors[0].name == SYSTEM_EXIT:
         return tail
-    frames = [
-        f'{file}", line {line}, in {function}'
-        for file, line, function in (
-            re.split(r":(?=\d+ in )|(?<=\d) in ", each, maxsplit=2) for each in errors[0].frames
-        )
-    ]
-    if frames[-1] in tail and errors[0].name in tail:
+    places = (re.fullmatch(r"(.*):(\d+) in (.*)", each) for each in errors[0].frames)
+    frames = [f'{each[1]}", line {each[2]}, in {each[3]}' for each in places if each is not None]
+    if not frames or (frames[-1] in tail and errors[0].name in tail):
         return tail
     message = f"{errors[0].name}: {errors[0].text}"[:MAX_SHOWN].splitlines()[:_SHOWN_LINES]
     shown = "\n".join((_TRACEBACK, *(f'  File "{each}' for each in frames), *message, OMITTED, ""))
@@ -347,7 +344,9 @@ def _cut(error: Raised, most: int) -> Raised:
     if len(error.text) <= most:
         return error
     half = most // 2
-    return Raised(error.name, f"{error.text[:half]}\n{error.text[-half:]}", error.frames)
+    end = error.text[-half:]
+    whole_lines = end.partition("\n")[2] or end
+    return Raised(error.name, f"{error.text[:half]}\n{whole_lines}", error.frames)
 
 
 def _last_line(lines: list[str]) -> Finding | None:

@@ -21,24 +21,27 @@ def first_error(present: Present, error: Raised | None, *, trained: bool) -> Rai
 
 
 def raised_on(
-    error: Raised, life: Iterable[Past], present: Present, beside: Iterable[tuple[str, Raised | None]]
+    error: Raised,
+    life: Iterable[Past],
+    present: Present,
+    beside: Iterable[tuple[str, Raised | None]],
+    startup_ms: int | None,
 ) -> frozenset[str]:
     """The nodes on which tasks of the job have raised the same exception, without the present failure.
 
-    `beside`: node and error of the other tasks that have ended in the generation in force. A failure
-    that is STEADY_MS older does not count: between the two the program may have trained without a word.
+    `beside`: node and error of the other tasks that have ended in the generation in force. `startup_ms`: the
+    time that a start may take until its first step; None: for ever. A failure that is older than that, and
+    than STEADY_MS, does not count: between the two the program may have trained without a word.
     """
+    within_ms = max(STEADY_MS, startup_ms or 0)
     earlier = (
         (past.incident.node, past.incident.error)
         for past in life
-        if past.incident.cause in _OF_AN_ERROR and _shortly_before(past, present)
+        if past.incident.cause in _OF_AN_ERROR and _ago_ms(past, present) < within_ms
     )
     return frozenset(node for node, other in (*earlier, *beside) if other == error)
 
 
-def _shortly_before(past: Past, present: Present) -> bool:
-    """Whether a failure was shortly before, by the larger age on the leader's own clock and on the wall
-    clock.
-    """
-    ago_ms = max(present.at_ms - past.seen_ms, present.wall_ms - past.incident.wall_ms)
-    return ago_ms < STEADY_MS
+def _ago_ms(past: Past, present: Present) -> int:
+    """The age of a failure: the larger one of that on the leader's own clock and that on the wall clock."""
+    return max(present.at_ms - past.seen_ms, present.wall_ms - past.incident.wall_ms)

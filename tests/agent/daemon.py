@@ -220,7 +220,7 @@ class NoFiles:
     def tail(self, attempt: AttemptId) -> str:
         return ""
 
-    def raised(self, attempt: AttemptId) -> tuple[Raised, ...]:
+    def raised(self, attempt: AttemptId, *, aborted: bool) -> tuple[Raised, ...]:
         return ()
 
     async def dump(self, attempt: AttemptId) -> bool:

@@ -373,7 +373,7 @@ class SimTaskFiles:
         said = program.last_words if program is not None else ""
         return f"step {self.last_step(attempt)}\n{said}"
 
-    def raised(self, attempt: AttemptId) -> tuple[Raised, ...]:
+    def raised(self, attempt: AttemptId, *, aborted: bool) -> tuple[Raised, ...]:
         """Read its output, as of a program that notes nothing."""
         return raised(self.tail(attempt))
 

@@ -81,9 +81,10 @@ def judge(snap: Snapshot, job: JobState, accused: Suspect) -> Judgement:
         return Judgement(accused.cause, _verdict(job, life, present, rule, None))
     elsewhere = any(name != accused.node and snap.usable(node) for name, node in snap.nodes.items())
     error = _error(snap, job, accused, present)
-    seen_on = (
-        raised_on(error, life, present, _ended_beside(job, accused)) if error is not None else frozenset()
-    )
+    seen_on = frozenset[str]()
+    if error is not None:
+        startup_ms = job.record.value.spec.limits.startup_ms
+        seen_on = raised_on(error, life, present, _ended_beside(job, accused), startup_ms)
     cause_why = ""
     everywhere = not elsewhere or bool(seen_on - {accused.node})
     if error is not None and seen_on and everywhere and _is_cold(job, accused):
