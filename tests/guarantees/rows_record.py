@@ -137,6 +137,22 @@ ROWS = (
     ),
     Guarantee(
         13,
+        "The main thread's exception says why a program ended, whatever other threads print.",
+        "recovery/policy/logs.py",
+        "[each for each in printed if not each.aside] or printed",
+        "printed",
+        "tests/control/test_code_errors.py::test_a_helper_thread_that_dies_later_hides_no_lost_peer",
+    ),
+    Guarantee(
+        13,
+        "What a program announces is not a step that was made.",
+        "agent/logs/counts.py",
+        "made = not count.announced or count.epoch > self._epoch >= 0",
+        "made = True",
+        "tests/agent/test_counts.py::test_what_is_announced_is_no_step_that_was_made",
+    ),
+    Guarantee(
+        13,
         "What had passed and comes back is another failure, with a record of its own.",
         "supervisor/control/decide/facts/history.py",
         'f"{again}{max(known) + 1}" if known else natural',
@@ -379,8 +395,8 @@ ROWS = (
         13,
         "A job whose shards of a save lie on several nodes is failed at once, with the mode to use.",
         "recovery/policy/causes.py",
-        "    if staged and judged.cause is Cause.PROGRAM_EXIT and has_shards_apart(report.exit.tail):\n",
-        "    if not staged and judged.cause is Cause.PROGRAM_EXIT and has_shards_apart(report.exit.tail):\n",
+        "    if staged and judged.cause is Cause.PROGRAM_EXIT and has_shards_apart(_told(report.exit)):\n",
+        "    if not staged and judged.cause is Cause.PROGRAM_EXIT and has_shards_apart(_told(report.exit)):\n",
         "tests/decide/test_causes.py::"
         "test_a_save_in_shards_that_are_on_several_nodes_is_an_error_of_the_user",
     ),

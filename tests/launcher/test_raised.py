@@ -1,4 +1,4 @@
-"""A warm program notes the exception that ends its main thread, which other threads may hide in its output."""
+"""A warm program notes the exception that ends its main thread, which its output may hide behind others."""
 
 from __future__ import annotations
 
