@@ -395,8 +395,8 @@ ROWS = (
         13,
         "A job whose shards of a save lie on several nodes is failed at once, with the mode to use.",
         "recovery/policy/causes.py",
-        "    if staged and judged.cause is Cause.PROGRAM_EXIT and has_shards_apart(_told(report.exit)):\n",
-        "    if not staged and judged.cause is Cause.PROGRAM_EXIT and has_shards_apart(_told(report.exit)):\n",
+        "    if staged and judged.cause is Cause.PROGRAM_EXIT and has_shards",
+        "    if not staged and judged.cause is Cause.PROGRAM_EXIT and has_shards",
         "tests/decide/test_causes.py::"
         "test_a_save_in_shards_that_are_on_several_nodes_is_an_error_of_the_user",
     ),
