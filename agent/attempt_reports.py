@@ -13,13 +13,13 @@ from agent.core.instructions import Report
 from agent.host.oom import with_oom
 from agent.membership import Membership
 from recovery.policy.causes import signal_name
-from recovery.policy.logs import last_words
+from recovery.policy.logs import bounded, last_words, with_beginning
 from supervisor.adapters.failpoints import effect
 from supervisor.contract import codec, keys
 from supervisor.contract.boundaries import Get, KeyValue, Put, as_read
 from supervisor.contract.containment import contained, told
 from supervisor.contract.errors import CoordinationUnreachable, TfSupervisorError
-from supervisor.contract.incident import Cause
+from supervisor.contract.incident import Cause, Raised
 from supervisor.contract.observed import AttemptReport, Exit, ExitReason
 
 AGAIN_S = 0.1
@@ -93,7 +93,11 @@ class AttemptReports:
         if record.exit is None:
             return record
         age_ms = max(0, self._out.clock.now_ms() - report.ended_ms)
-        tail, stack = files.tail(attempt), self._out.secrets.masked(str(attempt), files.stack(attempt))
+        stack = self._out.secrets.masked(str(attempt), files.stack(attempt))
+        aborted = record.warm and record.exit.signal is not None
+        found = files.raised(attempt, aborted=aborted)
+        raised = bounded(self._masked(str(attempt), each) for each in found)
+        tail = with_beginning(files.tail(attempt), raised)
         sent = files.signalled(attempt)
         end = record.exit if sent is None else _explained(record.exit, *sent, report.ended_ms)
         if end.reason is ExitReason.EXIT and end.code != 0:
@@ -106,7 +110,11 @@ class AttemptReports:
         if report.hold_ms and failed:
             kept = f"{files.hold(record.attempt, report.hold_ms)} is kept for {report.hold_ms / 1000:g} s"
             end = replace(end, detail=f"{end.detail}; {kept}" if end.detail else kept)
-        return replace(record, exit=replace(end, age_ms=age_ms, tail=tail, stack=stack))
+        return replace(record, exit=replace(end, age_ms=age_ms, tail=tail, stack=stack, raised=raised))
+
+    def _masked(self, attempt: str, error: Raised) -> Raised:
+        """The error as it may be shown: unlike its output, its own note may hold a secret."""
+        return replace(error, text=self._out.secrets.masked(attempt, error.text))
 
     def _with_store(self, end: Exit, report: Report) -> Exit:
         """The end with `store_lost`, if the attempt ended shortly after its store had failed it."""
@@ -137,7 +145,7 @@ def _as_told_whole(report: AttemptReport, found: KeyValue | None) -> AttemptRepo
 
 def lost_a_peer(end: Exit) -> bool:
     """Whether the last lines of a program name the loss of another task."""
-    found = last_words(end.tail)
+    found = last_words(end.tail, end.raised)
     return found is not None and found.cause is Cause.PEER_LOST
 
 

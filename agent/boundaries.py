@@ -31,6 +31,7 @@ from agent.secret_masks import TaskSecrets
 from supervisor.contract.boundaries import CheckpointStore, Clock, Coordination, Logger, ModifiedAt
 from supervisor.contract.errors import Refused
 from supervisor.contract.ids import AttemptId, TaskId
+from supervisor.contract.incident import Raised
 from supervisor.contract.job.spec import CodeRef, ContainerSpec, EnvironmentRef
 from supervisor.contract.observed import Beat, Notice, SaverBeat, Saves, TaskBeat
 from supervisor.contract.promise import PromiseRequest
@@ -230,6 +231,12 @@ class TaskFiles(Protocol):
 
     def tail(self, attempt: AttemptId) -> str:
         """The last lines of its output, at most 4 KiB, safe to print."""
+
+    def raised(self, attempt: AttemptId, *, aborted: bool) -> tuple[Raised, ...]:
+        """The exception that ended its main thread, then those that it came from; none without one.
+
+        `aborted`: a signal ended a program that was started warm, and so notes that exception.
+        """
 
     def signalled(self, attempt: AttemptId) -> tuple[int, int] | None:
         """The last signal that an operator sent to it, and when (`Clock.now_ms`); None without one."""

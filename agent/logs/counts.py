@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections import OrderedDict
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import IntEnum
 
 from supervisor.contract.bounds import STEPS
@@ -26,6 +26,8 @@ _EPOCH = re.compile(rb"(?i)\bepoch\b" + _GAP + _NUMBER)
 _OF_EPOCH = re.compile(rb"\[\s*" + _NUMBER + rb"/\d+")
 _BAR = re.compile(rb"^\s*" + _NUMBER + rb"/(?:\d+|Unknown)\s+(?:\[[=>. ]|\xe2\x94\x81|- |\d+m?s)")
 _TQDM = re.compile(rb"(?:\||^)\s*(\d{1,15}+)(?:/\d+|it) \[\d+:\d\d(?![^\]]*B/s)")
+_METRIC = re.compile(rb"(?i)(?:loss|acc|err|mse|mae|auc|reward|return|score|perplexity|ppl)\D{0,24}\d")
+_ANNOUNCES = re.compile(rb"(?i)\b(?:start|begin|resum|restor|load|continu|initial)")
 _FIGURES = b"0123456789.,-+\r"
 _SKELETON_BYTES = 80
 
@@ -41,11 +43,16 @@ class Kind(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Count:
-    """The count in one line: a number of its kind (-1: only the epoch), and the epoch in the line, or -1."""
+    """The count in one line: a number of its kind (-1: only the epoch), and the epoch in the line, or -1.
+
+    `announced`: the line alone does not show that a step was made. It is the heading of an epoch, stands at
+    0, or says from where training starts, and has no figure of what was trained, such as a loss.
+    """
 
     kind: Kind
     number: int
     epoch: int = -1
+    announced: bool = False
 
 
 def count_of(line: bytes, *, in_epochs: bool = False) -> Count | None:
@@ -53,6 +60,13 @@ def count_of(line: bytes, *, in_epochs: bool = False) -> Count | None:
 
     A progress bar counts only then: a bar before the first epoch may belong to a download.
     """
+    found = _found(line, in_epochs=in_epochs)
+    if found is None or (found.number > 0 and not _ANNOUNCES.search(line)) or _METRIC.search(line):
+        return found
+    return replace(found, announced=True)
+
+
+def _found(line: bytes, *, in_epochs: bool) -> Count | None:
     low = line.lower()
     epoch = _find(_EPOCH, line) if b"epoch" in low else -1
     if b"step" in low or b"iter" in low:
@@ -66,7 +80,7 @@ def count_of(line: bytes, *, in_epochs: bool = False) -> Count | None:
             return Count(Kind.STEP, number, epoch)
     number = _find(_BATCH, line) if b"batch" in low else -1
     if number < 0 and epoch >= 0:
-        number = max(_find(_OF_EPOCH, line), _find(_BATCH_ALONE, line))
+        number = max(_find(_OF_EPOCH, _EPOCH.sub(b"", line, count=1)), _find(_BATCH_ALONE, line))
     if number < 0 and b":" in line and b" [" in line:
         number = _find(_TQDM, line)
     if number < 0 and (in_epochs or epoch >= 0) and b"/" in line:
@@ -87,6 +101,7 @@ class _Template:
 
     Attributes:
         born: number of lines with progress before the first of these.
+        is_made: one of them has shown a step that was made.
         begins_anew: its number has fallen back to its start, so it counts no global step.
         goes_on: its number has risen from one epoch into the next.
     """
@@ -96,6 +111,7 @@ class _Template:
     first: int
     epoch: int
     number: int
+    is_made: bool = False
     begins_anew: bool = False
     goes_on: bool = False
 
@@ -105,7 +121,8 @@ class Counts:
     """The counts in an attempt's output so far.
 
     A line shows progress if its place, (epoch, number), differs from that of the last line of the same words.
-    So a number that falls begins anew, and a repeated one shows no progress.
+    So a number that falls begins anew, and a repeated one shows no progress. Neither does the first line of
+    its words if it is announced, unless it begins a later epoch: the epoch before was made.
 
     Attributes:
         reports: number of lines with progress.
@@ -145,6 +162,7 @@ class Counts:
 
     def take(self, count: Count, line: bytes = b"") -> bool:
         """Add the count of a line; returns whether it shows progress."""
+        made = not count.announced or count.epoch > self._epoch >= 0
         if count.epoch >= 0:
             self._epoch = count.epoch
         key = bytes([count.kind]) + line.translate(None, _FIGURES)[:_SKELETON_BYTES]
@@ -159,9 +177,14 @@ class Counts:
         else:
             self._follow(found, count)
             found.epoch, found.number = self._epoch, count.number
+            made = True
         self._templates.move_to_end(key)
-        self.reports += 1
         self._say(count)
+        if not made:
+            return False
+        if not found.is_made:
+            found.is_made, found.born, found.first = True, self.reports, count.number
+        self.reports += 1
         if count.kind >= max(self._kind, Kind.GLOBAL):
             if count.kind > self._kind:
                 self._kind, self._first = count.kind, count.number
@@ -171,7 +194,8 @@ class Counts:
     def _steps(self) -> Iterator[_Template]:
         """The templates whose numbers behave like a global step: they go on rising at a new epoch."""
         for each in self._templates.values():
-            if each.kind is Kind.STEP and not each.begins_anew and (each.goes_on or not self.in_epochs):
+            counts = each.kind is Kind.STEP and each.is_made and not each.begins_anew
+            if counts and (each.goes_on or not self.in_epochs):
                 yield each
 
     def _follow(self, found: _Template, count: Count) -> None:

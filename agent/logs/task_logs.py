@@ -12,11 +12,12 @@ from pathlib import Path
 
 from agent.core.instructions import Follow
 from agent.host.processes import usage_of
-from agent.host.regular_files import open_regular, read_start, replace
+from agent.host.regular_files import open_regular, read_end, read_start, replace
 from agent.inside import clock
 from agent.inside.child.cadence import COMMIT, WANTED
 from agent.logs.dump import dump_stacks, read_dump
 from agent.logs.patterns import Budget, Matcher
+from agent.logs.raised import read_raised
 from agent.logs.steps import MEASURE_MS, OUTPUT, Followed, StepReader
 from agent.retry_log import Tell, raise_it
 from recovery.io.trees import TooMany, entries_below, remove_tree
@@ -24,9 +25,12 @@ from supervisor.adapters.failpoints import effect
 from supervisor.contract.boundaries import Logger
 from supervisor.contract.containment import contained
 from supervisor.contract.ids import AttemptId, TaskId
+from supervisor.contract.incident import Raised
 from supervisor.contract.observed import Saves, TaskBeat
 
 TAIL_BYTES = 4096
+RAISED_BYTES = 64 * 1024
+"""Bytes of output in which the exception that ended a program is sought: its message may be long."""
 MOST_LEARNT = 256
 _MOST_DEEP, _MOST_ENTRIES = 32, 50_000
 SIGNALLED = "signalled"
@@ -172,6 +176,14 @@ class AttemptFiles:
         followed = self._followed.get(attempt)
         return read_tail(followed.reader.directory) if followed is not None else ""
 
+    def raised(self, attempt: AttemptId, *, aborted: bool) -> tuple[Raised, ...]:
+        """The exception that ended its main thread, then those that it came from."""
+        followed = self._followed.get(attempt)
+        if followed is None:
+            return ()
+        directory = followed.reader.directory
+        return read_raised(directory, read_tail(directory, RAISED_BYTES), aborted=aborted)
+
     async def dump(self, attempt: AttemptId) -> bool:
         """Write a dump of its stacks."""
         followed = self._followed.get(attempt)
@@ -253,19 +265,16 @@ class AttemptFiles:
             return None
 
 
-def read_tail(directory: Path) -> str:
-    """The last 4 KiB of output at most, safe to print."""
-    try:
-        with os.fdopen(open_regular(directory / OUTPUT), "rb") as file:
-            size = file.seek(0, os.SEEK_END)
-            file.seek(max(0, size - TAIL_BYTES))
-            raw = file.read(TAIL_BYTES)
-    except OSError:
-        return ""
+def read_tail(directory: Path, most_bytes: int = TAIL_BYTES) -> str:
+    """The last bytes of output at most, also where a new file was just begun, safe to print."""
+    raw = b""
+    for name in (OUTPUT, f"{OUTPUT}.1"):
+        with suppress(OSError):
+            raw = read_end(directory / name, most_bytes - len(raw)) + raw
     text = raw.decode(errors="replace")
     return (
         _CONTROL.sub("\N{MIDDLE DOT}", text.replace("\r", "\n"))
-        .encode()[-TAIL_BYTES:]
+        .encode()[-most_bytes:]
         .decode(errors="ignore")
     )
 

@@ -118,6 +118,7 @@ EXEMPT = (
     Exempt("recovery/mount/control.py", _LOG, ("log.open",)),
     Exempt("agent/inside/trainer_hook.py", _LOG),
     Exempt("agent/inside/child/saves.py", _LOG),
+    Exempt("agent/inside/child/raised.py", _LOG),
     Exempt("agent/inside/child/adopt.py", _BEFORE_EACH_START),
     Exempt(
         "agent/checkpoints/adopted.py", "done again by the next life, as the job's directory is still there"

@@ -71,7 +71,7 @@ def classify(
         needed = kind_of(spec, report.role) is RoleKind.SERVER and trains(spec)
         return Judged(Cause.EXITED_EARLY) if needed else None
     staged = spec.checkpoint.mode == STAGED
-    if staged and judged.cause is Cause.PROGRAM_EXIT and has_shards_apart(report.exit.tail):
+    if staged and judged.cause is Cause.PROGRAM_EXIT and has_shards_apart(_told(report.exit)):
         # Also once it has trained: no save of this job was ever whole, and none will be.
         return Judged(Cause.USER_ERROR, SHARDS_APART)
     if judged.cause is Cause.PROGRAM_EXIT and _lacks_protocol(report.exit, spec):
@@ -82,7 +82,12 @@ def classify(
 
 
 def _lacks_protocol(end: Exit, spec: JobSpec) -> bool:
-    return spec.protocol != PLAIN_PROTOCOL and lacks_protocol(end.tail)
+    return spec.protocol != PLAIN_PROTOCOL and lacks_protocol(_told(end))
+
+
+def _told(end: Exit) -> str:
+    """All that is known of what the program printed."""
+    return "\n".join((*(each.text for each in end.raised), end.tail))
 
 
 _OF_THE_STORE = frozenset({Cause.PROGRAM_EXIT, Cause.DATA_LOSS, Cause.OUT_OF_RANGE})
@@ -104,7 +109,8 @@ def _judge(end: Exit) -> Judged | None:
         return None
     if end.oom:
         return Judged(Cause.OOM)
-    found = last_words(end.tail) or Finding(Cause.PROGRAM_EXIT, "")
+    aborted = end.signal == Signals.SIGABRT
+    found = last_words(end.tail, end.raised, aborted=aborted) or Finding(Cause.PROGRAM_EXIT, "")
     if end.store_lost and end.signal not in OUTSIDE_SIGNALS and found.cause in _OF_THE_STORE:
         return Judged(Cause.STORE_LOST, found.line)
     if end.signal is None:
@@ -112,8 +118,8 @@ def _judge(end: Exit) -> Judged | None:
     if end.signal in OUTSIDE_SIGNALS:
         return Judged(Cause.KILLED)
     # A fatal line of C++ ends in SIGABRT; what it says is closer to the cause than the signal.
-    told = found.cause is not Cause.PROGRAM_EXIT and end.signal == Signals.SIGABRT
-    return Judged(found.cause if told else Cause.PROGRAM_SIGNAL, found.line if told else "")
+    told = aborted and found.cause is not Cause.PROGRAM_EXIT
+    return Judged(found.cause if told else Cause.PROGRAM_SIGNAL, found.line if aborted else "")
 
 
 def describe(report: AttemptReport) -> str:

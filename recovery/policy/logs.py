@@ -1,22 +1,28 @@
-"""The cause of a program's end, read from the last lines of its output: TensorFlow's errors and the user's.
+"""The cause of a program's end, from what its main thread raised and the last lines of its output.
 
-Only the line that ended the program counts: the final line of the last traceback, a fatal line of C++, or the
-very last line of an argument parser, a shell or the launcher. A name that is merely quoted, in the middle of
-a line or in a log line, is no evidence.
+A warm program's own process notes the exception that ended its main thread. Of any other program the output
+is read, and only the line that ended the program counts: the final line of the last traceback, a fatal line
+of C++, or the very last line of an argument parser, a shell or the launcher. A name that is merely quoted, in
+the middle of a line or in a log line, is no evidence, and neither is the traceback of another thread. All of
+this takes time in proportion to the text, whatever is in it.
 """
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
-from itertools import pairwise
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 
-from supervisor.contract.incident import Cause
+from supervisor.contract.incident import OMITTED, Cause, Raised
 
 MAX_LINE = 300
-_MESSAGE_LINES = 40
-"""Number of lines of an exception's text to search. TensorFlow names the nodes of the graph before the
-reason."""
+RECENT = 4096
+"""Characters at the end of an output that count as one with its end."""
+MAX_SHOWN, _SHOWN_LINES = 400, 4
+MAX_ERRORS = 8
+MAX_TEXT, MAX_NEXT_TEXT = 2048, 512
+"""Characters that are kept of an exception's message, of its beginning and of its end together; the second
+for those that it came from. TensorFlow names the nodes of the graph before the reason."""
 
 _TENSORFLOW = r"tensorflow(?:_core)?(?:\.\w+)*\."
 
@@ -38,17 +44,6 @@ class Pattern:
     name: str
     cause: Cause
     text: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Raised:
-    """An uncaught exception: its class, and where it was raised, `FILE:LINE in FUNCTION`, the innermost last.
-
-    Two are equal if the same line of the same program has raised the same, whatever the text says.
-    """
-
-    name: str
-    frames: tuple[str, ...]
 
 
 EXCEPTIONS = (
@@ -103,26 +98,44 @@ OF_THE_CODE = (
 """Names of exceptions that are about a program's own code or flags. Others may be about files, peers or the
 machine."""
 
-MOST_FRAMES = 3
+SYSTEM_EXIT = "SystemExit"
+"""The class by which a program ends itself. The output says why."""
+MAX_FRAMES = 3
 _FRAME = re.compile(r"  File \"(?:[^\"]*/)?(?P<file>[^\"/]+)\", line (?P<line>\d+), in (?P<function>\S+)")
-_TRACEBACK = re.compile(r"Traceback \(most recent call last\):")
-_CHAIN = re.compile(
-    "During handling of the above exception, another exception occurred:"
-    "|The above exception was the direct cause of the following exception:"
+_TRACEBACK = "Traceback (most recent call last):"
+_GROUP, _IN_GROUP = f"  + Exception Group {_TRACEBACK}", "  | "
+_ASIDE = re.compile(
+    r"Exception in thread |Exception ignored (?:in|on)\b|Unhandled exception in thread |Process \S+:$"
+    r"|Error in (?:atexit|sys)\.|--- Logging error ---|future: <"
+)
+"""The line before a traceback that ended no main thread: it is of another thread or process, or of an ignored
+error."""
+_CHAIN = frozenset(
+    {
+        "During handling of the above exception, another exception occurred:",
+        "The above exception was the direct cause of the following exception:",
+    }
 )
 _EXCEPTION = re.compile(r"(?P<name>[A-Za-z_]\w*(?:\.\w+)*)(?:: ?(?P<text>.*))?")
 _LOG_LINE = re.compile(r"\d{4}-\d\d-\d\d |[IWEF]\d{4} |WARNING|INFO|ERROR")
-_FATAL = re.compile(r"(?:\d{4}-\d\d-\d\d [\d:.]+: F |F\d{4} [\d:.]+ +\d+ )\S+\] (?P<text>.*)")
+_FATAL = re.compile(
+    r"(?:\d{4}-\d\d-\d\d [\d:.]+: F |F\d{4} [\d:.]+ +\d+ )\S+\] (?P<text>.*)"
+    r"|terminate called after throwing an instance of '(?P<thrown>[^']*)'"
+)
+_WHAT = "  what():  "
 _STATUS = re.compile(rf"(?:^|[\s:(])(?P<code>{'|'.join(STATUS_CODES)}): ")
-_BARE_STATUS = re.compile(rf"(?P<code>{'|'.join(STATUS_CODES)}): .*")
+_BARE_STATUS = re.compile(rf"(?P<code>{'|'.join(STATUS_CODES)}): (?P<text>.*)")
+_PROGRESS = re.compile(r"(?i).{0,40}?\b(?:step|epoch|iter|iteration|batch)\b\W{0,4}\d")
 _RULE = re.compile(r"={10,}")
 _NO_HEADER = re.compile(_TENSORFLOW + r"\w+Error: .*")
 _SYNTAX = re.compile(r"  File \".*\", line \d+")
+_ERRORS = re.compile(r"\d+ root error\(s\) found\.")
+_OF_A_GRAPH = re.compile(r".*\(most recent call last\):|Node: '.*'|={10,}")
+"""A line in which TensorFlow says where in a graph an error is, or nothing."""
 
 
-_SHARDS_APART = re.compile(
-    r"allow_missing_files was set to false and \S+_temp\w*/part-\d{5}-of-\d{5}\S* did not exist"
-)
+_NO_FILES = "allow_missing_files was set to false and "
+_SHARD = re.compile(r"/part-\d{5}-of-\d{5}")
 SHARDS_APART = (
     "its parameter servers each write their own shard of a checkpoint, and in mode staged each node has a "
     "directory of its own, so that no save is ever whole: set `checkpoint: {mode: mounted}` with a "
@@ -140,56 +153,205 @@ NO_PROTOCOL = (
 )
 
 
-def lacks_protocol(tail: str) -> bool:
+def lacks_protocol(told: str) -> bool:
     """Whether TensorFlow reports that it has no server or session of the kind that the program asked for."""
-    return _NO_PROTOCOL.search(tail) is not None
+    return _NO_PROTOCOL.search(told) is not None
 
 
-def has_shards_apart(tail: str) -> bool:
+def has_shards_apart(told: str) -> bool:
     """Whether TensorFlow reports that shards of a save were missing in its directory."""
-    return _SHARDS_APART.search(tail) is not None
+    for after in told.split(_NO_FILES)[1:]:
+        name, _, rest = after.partition(" ")
+        directory, temporary, shard = name.partition("_temp")
+        if directory and temporary and _SHARD.search(shard) and rest.startswith("did not exist"):
+            return True
+    return False
 
 
-def last_words(tail: str) -> Finding | None:
-    """The cause of a program's end by `tail`, the end of its output; None if no line names one."""
-    lines = tail.splitlines()
+def last_words(tail: str, noted: tuple[Raised, ...] = (), *, aborted: bool = False) -> Finding | None:
+    """The cause of a program's end; None if nothing names one.
+
+    `tail`: the end of its output. `noted`: the exception that ended its main thread, and those that it came
+    from, where they are known. `aborted`: SIGABRT ended it, which no exception does by itself: one that the
+    tail shows may have been handled.
+    """
+    if noted and noted[0].name != SYSTEM_EXIT:
+        return _of(noted)
+    lines = _lines(tail)
+    found = _last_line(lines) or _fatal_line(lines)
+    if found is None:
+        found = _of(noted if noted or aborted else raised(tail))
+    return found or (_status_alone(lines) if lines else None)
+
+
+def raised(text: str) -> tuple[Raised, ...]:
+    """The exception that ended the program that wrote `text`, and those that it came from, nearest first.
+
+    Nothing where the text ends with something else. Of tracebacks that do not belong together the last one
+    that is not of another thread counts.
+    """
+    lines = _lines(text)
+    if _last_line(lines) or _fatal_line(lines):
+        return ()
+    lines = lines[_since(lines) :]
+    printed = _printed(lines)
+    main = [each for each in printed if not each.aside] or printed
+    if main:
+        return bounded((*reversed(main[-1].errors), *((_UNSEEN,) if main[-1].is_cut else ())))
+    return bounded(_without_heading(lines))
+
+
+def bounded(errors: Iterable[Raised]) -> tuple[Raised, ...]:
+    """Errors with messages of a bounded length, and no more of them than MAX_ERRORS."""
+    kept = list(errors)[:MAX_ERRORS]
+    return tuple(_cut(each, MAX_NEXT_TEXT if number else MAX_TEXT) for number, each in enumerate(kept))
+
+
+def with_beginning(tail: str, errors: tuple[Raised, ...]) -> str:
+    """`tail` with the beginning of the exception that ended the program before it, where it lacks that."""
+    if not errors or not errors[0].frames or errors[0].name == SYSTEM_EXIT:
+        return tail
+    places = (re.fullmatch(r"(.*):(\d+) in (.*)", each) for each in errors[0].frames)
+    frames = [f'{each[1]}", line {each[2]}, in {each[3]}' for each in places if each is not None]
+    if not frames or (frames[-1] in tail and errors[0].name in tail):
+        return tail
+    message = f"{errors[0].name}: {errors[0].text}"[:MAX_SHOWN].splitlines()[:_SHOWN_LINES]
+    shown = "\n".join((_TRACEBACK, *(f'  File "{each}' for each in frames), *message, OMITTED, ""))
+    room = RECENT - len(shown.encode())
+    return shown + tail.encode()[-room:].decode(errors="ignore")
+
+
+def error_of_the_code(tail: str, noted: tuple[Raised, ...] = ()) -> Raised | None:
+    """The exception of OF_THE_CODE that ended the program, without its message; None if something else did.
+
+    All exceptions that it came from must be such, and each that was printed before it: an exception that was
+    raised while the program handled the loss of a peer is a consequence of that loss. An exception whose
+    chain begins before `tail` is taken for a consequence too.
+    """
+    is_noted = bool(noted) and noted[0].name != SYSTEM_EXIT
+    errors = noted if is_noted else raised(tail)
+    if not errors or not errors[0].frames:
+        return None
+    before: list[Raised] = []
+    seen: list[Raised] = []
+    for each in _printed(_lines(tail)):
+        seen += each.errors
+        if not each.aside and each.errors[-1].name == errors[0].name:
+            before = list(seen)
+    names = {each.name for each in (*errors, *(before or (seen if is_noted else ())))}
+    if not all(re.fullmatch(OF_THE_CODE, name) for name in names):
+        return None
+    return Raised(errors[0].name, "", errors[0].frames)
+
+
+def _since(lines: list[str]) -> int:
+    """Index of the line from which on an exception may have ended the program: its message may be long, but
+    holds no log line and no step.
+    """
+    size = number = 0
+    for number in reversed(range(len(lines))):
+        size += len(lines[number]) + 1
+        if size > RECENT and (_LOG_LINE.match(lines[number]) or _PROGRESS.match(lines[number])):
+            return number + 1
+    return 0
+
+
+_UNSEEN = Raised("")
+"""Stands for exceptions whose tracebacks the text does not hold any more."""
+
+
+@dataclass(slots=True)
+class _Printed:
+    """Tracebacks that belong together, as they were printed: each came from those before it.
+
+    `aside`: they ended no main thread. `is_cut`: the first came from one that the text does not hold.
+    """
+
+    aside: bool
+    is_cut: bool
+    errors: list[Raised] = field(default_factory=list)
+
+
+def _lines(text: str) -> list[str]:
+    """The lines of a text, without empty ones at its end and without the margin of a group of exceptions."""
+    lines = text.splitlines()
     while lines and not lines[-1].strip():
         lines.pop()
-    if not lines:
-        return None
-    for look in (_last_line, _fatal_line, _exception, _status_alone):
-        found = look(lines)
-        if found is not None:
-            return found
-    return None
+    if _GROUP not in lines:
+        return lines
+    return [
+        _TRACEBACK if line == _GROUP else line.removeprefix(_IN_GROUP) if line.startswith(_IN_GROUP) else line
+        for line in lines
+    ]
 
 
-def raised(tail: str) -> Raised | None:
-    """The exception of OF_THE_CODE that ended the program that wrote `tail`; None if something else did.
-
-    Every traceback in `tail` must be of such an exception: an exception that was raised while the program
-    handled the loss of a peer is a consequence of that loss. An exception whose chain begins before `tail` is
-    taken for a consequence too.
+def _is_heading(lines: list[str], number: int) -> bool:
+    """Whether a traceback begins here. A blank line follows the heading of one that a message quotes, as that
+    of a `py_function`.
     """
-    found, lines = last_words(tail), tail.splitlines()
-    headings = [number + 1 for number, line in enumerate(lines) if _TRACEBACK.fullmatch(line)]
-    ends = [_first(lines, heading) for heading in headings]
-    names = [lines[end].partition(":")[0] if end is not None else "" for end in ends]
-    at = ends[-1] if ends else None
-    if found is None or at is None or not all(re.fullmatch(OF_THE_CODE, name) for name in names):
-        return None
-    if sum(_CHAIN.fullmatch(line) is not None for line in lines) >= len(headings):
-        return None
-    if found.line != lines[at].strip()[:MAX_LINE]:
-        return None
-    frames = [match for line in lines[headings[-1] : at] if (match := _FRAME.fullmatch(line))]
-    where = tuple(f"{each['file']}:{each['line']} in {each['function']}" for each in frames[-MOST_FRAMES:])
-    return Raised(names[-1], where) if where else None
+    return lines[number] == _TRACEBACK and bool("".join(lines[number + 1 : number + 2]).strip())
+
+
+def _printed(lines: list[str]) -> list[_Printed]:
+    """The tracebacks of a text, each up to the last line of its exception's message."""
+    found: list[_Printed] = []
+    block, frames = _Printed(aside=False, is_cut=False), list[str]()
+    name, message = "", list[str]()
+    awaits_its_exception = chained = False
+    for number, line in enumerate((*lines, _TRACEBACK)):
+        ends = number == len(lines)
+        heading = ends or _is_heading(lines, number)
+        if heading or line in _CHAIN or _ASIDE.match(line):
+            if name:
+                found += [] if block.errors else [block]
+                block.errors.append(Raised(name, "\n".join(message).strip(), tuple(frames[-MAX_FRAMES:])))
+            name, awaits_its_exception = "", heading
+            chained = chained or line in _CHAIN
+        elif name:
+            message += [] if _LOG_LINE.match(line) else [line]
+        elif awaits_its_exception and (frame := _FRAME.fullmatch(line)):
+            frames.append(f"{frame['file']}:{frame['line']} in {frame['function']}")
+        elif awaits_its_exception and (exception := _exception(line)):
+            name, message = exception.name, [exception.text]
+        if heading and not ends:
+            aside = any(map(_ASIDE.match, lines[max(0, number - 2) : number]))
+            if not (chained and found and not aside):
+                block = _Printed(aside, is_cut=chained)
+            frames, chained = [], False
+    return found
+
+
+def _exception(line: str) -> Raised | None:
+    """The exception whose class and first line of text this line is; None for any other line."""
+    match = None if _LOG_LINE.match(line) else _EXCEPTION.fullmatch(line)
+    return Raised(match["name"], match["text"] or "") if match is not None else None
+
+
+def _without_heading(lines: list[str]) -> list[Raised]:
+    """A syntax error in the program itself has no heading; of a long error of TensorFlow it is cut off."""
+    syntax = max((number for number, line in enumerate(lines) if _SYNTAX.fullmatch(line)), default=None)
+    if syntax is not None:
+        at = next((number for number in range(syntax, len(lines)) if _exception(lines[number])), None)
+    else:
+        at = max((number for number, line in enumerate(lines) if _NO_HEADER.fullmatch(line)), default=None)
+    first = _exception(lines[at]) if at is not None else None
+    if at is None or first is None:
+        return []
+    return [Raised(first.name, "\n".join((first.text, *lines[at + 1 :])))]
+
+
+def _cut(error: Raised, most: int) -> Raised:
+    if len(error.text) <= most:
+        return error
+    half = most // 2
+    end = error.text[-half:]
+    whole_lines = end.partition("\n")[2] or end
+    return Raised(error.name, f"{error.text[:half]}\n{whole_lines}", error.frames)
 
 
 def _last_line(lines: list[str]) -> Finding | None:
     before = "\n".join(lines[:-1])
-    for row in LAST_LINES:
+    for row in LAST_LINES if lines else ():
         if re.fullmatch(row.name, lines[-1]) and re.search(row.text, before):
             return _finding(row.cause, lines[-2] if lines[-1].startswith("Pass --help") else lines[-1])
     return None
@@ -197,60 +359,66 @@ def _last_line(lines: list[str]) -> Finding | None:
 
 def _fatal_line(lines: list[str]) -> Finding | None:
     """A fatal line of C++ that comes after any traceback: the process aborted there."""
-    after = _last_traceback(lines)
-    for line in reversed(lines[after:]):
-        fatal = _FATAL.match(line)
-        if fatal is not None:
-            status = _STATUS.search(fatal["text"])
-            return _finding(STATUS_CODES[status["code"]] if status else Cause.PROGRAM_EXIT, fatal["text"])
+    after = max((number + 1 for number in range(len(lines)) if _is_heading(lines, number)), default=0)
+    for number in reversed(range(after, len(lines))):
+        fatal = _FATAL.match(lines[number])
+        if fatal is None:
+            continue
+        text = fatal["text"]
+        if text is None and after:
+            continue  # what is torn down after an exception that ended the program
+        if text is None:
+            what = next((each for each in lines[number + 1 : number + 3] if each.startswith(_WHAT)), "")
+            text = f"{fatal['thrown']}: {what.removeprefix(_WHAT)}"
+        status = _STATUS.search(text)
+        return _finding(STATUS_CODES[status["code"]] if status else Cause.PROGRAM_EXIT, text)
     return None
 
 
-def _exception(lines: list[str]) -> Finding | None:
-    at = _exception_line(lines)
-    if at is None:
+def _of(errors: tuple[Raised, ...]) -> Finding | None:
+    """The cause by an exception. One that is raised while the loss of a peer is handled follows from it."""
+    found = [_by_its_class(each) for each in errors]
+    if not found:
         return None
-    match = _EXCEPTION.fullmatch(lines[at])
-    assert match is not None
-    text = "\n".join(lines[at : at + _MESSAGE_LINES])
+    lost = next((each for each in found if each.cause is Cause.PEER_LOST), None)
+    if found[0].cause is Cause.PROGRAM_EXIT and lost is not None:
+        return lost
+    return next((each for each in found if each.line), None)
+
+
+def _by_its_class(error: Raised) -> Finding:
+    text = f"{error.name}: {error.text}" if error.text else error.name
     for row in EXCEPTIONS:
-        if re.fullmatch(row.name, match["name"]) and re.search(row.text, text):
-            return _finding(row.cause, lines[at])
-    return _finding(Cause.PROGRAM_EXIT, lines[at])
+        if re.fullmatch(row.name, error.name) and re.search(row.text, text):
+            return _finding(row.cause, _in_a_line(error))
+    return _finding(Cause.PROGRAM_EXIT, _in_a_line(error))
 
 
-def _exception_line(lines: list[str]) -> int | None:
-    """Index of the final line of the last traceback: after its heading, the first that is not indented."""
-    heading = _last_traceback(lines)
-    if heading:
-        return _first(lines, heading)
-    # A syntax error in the program itself has no heading; of a long error of TensorFlow it is cut off.
-    syntax = max((number for number, line in enumerate(lines) if _SYNTAX.fullmatch(line)), default=None)
-    if syntax is not None:
-        return _first(lines, syntax)
-    return max((number for number, line in enumerate(lines) if _NO_HEADER.fullmatch(line)), default=None)
-
-
-def _first(lines: list[str], start: int) -> int | None:
-    """The first line from `start` on that is neither indented nor a log line, but an exception's."""
-    for number in range(start, len(lines)):
-        if _EXCEPTION.fullmatch(lines[number]) and not _LOG_LINE.match(lines[number]):
-            return number
-    return None
-
-
-def _last_traceback(lines: list[str]) -> int:
-    """Index after the heading of the last traceback; 0 if there is none."""
-    return max((number + 1 for number, line in enumerate(lines) if _TRACEBACK.fullmatch(line)), default=0)
+def _in_a_line(error: Raised) -> str:
+    """Class and reason. The first line of a message may only name a task, or announce what follows."""
+    said, *rest = map(str.rstrip, error.text.splitlines() or [""])
+    rest = [line for line in rest if line and not _OF_A_GRAPH.fullmatch(line)]
+    if not _ERRORS.fullmatch(said):
+        rest = [line for line in rest if not line.startswith((" ", "\t", "<"))] or rest
+    told = [said]
+    for line in rest:
+        if told[-1] and not told[-1].endswith(":") and not _ERRORS.fullmatch(told[-1]):
+            break
+        told.append(line.strip())
+    reason = " ".join(filter(None, told))
+    if error.name == SYSTEM_EXIT:
+        return reason
+    return f"{error.name}: {reason}" if reason else error.name
 
 
 def _status_alone(lines: list[str]) -> Finding | None:
     """A status that is the last line, or that heads a long error of TensorFlow's, whose class is cut off."""
-    headed = [line for rule, line in pairwise(lines) if _RULE.fullmatch(rule)]
-    for line in (lines[-1], *reversed(headed)):
-        status = _BARE_STATUS.fullmatch(line)
+    headed = [number + 1 for number, line in enumerate(lines[:-1]) if _RULE.fullmatch(line)]
+    for number in (len(lines) - 1, *reversed(headed)):
+        status = _BARE_STATUS.fullmatch(lines[number])
         if status is not None:
-            return _finding(STATUS_CODES[status["code"]], line)
+            text = "\n".join((status["text"], *lines[number + 1 : number + 3]))
+            return _finding(STATUS_CODES[status["code"]], _in_a_line(Raised(status["code"], text)))
     return None
 
 

@@ -71,6 +71,22 @@ STANDING_STILL = frozenset({Cause.HANG, Cause.NEVER_READY})
 mislead."""
 
 
+OMITTED = "[...]"
+"""A line of `tail`: the exception that ended the program is before it, and output after that is left out."""
+
+
+@dataclass(frozen=True, slots=True)
+class Raised:
+    """An exception: its class as a traceback names it, its message (shortened), and where it was raised.
+
+    `frames`: the last few, `FILE:LINE in FUNCTION`, the innermost last.
+    """
+
+    name: str
+    text: str = ""
+    frames: tuple[str, ...] = ()
+
+
 class Outcome(Enum):
     """How an incident ended."""
 
@@ -111,6 +127,7 @@ class Incident:
             generation had.
         flat: for a hang, the signs of life that were missing.
         not_joined: of a join that came to nothing (rule 6.11); None: of all else.
+        error: the error of its own code that ended the program, without its message; None: another end.
         began: etcd's revision at the start of the failed attempt; 0: no attempt has failed, the one that lost
             its launcher had not run yet, or unknown.
     """
@@ -143,6 +160,7 @@ class Incident:
     stepped: bool = False
     flat: tuple[str, ...] = ()
     not_joined: NotJoined | None = None
+    error: Raised | None = None
 
     @property
     def total_ms(self) -> int:

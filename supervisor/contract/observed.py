@@ -9,6 +9,7 @@ from enum import Enum
 
 from supervisor.contract.checkpoint import CheckpointRef
 from supervisor.contract.ids import AttemptId, attempt_id
+from supervisor.contract.incident import Raised
 
 LINK_PROTOCOL = 1
 
@@ -238,6 +239,8 @@ class Exit:
         age_ms: the time between its end, as seen, and the writing of this report.
         confirmed_dead: no process that the attempt started is alive.
         tail: the last lines of its output, at most 4 KiB.
+        raised: the exception that ended its main thread, then those that it came from, the nearest first;
+            none if something else ended it, or that is unknown.
         oom: the kernel's OOM killer ended it.
         stack: the stacks of its threads when it was last suspected to hang; at most 6 KiB.
         store_lost: its checkpoint directory is a mount, and the store had failed shortly before.
@@ -258,6 +261,7 @@ class Exit:
     store_lost: bool = False
     address_lost: bool = False
     rebooted: bool = False
+    raised: tuple[Raised, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,6 +20,7 @@ from supervisor.contract import keys
 from supervisor.contract.desired import Assignment, JobPhase, JobSwitch
 from supervisor.contract.errors import Refused, Unreachable
 from supervisor.contract.ids import AttemptId, TaskId
+from supervisor.contract.incident import Raised
 from supervisor.contract.job.spec import CodeRef, ContainerSpec
 from supervisor.contract.observed import (
     Beat,
@@ -216,6 +217,9 @@ class NoFiles:
 
     def tail(self, attempt: AttemptId) -> str:
         return ""
+
+    def raised(self, attempt: AttemptId, *, aborted: bool) -> tuple[Raised, ...]:
+        return ()
 
     async def dump(self, attempt: AttemptId) -> bool:
         return False

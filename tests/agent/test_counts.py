@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from agent.logs.counts import Count, Counts, Kind, count_of
@@ -64,7 +66,8 @@ LINES = [
 @pytest.mark.parametrize(("line", "kind", "number", "epoch"), LINES, ids=[repr(row[0])[:50] for row in LINES])
 def test_a_line_counts(line: bytes, kind: Kind | None, number: int, epoch: int) -> None:
     expected = Count(kind, number, epoch) if kind is not None else None
-    assert count_of(line, in_epochs=kind is PLACE) == expected
+    found = count_of(line, in_epochs=kind is PLACE)
+    assert (replace(found, announced=False) if found is not None else None) == expected
 
 
 def test_a_bar_before_the_first_epoch_is_of_a_download() -> None:
@@ -94,7 +97,49 @@ def test_a_number_that_goes_on_in_the_next_epoch_is_one() -> None:
 
 def test_without_epochs_a_count_that_begins_anew_shows_by_its_fall() -> None:
     counts = read(b"step 0", b"step 50", b"step 0", b"step 50")
-    assert (counts.reports, counts.step) == (4, -1)
+    assert (counts.reports, counts.step) == (3, -1)
+
+
+ANNOUNCED = (
+    b"Epoch 1/40",
+    b"Epoch 1: LearningRateScheduler setting learning rate to 0.01.",
+    b"Start of epoch 0",
+    b"Epoch [1/40]",
+    b"Starting training at step=100",
+    b"Restored from step 100",
+    b"Resuming at global step 1,200",
+    b"step 0",
+    b"  0%|          | 0/100 [00:00<?, ?it/s]",
+)
+
+
+@pytest.mark.parametrize("line", ANNOUNCED)
+def test_what_is_announced_is_no_step_that_was_made(line: bytes) -> None:
+    counts = read(line)
+    assert (counts.reports, counts.step, counts.first) == (0, -1, -1)
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        (b"Epoch 1/40", b"  1/100 [..............................] - loss: 0.5"),
+        (b"Epoch 1/40", b"100/100 - 1s - loss: 0.5"),
+        (b"Epoch 1/40", b"Epoch 2/40"),
+        (b"Epoch 1/40", b"Epoch 2: LearningRateScheduler setting learning rate to 0.01."),
+        (b"Epoch 1, loss 0.53",),
+        (b"Epoch 1 accuracy 97%",),
+        (b"step 0 loss 2.3",),
+        (b"loss = 2.3, step = 0",),
+        (b"Starting training at step=100", b"step 101"),
+        (b"Starting step 5", b"Starting step 6"),
+        (b"Saved checkpoint for step 10: ck/ckpt-1",),
+        (b"step 0", b"step 1"),
+        (b"  0%|          | 0/9 [00:00<?, ?it/s]", b" 10%|#         | 1/9 [00:01<00:08,  1.0it/s]"),
+    ],
+)
+def test_a_step_that_was_made_shows(lines: tuple[bytes, ...]) -> None:
+    assert read(*lines).reports == 1
+    assert not read(*lines[:-1]).reports
 
 
 def test_a_step_that_falls_back_to_a_checkpoint_is_followed() -> None:

@@ -74,6 +74,28 @@ def test_two_tasks_that_raise_the_same_on_two_nodes_are_enough() -> None:
     assert world.switch().phase is JobPhase.FAILED
 
 
+HELPER = "Exception in thread Thread-1 (watch):\n" + raised(
+    "RuntimeError: Attempted to use a closed Session."
+)
+
+
+def test_a_helper_thread_that_dies_later_hides_no_error_of_the_code() -> None:
+    world = untrained(job_spec({"worker": 1}, Strategy.PLAIN), nodes=1)
+    fail_again(world, "worker.0", BUG + HELPER)
+    fail_again(world, "worker.0", BUG + HELPER)
+    assert world.switch().phase is JobPhase.FAILED
+    assert "ValueError: wrong" in world.switch().reason
+
+
+def test_a_helper_thread_that_dies_later_hides_no_lost_peer() -> None:
+    world = untrained(job_spec({"worker": 1}, Strategy.PLAIN), nodes=1)
+    for _ in range(5):
+        fail_again(world, "worker.0", LOST_PEER + HELPER)
+    assert world.switch().phase is JobPhase.RUNNING
+    causes = {held.value.cause for held in world.job().incidents.values()}
+    assert causes == {Cause.SUBMITTED, Cause.PEER_LOST}, "nothing is charged"
+
+
 OTHERWISE = {
     "another line": BUG.replace("line 3", "line 4"),
     "another exception": BUG.replace("ValueError", "KeyError"),
@@ -107,13 +129,18 @@ def test_a_silent_job_with_a_checkpoint_has_trained() -> None:
     assert world.switch().phase is JobPhase.RUNNING
 
 
-def test_a_silent_job_whose_attempts_live_for_a_minute_may_have_trained() -> None:
+@pytest.mark.parametrize(
+    ("lived_s", "phase"), [(61, JobPhase.FAILED), (601, JobPhase.RUNNING)], ids=["starts", "trained"]
+)
+def test_a_silent_job_whose_attempts_live_longer_than_a_start_may_have_trained(
+    lived_s: int, phase: JobPhase
+) -> None:
     world = untrained(job_spec({"worker": 1}, Strategy.PLAIN), nodes=1)
     fail_again(world, "worker.0", BUG)
-    for _ in range(61):
+    for _ in range(lived_s):
         world.tick(1_000)
     fail_again(world, "worker.0", BUG)
-    assert world.switch().phase is JobPhase.RUNNING
+    assert world.switch().phase is phase
 
 
 def test_an_evaluator_that_finds_nothing_yet_does_not_end_the_job() -> None:

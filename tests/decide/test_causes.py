@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from agent.inside.child import waiting
 from recovery.policy.causes import Judged, classify, describe
 from supervisor.contract.desired import JobPhase
-from supervisor.contract.incident import Cause
+from supervisor.contract.incident import Cause, Raised
 from supervisor.contract.observed import Exit, ExitReason
 from tests.support.builders import ended, job_spec, report
 from tests.support.records import records
@@ -200,6 +200,20 @@ def test_an_abort_is_what_its_fatal_line_says() -> None:
     assert cause_of("worker.0", replace(ended(signal=Signals.SIGABRT), tail=fatal)) is Cause.PEER_LOST
     assert cause_of("worker.0", replace(ended(signal=Signals.SIGSEGV), tail=fatal)) is Cause.PROGRAM_SIGNAL
     assert cause_of("worker.0", replace(ended(signal=Signals.SIGKILL), tail=fatal)) is Cause.KILLED
+
+
+def test_an_abort_of_a_program_whose_main_thread_raised_is_of_what_it_raised() -> None:
+    handled = f"Traceback (most recent call last):\n{ERRORS}.UnavailableError: gone\n"
+    end = replace(ended(signal=Signals.SIGABRT), tail=handled)
+    assert cause_of("worker.0", end) is Cause.PROGRAM_SIGNAL, "it was handled, and something else aborted"
+    noted = (Raised(f"{ERRORS}.UnavailableError", "gone"),)
+    assert cause_of("worker.0", replace(end, raised=noted)) is Cause.PEER_LOST
+    fatal = "F0000 00:00:1.1   77 a.cc:1] Check failed: x == y\n"
+    judged = classify(report("worker.0", replace(end, tail=fatal)), SPEC, JobPhase.RUNNING)
+    assert judged == Judged(Cause.PROGRAM_SIGNAL, "Check failed: x == y")
+
+
+ERRORS = "tensorflow.python.framework.errors_impl"
 
 
 SHARDS = """Traceback (most recent call last):

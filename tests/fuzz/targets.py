@@ -27,6 +27,7 @@ from agent.inside import protocol
 from agent.inside.launcher.mask import MASK, Masker
 from agent.logs.counts import Counts, count_of
 from agent.logs.patterns import Matcher
+from agent.logs.raised import parse as parse_raised
 from agent.runtimes.launcher_log import words
 from chaos.bundles import bundle, entry, header, plain, strings, table
 from recovery.commit.verify import verify_files
@@ -39,6 +40,7 @@ from recovery.io.trees import remove_tree
 from recovery.logs.segments import Segment, Span, decode_segment, encode_segment
 from recovery.models import index as models
 from recovery.outputs.index import OutputFile, OutputIndex, Piece, encode_index, parse_index
+from recovery.policy.logs import bounded, last_words, raised, with_beginning
 from supervisor.adapters.files.jobfile import load_job_file
 from supervisor.adapters.neutral import one_line
 from supervisor.contract import codec, keys
@@ -55,6 +57,8 @@ from supervisor.contract.job.step_pattern import compile_step_pattern
 from supervisor.contract.observed import (
     MOST_NOTICES,
     Beat,
+    Exit,
+    ExitReason,
     GpuBeat,
     Notice,
     SaverBeat,
@@ -277,6 +281,10 @@ def printed(data: bytes, directory: Path) -> None:
             Beat(1, "n", "i", 1, (TaskBeat("a", step=each.step, first_step=each.first, said=each.said),))
         )
     codec.encode(Beat(1, "n", "i", 1, (TaskBeat("a", saves=saves.parse(data)),)))
+    tail = data.decode(errors="replace")
+    noted = bounded(parse_raised(data) or raised(tail))
+    last_words(with_beginning(tail, noted), noted)
+    codec.encode(Exit(ExitReason.EXIT, 1, None, 0, confirmed_dead=True, raised=noted))
 
 
 def launcher_log(data: bytes, _: Path) -> None:

@@ -17,6 +17,8 @@ import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from . import raised
+
 _OUR_PACKAGE = __name__.partition(".")[0]
 _PYTHON = re.compile(r"python(\d*(?:\.\d+)?)")
 # Read by the interpreter or the dynamic linker before the first line of Python runs.
@@ -123,9 +125,12 @@ def _is_zip(path: str) -> bool:
         return False
 
 
-def run(program: Program) -> None:
-    """Run the program in this process, which then ends with the exit code that Python would have given."""
-    code = 1
+def run(program: Program, attempt_dir: str = "") -> None:
+    """Run the program in this process, which then ends with the exit code that Python would have given.
+
+    `attempt_dir`: where an exception that ends its main thread is noted; empty: it is not.
+    """
+    code, pid = 1, os.getpid()
     try:
         _prepare(program)
         if program.module:
@@ -136,7 +141,12 @@ def run(program: Program) -> None:
         code = 0
     except SystemExit as request:
         code = _exit_code(request)
+        if code and attempt_dir and os.getpid() == pid:
+            raised.note(request, attempt_dir)
     except BaseException as error:
+        _cut_frames(error)
+        if attempt_dir and os.getpid() == pid:
+            raised.note(error, attempt_dir)
         _report(error)
         if isinstance(error, KeyboardInterrupt):
             code = -signal.SIGINT
@@ -205,13 +215,18 @@ def _exit_code(request: SystemExit) -> int:
     return 1
 
 
-def _report(error: BaseException) -> None:
-    """Print the traceback as Python would, without the frames of this file."""
+def _cut_frames(error: BaseException) -> None:
+    """Drop the frames of this file from the traceback."""
     trace = error.__traceback__
     while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
         trace = trace.tb_next
+    error.__traceback__ = trace
+
+
+def _report(error: BaseException) -> None:
+    """Print the traceback as Python would."""
     try:
-        sys.excepthook(type(error), error.with_traceback(trace), trace)
+        sys.excepthook(type(error), error, error.__traceback__)
     except SystemExit:
         pass  # a hook may end the program; what it was told is an error all the same
     except BaseException as hook_error:

@@ -495,8 +495,10 @@ def main(config_path: str) -> None:
         # referenced, for their sockets would otherwise close descriptors that by then are the program's.
         order, wrapped = starts
         chosen, server = order.warm_program, None
-        if chosen is None:
+        if chosen is not None:
+            program.run(chosen, order.attempt_dir)
+        else:
+            # Of a script's programs nobody knows which has ended it.
             server = zygote.Zygote(order, wrapped)
-            chosen = server.run()
-        program.run(chosen)
+            program.run(server.run())
     os._exit(0)

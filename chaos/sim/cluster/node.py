@@ -20,8 +20,10 @@ from chaos.sim.cluster.loop import PROCESS, SimProcess
 from chaos.sim.cluster.machine import Addresses, Machine, MachineProcess, Trouble
 from chaos.sim.cluster.node_socket import Connection, Socket
 from chaos.sim.cluster.programs import Program, Training
+from recovery.policy.logs import raised
 from supervisor.contract.errors import Refused, Unreachable
 from supervisor.contract.ids import AttemptId, TaskId
+from supervisor.contract.incident import Raised
 from supervisor.contract.job.spec import CodeRef, ContainerSpec
 from supervisor.contract.observed import Beat, Saves, Sign, TaskBeat
 from supervisor.contract.promise import PromiseRequest
@@ -370,6 +372,10 @@ class SimTaskFiles:
         program = self._find(attempt)
         said = program.last_words if program is not None else ""
         return f"step {self.last_step(attempt)}\n{said}"
+
+    def raised(self, attempt: AttemptId, *, aborted: bool) -> tuple[Raised, ...]:
+        """Read its output, as of a program that notes nothing."""
+        return raised(self.tail(attempt))
 
     def signalled(self, attempt: AttemptId) -> tuple[int, int] | None:
         """No operator is simulated here."""

@@ -18,7 +18,7 @@ from supervisor.cli.terminal import neutralise, on_terminal
 from supervisor.contract import codec
 from supervisor.contract.errors import Unreachable, UserError
 from supervisor.contract.ids import check_name
-from supervisor.contract.incident import Cause
+from supervisor.contract.incident import OMITTED, Cause
 from supervisor.contract.views.jobs import (
     API_PROTOCOL,
     ClusterStatus,
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from supervisor.api.client import ControlClient
 
 R = TypeVar("R")
-TAIL_LINES = 12
+TAIL_LINES, LEAST_LINES = 12, 4
 EVENTS_OF_A_JOB = 1000
 """As many as tell when it began to run, and when it ended."""
 
@@ -337,6 +337,8 @@ def _of_incident(incident: IncidentView) -> str:
     if incident.stack:
         lines += ["where it hung:", *(f"  | {line}" for line in incident.stack.splitlines())]
     if incident.tail:
-        last = incident.tail.splitlines()[-TAIL_LINES:]
+        printed = incident.tail.splitlines()
+        until = printed.index(OMITTED) + 1 if OMITTED in printed else 0
+        last = [*printed[:until], *printed[until:][-max(LEAST_LINES, TAIL_LINES - until) :]]
         lines += ["last lines of its output:", *(f"  | {line}" for line in last)]
     return "\n".join((first, *(f"    {neutralise(line)}" for line in lines)))

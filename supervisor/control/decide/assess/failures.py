@@ -12,6 +12,7 @@ from recovery.policy.blame import NOTICE_LAG_MS, Failure, root_failures
 from recovery.policy.budget import charge
 from recovery.policy.causes import describe
 from recovery.policy.history import ASKED
+from recovery.policy.logs import error_of_the_code
 from recovery.policy.scope import may_move, scope_of
 from supervisor.contract.desired import JobPhase
 from supervisor.contract.incident import Cause, Incident, Outcome
@@ -157,7 +158,7 @@ def _task_need(snap: Snapshot, job: JobState, member: Member) -> Need:
         cause,
         known_ms=held.seen_ms,
         detail=describe(held.value) + (f": {member.line}" if member.line else ""),
-        tail=exit_.tail,
+        end=exit_,
     )
     detected_ms = max(exit_.age_ms, _unseen_ms(snap, held))
     return replace(need, detected_ms=detected_ms, evidence=replace(need.evidence, stack=exit_.stack))
@@ -180,11 +181,11 @@ def need_of(
     *,
     known_ms: int,
     detail: str,
-    tail: str = "",
+    end: Exit | None = None,
 ) -> Need:
     """The restart that a failed member needs. It has ended, or it runs and should not go on.
 
-    `tail`: the end of its output.
+    `end`: how it ended, if the program ended by itself.
     """
     assert member.report is not None
     report = member.report.value
@@ -200,8 +201,9 @@ def need_of(
     ran = report.pid > 0 or cause is not Cause.LAUNCHER_LOST
     began = member.report.create_revision if ran else 0
     code = (report.exit.code or 0) if report.exit is not None else 0
+    error = error_of_the_code(end.tail, end.raised) if end is not None else None
     accused = Suspect(
-        *(incident, cause, scope, member.task.member, report.node, stepped, known_ms, began, tail),
+        *(incident, cause, scope, member.task.member, report.node, stepped, known_ms, began, error),
         warm=report.warm,
         code=code,
     )
@@ -222,7 +224,13 @@ def need_of(
         member=member.task.member,
         node=report.node,
         avoid_nodes=(report.node,) if found.away else (),
-        evidence=Evidence(last_step=last_step, stepped=stepped, tail=tail, began=began),
+        evidence=Evidence(
+            last_step=last_step,
+            stepped=stepped,
+            tail=end.tail if end is not None else "",
+            error=error,
+            began=began,
+        ),
     )
 
 

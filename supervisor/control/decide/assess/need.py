@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from supervisor.contract.bounds import MAX_INT
-from supervisor.contract.incident import Cause
+from supervisor.contract.incident import Cause, Raised
 from supervisor.contract.job.spec import Scope
 from supervisor.control.decide.assess.verdicts import Judgement
 
@@ -20,6 +20,7 @@ class Evidence:
     Attributes:
         last_step: its newest step, -1 if none is known; `stepped`: it made one.
         tail: the end of its output.
+        error: the error of its code that ended it.
         stack: where its threads were.
         flat: the signs of life that are missing, of a hang.
         began: the revision of etcd when it began; 0 if no attempt has failed, or if it lost its launcher
@@ -29,6 +30,7 @@ class Evidence:
     last_step: int = -1
     stepped: bool = False
     tail: str = ""
+    error: Raised | None = None
     stack: str = ""
     flat: tuple[str, ...] = ()
     began: int = 0

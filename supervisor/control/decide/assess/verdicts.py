@@ -7,12 +7,12 @@ from dataclasses import dataclass, replace
 from recovery.formats.selection import candidates
 from recovery.policy.budget import Verdict, charge
 from recovery.policy.history import Past, Present, Tally, tally
-from recovery.policy.logs import Raised
+from recovery.policy.logs import error_of_the_code
 from recovery.policy.repeats import first_error, raised_on
 from recovery.policy.rules import rule_of
 from recovery.policy.suspects import BaseVerdict, NodeVerdict, suspect_base, suspect_node, try_elsewhere
 from supervisor.contract.checkpoint import CheckpointRef
-from supervisor.contract.incident import Cause
+from supervisor.contract.incident import Cause, Raised
 from supervisor.contract.job.spec import Rule, Scope
 from supervisor.contract.observed import ExitReason
 from supervisor.control.decide.facts.history import (
@@ -31,8 +31,8 @@ class Suspect:
 
     `member` is empty for a lost node. `stepped`: the failed attempt has made a step; `known_ms` as in `Need`.
     `began`: the revision of etcd when the attempt began; None where no attempt has failed, 0 where one lost
-    its launcher before it ran. `tail`: the end of its output. `warm`: it was started warm, or may have been.
-    `code`: its exit code; 0 for any other end.
+    its launcher before it ran. `error`: the error of its code that ended it. `warm`: it was started warm, or
+    may have been. `code`: its exit code; 0 for any other end.
     """
 
     incident: str
@@ -43,7 +43,7 @@ class Suspect:
     stepped: bool
     known_ms: int
     began: int | None = None
-    tail: str = ""
+    error: Raised | None = None
     warm: bool = True
     code: int = 0
 
@@ -81,9 +81,10 @@ def judge(snap: Snapshot, job: JobState, accused: Suspect) -> Judgement:
         return Judgement(accused.cause, _verdict(job, life, present, rule, None))
     elsewhere = any(name != accused.node and snap.usable(node) for name, node in snap.nodes.items())
     error = _error(snap, job, accused, present)
-    seen_on = (
-        raised_on(error, life, present, _ended_beside(job, accused)) if error is not None else frozenset()
-    )
+    seen_on = frozenset[str]()
+    if error is not None:
+        startup_ms = job.record.value.spec.limits.startup_ms
+        seen_on = raised_on(error, life, present, _ended_beside(job, accused), startup_ms)
     cause_why = ""
     everywhere = not elsewhere or bool(seen_on - {accused.node})
     if error is not None and seen_on and everywhere and _is_cold(job, accused):
@@ -129,7 +130,7 @@ def _error(snap: Snapshot, job: JobState, accused: Suspect, present: Present) ->
     outside = spec.role(job.task(accused.member).role).outside
     if outside or Cause.PROGRAM_EXIT.value in spec.restart.rules:
         return None
-    return first_error(present, accused.tail, trained=has_trained(snap, job))
+    return first_error(present, accused.error, trained=has_trained(snap, job))
 
 
 def _is_cold(job: JobState, accused: Suspect) -> bool:
@@ -137,11 +138,11 @@ def _is_cold(job: JobState, accused: Suspect) -> bool:
     return not job.record.value.spec.preload or not accused.warm
 
 
-def _ended_beside(job: JobState, accused: Suspect) -> list[tuple[str, str]]:
-    """Node and end of output of the other tasks that have ended by themselves in the generation in force."""
+def _ended_beside(job: JobState, accused: Suspect) -> list[tuple[str, Raised | None]]:
+    """Node and error of the other tasks that have ended by themselves in the generation in force."""
     generation = job.switch.value.generation
     return [
-        (held.value.node, held.value.exit.tail)
+        (held.value.node, error_of_the_code(held.value.exit.tail, held.value.exit.raised))
         for attempt, held in job.attempts.items()
         if attempt.generation == generation and attempt.task.member != accused.member
         if held.value.exit is not None and held.value.exit.reason is ExitReason.EXIT

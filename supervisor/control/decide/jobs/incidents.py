@@ -106,6 +106,7 @@ def _describe(snap: Snapshot, job: JobState, need: Need) -> Incident:
         stepped=has_stepped(snap, job) if need.scope is Scope.ALL else need.evidence.stepped,
         flat=need.evidence.flat,
         began=need.evidence.began,
+        error=need.evidence.error,
     )
 
 
