@@ -83,7 +83,7 @@ def start_message(
         warm=launch.warm,
         wait_for=_awaited(launch),
         wait_ms=assignment.startup_ms,
-        alone=assignment.outside,
+        alone=assignment.binds_alone,
         yields=assignment.yields and assignment.attempt == 1,
         must_see=must_see,
         adopt=assignment.checkpoint_adopt,

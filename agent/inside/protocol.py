@@ -344,7 +344,8 @@ class LauncherConfig:
     keeps exit records while the agent is away. Attempts' oom_score_adj is raised by `oom_score_adj`. An
     attempt starts at the launcher's priority and is set to `task_nice` after `settle_ms`. In a container:
     with `inherits` the variables of its image and its runtime belong to that environment; `log` takes the
-    launcher's own output, which docker would otherwise keep or block on.
+    launcher's own output, which docker would otherwise keep or block on. `clears`: directories in memory
+    where attempts leave nothing, nor any System V object; only for a user that no other job has.
     """
 
     protocol: int
@@ -362,6 +363,7 @@ class LauncherConfig:
     settle_ms: int = 3_000
     inherits: bool = False
     log: str = ""
+    clears: tuple[str, ...] = ()
 
 
 _FROM_LAUNCHER = (

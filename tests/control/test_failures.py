@@ -6,11 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from supervisor.contract.desired import JobPhase
+from supervisor.contract.desired import JobPhase, Placement, Plan
 from supervisor.contract.incident import Cause, Outcome
 from supervisor.contract.job.spec import RestartPolicy, Rule, Scope, Strategy
 from supervisor.contract.observed import Exit, ExitReason
 from supervisor.contract.timing import FAST
+from supervisor.control.decide.jobs.prepare import bare_assignment
 from tests.control.failing import (
     BUG,
     CLASH,
@@ -166,6 +167,32 @@ def test_a_port_clash_is_a_new_generation_that_does_not_burn_the_budget() -> Non
     assert (incident.cause, incident.scope) == (Cause.PORT_CLASH, Scope.ALL)
     assert "port is taken" in incident.rule
     assert world.switch().ledger.program == 0
+
+
+def test_a_port_clash_again_and_again_ends_the_job_and_says_who_holds_the_port() -> None:
+    """A server that binds plainly beside the launcher's holder of its port clashes in every generation."""
+    world = World().start()
+    for generation in range(1, 7):
+        end(world, "worker.0", CLASH)
+        world.until(
+            lambda before=generation: (
+                world.switch().phase is JobPhase.FAILED
+                or (world.switch().generation > before and len(world.running()) == 4)
+            )
+        )
+    assert world.switch().phase is JobPhase.FAILED
+    assert world.switch().generation == 6
+    said = world.job().incidents[world.switch().incident].value
+    assert "a port was taken 6 times in a row" in world.switch().reason
+    assert "the launcher holds the task's port" in said.detail
+
+
+@pytest.mark.parametrize(("strategy", "alone"), [(Strategy.PLAIN, True), (Strategy.ASYNC, False)])
+def test_a_program_of_no_style_of_tensorflow_has_its_port_for_itself(strategy: Strategy, alone: bool) -> None:
+    spec = job_spec((role("worker"),), strategy=strategy)
+    placement = Placement("worker", 0, "node-0", "i")
+    plan = Plan("digits", "p", 1, "inc", (placement,))
+    assert bare_assignment(spec, "u", plan, placement).binds_alone is alone
 
 
 def test_elsewhere_takes_another_node_where_there_is_one() -> None:

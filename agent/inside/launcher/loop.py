@@ -20,7 +20,7 @@ from .. import failpoints, protocol
 from ..child import program, warm
 from ..clock import boot_id, now_ms
 from ..processes import fence, priority, spawn, zygote
-from . import devices, environ, link, mask, peers, ports, pump, surroundings, wrapper
+from . import devices, environ, link, mask, peers, ports, pump, remains, surroundings, wrapper
 from .attempt import Attempt
 from .deadman import DeadMan
 from .exits import ExitRecords
@@ -56,6 +56,7 @@ class Launcher:
         self._leaving = False
         self._yielding = False
         self._weight = priority.Weight()
+        self._remains = remains.Remains(config.clears)
 
     def run(self) -> None:
         """Serve until the agent ends it or its linger is over; raises ProgramStarts in forked children."""
@@ -79,7 +80,9 @@ class Launcher:
         if os.getsid(0) == os.getpid():
             # Half-way between what starts, which must not notice that a spare is made, and what trains.
             self._yielding = priority.weigh_session(os.getpid(), self._config.task_nice // 2)
+        self._remains.importing()
         preloaded = warm.preload(self._config.preload, self._config.env)
+        self._remains.imported()
         if spawn.has_children():
             # Killed with the first attempt, and missed by every later one: better cold than half warm.
             preloaded = warm.Preloaded("preloading left processes running")
@@ -421,7 +424,8 @@ class Launcher:
             claim = self._reservations.of(attempt.start.reservation)
             if claim is not None:
                 claim.hold_again()
-            self._report(attempt.exited(confirmed_dead=True, now=now))
+            self._remains.clear()
+            self._report(_with_listener(attempt.exited(confirmed_dead=True, now=now)))
             for fd in {attempt.output.fd, attempt.peers.fd} & set(self._selector.get_map()):
                 self._selector.unregister(fd)
             attempt.close()
@@ -476,6 +480,15 @@ class Launcher:
         name = signal.Signals(signal.SIGTERM if signal.SIGTERM in numbers else signal.SIGINT).name
         who = "; docker does so when it ends or starts without live-restore" if self._config.inherits else ""
         return f"its launcher was told to end by {name}{who}"
+
+
+def _with_listener(exited: protocol.Exited) -> protocol.Exited:
+    """The end of a program that failed, with who listens on its port although all of it is dead."""
+    if exited.reason != "exit" or exited.code == 0 or exited.port is None:
+        return exited
+    listener = ports.listener_on(exited.port)
+    said = f"{listener} listens on its port {exited.port}" if listener else ""
+    return replace(exited, detail="; ".join(filter(None, (exited.detail, said))))
 
 
 def main(config_path: str) -> None:
