@@ -321,6 +321,7 @@ class DockerRuntime(LocalLaunchers):
             socket=str(node.tasks / SOCKET),
             state_dir=str(home),
             preload=recipe.preload,
+            preload_ms=recipe.import_ms or 0,
             env=env,
             pull_ms=self._timing.pull_ms,
             linger_ms=self._timing.launcher_linger_ms,

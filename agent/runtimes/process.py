@@ -136,6 +136,7 @@ class ProcessRuntime(LocalLaunchers):
             socket=str(self._socket),
             state_dir=str(home),
             preload=recipe.preload,
+            preload_ms=recipe.import_ms or 0,
             env=env,
             pull_ms=self._timing.pull_ms,
             linger_ms=self._timing.launcher_linger_ms,

@@ -81,7 +81,8 @@ class Launcher:
             # Half-way between what starts, which must not notice that a spare is made, and what trains.
             self._yielding = priority.weigh_session(os.getpid(), self._config.task_nice // 2)
         self._remains.importing()
-        preloaded = warm.preload(self._config.preload, self._config.env)
+        with warm.within(self._config.preload_ms):
+            preloaded = warm.preload(self._config.preload, self._config.env)
         self._remains.imported()
         if spawn.has_children():
             # Killed with the first attempt, and missed by every later one: better cold than half warm.
@@ -347,6 +348,7 @@ class Launcher:
         env["TFSUP_ATTEMPT"] = start.attempt
         if claim is not None and not start.alone:
             env["TF_GRPC_REUSE_PORT"] = "true"
+        env.update(environ.unproxied({**self._config.env, **env}, start.hosts))
         chosen, offered = None, None
         if start.warm and self._warm:
             chosen = program.warm_program(start.argv, start.cwd, env)

@@ -58,7 +58,8 @@ class Judgement:
         away: the task is to go to another node, for the reason `away_why` (may be empty).
         bad_node: the node that the cause has returned on.
         bad_base: what the failures say of the checkpoint that the generation in force started from.
-        cold: the program raised an error of its code, which the next start is to repeat without a warm start.
+        cold: the program raised an error of its code, which the next start is to repeat without a warm start;
+            or its start hung.
     """
 
     cause: Cause
@@ -78,7 +79,9 @@ def judge(snap: Snapshot, job: JobState, accused: Suspect) -> Judgement:
     task = job.task(accused.member) if accused.member else None
     if task is None:
         rule = rule_of(job.record.value.spec, accused.cause)
-        return Judgement(accused.cause, _verdict(job, life, present, rule, None))
+        # A warm start may hang of the fork alone: the next one is cold.
+        hung = accused.cause is Cause.NEVER_READY and not present.stepped
+        return Judgement(accused.cause, _verdict(job, life, present, rule, None), cold=hung)
     elsewhere = any(name != accused.node and snap.usable(node) for name, node in snap.nodes.items())
     error = _error(snap, job, accused, present)
     seen_on = (
