@@ -6,12 +6,15 @@ from dataclasses import dataclass
 from signal import Signals
 
 from recovery.policy.logs import (
+    LEFT_LOCK,
     NO_PROTOCOL,
     SHARDS_APART,
     Finding,
+    full_disk,
     has_shards_apart,
     lacks_protocol,
     last_words,
+    left_lock,
 )
 from recovery.policy.roles import RoleKind, kind_of, trains
 from supervisor.contract.desired import JobPhase
@@ -78,6 +81,10 @@ def classify(
         # Once it has trained, another node's build has the protocol: a start elsewhere may help.
         line = NO_PROTOCOL.format(protocol=spec.protocol)
         return Judged(Cause.PROGRAM_EXIT if trained else Cause.USER_ERROR, line)
+    if judged.cause is Cause.PROGRAM_EXIT and (lock := left_lock(report.exit.tail)):
+        return Judged(judged.cause, LEFT_LOCK.format(path=lock))
+    if full := full_disk(judged.line):
+        judged = Judged(judged.cause, f"{judged.line}; the disk of {full} on {report.node} is full")
     if judged.cause is Cause.PORT_CLASH and not _binds_alone(spec, report.role):
         return Judged(judged.cause, f"{judged.line}; {HELD_PORT}")
     return Judged(_ONCE_TRAINED.get(judged.cause, judged.cause), judged.line) if trained else judged

@@ -15,6 +15,7 @@ from supervisor.control.decide.jobs.prepare import bare_assignment
 from tests.control.failing import (
     BUG,
     CLASH,
+    ERRORS,
     EVALUATED,
     FOLLOWERS_WAIT_MS,
     LOST_PEER,
@@ -26,6 +27,7 @@ from tests.control.failing import (
     kill,
     only_the_evaluator_tells,
     quiet,
+    raised,
     settled,
     spec_with,
 )
@@ -193,6 +195,39 @@ def test_a_program_of_no_style_of_tensorflow_has_its_port_for_itself(strategy: S
     placement = Placement("worker", 0, "node-0", "i")
     plan = Plan("digits", "p", 1, "inc", (placement,))
     assert bare_assignment(spec, "u", plan, placement).binds_alone is alone
+
+
+LOCKED = raised(
+    f"{ERRORS}.AlreadyExistsError: There appears to be a concurrent caching iterator running - cache "
+    "lockfile already exists ('/tmp/cache/x_0.lockfile'). Lockfile contents: Created at: 1764310000"
+)
+
+
+def test_a_lock_that_a_killed_attempt_left_is_not_charged_once_and_is_named_always() -> None:
+    world = World().start()
+    for member, tail in (("worker.0", None), ("worker.0", LOCKED), ("worker.0", LOCKED)):
+        number = world.running()[member].number
+        if tail is None:
+            kill(world, member)
+        else:
+            end(world, member, tail)
+        back(world, member, number + 1)
+    killed, first, second = failures(world)
+    assert [each.cause for each in (killed, first, second)] == [
+        Cause.KILLED,
+        Cause.LEFT_LOCK,
+        Cause.PROGRAM_EXIT,
+    ]
+    assert "cache() found /tmp/cache/x_0.lockfile: a killed attempt leaves" in first.detail
+    assert "remove it" in second.detail
+    assert world.switch().ledger.program == 1
+
+
+def test_a_lock_that_was_there_before_the_job_is_charged() -> None:
+    world = World().start()
+    end(world, "worker.0", LOCKED)
+    back(world, "worker.0", 2)
+    assert world.switch().ledger.program == 1
 
 
 def test_elsewhere_takes_another_node_where_there_is_one() -> None:

@@ -426,8 +426,9 @@ class Launcher:
             claim = self._reservations.of(attempt.start.reservation)
             if claim is not None:
                 claim.hold_again()
+            exited = self._explained(attempt.exited(confirmed_dead=True, now=now))
             self._remains.clear()
-            self._report(_with_listener(attempt.exited(confirmed_dead=True, now=now)))
+            self._report(exited)
             for fd in {attempt.output.fd, attempt.peers.fd} & set(self._selector.get_map()):
                 self._selector.unregister(fd)
             attempt.close()
@@ -437,6 +438,14 @@ class Launcher:
         elif attempt.overdue(now):
             attempt.reported = True
             self._report(attempt.exited(confirmed_dead=False, now=now))
+
+    def _explained(self, exited: protocol.Exited) -> protocol.Exited:
+        """The end of a program that failed, with who listens on its port, and which memory it has filled."""
+        if exited.reason != "exit" or exited.code == 0:
+            return exited
+        listener = ports.listener_on(exited.port) if exited.port is not None else ""
+        said = f"{listener} listens on its port {exited.port}" if listener else ""
+        return replace(exited, detail="; ".join(filter(None, (exited.detail, said, self._remains.full()))))
 
     def _report(self, exited: protocol.Exited) -> None:
         self._exits.keep(exited)
@@ -482,15 +491,6 @@ class Launcher:
         name = signal.Signals(signal.SIGTERM if signal.SIGTERM in numbers else signal.SIGINT).name
         who = "; docker does so when it ends or starts without live-restore" if self._config.inherits else ""
         return f"its launcher was told to end by {name}{who}"
-
-
-def _with_listener(exited: protocol.Exited) -> protocol.Exited:
-    """The end of a program that failed, with who listens on its port although all of it is dead."""
-    if exited.reason != "exit" or exited.code == 0 or exited.port is None:
-        return exited
-    listener = ports.listener_on(exited.port)
-    said = f"{listener} listens on its port {exited.port}" if listener else ""
-    return replace(exited, detail="; ".join(filter(None, (exited.detail, said))))
 
 
 def main(config_path: str) -> None:

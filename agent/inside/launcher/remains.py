@@ -46,6 +46,16 @@ class Remains:
         """From now on nothing more is the launcher's own."""
         self._own = {file for _, file, _ in self._files()} - self._before
 
+    def full(self) -> str:
+        """The directories that are full, for people; empty if none is."""
+        found = []
+        for each in self._directories:
+            with suppress(OSError):
+                disk = os.statvfs(each)
+                if disk.f_blocks and not disk.f_bavail:
+                    found.append(f"its {each} of {disk.f_blocks * disk.f_frsize >> 20} MiB is full")
+        return "; ".join(found)
+
     def clear(self) -> None:
         """Remove all that is there now, unless another program of this user lives: it may be its own."""
         if not self._directories:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from recovery.formats.selection import candidates
 from recovery.policy.budget import Verdict, charge
 from recovery.policy.history import Past, Present, Tally, tally
-from recovery.policy.logs import Raised
+from recovery.policy.logs import Raised, left_lock
 from recovery.policy.repeats import first_error, raised_on
 from recovery.policy.rules import rule_of
 from recovery.policy.suspects import BaseVerdict, NodeVerdict, suspect_base, suspect_node, try_elsewhere
@@ -53,7 +53,8 @@ class Judgement:
     """The outcome.
 
     Attributes:
-        cause: that of the accused; USER_ERROR where the program fails of its own code, as `cause_why` says.
+        cause: that of the accused; USER_ERROR where the program fails of its own code, as `cause_why` says;
+            LEFT_LOCK where it found what a killed attempt had left.
         verdict: the budget's word; its ledger is what the restart writes.
         away: the task is to go to another node, for the reason `away_why` (may be empty).
         bad_node: the node that the cause has returned on.
@@ -93,6 +94,8 @@ def judge(snap: Snapshot, job: JobState, accused: Suspect) -> Judgement:
         where = ", ".join(sorted(seen_on))
         cause_why = f"the same {error.name} at {error.frames[-1]} as on {where}, before any step"
         present = replace(present, cause=Cause.USER_ERROR)
+    elif _found_a_lock_left(life, accused):
+        present = replace(present, cause=Cause.LEFT_LOCK)
     rule = rule_of(job.record.value.spec, present.cause, task, job.saver, accused.code)
     plan = job.plan_in_force
     homes = [p.node for p in plan.value.placements] if plan is not None else []
@@ -121,6 +124,14 @@ def judge(snap: Snapshot, job: JobState, accused: Suspect) -> Judgement:
         bad_node=bad_node,
         bad_base=bad_base,
     )
+
+
+def _found_a_lock_left(life: tuple[Past, ...], accused: Suspect) -> bool:
+    """Whether a restart before left the lock of a cache, for the first time: it ended who held the lock."""
+    if accused.cause is not Cause.PROGRAM_EXIT or not left_lock(accused.tail) or not life:
+        return False
+    last = life[-1].incident
+    return last.cause not in {Cause.SUBMITTED, Cause.LEFT_LOCK} and not left_lock(last.tail)
 
 
 def _error(snap: Snapshot, job: JobState, accused: Suspect, present: Present) -> Raised | None:
