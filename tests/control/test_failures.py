@@ -218,7 +218,7 @@ def test_a_lock_that_a_killed_attempt_left_is_not_charged_once_and_is_named_alwa
         Cause.LEFT_LOCK,
         Cause.PROGRAM_EXIT,
     ]
-    assert "cache() found /tmp/cache/x_0.lockfile: a killed attempt leaves" in first.detail
+    assert "cache() found /tmp/cache/x_0.lockfile, the lockfile of an attempt that was killed" in first.detail
     assert "remove it" in second.detail
     assert world.switch().ledger.program == 1
 
