@@ -142,8 +142,8 @@ NO_PROTOCOL = (
 
 _LEFT_LOCK = re.compile(r"cache lockfile already exists \('(?P<path>[^']+)'\)")
 LEFT_LOCK = (
-    "tf.data's cache() found {path}, the lockfile of an attempt that was killed; if the next attempt finds it, "
-    "too, remove it, or let cache() write below a directory that each attempt makes anew"
+    "tf.data's cache() found {path}, the lockfile of an attempt that was killed; if the next attempt finds "
+    "it, too, remove it, or let cache() write below a directory that each attempt makes anew"
 )
 
 
