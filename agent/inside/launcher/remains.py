@@ -71,7 +71,7 @@ class Remains:
                     (os.rmdir if is_directory else os.unlink)(path)
         libc = ctypes.CDLL(None, use_errno=True)
         for call, number in objects:
-            with effect("launcher.clear"):
+            with effect("launcher.clear_object"):
                 # The second argument of semctl is the number of a semaphore, which a removal ignores.
                 getattr(libc, call)(*((number, 0, _REMOVE) if call == "semctl" else (number, _REMOVE, None)))
 
