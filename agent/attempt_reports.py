@@ -104,6 +104,8 @@ class AttemptReports:
             process, runtime = Process(record.pid, record.start_ticks), self._out.runtime
             killed = end.signal == signal.SIGKILL and runtime.oom_killed(process)
             end = with_oom(end, killed=killed, beside=runtime.oom_beside(process))
+            met = runtime.limit_met(process)
+            end = replace(end, detail="; ".join(filter(None, (end.detail, met))))
             end = self._with_store(end, report)
         # One that hung was killed by us, and is what its user wants to look at.
         failed = bool(stack) if end.reason is ExitReason.KILLED else end.code != 0

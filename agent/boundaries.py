@@ -132,6 +132,9 @@ class Runtime(Protocol):
     def oom_beside(self, process: Process) -> Beside:
         """Whether the OOM killer has killed another process in a dead process's cgroup since `began`."""
 
+    def limit_met(self, process: Process) -> str:
+        """The limit of its container that a dead process has met since `began`, for people; empty if none."""
+
     async def fence(self, launcher_id: str, processes: tuple[Process, ...]) -> int:
         """SIGKILL the launcher, all its processes, and `processes`; returns the number that is still seen."""
 

@@ -7,6 +7,7 @@ from types import MappingProxyType
 
 from agent.core.instructions import NOWHERE, Launch, OutputDirs
 from agent.inside import protocol
+from supervisor.contract.addresses import split_host_port
 from supervisor.contract.desired import Assignment, Cadence, ClusterSpec
 from supervisor.contract.job.data import placeholder_of, variable_of
 from supervisor.contract.job.placeholders import fill, fill_earlier
@@ -83,13 +84,14 @@ def start_message(
         warm=launch.warm,
         wait_for=_awaited(launch),
         wait_ms=assignment.startup_ms,
-        alone=assignment.outside,
+        alone=assignment.binds_alone,
         yields=assignment.yields and assignment.attempt == 1,
         must_see=must_see,
         adopt=assignment.checkpoint_adopt,
         devices=assignment.gpus,
         secrets=dict(secrets),
         joins=assignment.joins,
+        hosts=tuple(sorted({split_host_port(each)[0] for each in spec.known})),
     )
 
 

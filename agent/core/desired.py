@@ -68,6 +68,7 @@ def recipe_of(assignment: Assignment, runtime: str) -> Recipe:
         _env_of(assignment),
         assignment.code,
         environment=assignment.environment,
+        import_ms=assignment.startup_ms,
     )
     if runtime != DOCKER:
         return recipe

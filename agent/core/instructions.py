@@ -29,7 +29,7 @@ class Recipe:
     With `code`, the directory is this node's copy of it, and `workdir` says where it came from. `container`,
     `resources`, `gpus` and `data` are fixed when a container is made; a plain process has none of them.
     `first` is the task that a container is made for, None for a spare, and makes no difference. It imports
-    with the Python of the `environment`, if there is one.
+    with the Python of the `environment`, if there is one, for at most `import_ms`.
     """
 
     job: str
@@ -45,6 +45,7 @@ class Recipe:
     first: First | None = field(default=None, compare=False)
     environment: EnvironmentRef | None = None
     data: dict[str, str] = field(default_factory=dict)
+    import_ms: int | None = field(default=None, compare=False)
 
     @property
     def networked(self) -> bool:

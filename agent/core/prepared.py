@@ -15,6 +15,8 @@ from supervisor.contract.desired import Assignment
 from supervisor.contract.observed import Prepared
 
 LONGEST_DELAY = 400
+IMPORT_MS = 20_000
+"""For so long an import is not worth a word, on a busy machine either."""
 
 
 def answer_plans(work: Work, wants: Wants) -> None:
@@ -48,6 +50,17 @@ def answer_plans(work: Work, wants: Wants) -> None:
         _write(work, "prepared", assignment, record)
 
 
+def _importing(work: Work, hold: PortReservation | None) -> str:
+    """What a launcher still imports that has said nothing since its hello; empty if it does not."""
+    launcher = work.state.launchers.get(hold.launcher_id) if hold is not None else None
+    if launcher is None or not launcher.welcomed or launcher.settled or launcher.doomed:
+        return ""
+    if work.now_ms - launcher.heard_ms < IMPORT_MS or launcher.recipe.import_ms is None:
+        return ""
+    limit = f"{launcher.recipe.import_ms / 1000:g} s (limits.startup)"
+    return f"its launcher still imports {', '.join(launcher.recipe.preload)}; after {limit} it starts cold"
+
+
 def tell_delays(work: Work, wants: Wants) -> None:
     """Tell the leader what a launcher or an attempt waits for here, and when it does no more."""
     wanted = {name_of(each): each for each in (*wants.prepare.values(), *wants.run.values())}
@@ -56,7 +69,7 @@ def tell_delays(work: Work, wants: Wants) -> None:
         hold, known, preparing = work.state.holds.get(name), delays.get(name), name in wants.prepare
         brought = code.standing_at(work, assignment, launcher=hold is not None)
         reason = (hold.delay if hold is not None else "") or brought.delay
-        reason = reason or secrets.delay(work, assignment)
+        reason = reason or secrets.delay(work, assignment) or _importing(work, hold)
         # When it is prepared after all, the answer itself says so.
         news = reason != (known.reason if known is not None else "") and (reason or not preparing)
         if not news or (known is not None and known.telling) or (hold is not None and hold.answering):

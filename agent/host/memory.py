@@ -16,15 +16,17 @@ def free_bytes(meminfo: Path = MEMINFO) -> int:
 
 
 class Cgroup:
-    """The memory cgroup of a process, version 2 or 1; without one all values are unknown."""
+    """The cgroup of a process, version 2 or 1; without one all values are unknown."""
 
     def __init__(self, directory: Path | None, version: int = 2) -> None:
         self.directory = directory
         self.version = version
 
     @classmethod
-    def of(cls, pid: int | str, proc: Path = PROC, root: Path = CGROUPS) -> Cgroup:
-        """The cgroup of a living process."""
+    def of(
+        cls, pid: int | str, proc: Path = PROC, root: Path = CGROUPS, controller: str = "memory"
+    ) -> Cgroup:
+        """The cgroup of a living process, for a controller."""
         try:
             lines = (proc / str(pid) / "cgroup").read_text().splitlines()
         except OSError:
@@ -32,8 +34,8 @@ class Cgroup:
         for line in lines:
             _, _, rest = line.partition(":")
             controllers, _, path = rest.partition(":")
-            if "memory" in controllers.split(","):
-                return cls(root / "memory" / path.lstrip("/"), 1)
+            if controller in controllers.split(","):
+                return cls(root / controller / path.lstrip("/"), 1)
         for line in lines:
             if line.startswith("0::"):
                 return cls(root / line[3:].lstrip("/"), 2)
@@ -49,6 +51,10 @@ class Cgroup:
     def oom_kills(self) -> int:
         """The number of its processes that the OOM killer has ended; -1 if unknown."""
         return self._field("memory.events" if self.version == 2 else "memory.oom_control", "oom_kill")
+
+    def pids(self) -> tuple[int, int]:
+        """(how often a process or thread was refused, the limit), of a cgroup of `pids`; -1 if unknown."""
+        return self._field("pids.events", "max"), self._number("pids.max")
 
     def _number(self, name: str) -> int:
         text = self._read(name).strip()

@@ -44,7 +44,7 @@ def with_oom(end: Exit, *, killed: bool, beside: Beside) -> Exit:
 
 
 class OomNearby:
-    """The counts of OOM kills in the memory cgroups of attempts.
+    """The counts of OOM kills, and of refused processes and threads, in the cgroups of attempts.
 
     A cgroup that is also the agent's, or that is unknown, gives no count for an attempt.
     """
@@ -54,6 +54,7 @@ class OomNearby:
         self._own = Cgroup.of("self", proc, root)
         self._known: dict[int, tuple[Cgroup, int]] = {}
         self._launched: dict[Path | None, int] = {}
+        self._refused: dict[int, tuple[Cgroup, int]] = {}
 
     def launching(self, launcher: int) -> None:
         """Begin to count for an attempt that starts alone in its launcher's cgroup: it may lose a child
@@ -69,6 +70,16 @@ class OomNearby:
         cgroup = Cgroup.of(pid, self._proc, self._root)
         self._known[pid] = (cgroup, self._launched.pop(cgroup.directory, cgroup.oom_kills()))
         _forget_the_oldest(self._known)
+        pids = Cgroup.of(pid, self._proc, self._root, "pids")
+        if pids.directory != Cgroup.of("self", self._proc, self._root, "pids").directory:
+            self._refused[pid] = (pids, pids.pids()[0])
+            _forget_the_oldest(self._refused)
+
+    def limit_met(self, pid: int) -> str:
+        """The limit of its own cgroup that it has met since `began`, for people; empty if none."""
+        pids, before = self._refused.get(pid, (Cgroup(None), -1))
+        refused, most = pids.pids()
+        return f"the pids limit of {most} was reached" if 0 <= before < refused else ""
 
     def struck(self, pid: int) -> Beside:
         """The kills since `began`, even after the process has ended."""

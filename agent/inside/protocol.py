@@ -251,7 +251,8 @@ class Start:
     others that start. `devices` are the UUIDs of its GPUs: every `devices_ms` they are checked in its
     container by the library `nvml`. `secrets`: variables for the program alone. They are in no file, and are
     masked in the output. `joins`: it is of a task that moved inside its generation. Its program joins a
-    cluster whose other tasks run, and know it at an earlier address.
+    cluster whose other tasks run, and know it at an earlier address. `hosts`: those of the cluster, which no
+    proxy stands between.
     """
 
     attempt: str
@@ -276,6 +277,7 @@ class Start:
     nvml: str = "libnvidia-ml.so.1"
     secrets: dict[str, str] = field(default_factory=dict, repr=False)
     joins: bool = False
+    hosts: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -344,7 +346,9 @@ class LauncherConfig:
     keeps exit records while the agent is away. Attempts' oom_score_adj is raised by `oom_score_adj`. An
     attempt starts at the launcher's priority and is set to `task_nice` after `settle_ms`. In a container:
     with `inherits` the variables of its image and its runtime belong to that environment; `log` takes the
-    launcher's own output, which docker would otherwise keep or block on.
+    launcher's own output, which docker would otherwise keep or block on. `clears`: directories in memory
+    where attempts leave nothing, nor any System V object; only for a user that no other job has.
+    `preload_ms`: for how long it may import; 0: without end.
     """
 
     protocol: int
@@ -362,6 +366,8 @@ class LauncherConfig:
     settle_ms: int = 3_000
     inherits: bool = False
     log: str = ""
+    clears: tuple[str, ...] = ()
+    preload_ms: int = 0
 
 
 _FROM_LAUNCHER = (

@@ -17,8 +17,15 @@ from agent.core.instructions import Reach, Recipe
 from agent.host.host_pids import peer, pids_of
 from agent.host.ownership import TaskDirectories, give
 from agent.inside import protocol
-from agent.runtimes.docker_container import check, check_joined, container, environment, interpreter
-from agent.runtimes.docker_engine import Container, Engine
+from agent.runtimes.docker_container import (
+    check,
+    check_joined,
+    cleared,
+    container,
+    environment,
+    interpreter,
+)
+from agent.runtimes.docker_engine import Container, Engine, Image
 from agent.runtimes.docker_images import Images
 from agent.runtimes.docker_node import LAUNCHER, DockerNode, container_name, spec_of
 from agent.runtimes.launcher_log import LOG, how_it_ended, words
@@ -79,7 +86,7 @@ class DockerRuntime(LocalLaunchers):
         env = environment(recipe, image)
         runtimes = await self._engine.runtimes() if recipe.gpus else frozenset[str]()
         try:
-            await asyncio.to_thread(self._make_directories, launcher_id, recipe, env)
+            await asyncio.to_thread(self._make_directories, launcher_id, recipe, env, image)
         except ValueError as error:
             raise UserError(f"the job's environment is no text: {error}") from error
         except OSError as error:
@@ -300,7 +307,7 @@ class DockerRuntime(LocalLaunchers):
 
     # Directories.
 
-    def _make_directories(self, launcher_id: str, recipe: Recipe, env: dict[str, str]) -> None:
+    def _make_directories(self, launcher_id: str, recipe: Recipe, env: dict[str, str], image: Image) -> None:
         """Make the directories, and give exactly those that the container's user writes to to that user.
 
         Raises OSError, ValueError.
@@ -314,12 +321,14 @@ class DockerRuntime(LocalLaunchers):
             socket=str(node.tasks / SOCKET),
             state_dir=str(home),
             preload=recipe.preload,
+            preload_ms=recipe.import_ms or 0,
             env=env,
             pull_ms=self._timing.pull_ms,
             linger_ms=self._timing.launcher_linger_ms,
             task_nice=self._task_nice,
             inherits=True,
             log=str(home / LOG),
+            clears=cleared(launcher_id, recipe, node, image),
         )
         with effect("runtime.configure"):
             home.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from agent.core.instructions import Recipe
 from agent.inside.child import program, warm
+from agent.inside.launcher.remains import OF_IPC
 from agent.inside.processes import fence
 from agent.runtimes.docker_engine import Image
 from agent.runtimes.docker_mounts import IN_MEMORY, api_mount, binds, in_memory
@@ -138,6 +139,12 @@ def container(
             "Tmpfs": in_memory(image.volumes, [each.target for each in mounts], f"{uid}:{gid}"),
         },
     }
+
+
+def cleared(launcher_id: str, recipe: Recipe, node: DockerNode, image: Image) -> tuple[str, ...]:
+    """The directories in memory that only this container has: none of the mounted ones is among them."""
+    targets = [each.target for each in binds(launcher_id, recipe, node)]
+    return tuple(each for each in (*OF_IPC, *in_memory(image.volumes, targets, "")) if each not in targets)
 
 
 def _labels(launcher_id: str, recipe: Recipe, node: DockerNode) -> dict[str, str]:

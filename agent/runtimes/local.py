@@ -101,6 +101,10 @@ class LocalLaunchers:
         """The OOM kills in its cgroup since `began`."""
         return self._nearby.struck(process.pid)
 
+    def limit_met(self, process: Process) -> str:
+        """The limit of its cgroup, if that is not this agent's too."""
+        return self._nearby.limit_met(process.pid)
+
     async def last_words(self, launcher_id: str, attempts: tuple[str, ...]) -> LastWords:
         """The exit records that the launcher keeps until its agent has acknowledged them, and its log."""
         return await asyncio.to_thread(self._last_words, launcher_id, attempts)

@@ -16,8 +16,10 @@ from agent.boundaries import ENVIRONMENT, Process
 from agent.core.events import LauncherGone
 from agent.core.instructions import Recipe
 from agent.host.ownership import TaskDirectories, credentials, give
+from agent.host.task_users import user_named
 from agent.inside import protocol
 from agent.inside.child import program, warm
+from agent.inside.launcher.remains import OF_IPC
 from agent.inside.processes import fence
 from agent.runtimes.launcher_log import LOG, how_it_ended
 from agent.runtimes.local import LocalLaunchers, write_config
@@ -134,10 +136,12 @@ class ProcessRuntime(LocalLaunchers):
             socket=str(self._socket),
             state_dir=str(home),
             preload=recipe.preload,
+            preload_ms=recipe.import_ms or 0,
             env=env,
             pull_ms=self._timing.pull_ms,
             linger_ms=self._timing.launcher_linger_ms,
             task_nice=self._task_nice,
+            clears=OF_IPC if tasks is not None and user is not None and _is_jobs_own(tasks, user[0]) else (),
         )
         environ = {
             **warm.launcher_environment(env),
@@ -188,6 +192,11 @@ class ProcessRuntime(LocalLaunchers):
         self._children[child.pid] = child
         found = fence.read_process(child.pid)
         return Process(child.pid, found.start_ticks if found else 0)
+
+
+def _is_jobs_own(tasks: TaskDirectories, uid: int) -> bool:
+    """Whether nobody but this job's tasks has the uid, on the whole machine."""
+    return tasks.users.is_of_one_job(uid) and not user_named(uid)
 
 
 def _check_workdir(workdir: str) -> None:

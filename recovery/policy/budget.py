@@ -46,8 +46,8 @@ def charge(
     the same task without a step of its own, though the others make progress, and the fault after
     `max_in_window` within `window_ms`. All other causes are counted apart and allowed; from the third in a
     row without a step they pause too. A launcher that is lost again and again may be ended by the program:
-    the loss after `max_restarts` and FREE_RESTARTS restarts is refused. A start or restart that an operator
-    asks for ends the streak.
+    the loss after `max_restarts` and FREE_RESTARTS restarts is refused. So is a port that is taken, as each
+    new generation has others. A start or restart that an operator asks for ends the streak.
     """
     if cause in ASKED:
         restarts = ledger.infrastructure + (cause is Cause.OPERATOR)
@@ -60,6 +60,8 @@ def charge(
             return Verdict(
                 counted, allowed=False, backoff_ms=0, reason=_of_launchers(recent.launchers, policy)
             )
+        if recent.clashes > policy.max_restarts + FREE_RESTARTS:
+            return Verdict(counted, allowed=False, backoff_ms=0, reason=_of_clashes(recent.clashes, policy))
         reason = f"{cause.value} does not count against the program; {_streak(ledger.streak, policy)}" + (
             f"; {recent.machines} in a row without a step, after {pause_ms} ms" if pause_ms else ""
         )
@@ -106,6 +108,14 @@ def _of_launchers(row: int, policy: RestartPolicy) -> str:
     return (
         f"a launcher was lost {row} times in a row, each within a minute of the one before, as where a "
         f"program ends it; {most} restarts are allowed, {FREE_RESTARTS} more than restart.max"
+    )
+
+
+def _of_clashes(row: int, policy: RestartPolicy) -> str:
+    most = policy.max_restarts + FREE_RESTARTS
+    return (
+        f"a port was taken {row} times in a row without a newer checkpoint, each time another one; {most} "
+        f"restarts are allowed, {FREE_RESTARTS} more than restart.max"
     )
 
 

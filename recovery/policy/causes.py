@@ -6,17 +6,20 @@ from dataclasses import dataclass
 from signal import Signals
 
 from recovery.policy.logs import (
+    LEFT_LOCK,
     NO_PROTOCOL,
     SHARDS_APART,
     Finding,
+    full_disk,
     has_shards_apart,
     lacks_protocol,
     last_words,
+    left_lock,
 )
 from recovery.policy.roles import RoleKind, kind_of, trains
 from supervisor.contract.desired import JobPhase
 from supervisor.contract.incident import Cause
-from supervisor.contract.job.spec import PLAIN_PROTOCOL, JobSpec
+from supervisor.contract.job.spec import PLAIN_PROTOCOL, JobSpec, Strategy
 from supervisor.contract.observed import CANNOT_GO_ON, AttemptReport, Exit, ExitReason
 
 OUTSIDE_SIGNALS = frozenset(
@@ -78,6 +81,12 @@ def classify(
         # Once it has trained, another node's build has the protocol: a start elsewhere may help.
         line = NO_PROTOCOL.format(protocol=spec.protocol)
         return Judged(Cause.PROGRAM_EXIT if trained else Cause.USER_ERROR, line)
+    if judged.cause is Cause.PROGRAM_EXIT and (lock := left_lock(report.exit.tail)):
+        return Judged(judged.cause, LEFT_LOCK.format(path=lock))
+    if full := full_disk(judged.line):
+        judged = Judged(judged.cause, f"{judged.line}; the disk of {full} on {report.node} is full")
+    if judged.cause is Cause.PORT_CLASH and not _binds_alone(spec, report.role):
+        return Judged(judged.cause, f"{judged.line}; {HELD_PORT}")
     return Judged(_ONCE_TRAINED.get(judged.cause, judged.cause), judged.line) if trained else judged
 
 
@@ -89,6 +98,15 @@ def _told(end: Exit) -> str:
     """All that is known of what the program printed."""
     return "\n".join((*(each.text for each in end.raised), end.tail))
 
+
+def _binds_alone(spec: JobSpec, role: str) -> bool:
+    return spec.strategy is Strategy.PLAIN or spec.role(role).outside
+
+
+HELD_PORT = (
+    "the launcher holds the task's port for TensorFlow's server, which shares it (TF_GRPC_REUSE_PORT); any "
+    "other server on that port must set SO_REUSEPORT, too"
+)
 
 _OF_THE_STORE = frozenset({Cause.PROGRAM_EXIT, Cause.DATA_LOSS, Cause.OUT_OF_RANGE})
 """Causes that may hide a failed read or write of the store. Other causes are named by the program itself."""

@@ -364,6 +364,17 @@ def slow_starts(
     )
 
 
+def idle_starts(tasks: Iterable[Running], startup_ms: int | None) -> frozenset[TaskId]:
+    """Tasks that were started at least half of `startup_ms` ago, have made no step, and neither work nor
+    write: at its end they are ended, and until then their stacks are taken.
+    """
+    return frozenset(
+        each.task
+        for each in tasks
+        if startup_ms is not None and 2 * each.fresh_ms >= startup_ms and each.signs and not lives(each.signs)
+    )
+
+
 def bounds_for(each: Running, bounds: Bounds) -> dict[str, Patience]:
     """The bounds of a task's signs of training, by sign: those of its role.
 

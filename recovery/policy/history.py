@@ -70,12 +70,14 @@ class Tally:
         launchers: losses of a launcher by an attempt that ran, in a row, each within STEADY_MS of the one
             before, without a newer checkpoint between; with steps or without. They are losses of this task,
             or of tasks for which the whole job was restarted.
+        clashes: ends for a port that was taken, in a row without a newer checkpoint.
     """
 
     task: int = 0
     window: int = 0
     machines: int = 0
     launchers: int = 0
+    clashes: int = 0
 
 
 def present_life(pasts: Iterable[Past]) -> tuple[Past, ...]:
@@ -109,11 +111,13 @@ def tally(life: tuple[Past, ...], present: Present, window_ms: int) -> Tally:
         window=window + fault,
         machines=0 if fault or present.cause in ASKED else _in_a_row(life, present, _OTHERS),
         launchers=_in_a_row(life, present, _LAUNCHERS, by_steps=False) if lost else 0,
+        clashes=_in_a_row(life, present, _CLASHES) if present.cause in _CLASHES else 0,
     )
 
 
 _FAULTS = frozenset(cause for cause in Cause if cause.program_fault)
 _OTHERS = frozenset(Cause) - _FAULTS
+_CLASHES = frozenset({Cause.PORT_CLASH})
 _LAUNCHERS = frozenset({Cause.LAUNCHER_LOST})
 
 

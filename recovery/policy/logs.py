@@ -153,6 +153,31 @@ NO_PROTOCOL = (
 )
 
 
+_LEFT_LOCK = re.compile(r"cache lockfile already exists \('(?P<path>[^']+)'\)")
+LEFT_LOCK = (
+    "tf.data's cache() found {path}, the lockfile of an attempt that was killed; if the next attempt finds "
+    "it, too, remove it, or let cache() write below a directory that each attempt makes anew"
+)
+
+
+def left_lock(tail: str) -> str:
+    """The lockfile of a cache of tf.data that a program found at its end; empty if it found none."""
+    found = _LEFT_LOCK.search(tail)
+    return found["path"] if found is not None else ""
+
+
+_NO_SPACE = re.compile(
+    r"No space left on device: (?:b?['\"])?(?P<path>/[^'\"\s;]+)"
+    r"|(?P<first>/[^'\"\s;:]+); No space left on device"
+)
+
+
+def full_disk(line: str) -> str:
+    """The path on a disk that is full, by the error that a program ended with; empty if it names none."""
+    found = _NO_SPACE.search(line)
+    return (found["path"] or found["first"]) if found is not None else ""
+
+
 def lacks_protocol(told: str) -> bool:
     """Whether TensorFlow reports that it has no server or session of the kind that the program asked for."""
     return _NO_PROTOCOL.search(told) is not None

@@ -120,6 +120,11 @@ TABLE = MappingProxyType(
             Rule.RESTART,
             "it found no checkpoint and began from scratch; what it saved is set aside",
         ),
+        Cause.LEFT_LOCK: Row(
+            "the lockfile of `tf.data`'s `cache()`, at the first failure after another restart",
+            Rule.RESTART,
+            "a killed attempt left it; if it is still there then, that is `program_exit`",
+        ),
     }
 )
 

@@ -34,6 +34,7 @@ _NOT_OF_A_NODE = frozenset(
         Cause.WALL_TIME,
         Cause.STORE_LOST,
         Cause.BASE_MISSED,
+        Cause.LEFT_LOCK,
     }
 )
 _EVEN_AFTER_A_STEP = frozenset({Cause.PROGRAM_SIGNAL, Cause.HANG})

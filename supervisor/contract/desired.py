@@ -141,8 +141,9 @@ class Assignment:
     runs attempt number `attempt` once the switch has this plan id; drops it when the switch has moved on.
     `argv` and `env` still have their placeholders (`job.placeholders`), filled in from the ClusterSpec;
     not `templated`: recorded by a release that filled `argv` alone. `avoid_ports`: known to attempts that are
-    not confirmed dead. `after`: roles that must listen before the program starts. `serves`: it has nothing
-    to save, and others may need it while they do. `checkpoint_patterns` name what a saver saves, where it is
+    not confirmed dead. `binds_alone`: its program need not know SO_REUSEPORT, so nothing else may hold its
+    port while it runs. `after`: roles that must listen before the program starts. `serves`: it has nothing to
+    save, and others may need it while they do. `checkpoint_patterns` name what a saver saves, where it is
     not TensorFlow's own, `checkpoint_mode` and `checkpoint_verify` how it gets to the store;
     `checkpoint_adopt` is a path of the program's own that is to show `$CHECKPOINT_DIR`. `yields`: at the
     start of a generation it cannot do anything before others have, which therefore get the processors first.
@@ -181,7 +182,7 @@ class Assignment:
     follow: bool = False
     restart_count: int = 0
     avoid_ports: tuple[int, ...] = ()
-    outside: bool = False
+    binds_alone: bool = False
     after: tuple[str, ...] = ()
     startup_ms: int | None = None
     protocol: str = "grpc"

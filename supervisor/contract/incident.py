@@ -40,6 +40,7 @@ class Cause(Enum):
     STORE_LOST = "store_lost"
     BASE_MISSED = "base_missed"
     RESIZED = "resized"
+    LEFT_LOCK = "left_lock"
 
     @property
     def program_fault(self) -> bool:

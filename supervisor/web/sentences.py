@@ -33,6 +33,7 @@ CAUSES = {
     "drained": "had to leave a node that is drained",
     "store_lost": "could not reach its store",
     "base_missed": "did not find the checkpoint that it had to begin from",
+    "left_lock": "found a lock of its cache that a killed attempt had left",
     "resized": "was given another number of tasks",
 }
 DECIDED = {

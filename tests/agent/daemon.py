@@ -122,6 +122,10 @@ class Machine:
     async def last_words(self, launcher_id: str, attempts: tuple[str, ...]) -> LastWords:
         return self.left
 
+    def limit_met(self, process: Process) -> str:
+        del process
+        return ""
+
     def oom_beside(self, process: Process) -> Beside:
         return Beside.NOBODY
 

@@ -24,7 +24,7 @@ def test_what_others_were_told_of_is_claimed_again_and_only_a_follower_takes_any
     follow: bool, asked: int | None
 ) -> None:
     core = Core()
-    order = replace(ORDER, role="dispatcher", outside=True, follow=follow)
+    order = replace(ORDER, role="dispatcher", binds_alone=True, follow=follow)
     core.see(RUNNING, order)
     core.feed(SpecRead("p1", KNOWN))
     core.feed(Spawned(core.launcher_id, 100, 1))

@@ -109,6 +109,27 @@ def test_a_child_that_is_killed_before_the_agent_hears_of_its_attempt_counts(
 
 
 @pytest.mark.parametrize("version", [1, 2])
+def test_the_limit_of_processes_is_named_where_an_attempt_has_a_cgroup_to_itself(
+    tmp_path: Path, version: int
+) -> None:
+    proc, cgroups = tmp_path / "proc", tmp_path / "cgroup"
+    pids = cgroups if version == 2 else cgroups / "pids"
+    for pid, path in (("self", "agent"), ("7", "docker"), ("8", "agent")):
+        (proc / pid).mkdir(parents=True)
+        (proc / pid / "cgroup").write_text(f"0::/{path}\n" if version == 2 else f"8:pids:/{path}\n")
+        (pids / path).mkdir(parents=True, exist_ok=True)
+        (pids / path / "pids.events").write_text("max 2\n")
+        (pids / path / "pids.max").write_text("64\n")
+    nearby = OomNearby(proc, cgroups)
+    for number in (7, 8):
+        nearby.began(number)
+    assert [nearby.limit_met(number) for number in (7, 8, 9)] == [""] * 3
+    for path in ("agent", "docker"):
+        (pids / path / "pids.events").write_text("max 5\n")
+    assert [nearby.limit_met(number) for number in (7, 8, 9)] == ["the pids limit of 64 was reached", "", ""]
+
+
+@pytest.mark.parametrize("version", [1, 2])
 def test_what_a_cgroup_has_left_counts_what_could_be_dropped_as_free(tmp_path: Path, version: int) -> None:
     kernel = Kernel(tmp_path, version)
     kernel.put("self", "/agent")

@@ -6,14 +6,16 @@ from dataclasses import replace
 
 import pytest
 
-from supervisor.contract.desired import JobPhase
+from supervisor.contract.desired import JobPhase, Placement, Plan
 from supervisor.contract.incident import Cause, Outcome
 from supervisor.contract.job.spec import RestartPolicy, Rule, Scope, Strategy
 from supervisor.contract.observed import Exit, ExitReason
 from supervisor.contract.timing import FAST
+from supervisor.control.decide.jobs.prepare import bare_assignment
 from tests.control.failing import (
     BUG,
     CLASH,
+    ERRORS,
     EVALUATED,
     FOLLOWERS_WAIT_MS,
     LOST_PEER,
@@ -25,6 +27,7 @@ from tests.control.failing import (
     kill,
     only_the_evaluator_tells,
     quiet,
+    raised,
     settled,
     spec_with,
 )
@@ -166,6 +169,65 @@ def test_a_port_clash_is_a_new_generation_that_does_not_burn_the_budget() -> Non
     assert (incident.cause, incident.scope) == (Cause.PORT_CLASH, Scope.ALL)
     assert "port is taken" in incident.rule
     assert world.switch().ledger.program == 0
+
+
+def test_a_port_clash_again_and_again_ends_the_job_and_says_who_holds_the_port() -> None:
+    """A server that binds plainly beside the launcher's holder of its port clashes in every generation."""
+    world = World().start()
+    for generation in range(1, 7):
+        end(world, "worker.0", CLASH)
+        world.until(
+            lambda before=generation: (
+                world.switch().phase is JobPhase.FAILED
+                or (world.switch().generation > before and len(world.running()) == 4)
+            )
+        )
+    assert world.switch().phase is JobPhase.FAILED
+    assert world.switch().generation == 6
+    said = world.job().incidents[world.switch().incident].value
+    assert "a port was taken 6 times in a row" in world.switch().reason
+    assert "the launcher holds the task's port" in said.detail
+
+
+@pytest.mark.parametrize(("strategy", "alone"), [(Strategy.PLAIN, True), (Strategy.ASYNC, False)])
+def test_a_program_of_no_style_of_tensorflow_has_its_port_for_itself(strategy: Strategy, alone: bool) -> None:
+    spec = job_spec((role("worker"),), strategy=strategy)
+    placement = Placement("worker", 0, "node-0", "i")
+    plan = Plan("digits", "p", 1, "inc", (placement,))
+    assert bare_assignment(spec, "u", plan, placement).binds_alone is alone
+
+
+LOCKED = raised(
+    f"{ERRORS}.AlreadyExistsError: There appears to be a concurrent caching iterator running - cache "
+    "lockfile already exists ('/tmp/cache/x_0.lockfile'). Lockfile contents: Created at: 1764310000"
+)
+
+
+def test_a_lock_that_a_killed_attempt_left_is_not_charged_once_and_is_named_always() -> None:
+    world = World().start()
+    for member, tail in (("worker.0", None), ("worker.0", LOCKED), ("worker.0", LOCKED)):
+        number = world.running()[member].number
+        if tail is None:
+            kill(world, member)
+        else:
+            end(world, member, tail)
+        back(world, member, number + 1)
+    killed, first, second = failures(world)
+    assert [each.cause for each in (killed, first, second)] == [
+        Cause.KILLED,
+        Cause.LEFT_LOCK,
+        Cause.PROGRAM_EXIT,
+    ]
+    assert "cache() found /tmp/cache/x_0.lockfile, the lockfile of an attempt that was killed" in first.detail
+    assert "remove it" in second.detail
+    assert world.switch().ledger.program == 1
+
+
+def test_a_lock_that_was_there_before_the_job_is_charged() -> None:
+    world = World().start()
+    end(world, "worker.0", LOCKED)
+    back(world, "worker.0", 2)
+    assert world.switch().ledger.program == 1
 
 
 def test_elsewhere_takes_another_node_where_there_is_one() -> None:

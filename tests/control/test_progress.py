@@ -423,6 +423,34 @@ def test_a_generation_without_a_step_is_late_only_where_steps_were_read_before()
     assert late.detail == "no task of digits has made a step within 20 s (limits.startup)"
 
 
+@pytest.mark.parametrize(
+    ("limit_ms", "age_ms", "ends"), [(40_000, 50_000, True), (40_000, 0, False), (600_000, 50_000, False)]
+)
+def test_a_start_that_shows_nothing_is_ended_within_the_limit_that_its_job_sets(
+    limit_ms: int, age_ms: int, ends: bool
+) -> None:
+    """Its stacks are taken before, the next start is cold, and the job fails by its budget."""
+    world = World(with_limits(Limits(startup_ms=limit_ms)))
+    for agent in world.agents.values():
+        agent.steps = False
+    world.start()
+    shown = (Sign("cpu", age_ms, 0), Sign("output", age_ms, -1))
+    for member in ("chief.0", "worker.0", "worker.1"):
+        say(world, member, lambda beat: replace(beat, signs=shown))
+    for _ in range(50):
+        world.tick(500)
+    attempt = str(world.running()["chief.0"].attempt)
+    asked = dumped(world.snapshot(), world.running()["chief.0"].node)
+    assert (attempt in asked) is ends
+    for _ in range(60):
+        world.tick(500)
+    assert ("g1-never-ready" in world.incidents()) is ends
+    if ends:
+        assert world.switch().cold
+        assert "none works or writes anything" in world.incidents()["g1-never-ready"].detail
+        assert world.switch().ledger.program == 1
+
+
 def waiting() -> tuple[World, Agent, str, Prepared]:
     """A task has waited for its secret for longer than `limits.startup`, with the record that says so."""
     world = World(with_limits(Limits(startup_ms=20_000))).start()

@@ -452,8 +452,9 @@ class World:
                 self._exited(report, Exit(ExitReason.KILLED, None, 9, 0, confirmed_dead=True), drained=True)
         agent.started[wanted.attempt_id] = self.now_ms
         known = self.snapshot().jobs[wanted.job].specs[wanted.plan_id].value
+        outside = {each.role for each in known.outside}
         address = known.address(wanted.role, wanted.index)
-        if wanted.joins or (wanted.outside and wanted.attempt > 1):
+        if wanted.joins or (wanted.role in outside and wanted.attempt > 1):
             self.ports += 1
             address = f"127.0.0.1:{self.ports}"
         report = AttemptReport(

@@ -15,6 +15,7 @@ from recovery.policy.logs import (
     STATUS_CODES,
     bounded,
     error_of_the_code,
+    full_disk,
     has_shards_apart,
     last_words,
     raised,
@@ -49,6 +50,22 @@ def traceback(line: str, before: str = "", after: str = "") -> str:
     return (
         f'{before}Traceback (most recent call last):\n  File "t.py", line 3, in f\n    g()\n{line}\n{after}'
     )
+
+
+@pytest.mark.parametrize(
+    ("line", "path"),
+    [
+        ("OSError: [Errno 28] No space left on device: '/data/x.tmp'", "/data/x.tmp"),
+        (
+            f"{ERRORS}.ResourceExhaustedError: /ckpt/m.data-0; No space left on device [Op:SaveV2]",
+            "/ckpt/m.data-0",
+        ),
+        ("OSError: [Errno 28] No space left on device", ""),
+        ("OSError: [Errno 2] No such file or directory: '/data/x'", ""),
+    ],
+)
+def test_the_file_for_which_its_disk_had_no_room(line: str, path: str) -> None:
+    assert full_disk(line) == path
 
 
 def test_every_class_has_a_real_tail() -> None:

@@ -549,6 +549,14 @@ ROWS = (
         LAUNCHER + "test_ports.py::test_a_port_is_not_reused_while_anything_of_the_attempt_lives",
     ),
     Guarantee(
+        5,
+        "What a dead attempt left in memory is removed only if no other program of its user lives.",
+        "agent/inside/launcher/remains.py",
+        "        if not (files or objects) or _somebody_lives():\n",
+        "        if not (files or objects):\n",
+        LAUNCHER + "test_remains.py::test_a_dead_attempt_leaves_nothing_in_memory_to_the_next",
+    ),
+    Guarantee(
         6,
         "A port that an unconfirmed attempt may still know is not given to a new generation.",
         "agent/inside/launcher/ports.py",

@@ -54,6 +54,18 @@ def orphan_of(rig: Rig) -> int:
     return int(line.split()[0])
 
 
+def test_an_import_that_hangs_is_bounded_and_named() -> None:
+    hangs = Path(__file__).parent / "hangs"
+    env = {"PATH": os.environ["PATH"], "PYTHONPATH": str(hangs)}
+    with (
+        launcher(preload=("hangs_at_import",), preload_ms=200, env=env) as rig,
+        Agent(rig.socket_path) as agent,
+    ):
+        error = agent.expect(protocol.Warm).error or ""
+        assert "hangs_at_import: ImportHangs: not imported after 0.2 s (limits.startup), at" in error
+        assert rig.run(agent, "true").code == 0
+
+
 def test_hello_says_who_the_launcher_is(pair: tuple[Rig, Agent]) -> None:
     rig, agent = pair
     hello = agent.expect(protocol.Hello)

@@ -266,6 +266,22 @@ def test_a_program_that_does_not_share_its_port_binds_it(tmp_path: Path, free: i
                 listen(port)
 
 
+def test_the_end_of_a_program_names_who_has_taken_its_port(tmp_path: Path, free: int) -> None:
+    with launcher() as rig, Agent(rig.socket_path) as agent:
+        agent.expect(protocol.Warm)
+        rig.reserve(agent, "r", free, free, lock_dir=str(tmp_path))
+        os.mkfifo(rig.root / "go")
+        rig.write("prog.py", "open('go').read(); raise SystemExit(3)")
+        attempt = rig.start(agent, "python", "prog.py", reservation="r", alone=True)
+        agent.expect(protocol.Started, of(attempt))
+        with closing(listen(free)), closing(listen(0)) as unrelated:
+            (rig.root / "go").write_text("x")
+            detail = agent.expect(protocol.Exited, of(attempt)).detail
+            assert f"(pid {os.getpid()}) listens on its port {free}" in detail
+            assert ports.listener_on(unrelated.getsockname()[1])
+        assert not ports.listener_on(free)
+
+
 def test_a_start_that_the_kernel_refuses_gives_nothing_away(
     tmp_path: Path, free: int, claims: list[ports.Claim], monkeypatch: pytest.MonkeyPatch
 ) -> None:

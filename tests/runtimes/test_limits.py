@@ -102,3 +102,36 @@ async def test_a_container_without_limits_still_has_the_nodes_own_of_processes(n
     seen = json.loads((await node.until_printed("seen ")).partition("seen ")[2])
     assert 0 < seen["threads"] < 100
     assert len(seen["cpus"]) >= 1
+
+
+FILLS = """
+import os, time
+left = os.listdir("/dev/shm") + [each for each in os.listdir("/tmp") if each == "mine"]
+print("left", left, flush=True)
+with open("/tmp/mine", "w") as file:
+    file.write("x")
+fd = os.open("/dev/shm/psm_dead", os.O_RDWR | os.O_CREAT)
+os.posix_fallocate(fd, 0, 6 << 20)
+try:
+    os.posix_fallocate(fd, 0, 9 << 20)
+except OSError as error:
+    os.write(fd, bytes(8 << 20))
+    raise
+"""
+
+
+async def test_a_dead_attempt_leaves_its_container_no_memory_and_says_what_was_full(node: DockerNode) -> None:
+    node.program(FILLS)
+    node.start()
+    job = node.job(await node.until_joined(), ContainerSpec(shm_bytes=8 * MIB))
+    for number in (1, 2):
+        if number == 1:
+            await job.run()
+        else:
+            job.assignment = replace(job.assignment, attempt=2)
+            await job.write()
+        ended = await job.exited()
+        assert ended.number == number
+        assert ended.exit is not None
+        assert "its /dev/shm of 8 MiB is full" in ended.exit.detail
+        assert "left []" in ended.exit.tail

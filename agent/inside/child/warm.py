@@ -5,19 +5,26 @@ each child.
 from __future__ import annotations
 
 import ctypes
+import faulthandler
 import gc
 import importlib
 import os
 import re
+import signal
 import sys
-from collections.abc import Callable, Mapping
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from types import FrameType
+from typing import Optional
 
 from . import latched, pages, patches, peers, saves, steering, tf1
 
 # One thread for OpenBLAS and the like: the launcher must be single-threaded when it forks.
 THREADS_VARIABLE = "OMP_NUM_THREADS"
 _MOST_VERSION = 64
+_MORE_S = 10.0
 # glibc's mallopt. Once one is set, glibc leaves the thresholds where they are: at the most that it goes to.
 _MALLOPT = ((-2, 8 << 20), (-1, 64 << 20), (-3, 32 << 20))
 """M_TOP_PAD, M_TRIM_THRESHOLD, M_MMAP_THRESHOLD."""
@@ -44,6 +51,37 @@ class Preloaded:
     thread_setters: tuple[Callable[[int], object], ...] = ()
     threads: int = 0
     imports: latched.Imports = field(default_factory=latched.Imports)
+
+
+class ImportHangs(BaseException):
+    """The imports take too long. What catches the errors of a module does not catch this one."""
+
+
+@contextmanager
+def within(limit_ms: int) -> Iterator[None]:
+    """Bound the imports in the block; 0: without a bound.
+
+    After `limit_ms` they are interrupted. If they hang where Python cannot interrupt them, this process ends
+    _MORE_S later, with its stacks on stderr.
+    """
+
+    def interrupt(_number: int, frame: Optional[FrameType]) -> None:
+        at = traceback.extract_stack(frame)[-1]
+        where = f"{at.filename}:{at.lineno} in {at.name}"
+        raise ImportHangs(f"not imported after {limit_ms / 1000:g} s (limits.startup), at {where}")
+
+    if not limit_ms:
+        yield
+        return
+    faulthandler.dump_traceback_later(limit_ms / 1000 + _MORE_S, exit=True)
+    before = signal.signal(signal.SIGALRM, interrupt)
+    signal.setitimer(signal.ITIMER_REAL, limit_ms / 1000)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+        faulthandler.cancel_dump_traceback_later()
 
 
 def preload(modules: tuple[str, ...], job_env: dict[str, str]) -> Preloaded:

@@ -4,11 +4,33 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Mapping
+from typing import Dict, Tuple
 
 from ..failpoints import effect
 
 FILE = "environ.json"
 NAME = "attempt"
+
+
+PROXIES = ("grpc_proxy", "http_proxy", "https_proxy", "all_proxy", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY")
+_EXCEPTIONS = ("no_grpc_proxy", "no_proxy", "NO_PROXY")
+
+
+def unproxied(env: Mapping[str, str], hosts: Tuple[str, ...]) -> Dict[str, str]:
+    """The variables that keep calls to `hosts` from the proxies that `env` names; none if it names none.
+
+    gRPC asks a proxy for the other tasks otherwise. What `env` excepts already stays excepted.
+    """
+    if not any(env.get(name) for name in PROXIES):
+        return {}
+    known = {name: env.get(name) or env.get("no_proxy") or env.get("NO_PROXY") or "" for name in _EXCEPTIONS}
+    # Only libraries of HTTP know "*", and only alone. gRPC reads no_proxy if there is no no_grpc_proxy.
+    return {
+        name: ",".join(filter(None, (value, *hosts)))
+        for name, value in known.items()
+        if value != "*" or name == "no_grpc_proxy"
+    }
 
 
 def keep(state_dir: str, attempt: str, cwd: str, env: dict[str, str]) -> None:

@@ -20,7 +20,7 @@ from .. import failpoints, protocol
 from ..child import program, warm
 from ..clock import boot_id, now_ms
 from ..processes import fence, priority, spawn, zygote
-from . import devices, environ, link, mask, peers, ports, pump, surroundings, wrapper
+from . import devices, environ, link, mask, peers, ports, pump, remains, surroundings, wrapper
 from .attempt import Attempt
 from .deadman import DeadMan
 from .exits import ExitRecords
@@ -56,6 +56,7 @@ class Launcher:
         self._leaving = False
         self._yielding = False
         self._weight = priority.Weight()
+        self._remains = remains.Remains(config.clears)
 
     def run(self) -> None:
         """Serve until the agent ends it or its linger is over; raises ProgramStarts in forked children."""
@@ -79,7 +80,10 @@ class Launcher:
         if os.getsid(0) == os.getpid():
             # Half-way between what starts, which must not notice that a spare is made, and what trains.
             self._yielding = priority.weigh_session(os.getpid(), self._config.task_nice // 2)
-        preloaded = warm.preload(self._config.preload, self._config.env)
+        self._remains.importing()
+        with warm.within(self._config.preload_ms):
+            preloaded = warm.preload(self._config.preload, self._config.env)
+        self._remains.imported()
         if spawn.has_children():
             # Killed with the first attempt, and missed by every later one: better cold than half warm.
             preloaded = warm.Preloaded("preloading left processes running")
@@ -344,6 +348,7 @@ class Launcher:
         env["TFSUP_ATTEMPT"] = start.attempt
         if claim is not None and not start.alone:
             env["TF_GRPC_REUSE_PORT"] = "true"
+        env.update(environ.unproxied({**self._config.env, **env}, start.hosts))
         chosen, offered = None, None
         if start.warm and self._warm:
             chosen = program.warm_program(start.argv, start.cwd, env)
@@ -421,7 +426,9 @@ class Launcher:
             claim = self._reservations.of(attempt.start.reservation)
             if claim is not None:
                 claim.hold_again()
-            self._report(attempt.exited(confirmed_dead=True, now=now))
+            exited = self._explained(attempt.exited(confirmed_dead=True, now=now))
+            self._remains.clear()
+            self._report(exited)
             for fd in {attempt.output.fd, attempt.peers.fd} & set(self._selector.get_map()):
                 self._selector.unregister(fd)
             attempt.close()
@@ -431,6 +438,14 @@ class Launcher:
         elif attempt.overdue(now):
             attempt.reported = True
             self._report(attempt.exited(confirmed_dead=False, now=now))
+
+    def _explained(self, exited: protocol.Exited) -> protocol.Exited:
+        """The end of a program that failed, with who listens on its port, and which memory it has filled."""
+        if exited.reason != "exit" or exited.code == 0:
+            return exited
+        listener = ports.listener_on(exited.port) if exited.port is not None else ""
+        said = f"{listener} listens on its port {exited.port}" if listener else ""
+        return replace(exited, detail="; ".join(filter(None, (exited.detail, said, self._remains.full()))))
 
     def _report(self, exited: protocol.Exited) -> None:
         self._exits.keep(exited)

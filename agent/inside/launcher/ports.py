@@ -3,7 +3,8 @@
 A claim is three things: an exclusive flock on the port's lock file, which all agents and clusters of the
 machine share and every process of the attempt inherits; a probe bind that only succeeds when nobody listens;
 and a holder socket that keeps the port until TensorFlow binds it beside the holder with SO_REUSEPORT. A
-program that does not know that option binds alone: the holder makes room for it while it runs.
+program that need not know that option (outside the ClusterSpec, or of style `plain`) binds alone: the holder
+makes room for it while it runs, and the lock still keeps every other task away.
 """
 
 from __future__ import annotations
@@ -19,6 +20,9 @@ from typing import Optional
 
 SPOILT = (errno.EACCES, errno.EPERM, errno.ELOOP, errno.EISDIR, errno.ENXIO)
 """Errors that another user of the directory can cause at a name. Then only this name is skipped."""
+
+
+_LISTENS = "0A"
 
 
 class PortUnavailable(Exception):
@@ -137,6 +141,33 @@ def _bind_v4(port: int, option: int) -> socket.socket:
         sock.close()
         raise
     return sock
+
+
+def listener_on(port: int) -> str:
+    """Who listens on a port of this network, for people; empty if nobody does."""
+    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+        try:
+            with open(table, encoding="ascii") as file:
+                rows = [line.split() for line in file][1:]
+        except OSError:
+            continue
+        for row in rows:
+            if row[3] == _LISTENS and int(row[1].rpartition(":")[2], 16) == port:
+                return _owner_of(row[9]) or f"a process of uid {row[7]}"
+    return ""
+
+
+def _owner_of(inode: str) -> str:
+    """The process that has this socket; empty if we may not look into it."""
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            fds = [os.readlink(f"/proc/{pid}/fd/{fd}") for fd in os.listdir(f"/proc/{pid}/fd")]
+            if f"socket:[{inode}]" in fds:
+                with open(f"/proc/{pid}/comm", encoding="utf-8", errors="replace") as file:
+                    return f"{file.read().strip()} (pid {pid})"
+        except OSError:
+            continue  # gone, or not ours
+    return ""
 
 
 def open_shared(path: str) -> int:

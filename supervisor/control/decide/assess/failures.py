@@ -12,7 +12,7 @@ from recovery.policy.blame import NOTICE_LAG_MS, Failure, root_failures
 from recovery.policy.budget import charge
 from recovery.policy.causes import describe
 from recovery.policy.history import ASKED
-from recovery.policy.logs import error_of_the_code
+from recovery.policy.logs import error_of_the_code, left_lock
 from recovery.policy.scope import may_move, scope_of
 from supervisor.contract.desired import JobPhase
 from supervisor.contract.incident import Cause, Incident, Outcome
@@ -206,6 +206,7 @@ def need_of(
         *(incident, cause, scope, member.task.member, report.node, stepped, known_ms, began, error),
         warm=report.warm,
         code=code,
+        found_lock=end is not None and bool(left_lock(end.tail)),
     )
     found = judge(snap, job, accused)
     if found.away:

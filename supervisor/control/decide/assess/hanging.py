@@ -19,6 +19,7 @@ from recovery.policy.hangs import (
     Running,
     bounds_of,
     describe,
+    idle_starts,
     judge,
     slow_starts,
     waits_for_data,
@@ -28,7 +29,7 @@ from recovery.policy.rules import rule_of
 from supervisor.contract.bounds import MAX_DURATION_MS
 from supervisor.contract.ids import TaskId
 from supervisor.contract.incident import Cause
-from supervisor.contract.job.spec import Rule, Scope
+from supervisor.contract.job.spec import JobSpec, Limits, Rule, Scope
 from supervisor.contract.observed import AttemptReport, Sign, TaskBeat
 from supervisor.control.decide.assess import servers, verdicts
 from supervisor.control.decide.assess.assessment import Assessment, Liveness
@@ -99,6 +100,11 @@ def spared(job: JobState, need: Need | None) -> Need | None:
     if need is None or need.cause is not Cause.HANG or need.judgement.verdict.allowed:
         return need
     return need if _is_users_wish(job) else None
+
+
+def sets_startup(spec: JobSpec) -> bool:
+    """Whether the job's own file says how long a start may take."""
+    return spec.limits.startup_ms != Limits().startup_ms
 
 
 def _is_users_wish(job: JobState) -> bool:
@@ -212,9 +218,11 @@ def liveness_of(snap: Snapshot, job: JobState, there: tuple[Member, ...]) -> Liv
     before = sum(past.incident.cause is Cause.HANG for past in life_of(job)) if tasks else 0
     bounds = bounds_of(tasks, spec.progress, spec.limits.startup_ms, hung_before=before)
     judgement = judge(tasks, bounds, by_training=spec.progress.act_after_ms is not None)
+    held_to_it = steps_are_read(snap, job) or sets_startup(spec)
     slow = slow_starts(tasks, spec.limits.startup_ms, steps_are_read=steps_are_read(snap, job))
+    idle = idle_starts(tasks, spec.limits.startup_ms) if held_to_it else frozenset[TaskId]()
     acted, left = _sorted_out(snap, job, there, judgement)
-    judgement = replace(judgement, suspected=judgement.suspected | slow, busy=judgement.busy | slow)
+    judgement = replace(judgement, suspected=judgement.suspected | slow | idle, busy=judgement.busy | slow)
     return Liveness(tasks, judgement, slow, acted, left)
 
 

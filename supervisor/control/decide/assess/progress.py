@@ -24,6 +24,7 @@ from supervisor.control.decide.assess.hanging import (
     find_hang,
     left_alone,
     need_for,
+    sets_startup,
     spared,
     suspected,
 )
@@ -278,8 +279,9 @@ def _late(snap: Snapshot, job: JobState, found: tuple[Member, ...]) -> Need | No
 
     Past it, a task that does not run yet is late. While its agent says what it waits for it is not, and its
     time begins anew when that is over. The whole job is late when none of it has made a step, though this
-    job's steps have been read before; and so is a training task when another of its role steps. A job that
-    never prints steps is not held to it once its tasks run. A new leader counts afresh.
+    job's steps have been read before; and so is a training task when another of its role steps. A job of
+    which no step was ever read is held to it once its tasks run only if its own file sets the limit, and only
+    if none of them works or writes. A new leader counts afresh.
     """
     spec = job.record.value.spec
     limit_ms = spec.limits.startup_ms
@@ -298,9 +300,13 @@ def _late(snap: Snapshot, job: JobState, found: tuple[Member, ...]) -> Need | No
         return None
     if not has_stepped(snap, job):
         trainers = [each for each in found if kind_of(spec, each.task.role) is RoleKind.TRAINING]
-        if len(late) < len(trainers) or not steps_are_read(snap, job):
+        if len(late) < len(trainers):
             return None
         detail = f"no task of {job.name} has made a step {within}"
+        if not steps_are_read(snap, job):
+            if not sets_startup(spec) or not all(_shows_nothing(snap, each) for each in late):
+                return None
+            detail += ", and none works or writes anything"
         return need_for(snap, job, None, Cause.NEVER_READY, snap.now_ms, detail)
     stepping = {each.task.role for each in found if (beat := beat_of(snap, each)) and beat.has_stepped}
     first = next((each for each in late if each.task.role in stepping), None)
@@ -309,6 +315,14 @@ def _late(snap: Snapshot, job: JobState, found: tuple[Member, ...]) -> Need | No
     detail = f"{first.task} on {first.placement.node} has made no step {within}, though its peers have"
     assert first.report is not None
     return need_for(snap, job, first, Cause.NEVER_READY, first.report.created_ms + limit_ms, detail)
+
+
+def _shows_nothing(snap: Snapshot, member: Member) -> bool:
+    """Whether its signs of life can be read, and say that it does nothing (`overdue` has asked for fresh
+    ones).
+    """
+    beat = beat_of(snap, member)
+    return beat is not None and bool(beat.signs)
 
 
 def overdue(snap: Snapshot, job: JobState, member: Member, limit_ms: int) -> bool:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from recovery.formats.selection import candidates
 from recovery.policy.budget import Verdict, charge
 from recovery.policy.history import Past, Present, Tally, tally
-from recovery.policy.logs import error_of_the_code
+from recovery.policy.logs import error_of_the_code, left_lock
 from recovery.policy.repeats import first_error, raised_on
 from recovery.policy.rules import rule_of
 from recovery.policy.suspects import BaseVerdict, NodeVerdict, suspect_base, suspect_node, try_elsewhere
@@ -32,7 +32,7 @@ class Suspect:
     `member` is empty for a lost node. `stepped`: the failed attempt has made a step; `known_ms` as in `Need`.
     `began`: the revision of etcd when the attempt began; None where no attempt has failed, 0 where one lost
     its launcher before it ran. `error`: the error of its code that ended it. `warm`: it was started warm, or
-    may have been. `code`: its exit code; 0 for any other end.
+    may have been. `code`: its exit code; 0 for any other end. `found_lock`: it found the lockfile of a cache.
     """
 
     incident: str
@@ -46,6 +46,7 @@ class Suspect:
     error: Raised | None = None
     warm: bool = True
     code: int = 0
+    found_lock: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,12 +54,14 @@ class Judgement:
     """The outcome.
 
     Attributes:
-        cause: that of the accused; USER_ERROR where the program fails of its own code, as `cause_why` says.
+        cause: that of the accused; USER_ERROR where the program fails of its own code, as `cause_why` says;
+            LEFT_LOCK where it found what a killed attempt had left.
         verdict: the budget's word; its ledger is what the restart writes.
         away: the task is to go to another node, for the reason `away_why` (may be empty).
         bad_node: the node that the cause has returned on.
         bad_base: what the failures say of the checkpoint that the generation in force started from.
-        cold: the program raised an error of its code, which the next start is to repeat without a warm start.
+        cold: the program raised an error of its code, which the next start is to repeat without a warm start;
+            or its start hung.
     """
 
     cause: Cause
@@ -78,7 +81,9 @@ def judge(snap: Snapshot, job: JobState, accused: Suspect) -> Judgement:
     task = job.task(accused.member) if accused.member else None
     if task is None:
         rule = rule_of(job.record.value.spec, accused.cause)
-        return Judgement(accused.cause, _verdict(job, life, present, rule, None))
+        # A warm start may hang of the fork alone: the next one is cold.
+        hung = accused.cause is Cause.NEVER_READY and not present.stepped
+        return Judgement(accused.cause, _verdict(job, life, present, rule, None), cold=hung)
     elsewhere = any(name != accused.node and snap.usable(node) for name, node in snap.nodes.items())
     error = _error(snap, job, accused, present)
     seen_on = frozenset[str]()
@@ -91,6 +96,8 @@ def judge(snap: Snapshot, job: JobState, accused: Suspect) -> Judgement:
         where = ", ".join(sorted(seen_on))
         cause_why = f"the same {error.name} at {error.frames[-1]} as on {where}, before any step"
         present = replace(present, cause=Cause.USER_ERROR)
+    elif _found_a_lock_left(life, accused):
+        present = replace(present, cause=Cause.LEFT_LOCK)
     rule = rule_of(job.record.value.spec, present.cause, task, job.saver, accused.code)
     plan = job.plan_in_force
     homes = [p.node for p in plan.value.placements] if plan is not None else []
@@ -119,6 +126,14 @@ def judge(snap: Snapshot, job: JobState, accused: Suspect) -> Judgement:
         bad_node=bad_node,
         bad_base=bad_base,
     )
+
+
+def _found_a_lock_left(life: tuple[Past, ...], accused: Suspect) -> bool:
+    """Whether a restart before left the lock of a cache, for the first time: it ended who held the lock."""
+    if accused.cause is not Cause.PROGRAM_EXIT or not accused.found_lock or not life:
+        return False
+    last = life[-1].incident
+    return last.cause not in {Cause.SUBMITTED, Cause.LEFT_LOCK} and not left_lock(last.tail)
 
 
 def _error(snap: Snapshot, job: JobState, accused: Suspect, present: Present) -> Raised | None:

@@ -217,7 +217,7 @@ def bare_assignment(spec: JobSpec, uuid: str, plan: Plan, placement: Placement) 
         checkpoint_verify=spec.checkpoint.verify,
         checkpoint_adopt=spec.checkpoint.adopt,
         follow=role.follow,
-        outside=role.outside,
+        binds_alone=role.outside or spec.strategy is Strategy.PLAIN,
         after=role.after,
         startup_ms=spec.limits.startup_ms,
         protocol=spec.protocol,
