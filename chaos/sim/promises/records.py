@@ -49,6 +49,7 @@ class Records:
         self._ended_s: dict[str, float] = {}
         self._described: set[str] = set()
         self._started: set[tuple[str, AttemptId]] = set()
+        self._charged: set[tuple[str, str]] = set()
 
     def forget(self) -> None:
         """Etcd has lost all that was written."""
@@ -218,8 +219,11 @@ class Records:
             self._seen.broken(RECORDED, f"{incident.id} is over, and begins generation {switch.generation}")
         now, old = switch.ledger, before.ledger
         spent = now.program + now.infrastructure - old.program - old.infrastructure
-        # What one task's restart was charged for may take all of them after it.
-        if switch.incident != before.incident and spent != (incident.cause is not Cause.SUBMITTED):
+        # What one task's restart was charged for may take all of them after it, also when another is between.
+        this = switch.job_uuid, incident.id
+        due = incident.cause is not Cause.SUBMITTED and this not in self._charged
+        self._charged.add(this)
+        if switch.incident != before.incident and spent != due:
             self._seen.broken(RECORDED, f"{switch.incident} ({incident.cause.value}): {old} -> {now}")
 
     def _check_withdrawn(self, before: CommitRecord, key: str, record: CommitRecord) -> None:
