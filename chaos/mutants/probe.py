@@ -9,7 +9,7 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
@@ -23,10 +23,19 @@ from chaos.mutants.mutant import CrashPoints, Hunter, Launchers, Real, Simulated
 from chaos.mutants.table import MUTANTS, by_name
 from chaos.sim.gpus import run_gpus
 from chaos.sim.outage import run_outage
-from chaos.sim.run import run_booked, run_deleted, run_flawed, run_powered, run_seed, run_served, run_stopped
+from chaos.sim.run import (
+    Result,
+    run_booked,
+    run_deleted,
+    run_flawed,
+    run_powered,
+    run_seed,
+    run_served,
+    run_stopped,
+)
 
 HASH_SEED = "0"
-STORIES = {
+STORIES: dict[str, Callable[..., Result]] = {
     "jobs": run_seed,
     "gpus": run_gpus,
     "booked": run_booked,

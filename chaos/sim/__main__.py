@@ -11,7 +11,7 @@ import math
 import os
 import random
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -22,7 +22,15 @@ from chaos.failpoints.points import names
 from chaos.sim.gpus import run_gpus
 from chaos.sim.lot import Found, Lot, Run, Work
 from chaos.sim.outage import run_outage
-from chaos.sim.run import run_booked, run_deleted, run_flawed, run_powered, run_stopped, run_swarm
+from chaos.sim.run import (
+    Result,
+    run_booked,
+    run_deleted,
+    run_flawed,
+    run_powered,
+    run_stopped,
+    run_swarm,
+)
 from chaos.sim.shrink import shrink
 from chaos.sim.swarm import Length
 from chaos.sim.trouble.aimed import Aim, aims
@@ -30,7 +38,7 @@ from chaos.sim.trouble.aimed import Aim, aims
 HASH_SEED = "0"
 PLAIN_SHARE = 0.3
 """The share of the time, with --strike, for seeds without an aimed failpoint."""
-STORIES: dict[str, Run] = {
+STORIES: dict[str, Callable[..., Result]] = {
     "gpus": run_gpus,
     "booked": run_booked,
     "outage": run_outage,
@@ -55,14 +63,14 @@ def main() -> int:
         _parser().error("--points says where to --strike")
     if options.json is not None and not options.json.parent.is_dir():
         _parser().error(f"--json {options.json}: there is no directory {options.json.parent}")
-    words = [f"--{story}"] if story else list(options.length.words)
+    words = [*([f"--{story}"] if story else []), *options.length.words]
     if options.shrink is not None:
         return _shrink(options.shrink, options.length)
     if options.seed is not None:
         swarm = partial(run_swarm, length=options.length, only=options.faults, aim=options.at)
-        one = STORIES[story] if story else swarm
+        one = partial(STORIES[story], length=options.length) if story else swarm
         return _one(one, options.seed, options.trace)
-    many = STORIES[story] if story else partial(run_swarm, length=options.length)
+    many = partial(STORIES[story] if story else run_swarm, length=options.length)
     lot = Lot(options.jobs, options.for_s * (PLAIN_SHARE if options.strike else 1.0))
     found = lot.run([Work(seed, many, tuple(words)) for seed in options.seeds], covered=options.coverage)
     if options.strike:

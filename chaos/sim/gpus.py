@@ -45,21 +45,22 @@ TABLE = {
 }
 
 
-def run_gpus(seed: int, script: tuple[Fault, ...] = ()) -> Result:
+def run_gpus(seed: int, script: tuple[Fault, ...] = (), length: Length = Length.FULL) -> Result:
     """Run one seed, with the schedule that it makes or the given one."""
     with scratch(seed) as root:
         world = World(seed, root, Layout(nodes=NODES, gpus=GPUS))
         promises = Promises(world)
-        return play(world, promises, TwoJobs(world, promises, script).tell())
+        return play(world, promises, TwoJobs(world, promises, script, length).tell())
 
 
 class TwoJobs:
     """The course of a run."""
 
-    def __init__(self, world: World, promises: Promises, script: tuple[Fault, ...]) -> None:
+    def __init__(self, world: World, promises: Promises, script: tuple[Fault, ...], length: Length) -> None:
         self._world = world
         self._promises = promises
         self._script = script
+        self._length = length
         self._rng = random.Random(f"gpus {world.seed}")
 
     async def tell(self) -> None:
@@ -70,8 +71,9 @@ class TwoJobs:
         for name in JOBS:
             await self._submit(self._spec(name))
         world.say("== both jobs are healthy; faults begin")
-        began_s, length_s = world.loop.time(), self._rng.uniform(*Length.FULL.span_s)
-        for fault in self._script or schedule(self._rng, length_s, TABLE):
+        began_s, length_s = world.loop.time(), self._rng.uniform(*self._length.span_s)
+        drawn = schedule(self._rng, length_s, TABLE, most=self._length.most_faults)
+        for fault in self._script or drawn:
             await asyncio.sleep(max(0.0, began_s + fault.at_s - world.loop.time()))
             if world.violations:
                 return

@@ -17,6 +17,7 @@ from chaos.sim.cluster.world import Layout, World
 from chaos.sim.promises.checkers import Promises
 from chaos.sim.run import Result, play, scratch
 from chaos.sim.story import READY_S, SETTLE_S, Toothless
+from chaos.sim.swarm import Length
 from chaos.sim.trouble.schedule import KINDS, Fault, apply, heal_all, schedule
 from supervisor.contract.errors import TfSupervisorError
 from supervisor.contract.job.spec import CheckpointSpec, JobSpec, RestartPolicy, RoleSpec, Strategy
@@ -46,22 +47,23 @@ TABLE = {
 }
 
 
-def run_outage(seed: int, script: tuple[Fault, ...] = ()) -> Result:
+def run_outage(seed: int, script: tuple[Fault, ...] = (), length: Length = Length.FULL) -> Result:
     """Run one seed, with the schedule that it makes or the given one."""
     with scratch(seed) as root:
         promise_s = random.Random(f"vows {seed}").choice(PROMISE_S)
         world = World(seed, root, Layout(supervisors=3, nodes=4, promise_s=promise_s))
         promises = Promises(world)
-        result = play(world, promises, Outage(world, promises, script).tell())
+        result = play(world, promises, Outage(world, promises, script, length).tell())
         return replace(result, facts={**result.facts, "promises given": world.vows.count})
 
 
 class Outage:
     """The course of a run."""
 
-    def __init__(self, world: World, promises: Promises, script: tuple[Fault, ...]) -> None:
+    def __init__(self, world: World, promises: Promises, script: tuple[Fault, ...], length: Length) -> None:
         self._world = world
         self._promises = promises
+        self._length = length
         self._rng = random.Random(f"outage {world.seed}")
         self._calm = not script and world.seed % CALM == 0
         self._script = script or (self._outages() if self._calm else self._trouble())
@@ -80,7 +82,7 @@ class Outage:
         """Around one outage, or more."""
         rng = self._rng
         first = Fault(rng.uniform(0.5, 4.0), "outage_down", rng.randrange(1000), rng.uniform(4.0, 25.0))
-        rest = schedule(rng, rng.uniform(10.0, 35.0), TABLE)
+        rest = schedule(rng, rng.uniform(10.0, 35.0), TABLE, most=self._length.most_faults)
         return tuple(sorted((first, *rest), key=lambda fault: fault.at_s))
 
     async def tell(self) -> None:

@@ -78,13 +78,13 @@ def run_seed(seed: int, script: Sequence[Fault] = ()) -> Result:
     return _run(seed, plain(seed), tuple(script)) if script else run_swarm(seed)
 
 
-def run_booked(seed: int, script: Sequence[Fault] = ()) -> Result:
+def run_booked(seed: int, script: Sequence[Fault] = (), length: Length = Length.FULL) -> Result:
     """Run a seed with two jobs whose tasks fill two of three nodes, under its faults or the given ones."""
-    shape = replace(plain(seed), nodes=3, second=True, booked=True)
+    shape = replace(plain(seed), nodes=3, length=length, second=True, booked=True)
     return _run(seed, shape, tuple(script) or None)
 
 
-def run_flawed(seed: int, script: Sequence[Fault] = ()) -> Result:
+def run_flawed(seed: int, script: Sequence[Fault] = (), length: Length = Length.FULL) -> Result:
     """Run a seed with two jobs and a bug: a rule of the leader, or of the agents, raises for one of them.
 
     Half of the seeds meet nothing else. The others meet their faults, or the given ones, besides.
@@ -102,7 +102,7 @@ def run_flawed(seed: int, script: Sequence[Fault] = ()) -> Result:
         calm=calm,
         armed=False,
     )
-    shape = plain(seed) if calm else swarm(seed)
+    shape = replace(plain(seed), length=length) if calm else swarm(seed, length)
     given: tuple[Fault, ...] | None = tuple(script) or (() if calm else None)
     undo = install(flaw)
     try:
@@ -111,22 +111,27 @@ def run_flawed(seed: int, script: Sequence[Fault] = ()) -> Result:
         undo()
 
 
-def run_deleted(seed: int, script: Sequence[Fault] = ()) -> Result:
+def run_deleted(seed: int, script: Sequence[Fault] = (), length: Length = Length.FULL) -> Result:
     """Run a seed with two jobs that operators delete amid its faults, or amid the given ones."""
-    shape = replace(swarm(seed), second=True, crowded=False)
+    shape = replace(swarm(seed, length), second=True, crowded=False)
     return _run(seed, shape, tuple(script) or None, deletions=MOST_DELETIONS)
 
 
-def run_powered(seed: int, script: Sequence[Fault] = ()) -> Result:
+def run_powered(seed: int, script: Sequence[Fault] = (), length: Length = Length.FULL) -> Result:
     """Run a seed whose fence devices are late, or do not work, under its faults or the given ones."""
     device = random.Random(f"device {seed}").choice((Device.LATE, Device.BROKEN))
-    shape = plain(seed) if script else swarm(seed)
+    shape = plain(seed) if script else swarm(seed, length)
     return _run(seed, replace(shape, device=device), tuple(script) or None)
 
 
-def run_stopped(seed: int, script: Sequence[Fault] = (), keeper: Keeper = Keeper.WORKS) -> Result:
+def run_stopped(
+    seed: int,
+    script: Sequence[Fault] = (),
+    keeper: Keeper = Keeper.WORKS,
+    length: Length = Length.FULL,
+) -> Result:
     """Run a seed whose nodes fence what a stopped agent has left, under its faults or the given ones."""
-    shape = plain(seed) if script else swarm(seed)
+    shape = plain(seed) if script else swarm(seed, length)
     return _run(seed, replace(shape, keeper=keeper), tuple(script) or None)
 
 

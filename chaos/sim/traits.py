@@ -41,6 +41,18 @@ class Draft:
 
 Trait = Callable[[random.Random, Draft, Shape], Draft]
 
+RULED_OUT = {
+    "two parameter servers": "a crowded cluster has no room for one more; a ring has none",
+    "a network of its own": "it is a container's",
+    "unread steps": "its recoveries take half a minute: too long for a short run, and where a hang "
+    "has to be found",
+    "another task saves": "there has to be another worker that trains",
+    "elastic workers": "it is about workers; a job without them has nobody to add",
+    "worker 0 decides": "`validate` refuses it where a role of chiefs decides",
+    "cold starts, and sessions that recover": "only asynchronous jobs with servers have such sessions",
+}
+"""Trait -> what it leaves out, and why. Each is a rule of the product, or of the run's length."""
+
 
 def varied(draft: Draft, seed: int, shape: Shape) -> Draft:
     """The job with the traits that the seed gives to one of its name."""
@@ -152,17 +164,11 @@ def _one_name(rng: random.Random, draft: Draft, shape: Shape) -> Draft:
 
 def _another_saves(rng: random.Random, draft: Draft, shape: Shape) -> Draft:
     """Not the task that its roles let expect saves, but the last worker."""
-    counts = {role.name: role.count for role in draft.spec.roles}
-    others = counts.get("worker", 0) - (0 if "chief" in counts else 1)
-    if "worker" not in draft.temper.trainers or others < 1:
-        return draft
-    return replace(draft, temper=replace(draft.temper, another_saves=True))
+    return replace(draft, temper=replace(draft.temper, another_saves=True)) if _has_another(draft) else draft
 
 
 def _elastic(rng: random.Random, draft: Draft, shape: Shape) -> Draft:
     """It has as many workers as there is room for."""
-    if draft.temper.another_saves:
-        return draft
     roles = tuple(
         replace(role, count=role.count + 1, least=1, most=role.count + 1) if role.name == "worker" else role
         for role in draft.spec.roles
@@ -233,6 +239,13 @@ TRAITS: dict[str, Trait] = {
     "worker 0 decides": _first_worker,
     "deleted after its end": _limited("delete_after_ms", FORGOTTEN_S),
 }
+
+
+def _has_another(draft: Draft) -> bool:
+    """Whether a worker trains beside the task that TensorFlow takes for the chief."""
+    counts = {role.name: role.count for role in draft.spec.roles}
+    others = counts.get("worker", 0) - (0 if "chief" in counts else 1)
+    return "worker" in draft.temper.trainers and others > 0
 
 
 def _with(draft: Draft, spec: JobSpec) -> Draft:

@@ -22,6 +22,7 @@ from supervisor.control.decide.assess.servers import (
     MOST,
     UNKNOWN_BOUND_MS,
     bound_ms,
+    spoilt,
 )
 from supervisor.control.decide.checkpoints.cadence import cadence_of
 from supervisor.control.decide.plan import put
@@ -294,6 +295,23 @@ def test_training_that_went_back_before_a_commit_restarts_all_from_that_commit()
     assert world.switch().base == CheckpointRef(1, 9), "what was saved since is set aside"
     world.steps.update(chief=12, worker=12)
     assert until_recovered(world).to_step == 5
+
+
+def test_a_save_that_was_finished_before_the_saver_itself_restarted_is_not_set_aside() -> None:
+    world = Recovering(1)
+    world.stuck = True
+    kill(world)
+    until_restored(world)
+    world.commit(1, 10, CheckpointRef(1, 5))
+    (held,) = [each for each in world.job().incidents.values() if each.value.cause is Cause.KILLED]
+    made = spoilt(world.job(), replace(held, value=replace(held.value, to_step=2)))
+    assert made is not None
+    assert made.base == CheckpointRef(1, 10)
+    report = world.running()["chief.0"]
+    world.write(Delete(keys.attempt(report.attempt)))
+    later = replace(report, number=2)
+    world.write(put(keys.attempt(later.attempt), later))
+    assert spoilt(world.job(), replace(held, value=replace(held.value, to_step=2))) is None
 
 
 def test_a_widened_recovery_whose_plan_is_gone_is_begun_again() -> None:

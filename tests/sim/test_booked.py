@@ -19,7 +19,8 @@ def test_two_jobs_that_wait_for_the_same_room_do_not_both_get_it(seed: int) -> N
     assert result.facts["nodes filled by several jobs"] > 0
 
 
-@pytest.mark.parametrize("first", [1, pytest.param(11, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("first", [1, 11])
 def test_nor_under_faults_of_all_kinds(first: int) -> None:
     done = simulate("--booked", "--seeds", f"{first}..{first + 9}", "--jobs", "1")
     assert done.returncode == 0, done.stdout + done.stderr

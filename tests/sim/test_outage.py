@@ -9,7 +9,6 @@ import pytest
 from tests.sim.command import simulate
 
 BATCH = 4
-FIRST_BATCHES = 1
 ALL_BATCHES = 80
 
 
@@ -22,12 +21,7 @@ def run_batch(number: int) -> None:
     assert told["promises given"] > 12 * BATCH
 
 
-@pytest.mark.parametrize("number", range(FIRST_BATCHES))
-def test_training_goes_on_without_etcd_and_no_two_generations_take_effect(number: int) -> None:
-    run_batch(number)
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("number", range(FIRST_BATCHES, ALL_BATCHES))
-def test_nor_do_they_in_many_more_seeds(number: int) -> None:
+@pytest.mark.parametrize("number", range(ALL_BATCHES))
+def test_training_goes_on_without_etcd_and_no_two_generations_take_effect(number: int) -> None:
     run_batch(number)

@@ -7,7 +7,6 @@ import pytest
 from tests.sim.command import simulate
 
 BATCH = 25
-FIRST_BATCHES = 1
 SHORT_BATCHES = 120
 LONG_BATCHES = 80
 
@@ -18,14 +17,9 @@ def run_batch(number: int, *more: str) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("number", range(FIRST_BATCHES))
-def test_promises_hold(number: int) -> None:
-    run_batch(number, "--short")
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("number", range(FIRST_BATCHES, SHORT_BATCHES))
-def test_promises_hold_for_more_seeds(number: int) -> None:
+@pytest.mark.parametrize("number", range(SHORT_BATCHES))
+def test_promises_hold(number: int) -> None:
     run_batch(number, "--short")
 
 

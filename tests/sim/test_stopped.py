@@ -42,7 +42,8 @@ def test_a_node_that_lies_breaks_a_promise() -> None:
     assert any(f"[{DEAD}]" in each for each in result.violations)
 
 
-@pytest.mark.parametrize("first", [1, pytest.param(11, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("first", [1, 11])
 def test_nor_under_faults_of_all_kinds(first: int) -> None:
     done = simulate("--stopped", "--seeds", f"{first}..{first + 9}", "--jobs", "1")
     assert done.returncode == 0, done.stdout + done.stderr

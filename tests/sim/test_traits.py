@@ -7,7 +7,7 @@ import pytest
 from chaos.sim.cluster.programs import ENDINGS
 from chaos.sim.jobs import LATE, SECOND, another_job, first_job
 from chaos.sim.swarm import Length, Shape, swarm
-from chaos.sim.traits import TRAITS, Draft, varied
+from chaos.sim.traits import RULED_OUT, TRAITS, Draft, varied
 from recovery.policy.logs import last_words
 from supervisor.control.decide.jobs.admission import check_spec
 
@@ -65,3 +65,9 @@ def test_last_words_say_what_they_are_meant_to(cause: str) -> None:
     found = last_words(f"step 7\n{ENDINGS[cause]}")
     assert found is not None
     assert found.cause.value == cause
+
+
+def test_what_is_left_out_is_listed_by_trait_and_the_saver_of_an_elastic_job_may_be_another() -> None:
+    assert RULED_OUT.keys() <= TRAITS.keys()
+    seen = [set(draft.traits) for seed in SEEDS for draft in drafts(seed, Length.DENSE)]
+    assert any({"another task saves", "elastic workers"} <= traits for traits in seen)

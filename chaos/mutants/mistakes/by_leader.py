@@ -380,6 +380,26 @@ MUTANTS = (
         Simulated((Fault(1.8, "store_slow", 0, 60.0), Fault(2.0, "job_ends", 0, 0.1))),
     ),
     Mutant(
+        "a success that does not name the save that it leaves behind",
+        7,
+        ("success comes after the last commit",),
+        (
+            Edit(
+                "supervisor/control/decide/jobs/lifecycle.py",
+                "    left = _left(snap, job, alive)\n",
+                '    left = "its last save is not committed" if _left(snap, job, alive) else ""\n',
+            ),
+        ),
+        Simulated(
+            (
+                Fault(1.8, "store_down", 0, 60.0),
+                Fault(2.0, "job_ends", 0, 0.1),
+                # It only keeps the store from being healed before.
+                Fault(40.0, "etcd_leader", 0, 0.1),
+            )
+        ),
+    ),
+    Mutant(
         "an evaluator's word taken for a step",
         8,
         (GIVEN_UP,),

@@ -34,6 +34,8 @@ from supervisor.contract.ids import AttemptId, TaskId
 
 TRAINING = ("chief", "worker")
 KEEPS_ALL = 1_000_000
+ENDED_WELL = (0, 143)
+"""The exit codes of a program that has come to its end, and of one that has saved after SIGTERM."""
 POLL_S = 0.1
 EVALUATES_S = 0.5
 CONNECT_S = (0.05, 0.3)
@@ -246,13 +248,19 @@ class Training:
         ours = [each for each in self.programs if each.attempt.task.job == job]
         return [each for each in ours if each.leads and each.row.code == 0]
 
-    def last_save(self, job: str) -> int:
-        """The last finished save of those that came to the end of the training that ended last; -1: none."""
+    def last_saver(self, job: str) -> Program | None:
+        """Who made the last save of the training that ended last, and ended by itself or when asked to."""
         done = self.finished(job)
         generation = done[-1].attempt.generation if done else -1
-        ours = [each for each in self.programs if each.attempt.task.job == job]
-        savers = [each for each in ours if each.saver and each.attempt.generation == generation]
-        return max((step for each in savers if each.row.code == 0 for _, step in each.saved[-1:]), default=-1)
+        ours = [each for each in self.programs if each.attempt.task.job == job and each.saved]
+        ended = [each for each in ours if each.row.code in ENDED_WELL and each.machine.up]
+        last = [each for each in ended if each.attempt.generation == generation]
+        return max(last, key=lambda each: each.saved[-1][1], default=None)
+
+    def last_save(self, job: str) -> int:
+        """The step of that save; -1 without one."""
+        program = self.last_saver(job)
+        return program.saved[-1][1] if program is not None else -1
 
     def serving(self, address: str) -> Program | None:
         """The server that answers there."""

@@ -7,6 +7,7 @@ import re
 from dataclasses import replace
 
 from chaos.sim.cluster.etcd import Effect
+from chaos.sim.cluster.loop import Life
 from chaos.sim.cluster.programs import Program
 from chaos.sim.cluster.saves import files_below
 from chaos.sim.promises.bases import is_whole
@@ -26,6 +27,7 @@ OBEYED_S = 3.0
 STEPPED_S = 1.0
 _ATTEMPT = re.compile(r"-a(\d+)(#\d+)?$", re.ASCII)
 """In the id of an incident of one attempt, which may be the second of that name."""
+_SAVED = re.compile(r"g\d+-s(\d+)", re.ASCII)
 ECHO_S = 1.5
 """A launcher's loss is noticed after two seconds (rule 4)."""
 
@@ -49,6 +51,7 @@ class Records:
         self._ended_s: dict[str, float] = {}
         self._described: set[str] = set()
         self._started: set[tuple[str, AttemptId]] = set()
+        self._charged: set[tuple[str, str]] = set()
 
     def forget(self) -> None:
         """Etcd has lost all that was written."""
@@ -104,9 +107,22 @@ class Records:
             return
         saved = self._world.training.last_save(switch.job)
         committed = max((ref.step for ref in self._picture.committed(switch.job)), default=-1)
-        if committed < saved and not switch.uncommitted:
+        if committed < saved and not (switch.uncommitted and self._names(switch, saved)):
             text = f"{switch.job}: {saved} is saved, {committed} is committed: {switch.reason}"
             self._seen.broken("success comes after the last commit", text)
+
+    def _names(self, switch: JobSwitch, saved: int) -> bool:
+        """Whether the warning names this save, or its node cannot be asked for its name.
+
+        A save may have a higher number than its step, by one for each recovery.
+        """
+        if any(int(step) >= saved for step in _SAVED.findall(switch.uncommitted)):
+            return True
+        program = self._world.training.last_saver(switch.job)
+        seat = self._world.nodes[program.machine.name] if program is not None else None
+        process = seat.process if seat is not None else None
+        away = {*self._world.weather.cut_from_supervisors, *self._world.weather.cut_from_etcd}
+        return process is None or process.life is not Life.RUNNING or process.name.split("#")[0] in away
 
     def _check_saver(self, switch: JobSwitch) -> None:
         """Rule 7.3: a member of the plan in force saves, so that some node commits."""
@@ -229,8 +245,11 @@ class Records:
             self._seen.broken(RECORDED, f"{incident.id} is over, and begins generation {switch.generation}")
         now, old = switch.ledger, before.ledger
         spent = now.program + now.infrastructure - old.program - old.infrastructure
-        # What one task's restart was charged for may take all of them after it.
-        if switch.incident != before.incident and spent != (incident.cause is not Cause.SUBMITTED):
+        # What one task's restart was charged for may take all of them after it, also when another is between.
+        this = switch.job_uuid, incident.id
+        due = incident.cause is not Cause.SUBMITTED and this not in self._charged
+        self._charged.add(this)
+        if switch.incident != before.incident and spent != due:
             self._seen.broken(RECORDED, f"{switch.incident} ({incident.cause.value}): {old} -> {now}")
 
     def _check_withdrawn(self, before: CommitRecord, key: str, record: CommitRecord) -> None:

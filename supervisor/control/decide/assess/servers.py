@@ -10,7 +10,7 @@ from supervisor.contract.desired import Assignment, Placement, Plan
 from supervisor.contract.ids import AttemptId, TaskId
 from supervisor.contract.incident import Incident, Outcome
 from supervisor.contract.job.spec import Scope
-from supervisor.contract.observed import TaskBeat
+from supervisor.contract.observed import AttemptState, TaskBeat
 from supervisor.control.decide.facts.history import life_of, newest_commit, steps_are_read
 from supervisor.control.decide.facts.standing import Standing, standing
 from supervisor.control.decide.snapshot import JobState, Snapshot, Versioned
@@ -141,13 +141,22 @@ def is_too_low(job: JobState, held: Versioned[Incident], beat: TaskBeat) -> bool
 
 
 def spoilt(job: JobState, held: Versioned[Incident]) -> BaseVerdict | None:
-    """A commit that must be set aside, as it was made after a recovery that went back too far."""
+    """A commit that must be set aside, as it was made after a recovery that went back too far.
+
+    A saver that was restarted, too, has not made what was committed before its present attempt was reported:
+    its node was late with a save that was finished before the loss.
+    """
     generation = job.switch.value.generation
+    reports = [held for attempt, held in job.attempts.items() if attempt.task == job.saver]
+    began = max(
+        (each.create_revision for each in reports if each.value.state is AttemptState.RUNNING), default=0
+    )
+    since = max(held.create_revision, began)
     wrong = [
         ref
         for ref, commit in job.commits.items()
         if ref.generation == generation
-        and commit.create_revision > held.create_revision
+        and commit.create_revision > since
         and commit.value.state is CommitState.COMMITTED
     ]
     if not wrong:
