@@ -217,7 +217,7 @@ class Records:
         if flips and incident.outcome is not Outcome.OPEN:
             self._seen.broken(RECORDED, f"{incident.id} is over, and begins generation {switch.generation}")
         now, old = switch.ledger, before.ledger
-        spent = now.program + now.infrastructure - old.program - old.infrastructure
+        spent = now.restarts - old.restarts
         # What one task's restart was charged for may take all of them after it.
         if switch.incident != before.incident and spent != (incident.cause is not Cause.SUBMITTED):
             self._seen.broken(RECORDED, f"{switch.incident} ({incident.cause.value}): {old} -> {now}")
