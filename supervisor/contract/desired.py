@@ -391,6 +391,11 @@ class Ledger:
     streak: int = 0
     progress: CheckpointRef | None = None
 
+    @property
+    def restarts(self) -> int:
+        """All of them."""
+        return self.program + self.infrastructure
+
 
 @dataclass(frozen=True, slots=True)
 class DeletedJob:

@@ -129,6 +129,7 @@ class Incident:
         flat: for a hang, the signs of life that were missing.
         not_joined: of a join that came to nothing (rule 6.11); None: of all else.
         error: the error of its own code that ended the program, without its message; None: another end.
+        sizes: the counts with which the job had trained, of the roles that got another with this restart.
         began: etcd's revision at the start of the failed attempt; 0: no attempt has failed, the one that lost
             its launcher had not run yet, or unknown.
     """
@@ -162,6 +163,7 @@ class Incident:
     flat: tuple[str, ...] = ()
     not_joined: NotJoined | None = None
     error: Raised | None = None
+    sizes: dict[str, int] = field(default_factory=dict)
 
     @property
     def total_ms(self) -> int:

@@ -239,3 +239,20 @@ def test_a_broken_invariant_of_a_job_parks_it() -> None:
     parked = world.switch().parked
     assert parked is not None
     assert "not in force yet" in parked.error
+
+
+def test_a_program_is_shown_each_restart_that_there_was_whole_or_of_one_task() -> None:
+    world = World().start()
+
+    def shown(member: str) -> int:
+        held = world.job().assigned(world.switch().plan_id, member)
+        assert held is not None
+        return held.value.restart_count
+
+    assert shown("worker.0") == 0
+    world.end_task("ps.0", signal=9)
+    world.until(lambda: world.switch().generation == 2 and "worker.1" in world.running())
+    assert (shown("ps.0"), shown("worker.0")) == (1, 1)
+    world.end_task("worker.1", signal=9)
+    world.until(lambda: "worker.1" in world.running() and world.running()["worker.1"].number == 2)
+    assert (shown("worker.1"), shown("worker.0")) == (2, 1)

@@ -333,12 +333,19 @@ def test_a_worker_that_fails_before_its_first_step_leaves_again_and_costs_nothin
     before = world.running()
     wish(world, worker=4)
     fail_to_join(world, "worker.3")
-    world.until(lambda: "left" in world.done)
+    undone = next_of(world, "resize_undone")
+    assert "the job goes back to worker=3 and stays there until" in undone.text
+    assert "`supervisorctl scale digits worker=4` asks again" in undone.text
+    world.run(undone)
     assert world.running() == before
     (told,) = joins(world)
     assert told.outcome is Outcome.SUPERSEDED
     assert "left before it did any work" in told.detail
     assert world.switch().ledger.streak == 0
+    for _ in range(20):
+        world.tick()
+    assert world.job().next_plan is None, "the job trains on as it is"
+    wish(world, worker=4)
     world.until(lambda: world.job().next_plan is not None)
     world.commit(1, 200)
     world.until(lambda: world.switch().generation == 2 and len(workers(world)) == 4)
@@ -662,12 +669,14 @@ def test_a_worker_that_joins_too_late_leaves_again_and_costs_nothing(*, starts: 
         idle = agent.node not in {each.node for each in before.values()}
         agent.starts, agent.steps = starts or not idle, not idle
     wish(world, worker=3)
-    world.until(lambda: "left" in world.done)
+    world.until(lambda: "resize_undone" in world.done)
     assert (world.running(), world.switch().ledger) == (before, ledger)
     (told,) = joins(world)
     assert told.outcome is Outcome.SUPERSEDED
     assert told.not_joined is NotJoined.PROGRAM
-    world.until(lambda: world.job().next_plan is not None)
+    for _ in range(20):
+        world.tick()
+    assert world.job().next_plan is None
     assert world.done.count("joined") == 1
 
 
@@ -681,7 +690,7 @@ def test_a_join_is_not_over_before_its_first_step_where_others_tell_of_theirs() 
         world.tick(1_000)
     assert [each.outcome for each in joins(world)] == [Outcome.OPEN]
     world.end_task("worker.2", code=1)
-    world.until(lambda: "left" in world.done)
+    world.until(lambda: "resize_undone" in world.done)
     assert world.switch().generation == 1
 
 
@@ -694,11 +703,16 @@ def test_an_elastic_role_does_not_restart_all_for_a_worker_that_failed_to_join()
     world.commit(1, 100)
     world.register("n9", "i9")
     fail_to_join(world)
-    world.until(lambda: "left" in world.done)
+    world.until(lambda: "resize_undone" in world.done)
     for _ in range(20):
         world.tick()
     assert world.job().next_plan is None
     assert world.done.count("joined") == 1
+    world.end_task("ps.0", signal=9)
+    world.until(lambda: world.switch().generation == 2 and "worker.1" in world.running())
+    assert count(world) == 2, "a restart does not grow it either"
+    wish(world, worker=3)
+    until_of(world, 3)
 
 
 def test_an_elastic_role_takes_no_room_while_a_worker_of_it_is_away() -> None:

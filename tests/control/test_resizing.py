@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from supervisor.contract import keys
+from supervisor.contract.checkpoint import CheckpointRef, CommitState
 from supervisor.contract.desired import ClusterSpec, JobPhase, JobSwitch
 from supervisor.contract.errors import NotFound, UserError
 from supervisor.contract.incident import Cause, Outcome
@@ -20,6 +21,7 @@ from supervisor.control.decide.nodes.placement import Before, PlacementResult
 from supervisor.control.decide.plan import put
 from supervisor.control.decide.reconcile import waiting_for
 from tests.control.bank import Bank
+from tests.control.failing import BUG, end, kill, spec_with
 from tests.control.world import World
 from tests.support.builders import job_spec, role
 
@@ -173,6 +175,108 @@ def test_an_elastic_role_loses_a_node_and_goes_on_with_fewer() -> None:
     world.switch_off(world.node_of("worker.2"))
     world.until(lambda: world.switch().generation == 2 and len(world.running()) == 2)
     assert counts(world)["worker"] == 2
+
+
+def quiet_at(world: World, *, steps: bool = False) -> None:
+    for agent in world.agents.values():
+        agent.steps = steps
+
+
+def failing_resize(world: World, size: int) -> CheckpointRef:
+    """Scale the workers; a worker fails before its first step with the new count. Returns the base."""
+    wish(world, worker=size)
+    world.until(lambda: world.job().next_plan is not None)
+    base = world.commit(1, 100)
+    quiet_at(world)
+    world.until(lambda: world.switch().generation == 2 and "worker.0" in world.running())
+    assert counts(world)["worker"] == size
+    end(world, "worker.0", BUG)
+    return base
+
+
+@pytest.mark.parametrize("size", [4, 1])
+def test_a_size_that_the_program_cannot_take_is_taken_back_and_costs_nothing(size: int) -> None:
+    world = World(spec_with(max_restarts=0)).start()
+    base = failing_resize(world, size)
+    world.until(lambda: world.switch().generation == 3 and len(world.running()) == 4)
+    assert counts(world)["worker"] == 2
+    assert (world.switch().base, world.switch().ledger.program) == (base, 0)
+    assert world.job().commits[base].value.state is CommitState.COMMITTED
+    told = world.incidents()[world.switch().incident]
+    assert (told.cause, told.rule, told.sizes) == (Cause.RESIZED, "resize.undone", {})
+    assert f"it failed before its first step with worker={size}, and is not charged" in told.detail
+    assert "ValueError: wrong" in told.tail
+    assert world.done.count("resize_undone") == 1
+    quiet_at(world, steps=True)
+    for _ in range(20):
+        world.tick()
+    world.commit(3, 200)
+    for _ in range(20):
+        world.tick()
+    assert world.switch().generation == 3, "it trains on, and tries no other size by itself"
+    wish(world, worker=size)
+    world.until(lambda: world.job().next_plan is not None)
+    world.commit(3, 300)
+    world.until(lambda: world.switch().generation == 4 and counts(world)["worker"] == size)
+
+
+def test_what_fails_after_a_resize_was_taken_back_is_the_programs() -> None:
+    world = World(spec_with(max_restarts=0)).start()
+    failing_resize(world, 4)
+    world.until(lambda: world.switch().generation == 3 and "worker.0" in world.running())
+    end(world, "chief.0", BUG)
+    world.until(lambda: world.switch().phase is JobPhase.FAILED)
+    assert world.done.count("resize_undone") == 1
+
+
+def test_what_fails_after_a_step_does_not_take_the_resize_back() -> None:
+    world = World().start()
+    wish(world, worker=4)
+    world.until(lambda: world.job().next_plan is not None)
+    world.commit(1, 100)
+    world.until(lambda: world.switch().generation == 2 and len(world.running()) == 6)
+    for _ in range(10):
+        world.tick()
+    end(world, "chief.0", BUG)
+    world.until(lambda: world.switch().generation == 3)
+    assert counts(world)["worker"] == 4
+    assert world.switch().ledger.program == 1
+
+
+def test_a_node_that_is_lost_before_the_first_step_leaves_the_size_untried() -> None:
+    world = World(spec_with(max_restarts=0)).start()
+    wish(world, worker=4)
+    world.until(lambda: world.job().next_plan is not None)
+    world.commit(1, 100)
+    quiet_at(world)
+    world.until(lambda: world.switch().generation == 2 and "ps.0" in world.running())
+    kill(world, "ps.0")
+    world.until(lambda: world.switch().generation == 3 and "worker.0" in world.running())
+    end(world, "worker.0", BUG)
+    world.until(lambda: world.switch().generation == 4)
+    assert counts(world)["worker"] == 2
+
+
+def test_growth_that_the_program_cannot_take_is_not_tried_again_by_itself() -> None:
+    world = elastic(nodes=2)
+    world.tick()
+    world.commit(1, 100)
+    world.register("n9", "i9")
+    world.until(lambda: "the next commit" in waits(world))
+    world.tick()
+    world.commit(1, 200)
+    quiet_at(world)
+    world.until(lambda: world.switch().generation == 2 and len(world.running()) == 3)
+    end(world, "worker.2", BUG)
+    world.until(lambda: world.switch().generation == 3 and len(world.running()) == 2)
+    quiet_at(world, steps=True)
+    for _ in range(20):
+        world.tick()
+    world.commit(3, 300)
+    for _ in range(20):
+        world.tick()
+    assert (world.switch().generation, counts(world)) == (3, {"worker": 2})
+    assert world.switch().ledger.program == 0
 
 
 def full() -> World:

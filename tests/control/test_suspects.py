@@ -13,6 +13,7 @@ from supervisor.contract.incident import Cause
 from supervisor.contract.job.spec import RestartPolicy, Scope
 from supervisor.contract.observed import Exit, ExitReason
 from supervisor.control.decide.checkpoints.quarantine import with_acquittal
+from supervisor.control.decide.facts.history import newest_commit
 from supervisor.control.decide.nodes import cordons
 from supervisor.control.decide.nodes.cordons import COOLDOWN_MS
 from supervisor.control.decide.plan import Action, put
@@ -235,6 +236,11 @@ def test_what_returns_from_two_checkpoints_is_the_programs_and_the_checkpoint_is
     assert world.switch().phase is JobPhase.FAILED
     assert "it is not the checkpoint's fault" in world.switch().reason
     assert world.job().commits[newer].value.state is CommitState.COMMITTED
+    assert newest_commit(world.job()) == newer, "it is on the lineage again"
+    again = replace(world.job().intent.value, restart_serial=world.job().intent.value.restart_serial + 1)
+    world.write(put(world.job().intent.key, again))
+    world.until(lambda: world.switch().phase is JobPhase.RUNNING)
+    assert world.switch().base == newer, "a mended program starts from it (rule 8.5)"
 
 
 def test_a_program_whose_steps_cannot_be_read_has_no_checkpoint_suspected() -> None:

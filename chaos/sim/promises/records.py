@@ -244,7 +244,7 @@ class Records:
         if flips and incident.outcome is not Outcome.OPEN:
             self._seen.broken(RECORDED, f"{incident.id} is over, and begins generation {switch.generation}")
         now, old = switch.ledger, before.ledger
-        spent = now.program + now.infrastructure - old.program - old.infrastructure
+        spent = now.restarts - old.restarts
         # What one task's restart was charged for may take all of them after it, also when another is between.
         this = switch.job_uuid, incident.id
         due = incident.cause is not Cause.SUBMITTED and this not in self._charged

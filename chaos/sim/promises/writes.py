@@ -157,7 +157,7 @@ class Writes:
             return
         ledger, old = switch.ledger, before.ledger
         again = before.phase.ended and switch.phase is JobPhase.WAITING
-        spent = ledger.program + ledger.infrastructure - old.program - old.infrastructure
+        spent = ledger.restarts - old.restarts
         if not again and (spent not in (0, 1) or min(ledger.program - old.program, spent) < 0):
             self._seen.broken("one failure is charged once", f"{old} -> {ledger}")
         if ledger.program > self._seen.charges:

@@ -75,7 +75,10 @@ def restart(given: Globals, job: str, checkpoint: str | None) -> None:
 def scale(given: Globals, job: str, sizes: tuple[str, ...]) -> None:
     """Change how many tasks a role of JOB has: worker=4.
 
-    A job that runs restarts with them from a checkpoint, right after it has saved one.
+    A job that runs restarts with them from a checkpoint, right after it has saved one; or workers join and
+    leave while the others train on. Those keep the number of workers that they were started with: a program
+    that computes with it needs `restart.scope: {worker: all}`. What fails before its first step goes back
+    to the size of before.
     """
     check_name("job", job)
     wanted = dict(map(parse_size, sizes))

@@ -201,13 +201,16 @@ def _answer(snap: Snapshot, job: JobState, found: Assessment, need: Need | None)
     if need.patience_ms and (moved := _move(snap, job, found)):
         return moved  # another size waits for a commit; what is lost need not
     judgement = need.judgement
+    if undone := resizing.undo(job, need):
+        return undone
     judged = quarantine.act_on(job, judgement.bad_base) if judgement.bad_base is not None else []
     if judgement.bad_node is not None:
         judged += cordons.act_on(snap, job, judgement.bad_node)
     if judged:
         return judged[:1]
     if not judgement.verdict.allowed:
-        failed = failing.fail(snap, job, need, judgement.verdict.reason)
+        cleared = quarantine.base_after(job, judgement.bad_base)
+        failed = failing.fail(snap, job, need, judgement.verdict.reason, cleared)
         return [quarantine.with_acquittal(job, failed, judgement.bad_base)]
     if need.scope is Scope.TASK and job.switch.value.closing is None:
         steps = restart.in_place(snap, job, need)

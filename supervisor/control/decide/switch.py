@@ -239,9 +239,9 @@ class Transition(Enum):
     )
     FAIL = Row(
         "the budget is spent, no base is left, or the job's rules say so; tasks may be kept for inspection",
-        ("8.3", "8.4", "13.3"),
+        ("8.3", "8.4", "8.5", "13.3"),
         _lead((SwitchState.FAILED, SwitchState.FAILED_HOLDING), *_WAITING, *_RUNNING),
-        ("phase", "closing", "reason", "restart_serial", "ledger", "held"),
+        ("phase", "base", "closing", "reason", "restart_serial", "ledger", "held"),
     )
     END_HOLD = Row(
         "what was kept for inspection has ended, or an operator ends it",

@@ -214,6 +214,8 @@ def need_of(
         # One that moves alone needs no new generation for it. Others may have been told any other's address.
         ended = report.exit is not None or job.record.value.spec.role(member.task.role).follow
         scope = scope if ended and moves_alone(job, member.task) else Scope.ALL
+    if found.undone:
+        scope, rule = Scope.ALL, "resize.undone"
     return Need(
         incident=incident,
         cause=found.cause,

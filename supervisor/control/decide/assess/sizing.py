@@ -78,21 +78,29 @@ def _why_kept(job: JobState, *, leaves: bool) -> str:
 def did_not_join(job: JobState) -> str:
     """A join of the generation in force that came to nothing, in words; empty if another may be tried.
 
-    The worker has left again. If its program was at fault no other joins in its place, and not for ever if it
-    was not: a new generation finds out what its node lacks.
+    The worker has left again. If its program was at fault, an operator who asks again gets a new generation.
+    If it was not, it is not tried for ever: a new generation finds out what its node lacks.
     """
+    failed, taken = _not_joined(job, NotJoined.PROGRAM), _not_joined(job, NotJoined.MACHINE)
+    told = failed[-1:] or taken[MOST_TAKEN - 1 :][-1:]
+    return "".join(f"{each.task} did not join (incident {each.id})" for each in told)
+
+
+def is_taken_often(job: JobState) -> bool:
+    """Whether joins of the generation in force were lost so often by no fault of the program."""
+    return len(_not_joined(job, NotJoined.MACHINE)) >= MOST_TAKEN
+
+
+def _not_joined(job: JobState, fault: NotJoined) -> list[Incident]:
+    """The joins of the generation in force that came to nothing for this reason."""
     plan = job.plan_in_force
     there = {each.member for each in plan.value.placements} if plan is not None else set()
-    ended = [
+    return [
         held.value
         for held in job.incidents.values()
         if held.value.plan_id == job.switch.value.plan_id and held.value.member not in there
-        if held.value.outcome is Outcome.SUPERSEDED
+        if held.value.outcome is Outcome.SUPERSEDED and held.value.not_joined is fault
     ]
-    failed = [each for each in ended if each.not_joined is NotJoined.PROGRAM]
-    taken = [each for each in ended if each.not_joined is NotJoined.MACHINE]
-    told = failed[-1:] or taken[MOST_TAKEN - 1 :][-1:]
-    return "".join(f"{each.task} did not join (incident {each.id})" for each in told)
 
 
 def joining(job: JobState) -> dict[str, Versioned[Incident]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from recovery.formats.selection import candidates
 from recovery.policy.budget import Verdict, charge
@@ -12,6 +12,7 @@ from recovery.policy.repeats import first_error, raised_on
 from recovery.policy.rules import rule_of
 from recovery.policy.suspects import BaseVerdict, NodeVerdict, suspect_base, suspect_node, try_elsewhere
 from supervisor.contract.checkpoint import CheckpointRef
+from supervisor.contract.ids import TaskId
 from supervisor.contract.incident import Cause, Raised
 from supervisor.contract.job.spec import Rule, Scope
 from supervisor.contract.observed import ExitReason
@@ -20,6 +21,7 @@ from supervisor.control.decide.facts.history import (
     has_trained,
     life_of,
     newest_commit,
+    sizes_before,
     steps_are_read,
 )
 from supervisor.control.decide.snapshot import JobState, Snapshot
@@ -62,6 +64,7 @@ class Judgement:
         bad_base: what the failures say of the checkpoint that the generation in force started from.
         cold: the program raised an error of its code, which the next start is to repeat without a warm start;
             or its start hung.
+        undone: it failed before its first step after a resize, which is taken back: the counts of before.
     """
 
     cause: Cause
@@ -72,6 +75,7 @@ class Judgement:
     bad_base: BaseVerdict | None = None
     cause_why: str = ""
     cold: bool = False
+    undone: dict[str, int] = field(default_factory=dict)
 
 
 def judge(snap: Snapshot, job: JobState, accused: Suspect) -> Judgement:
@@ -84,6 +88,12 @@ def judge(snap: Snapshot, job: JobState, accused: Suspect) -> Judgement:
         # A warm start may hang of the fork alone: the next one is cold.
         hung = accused.cause is Cause.NEVER_READY and not present.stepped
         return Judgement(accused.cause, _verdict(job, life, present, rule, None), cold=hung)
+    if undone := _undone(snap, job, accused, task):
+        verdict = _verdict(job, life, replace(present, cause=Cause.RESIZED), Rule.RESTART, None)
+        counts = {role.name: role.count for role in job.record.value.spec.roles}
+        now = ", ".join(f"{role}={counts[role]}" for role in undone)
+        why = f"it failed before its first step with {now}, and is not charged"
+        return Judgement(Cause.RESIZED, verdict, cause_why=why, undone=undone)
     elsewhere = any(name != accused.node and snap.usable(node) for name, node in snap.nodes.items())
     error = _error(snap, job, accused, present)
     seen_on = frozenset[str]()
@@ -134,6 +144,13 @@ def _found_a_lock_left(life: tuple[Past, ...], accused: Suspect) -> bool:
         return False
     last = life[-1].incident
     return last.cause not in {Cause.SUBMITTED, Cause.LEFT_LOCK} and not left_lock(last.tail)
+
+
+def _undone(snap: Snapshot, job: JobState, accused: Suspect, task: TaskId) -> dict[str, int]:
+    """The counts to go back to, where a program fails before its first step with others; empty elsewhere."""
+    if not accused.cause.program_fault or accused.cause is Cause.WALL_TIME or accused.stepped:
+        return {}
+    return sizes_before(snap, job, task)
 
 
 def _error(snap: Snapshot, job: JobState, accused: Suspect, present: Present) -> Raised | None:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from recovery.policy.suspects import BaseVerdict
-from supervisor.contract.checkpoint import CheckpointRef, CommitState
+from supervisor.contract.checkpoint import CheckpointRef, CommitRecord, CommitState
 from supervisor.control.decide.checkpoints.commit_list import changed
 from supervisor.control.decide.plan import Action, short, unchanged
-from supervisor.control.decide.snapshot import JobState
+from supervisor.control.decide.snapshot import JobState, Versioned
 from supervisor.control.decide.switch import Transition, turn
 
 
@@ -19,11 +19,7 @@ def act_on(job: JobState, verdict: BaseVerdict) -> list[Action]:
 
 def with_acquittal(job: JobState, failing: Action, verdict: BaseVerdict | None) -> Action:
     """The end of the job, and in the same transaction the return of the checkpoints that it clears."""
-    held = (
-        [job.commits[ref] for ref in verdict.acquitted if ref in job.commits] if verdict is not None else []
-    )
-    # One that is being collected may have lost files already, and stays out of reach for good (rule 9).
-    cleared = [each for each in held if each.value.suspected and each.value.state is CommitState.QUARANTINED]
+    cleared = _cleared(job, verdict)
     if not cleared:
         return failing
     names = ", ".join(str(each.value.ref) for each in cleared)
@@ -37,6 +33,22 @@ def with_acquittal(job: JobState, failing: Action, verdict: BaseVerdict | None) 
         compares=(*failing.compares, *compares),
         ops=(*failing.ops, *ops),
     )
+
+
+def base_after(job: JobState, verdict: BaseVerdict | None) -> CheckpointRef | None:
+    """The newest checkpoint that the end of the job clears; None if none, or the generation has saved.
+
+    It is to be the switch's base: what is newer than that of the last generation is off the lineage.
+    """
+    if any(ref.generation == job.switch.value.generation for ref in job.commits):
+        return None
+    return max((each.value.ref for each in _cleared(job, verdict)), default=None)
+
+
+def _cleared(job: JobState, verdict: BaseVerdict | None) -> list[Versioned[CommitRecord]]:
+    """One that is being collected may have lost files already, and stays out of reach for good (rule 9)."""
+    held = [job.commits[ref] for ref in verdict.acquitted if ref in job.commits] if verdict else []
+    return [each for each in held if each.value.suspected and each.value.state is CommitState.QUARANTINED]
 
 
 def _set_aside(job: JobState, base: CheckpointRef, reason: str) -> list[Action]:

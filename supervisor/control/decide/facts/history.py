@@ -12,7 +12,8 @@ from recovery.policy.roles import training_roles
 from supervisor.contract.checkpoint import CheckpointRef, CommitRecord, CommitState
 from supervisor.contract.errors import NotFound
 from supervisor.contract.ids import TaskId
-from supervisor.contract.incident import Incident, Outcome
+from supervisor.contract.incident import Cause, Incident, Outcome
+from supervisor.contract.job.spec import Scope
 from supervisor.contract.observed import AttemptReport, TaskBeat
 from supervisor.control.decide.snapshot import JobState, Snapshot, Versioned
 
@@ -71,6 +72,58 @@ def role_has_stepped(snap: Snapshot, job: JobState, role: str) -> bool:
     reports = (job.report(each, plan.value) for each in placed if plan is not None)
     beats = (snap.beat_of(held.value.node, held.value.attempt) for held in reports if held is not None)
     return any(each is not None and each.has_stepped for each in beats)
+
+
+def sizes_before(snap: Snapshot, job: JobState, accused: TaskId | None = None) -> dict[str, int]:
+    """The counts with which the job last trained, of roles that have another one now (rule 6.11).
+
+    Empty once the job has made a step with the new ones; for a task that is new with them (`accused`), once
+    this task has made one.
+    """
+    generation = job.switch.value.generation
+    life = [past.incident for past in life_of(job) if past.incident.generation <= generation]
+    whole = [each for each in life if each.scope is Scope.ALL]
+    sized = max((each for each in whole if each.sizes), key=lambda each: each.generation, default=None)
+    if sized is None or any(_undoes(each) and each.generation > sized.generation for each in whole):
+        return {}
+    counts = {role.name: role.count for role in job.record.value.spec.roles}
+    before = {role: count for role, count in sized.sizes.items() if counts.get(role, count) != count}
+    is_new = accused is not None and accused.index >= before.get(accused.role, counts[accused.role])
+    since = [each for each in life if each.generation >= sized.generation]
+    if is_new and accused is not None and generation == sized.generation:
+        return {} if _has_stepped_itself(snap, job, accused) else before
+    return {} if _has_worked(snap, job, since, sized.generation) else before
+
+
+def _undoes(incident: Incident) -> bool:
+    """Whether it took a resize back, so that what fails after it is the program's."""
+    return incident.cause is Cause.RESIZED and not incident.sizes
+
+
+def _has_worked(snap: Snapshot, job: JobState, since: list[Incident], first: int) -> bool:
+    """Whether the job has made a step, or a checkpoint, since generation `first`.
+
+    A program that prints no steps has worked when its tasks have run for a while.
+    """
+    stepped = any(goes_on(each) for each in since if each.scope is Scope.ALL)
+    stepped |= any(failed_after_a_step(each) for each in since if each.from_generation >= first)
+    saved = any(ref.generation >= first for ref in job.commits)
+    quiet = not steps_are_read(snap, job) and any(each.outcome is Outcome.RECOVERED for each in since)
+    return stepped or saved or quiet or has_stepped(snap, job)
+
+
+def _has_stepped_itself(snap: Snapshot, job: JobState, task: TaskId) -> bool:
+    """Whether a task has made a step in the generation in force; of one that makes none, whether any has."""
+    if not role_has_stepped(snap, job, task.role):
+        return has_stepped(snap, job)
+    generation, plan = job.switch.value.generation, job.plan_in_force
+    held = job.assigned(plan.value.plan_id, task.member) if plan is not None else None
+    beat = snap.beat_of(held.value.node, held.value.attempt_id) if held is not None else None
+    return (beat is not None and beat.has_stepped) or any(
+        report.value.has_stepped
+        for attempt, report in job.attempts.items()
+        if (attempt.task, attempt.generation) == (task, generation)
+    )
 
 
 def job_step(snap: Snapshot, job: JobState) -> int:

@@ -8,6 +8,7 @@ all that ends an attempt (a start of the job, the dead-man's switch, its agent) 
 
 from __future__ import annotations
 
+from supervisor.contract.checkpoint import CheckpointRef
 from supervisor.contract.desired import JobPhase
 from supervisor.contract.incident import Cause
 from supervisor.contract.observed import AttemptReport, AttemptState
@@ -24,14 +25,18 @@ HELD = frozenset({Cause.HANG, Cause.NAN_LOSS, Cause.NEVER_READY, Cause.WALL_TIME
 """Causes of a job's end whose processes still run."""
 
 
-def fail(snap: Snapshot, job: JobState, need: Need, reason: str) -> Action:
-    """End the job as failed, and remove what was prepared for it."""
+def fail(snap: Snapshot, job: JobState, need: Need, reason: str, base: CheckpointRef | None = None) -> Action:
+    """End the job as failed, and remove what was prepared for it.
+
+    `base`: a checkpoint that a start is to find on the lineage again; None: the base stays as it is.
+    """
     kept = _to_hold(snap, job, need)
     reason = "; ".join(filter(None, (short(need.detail), short(reason), _how_to_look(job, kept))))
     failed = turn(
         job.switch,
         Transition.FAIL,
         phase=JobPhase.FAILED,
+        base=base or job.switch.value.base,
         closing=None,
         reason=reason,
         # The wish that led here is answered; only a later one starts the job again (rule 8).

@@ -64,7 +64,7 @@ def advance(snap: Snapshot, job: JobState, need: Need) -> list[Action]:
         return [abandon(job, plan, "another size of the job is wanted")]
     if _is_for_another(job, plan.value, need):
         return [abandon(job, plan, f"it was prepared for another reason; now {need.detail}")]
-    missing = missing_assignments(snap, job, plan.value)
+    missing = missing_assignments(snap, job, need, plan.value)
     if missing:
         return missing
     if waiting_for(snap, job, plan.value, need):

@@ -22,7 +22,13 @@ from supervisor.contract.job.spec import Scope
 from supervisor.contract.observed import AttemptReport, AttemptState, TaskBeat
 from supervisor.control.decide.assess import servers
 from supervisor.control.decide.assess.need import Need
-from supervisor.control.decide.facts.history import has_stepped, job_step, role_has_stepped, steps_are_read
+from supervisor.control.decide.facts.history import (
+    has_stepped,
+    job_step,
+    role_has_stepped,
+    sizes_before,
+    steps_are_read,
+)
 from supervisor.control.decide.plan import (
     MAX_TEXT,
     OPS_PER_TRANSACTION,
@@ -98,7 +104,7 @@ def _describe(snap: Snapshot, job: JobState, need: Need) -> Incident:
         member=need.member,
         from_step=job_step(snap, job),
         # What a killed task happened to print last says nothing of why it was killed.
-        tail=need.evidence.tail if need.cause.program_fault or need.cause in REPORTED else "",
+        tail=need.evidence.tail if _tells(need) else "",
         stack=need.evidence.stack if need.cause in STANDING_STILL else "",
         from_generation=job.switch.value.generation,
         base=job.switch.value.base,
@@ -108,6 +114,11 @@ def _describe(snap: Snapshot, job: JobState, need: Need) -> Incident:
         began=need.evidence.began,
         error=need.evidence.error,
     )
+
+
+def _tells(need: Need) -> bool:
+    """Whether the end of the output says why it failed."""
+    return need.cause.program_fault or need.cause in REPORTED or bool(need.judgement.undone)
 
 
 def _planned(job: JobState) -> frozenset[str]:
@@ -159,6 +170,7 @@ def at_close(snap: Snapshot, job: JobState, need: Need, plan: Plan) -> tuple[Op,
             plan_id=plan.plan_id,
             scope=need.scope,
             rule=need.rule,
+            sizes=_other_sizes(snap, job, need, plan),
             phases_ms={name: held.value.phases_ms[name] for name in BEFORE if name in held.value.phases_ms},
         )
         ready = _phase(again, "ready", snap.now_ms - held.created_ms)
@@ -168,6 +180,7 @@ def at_close(snap: Snapshot, job: JobState, need: Need, plan: Plan) -> tuple[Op,
         id=plan.incident,
         generation=plan.generation,
         plan_id=plan.plan_id,
+        sizes=_other_sizes(snap, job, need, plan),
         phases_ms={
             "detected": need.detected_ms,
             "decided": max(0, planned_ms - need.known_ms),
@@ -175,6 +188,28 @@ def at_close(snap: Snapshot, job: JobState, need: Need, plan: Plan) -> tuple[Op,
         },
     )
     return (*_supersede(job, record.id), put(keys.incident_record(job.name, record.id), record))
+
+
+def _other_sizes(snap: Snapshot, job: JobState, need: Need, plan: Plan) -> dict[str, int]:
+    """The counts with which the job trained, of the roles that grow with this plan, or were asked to shrink.
+
+    What shrinks because nodes are lost cannot be taken back, and what is submitted has not trained.
+    """
+    if need.judgement.undone or (need.cause is Cause.SUBMITTED and not _starts_again(job)):
+        return {}
+    now = {role.name: role.count for role in job.record.value.spec.roles}
+    trained = now | sizes_before(snap, job)
+    planned = {role.name: role.count for role in job.planned(plan).roles}
+    asked = job.intent.value.sizes
+    return {
+        name: trained[name]
+        for name, count in planned.items()
+        if count > trained[name] or (count < trained[name] and asked.get(name) == count)
+    }
+
+
+def _starts_again(job: JobState) -> bool:
+    return job.intent.value.restart_serial > job.switch.value.restart_serial
 
 
 def at_flip(snap: Snapshot, job: JobState, incident: str) -> tuple[Op, ...]:

@@ -13,6 +13,7 @@ that did not hear of its own success, make no step twice.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from recovery.policy.causes import describe
@@ -21,7 +22,7 @@ from supervisor.contract.boundaries import Absent, Compare, Delete, ModifiedAt, 
 from supervisor.contract.desired import ClusterSpec, JobPhase, Placement, Plan
 from supervisor.contract.ids import TaskId
 from supervisor.contract.incident import Cause, NotJoined, Outcome
-from supervisor.contract.job.spec import JobRecord, Scope, resized
+from supervisor.contract.job.spec import JobIntent, JobRecord, Scope, resized
 from supervisor.contract.observed import AttemptReport
 from supervisor.control.decide.assess import sizing
 from supervisor.control.decide.assess.assessment import Assessment
@@ -40,6 +41,25 @@ from supervisor.control.decide.nodes.node_loss import by_marks, taking
 from supervisor.control.decide.plan import Action, put, short, still, unchanged
 from supervisor.control.decide.snapshot import JobState, Snapshot, Versioned
 from supervisor.control.decide.switch import Transition, turn
+
+UNDONE = "resize_undone"
+"""Kind of the event that a resize is taken back, as a program failed before its first step after it."""
+
+
+def told(sizes: Mapping[str, int]) -> str:
+    """Counts of roles, in words."""
+    return ", ".join(f"{role}={count}" for role, count in sizes.items())
+
+
+def goes_back(job: JobState, back: Mapping[str, int], tried: Mapping[str, int]) -> str:
+    """The end of a resize that is taken back, and how to ask for it again, in words."""
+    again = f"supervisorctl scale {job.name} {told(tried).replace(', ', ' ')}"
+    return f"the job goes back to {told(back)} and stays there until `{again}` asks again"
+
+
+def having(job: JobState, sizes: Mapping[str, int]) -> JobIntent:
+    """The operator's wish, with these counts."""
+    return replace(job.intent.value, sizes={**job.intent.value.sizes, **sizes})
 
 
 def resize(snap: Snapshot, job: JobState, assessed: Assessment) -> list[Action]:
@@ -220,12 +240,20 @@ def _leave(
         *made_final,
         *_ended_incidents(job, last),
     ]
+    kind, text = "left", f"{last.task} has left {placement.node}; {WORKER}={placement.index} is in force"
+    _, wanted = sizing.counts(job)
+    if _fault(job, last) is NotJoined.PROGRAM and wanted > placement.index:
+        # No other joins in its place by itself (rule 6.11).
+        back, tried = {WORKER: placement.index}, {WORKER: placement.index + 1}
+        ops.append(put(job.intent.key, having(job, back)))
+        why = describe(last.report.value) if last.report is not None else "it came to no work in time"
+        kind, text = UNDONE, f"{last.task} left before it did any work: {why}; {goes_back(job, back, tried)}"
     compares = (*_unchanged(job, plan, spec), unchanged(held), reported, *compared)
     return [
         Action(
-            "left",
+            kind,
             job.name,
-            f"{last.task} has left {placement.node}; {WORKER}={placement.index} is in force",
+            text,
             compares,
             tuple(ops),
             {"task": str(last.task)},
@@ -279,14 +307,19 @@ def _is_over(snap: Snapshot, report: AttemptReport) -> bool:
     return True
 
 
+def _fault(job: JobState, member: Member) -> NotJoined | None:
+    """Whose fault it is that a worker leaves before it did any work; None of one that is no longer wanted."""
+    join = sizing.joining(job).get(member.task.member)
+    if join is None or member.cause is None or member.cause is Cause.DRAINED:
+        return join.value.not_joined if join is not None else None
+    return NotJoined.PROGRAM if member.cause.program_fault else NotJoined.MACHINE
+
+
 def _ended_incidents(job: JobState, member: Member) -> list[Op]:
     """Close the record of a join that came to nothing, and all others that are about this worker alone."""
     join, ops = sizing.joining(job).get(member.task.member), list[Op]()
     if join is not None:
-        ended = join.value
-        if member.cause is not None and member.cause is not Cause.DRAINED:
-            fault = NotJoined.PROGRAM if member.cause.program_fault else NotJoined.MACHINE
-            ended = replace(ended, not_joined=fault)
+        ended = replace(join.value, not_joined=_fault(job, member))
         why = f"{ended.detail}; {member.task} left before it did any work"
         if member.report is not None:
             why = f"{why}: {describe(member.report.value)}"

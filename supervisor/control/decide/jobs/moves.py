@@ -120,12 +120,11 @@ def _moved(
     task, ledger = job.task(need.member), need.judgement.verdict.ledger
     old = job.assigned(plan.value.plan_id, need.member)
     number = next_attempt(job, task, old)
-    restarts = ledger.program + ledger.infrastructure
     serial = job.intent.value.restart_serial if need.cause is Cause.OPERATOR else switch.restart_serial
     wanted = replace(
         assignment_of(snap, job, plan.value, placed),
         attempt=number,
-        restart_count=restarts,
+        restart_count=ledger.restarts,
         joins=not job.record.value.spec.role(placed.role).follow,
     )
     workers = {*plan.value.moved, placed.member} if wanted.joins else plan.value.moved

@@ -70,7 +70,7 @@ def prepare(snap: Snapshot, job: JobState, need: Need) -> list[Action]:
     ops: list[Op] = [put(keys.plan(job.name, plan.plan_id), plan), *claim]
     if need.firm:
         ops += incidents.opening(snap, job, need, generation, plan.plan_id)
-    ops += fitting(_assignments(snap, job, plan), ops)
+    ops += fitting(_assignments(snap, job, need, plan), ops)
     nodes = ", ".join(sorted({placement.node for placement in plan.placements}))
     text = f"{need.detail}; generation {generation} begins to be prepared on {nodes} (rule {need.rule})"
     fields = {"plan": plan.plan_id, "cause": need.cause.value, "rule": need.rule, "incident": need.incident}
@@ -168,17 +168,22 @@ def _place(spec: JobSpec, found: Offers, before: Before, avoid: tuple[str, ...])
     return place(spec, found, before) if avoid and result.waiting_for else result
 
 
-def _assignments(snap: Snapshot, job: JobState, plan: Plan) -> Iterator[Op]:
-    """The writes of those that are not there yet. A large plan has more than a transaction takes."""
+def _assignments(snap: Snapshot, job: JobState, need: Need, plan: Plan) -> Iterator[Op]:
+    """The writes of those that are not there yet. A large plan has more than a transaction takes.
+
+    They count the restart that they are for.
+    """
+    restarts = need.judgement.verdict.ledger.restarts
     for placement in plan.placements:
         if (plan.plan_id, placement.member) not in job.assignments:
             key = keys.assignment(placement.node, job.task(placement.member), plan.plan_id)
-            yield put(key, assignment_of(snap, job, plan, placement))
+            order = assignment_of(snap, job, plan, placement)
+            yield put(key, replace(order, restart_count=restarts))
 
 
 def assignment_of(snap: Snapshot, job: JobState, plan: Plan, placement: Placement) -> Assignment:
     """The first assignment of a task of the plan."""
-    record, ledger = job.record.value, job.switch.value.ledger
+    record = job.record.value
     savers = (record.spec.saver.member, job.saver_in(plan))
     bare = bare_assignment(record.spec, record.uuid, plan, placement)
     return replace(
@@ -186,7 +191,7 @@ def assignment_of(snap: Snapshot, job: JobState, plan: Plan, placement: Placemen
         cadence=cadence_of(snap, job, plan) if placement.member in savers else None,
         checkpoint_uri=record.store_uri,
         data=as_user(record.spec.data, record.hdfs_user),
-        restart_count=ledger.program + ledger.infrastructure,
+        restart_count=job.switch.value.ledger.restarts,
         avoid_ports=_ports_still_known(snap, job, placement.node),
         gpu_faults=known_faults(snap, placement.node, placement.gpus),
     )
@@ -318,7 +323,7 @@ def _is_networked(job: JobState) -> bool:
     return container is not None and container.networked
 
 
-def missing_assignments(snap: Snapshot, job: JobState, plan: Plan) -> list[Action]:
+def missing_assignments(snap: Snapshot, job: JobState, need: Need, plan: Plan) -> list[Action]:
     """A large plan needs several transactions; a leader that died in between is made up for here."""
-    ops = fitting(_assignments(snap, job, plan))
+    ops = fitting(_assignments(snap, job, need, plan))
     return [Action("prepare_more", job.name, "", (unchanged(job.plans[plan.plan_id]),), ops)] if ops else []

@@ -25,6 +25,7 @@ from supervisor.control.decide.assess.sizing import WORKER
 from supervisor.control.decide.facts.history import incident_id
 from supervisor.control.decide.jobs import joining
 from supervisor.control.decide.jobs.prepare import find_places, has_room
+from supervisor.control.decide.plan import Action, put, unchanged
 from supervisor.control.decide.snapshot import JobState, Snapshot
 
 
@@ -57,6 +58,28 @@ def find_resize(snap: Snapshot, job: JobState) -> Need | None:
     return _need(snap, job, "elastic.grow", "there is room for", room, UNTIL_COMMIT) if room else None
 
 
+def undo(job: JobState, need: Need) -> list[Action]:
+    """Take back a resize: the counts of before are the wish now; empty where they are, or another one came.
+
+    A count that is wished for is also the most that an elastic role grows to: it grows no more by itself.
+    """
+    wanted, spec = job.wanted, job.record.value.spec
+    back = {
+        name: count
+        for name, count in need.judgement.undone.items()
+        if wanted.role(name).count != count
+        and (spec.role(name).most or wanted.role(name).count == spec.role(name).count)
+    }
+    if not back:
+        return []
+    tried = {name: spec.role(name).count for name in back}
+    text = f"{need.detail}; {joining.goes_back(job, back, tried)}"
+    fields = {"incident": need.incident, "task": str(job.task(need.member))}
+    op = put(job.intent.key, joining.having(job, back))
+    compares = (unchanged(job.switch), unchanged(job.intent))
+    return [Action(joining.UNDONE, job.name, text, compares, (op,), fields)]
+
+
 def _is_live(snap: Snapshot, job: JobState) -> bool:
     """Whether the job comes closer to its size while all that stay run on."""
     now, wanted = sizing.counts(job)
@@ -70,7 +93,7 @@ def waiting_for(snap: Snapshot, job: JobState) -> str:
     asked = sizing.asked(job)
     if not asked or has_room(snap, job, resized(job.record.value.spec, asked)):
         return ""
-    return f"room for {_told(asked)}, which an operator asked for; until then it trains on as it is"
+    return f"room for {joining.told(asked)}, which an operator asked for; until then it trains on as it is"
 
 
 def _need(
@@ -85,7 +108,7 @@ def _need(
         judgement=judgement_of(job, Cause.RESIZED),
         firm=False,
         known_ms=snap.now_ms,
-        detail="; ".join(filter(None, (f"{what} {_told(sizes)}", _why_all(job)))),
+        detail="; ".join(filter(None, (f"{what} {joining.told(sizes)}", _why_all(job)))),
         patience_ms=patience_ms,
     )
 
@@ -98,19 +121,15 @@ def _why_all(job: JobState) -> str:
     return f"all restart: {why}"
 
 
-def _told(sizes: Mapping[str, int]) -> str:
-    return ", ".join(f"{role}={count}" for role, count in sizes.items())
-
-
 def _growth(snap: Snapshot, job: JobState) -> dict[str, int]:
     """The counts of elastic roles for which there is room for more than run; empty where there is none.
 
     None is taken before the generation in force has saved, as it would be held until then; nor from a job
-    that has no room at all. Workers do not grow where one has just failed to join.
+    that has no room at all. Workers do not grow where joins were lost again and again.
     """
     spec, generation = job.record.value.spec, job.switch.value.generation
     saved = any(ref.generation == generation for ref in job.commits)
-    live = _is_live(snap, job) or bool(sizing.did_not_join(job))
+    live = _is_live(snap, job) or sizing.is_taken_often(job)
     short = [role for role in spec.roles if role.count < role.most and not (live and role.name == WORKER)]
     if not saved or not short or joining.somebody_waits(snap, job) or joining.somebody_is_away(snap, job):
         return {}

@@ -106,11 +106,10 @@ def _following_in_place(
 
 def _following(snap: Snapshot, need: Need, placement: Placement, held: Assignment) -> Assignment:
     """The order for the next attempt of a task, where it is."""
-    ledger = need.judgement.verdict.ledger
     return replace(
         held,
         attempt=held.attempt + 1,
-        restart_count=ledger.program + ledger.infrastructure,
+        restart_count=need.judgement.verdict.ledger.restarts,
         gpu_faults=known_faults(snap, placement.node, held.gpus),
         ends=False,
     )
