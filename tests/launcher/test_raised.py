@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from agent.inside.child.raised import FILE
+from agent.inside.child.raised import FILE, MOST_TEXT, note
+from agent.inside.launcher.mask import masked
 from agent.logs.raised import parse, read_raised
 from recovery.policy.logs import SYSTEM_EXIT, bounded, error_of_the_code, raised
 from tests.launcher.harness import Agent, Rig, launcher
@@ -101,6 +104,17 @@ def test_what_a_program_that_ends_itself_notes(both: tuple[Rig, Agent]) -> None:
 )
 def test_without_an_end_of_the_main_thread_there_is_no_note(both: tuple[Rig, Agent], source: str) -> None:
     assert not (run(both, source) / FILE).exists()
+
+
+def test_a_note_holds_no_secret() -> None:
+    """Also not the half of one that is left where a long message is cut."""
+    secret = "correct horse battery staple"
+    text = "x" * (MOST_TEXT - 10) + secret + "y" * 2 * MOST_TEXT
+    with tempfile.TemporaryDirectory() as directory:
+        note(ValueError(text), directory, partial(masked, values=[secret]))
+        found = (Path(directory) / FILE).read_text()
+    assert "***" in found
+    assert "correct" not in found
 
 
 def test_an_error_that_cannot_be_noted_ends_the_program_as_ever(both: tuple[Rig, Agent]) -> None:

@@ -125,10 +125,11 @@ def _is_zip(path: str) -> bool:
         return False
 
 
-def run(program: Program, attempt_dir: str = "") -> None:
+def run(program: Program, attempt_dir: str = "", masked: Callable[[str], str] = str) -> None:
     """Run the program in this process, which then ends with the exit code that Python would have given.
 
-    `attempt_dir`: where an exception that ends its main thread is noted; empty: it is not.
+    `attempt_dir`: where an exception that ends its main thread is noted; empty: it is not. `masked`: hides
+    secrets in its message.
     """
     code, pid = 1, os.getpid()
     try:
@@ -142,11 +143,11 @@ def run(program: Program, attempt_dir: str = "") -> None:
     except SystemExit as request:
         code = _exit_code(request)
         if code and attempt_dir and os.getpid() == pid:
-            raised.note(request, attempt_dir)
+            raised.note(request, attempt_dir, masked)
     except BaseException as error:
         _cut_frames(error)
         if attempt_dir and os.getpid() == pid:
-            raised.note(error, attempt_dir)
+            raised.note(error, attempt_dir, masked)
         _report(error)
         if isinstance(error, KeyboardInterrupt):
             code = -signal.SIGINT

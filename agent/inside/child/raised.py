@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Callable
 from typing import List, Optional
 
 FILE = "raised.json"
@@ -21,10 +22,13 @@ _OF_ANOTHER_PROCESS = "RemoteTraceback"
 """Suffix of the classes by which a pool of processes shows the traceback of a child."""
 
 
-def note(error: BaseException, attempt_dir: str) -> None:
-    """Write the error and those that it came from, the nearest first. Never raises."""
+def note(error: BaseException, attempt_dir: str, masked: Callable[[str], str]) -> None:
+    """Write the error and those that it came from, the nearest first. Never raises.
+
+    `masked` hides secrets in a message, as they are hidden in the output.
+    """
     try:
-        body = [_plain(each) for each in _chain(error)]
+        body = [_plain(each, masked) for each in _chain(error)]
         path = os.path.join(attempt_dir, FILE)
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
         with os.fdopen(os.open(f"{path}.new", flags, 0o640), "w", encoding="ascii") as file:
@@ -52,13 +56,14 @@ def _chain(error: BaseException) -> List[BaseException]:
     return found
 
 
-def _plain(error: BaseException) -> dict[str, object]:
+def _plain(error: BaseException, masked: Callable[[str], str]) -> dict[str, object]:
     kind = type(error)
     inside = "" if kind.__module__ in _PRINTED_BY_ITSELF else f"{kind.__module__}."
     if isinstance(error, SystemExit):
         text = error.code if isinstance(error.code, str) else ""
     else:
         text = str(error)
+    text = masked(text)
     if len(text) > 2 * MOST_TEXT:
         text = f"{text[:MOST_TEXT]}\n{text[-MOST_TEXT:]}"
     frames: List[str] = []

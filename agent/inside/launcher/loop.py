@@ -15,6 +15,7 @@ import socket
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 from .. import failpoints, protocol
 from ..child import program, warm
@@ -378,6 +379,7 @@ class Launcher:
             adopt=start.adopt,
             see_ms=start.see_ms,
             attempt_dir=start.attempt_dir,
+            secrets=tuple(start.secrets.values()),
             nice=self._config.task_nice // 2 if start.yields else 0,
             contained=self._config.inherits,
             listener=offered.listener if offered else None,
@@ -511,7 +513,7 @@ def main(config_path: str) -> None:
         order, wrapped = starts
         chosen, server = order.warm_program, None
         if chosen is not None:
-            program.run(chosen, order.attempt_dir)
+            program.run(chosen, order.attempt_dir, partial(mask.masked, values=order.secrets))
         else:
             # Of a script's programs nobody knows which has ended it.
             server = zygote.Zygote(order, wrapped)

@@ -9,7 +9,7 @@ import signal
 import socket
 import sys
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NoReturn, Optional
 
 from ..child import adopt, joining, partial, patches, peers, program, saves, stacks, waiting, warm
@@ -48,7 +48,7 @@ class Order:
     child's stacks are dumped to `attempt_dir` on the agent's request (`stacks`), and its saves are noted
     there (`saves`). `nice`: the nice value of its session; 0: the launcher's. `contained`: as for
     `priority.lower`. `peers_fd`: the child's end of the socket for new addresses (`peers`), -1 if there is
-    none. `joins`: a warm child joins a running cluster (`joining`).
+    none. `joins`: a warm child joins a running cluster (`joining`). `secrets`: values that no file may hold.
     """
 
     argv: tuple[str, ...]
@@ -74,6 +74,7 @@ class Order:
     listener: Optional[socket.socket] = None
     peers_fd: int = -1
     joins: bool = False
+    secrets: tuple[str, ...] = field(default=(), repr=False)
 
 
 def become_subreaper() -> None:
