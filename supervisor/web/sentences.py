@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from supervisor.contract.incident import PHASES, Outcome
-from supervisor.contract.views.jobs import IncidentView, JobView
+from supervisor.contract.views.jobs import GoodputView, IncidentView, JobView
 
 CAUSES = {
     "submitted": "was submitted",
@@ -83,7 +83,12 @@ def sentences(incident: IncidentView) -> list[str]:
 def went_back(incident: IncidentView) -> list[str]:
     """The step from which training went on, and the steps that were lost."""
     base, lines = incident.base, []
-    if base is not None:
+    if base is not None and 0 <= incident.to_step < base.step:
+        lines.append(
+            f"Checkpoint {base} was in its checkpoint directory, but it began at step {incident.to_step}: "
+            "it does not restore, or counts its steps anew."
+        )
+    elif base is not None:
         lines.append(f"It went back to checkpoint {base}, at step {base.step}.")
     elif incident.from_scratch:
         lines.append("It began from scratch: there was no checkpoint to go back to.")
@@ -108,6 +113,12 @@ def story(job: JobView) -> list[str]:
     if job.commit_trouble:
         lines.append(f"Trouble with saves: {job.commit_trouble}.")
     return lines
+
+
+def goodput(found: GoodputView) -> str:
+    """`93.4 % of 1 h 2 min`, and what the time is spent on now if that is not training."""
+    now = f", now {found.now.replace('_', ' ')}" if found.now not in ("", "productive") else ""
+    return f"{100 * found.share:.1f} % of {seconds(found.elapsed_ms)}{now}"
 
 
 def counted(number: int, what: str) -> str:

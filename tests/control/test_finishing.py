@@ -62,3 +62,12 @@ def test_the_time_to_judge_begins_with_the_last_commit() -> None:
     began = world.now_ms
     world.until(lambda: not world.switch().save_grace_ms)
     assert world.now_ms - began >= GRACE_MS
+
+
+def test_an_evaluator_that_was_ended_before_its_last_evaluation_is_named() -> None:
+    world = finishing()
+    world.until(lambda: world.switch().save_grace_ms == 0)
+    world.end_task("evaluator.0", signal=9)
+    world.until(lambda: world.switch().phase is JobPhase.SUCCEEDED)
+    assert "warning: evaluator:0 ended before it had judged g1-s500" in world.switch().reason
+    assert "not committed" not in world.switch().reason

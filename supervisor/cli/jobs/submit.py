@@ -212,7 +212,8 @@ async def _run(target: Target, order: Order, given: Globals) -> int:
         if given.json:
             emit_json(await client.explain(name))
         else:
-            click.echo(neutralise(f"{name}: {job.phase.value} at step {job.step}: {job.reason}"))
+            at = f" at step {job.step}" if job.step >= 0 else ""
+            click.echo(neutralise(f"{name}: {job.phase.value}{at}: {job.reason}"))
             if job.phase is JobPhase.FAILED:
                 await _show_last_failure(client, name)
         return end_code(job.phase)

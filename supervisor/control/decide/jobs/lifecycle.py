@@ -8,7 +8,7 @@ from supervisor.contract.observed import AttemptReport
 from supervisor.control.decide.assess.completion import Completion
 from supervisor.control.decide.checkpoints import saving, seen_saver
 from supervisor.control.decide.checkpoints.collecting import collect
-from supervisor.control.decide.facts.history import newest_commit
+from supervisor.control.decide.facts.history import job_step, newest_commit
 from supervisor.control.decide.facts.standing import Standing, standing
 from supervisor.control.decide.jobs.prepare import serves
 from supervisor.control.decide.plan import Action, Decision, delete_all, unchanged
@@ -63,10 +63,30 @@ def end(snap: Snapshot, job: JobState) -> list[Action]:
         warning = "; warning: its last checkpoint was not committed before the deadline"
     elif not _is_drained(job):
         warning = "; warning: whether its last checkpoint was committed is not known: its node is lost"
-    text = f"{switch.reason}{warning}"
+    text = f"{switch.reason}{warning}{_cut_off(snap, job)}"
     if switch.phase is JobPhase.STOPPING:
         return [_to(job, Transition.END, JobPhase.STOPPED, text)]
     return [_to(job, Transition.SUCCEED, JobPhase.SUCCEEDED, text)]
+
+
+def _cut_off(snap: Snapshot, job: JobState) -> str:
+    """What the tasks that were let end by themselves, and did not, leave undone; empty for nothing."""
+    plan, newest, switch = job.plan_in_force, newest_commit(job), job.switch.value
+    if plan is None or (switch.phase is JobPhase.STOPPING and not job.intent.value.save):
+        return ""
+    reports = [job.report(placed, plan.value) for placed in plan.value.placements if _has_time(job, placed)]
+    killed = [
+        held.value
+        for held in reports
+        if held is not None and held.value.exit is not None and held.value.exit.signal is not None
+    ]
+    if switch.phase is JobPhase.STOPPING:
+        step, saved = job_step(snap, job), newest.step if newest is not None else 0
+        since = f"after {newest}" if newest is not None else "as nothing was committed"
+        lost = f"; warning: it was ended before it had saved; steps lost: {step - saved}, {since}"
+        return lost if killed and step > saved else ""
+    late = [f"{each.role}:{each.index}" for each in killed if newest and each.last_step < newest.step]
+    return f"; warning: {', '.join(late)} ended before it had judged {newest}" if late else ""
 
 
 def _no_more_time(snap: Snapshot, job: JobState) -> str:
@@ -81,7 +101,7 @@ def _no_more_time(snap: Snapshot, job: JobState) -> str:
         if intent.wanted is Wanted.STOP and not intent.save:
             return "the operator waits no longer"
         if not left:
-            return "the program has ended"
+            return "nothing of the program runs any more"
     else:
         saver = _saver_report(job, plan.value)
         if not _drained(snap, job):
