@@ -57,6 +57,21 @@ MS = {
 }
 
 
+SUBMITTED = "submitted"
+FIRST_MS = {
+    "decided": "the start was decided",
+    "ready": "everything was prepared",
+    "switched": "the generation was in force",
+    "restored": "its tasks ran",
+    "first_step": "the first step was made",
+}
+FIRST_OUTCOMES = {
+    Outcome.OPEN: "The start is still going on.",
+    Outcome.RECOVERED: "Training began.",
+}
+"""The words for a first start, which is no recovery."""
+
+
 def headline(incident: IncidentView) -> str:
     """What happened, to whom and where, in one sentence."""
     told = CAUSES.get(incident.cause, incident.cause.replace("_", " "))
@@ -67,22 +82,28 @@ def headline(incident: IncidentView) -> str:
 def sentences(incident: IncidentView) -> list[str]:
     """What was decided, what it cost, and how it ended."""
     lines = []
-    if incident.cause != "submitted":
+    if incident.cause != SUBMITTED:
         decided = DECIDED.get(incident.scope, f"The leader decided: restart {incident.scope}.")
         lines.append(f"{decided} The rule for it is “{incident.rule}”.")
     if incident.phases_ms:
         known = [(name, incident.phases_ms[name]) for name in PHASES if incident.phases_ms.get(name)]
-        told = ", then ".join(f"{MS[name]} after {seconds(ms)}" for name, ms in known)
+        words = MS | FIRST_MS if incident.cause == SUBMITTED else MS
+        told = ", then ".join(f"{words[name]} after {seconds(ms)}" for name, ms in known)
         if known:
             lines.append(f"{told[:1].upper()}{told[1:]}: {seconds(incident.total_ms)} in all.")
     lines += went_back(incident)
-    lines.append(OUTCOMES[incident.outcome])
+    outcomes = OUTCOMES | FIRST_OUTCOMES if incident.cause == SUBMITTED else OUTCOMES
+    lines.append(outcomes[incident.outcome])
     return lines
 
 
 def went_back(incident: IncidentView) -> list[str]:
     """The step from which training went on, and the steps that were lost."""
     base, lines = incident.base, []
+    if incident.cause == SUBMITTED:
+        if base is not None or incident.from_scratch:
+            lines.append(f"It began from {f'checkpoint {base}' if base is not None else 'scratch'}.")
+        return [*lines, *([f"Its first step was {incident.to_step}."] if incident.to_step >= 0 else [])]
     if base is not None and 0 <= incident.to_step < base.step:
         lines.append(
             f"Checkpoint {base} was in its checkpoint directory, but it began at step {incident.to_step}: "
@@ -95,7 +116,9 @@ def went_back(incident: IncidentView) -> list[str]:
     if incident.lost_steps >= 0 and (lines or incident.lost_steps):
         lines.append(f"{counted(incident.lost_steps, 'step')} had to be made again.")
     if incident.to_step >= 0:
-        before = f"It was at step {incident.from_step}; the" if incident.from_step >= 0 else "The"
+        # A number below that of its base was printed once, when it began.
+        known = incident.from_step >= (base.step if base is not None else 0)
+        before = f"It was at step {incident.from_step}; the" if known else "The"
         lines.append(f"{before} first step after the restart was {incident.to_step}.")
     return lines
 

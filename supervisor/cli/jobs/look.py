@@ -319,7 +319,9 @@ def _went_back(incident: IncidentView) -> list[str]:
 def _first_step(incident: IncidentView) -> list[str]:
     if incident.to_step < 0:
         return []
-    before = f"was at step {incident.from_step}, " if incident.from_step >= 0 else ""
+    # A number below that of its base was printed once, when it began.
+    known = incident.from_step >= (incident.base.step if incident.base is not None else 0)
+    before = f"was at step {incident.from_step}, " if known else ""
     return [f"{before}first step after the restart: {incident.to_step}"]
 
 

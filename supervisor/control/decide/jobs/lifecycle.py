@@ -74,12 +74,7 @@ def _cut_off(snap: Snapshot, job: JobState) -> str:
     plan, newest, switch = job.plan_in_force, newest_commit(job), job.switch.value
     if plan is None or (switch.phase is JobPhase.STOPPING and not job.intent.value.save):
         return ""
-    reports = [job.report(placed, plan.value) for placed in plan.value.placements if _has_time(job, placed)]
-    killed = [
-        held.value
-        for held in reports
-        if held is not None and held.value.exit is not None and held.value.exit.signal is not None
-    ]
+    killed = _killed(job, plan.value)
     if switch.phase is JobPhase.STOPPING:
         step, saved = job_step(snap, job), newest.step if newest is not None else 0
         since = f"after {newest}" if newest is not None else "as nothing was committed"
@@ -87,6 +82,16 @@ def _cut_off(snap: Snapshot, job: JobState) -> str:
         return lost if killed and step > saved else ""
     late = [f"{each.role}:{each.index}" for each in killed if newest and each.last_step < newest.step]
     return f"; warning: {', '.join(late)} ended before it had judged {newest}" if late else ""
+
+
+def _killed(job: JobState, plan: Plan) -> list[AttemptReport]:
+    """Of the attempts that may end by themselves, those that a signal has ended."""
+    reports = [job.report(placed, plan) for placed in plan.placements if _has_time(job, placed)]
+    return [
+        held.value
+        for held in reports
+        if held is not None and held.value.exit is not None and held.value.exit.signal is not None
+    ]
 
 
 def _no_more_time(snap: Snapshot, job: JobState) -> str:
@@ -101,7 +106,7 @@ def _no_more_time(snap: Snapshot, job: JobState) -> str:
         if intent.wanted is Wanted.STOP and not intent.save:
             return "the operator waits no longer"
         if not left:
-            return "nothing of the program runs any more"
+            return "the program has ended"
     else:
         saver = _saver_report(job, plan.value)
         if not _drained(snap, job):
@@ -136,6 +141,9 @@ def _has_judged(snap: Snapshot, job: JobState, placement: Placement, plan: Plan)
 def _time_is_over(job: JobState, why: str) -> Action:
     changed = turn(job.switch, Transition.END_GRACE, save_grace_ms=0)
     text = f"what still runs is stopped: {why}"
+    plan = job.plan_in_force
+    if plan is not None and job.switch.value.phase is JobPhase.STOPPING and _killed(job, plan.value):
+        text = f"its time to end by itself, {job.switch.value.save_grace_ms} ms, is over"
     return Action("time_is_over", job.name, text, (unchanged(job.switch),), (changed,))
 
 
