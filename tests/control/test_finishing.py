@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from supervisor.contract.desired import JobPhase
-from supervisor.contract.job.spec import Limits
+from supervisor.contract.job.spec import Limits, Strategy, Wanted
 from supervisor.contract.timing import FAST
 from tests.control.world import World
 from tests.support.builders import job_spec, role
@@ -71,3 +71,15 @@ def test_an_evaluator_that_was_ended_before_its_last_evaluation_is_named() -> No
     world.until(lambda: world.switch().phase is JobPhase.SUCCEEDED)
     assert "warning: evaluator:0 ended before it had judged g1-s500" in world.switch().reason
     assert "not committed" not in world.switch().reason
+
+
+def test_a_stop_that_cuts_off_a_save_says_how_many_steps_are_lost() -> None:
+    world = World(job_spec({"worker": 1}, Strategy.PLAIN)).start()
+    ref = world.commit(1, 120)
+    world.steps["worker"] = 150
+    world.tick()
+    world.intend(Wanted.STOP, save=True)
+    world.until(lambda: world.switch().phase is JobPhase.STOPPING)
+    world.end_task("worker.0", signal=9)
+    world.until(lambda: world.switch().phase is JobPhase.STOPPED)
+    assert f"warning: it was ended before it had saved; steps lost: 30, after {ref}" in world.switch().reason

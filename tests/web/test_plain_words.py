@@ -13,9 +13,11 @@ import pytest
 
 from supervisor.api import views
 from supervisor.cli.jobs import goodput, look
+from supervisor.cli.jobs.submit import ending
 from supervisor.contract import keys
 from supervisor.contract.desired import JobPhase, Parked
-from supervisor.contract.job.spec import JobIntent, Pause, Wanted
+from supervisor.contract.job.pause import Pause
+from supervisor.contract.job.spec import JobIntent, Wanted
 from supervisor.contract.observed import Gpu
 from supervisor.control.decide.plan import put
 from tests.control.world import Telling, World
@@ -92,8 +94,8 @@ def parked() -> World:
 
 def stopped() -> World:
     world = made(Telling())
-    world.intend(Wanted.STOP, save=True)
-    world.let_pass(20_000)
+    world.intend(Wanted.STOP)
+    world.until(lambda: world.switch().phase is JobPhase.STOPPED)
     return world
 
 
@@ -175,6 +177,7 @@ async def test_nothing_that_people_read_is_bare(
     document = views.cluster_status(snap, "demo", None, views.shown_jobs(snap))
     look._show_status(document, detailed=True)
     found = views.explanation(snap, name)
+    assert BARE.findall(ending(found.job)) == []
     assert found.job.goodput is not None
     printed = f"{capsys.readouterr().out}\n{look.explanation(found)}\n{goodput.line(found.job.goodput)}"
     assert BARE.findall(printed) == []

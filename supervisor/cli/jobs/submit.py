@@ -212,11 +212,16 @@ async def _run(target: Target, order: Order, given: Globals) -> int:
         if given.json:
             emit_json(await client.explain(name))
         else:
-            at = f" at step {job.step}" if job.step >= 0 else ""
-            click.echo(neutralise(f"{name}: {job.phase.value}{at}: {job.reason}"))
+            click.echo(neutralise(ending(job)))
             if job.phase is JobPhase.FAILED:
                 await _show_last_failure(client, name)
         return end_code(job.phase)
+
+
+def ending(job: JobView) -> str:
+    """The line about a job that has ended."""
+    at = f" at step {job.step}" if job.step >= 0 else ""
+    return f"{job.name}: {job.phase.value}{at}: {job.reason}"
 
 
 async def _show_last_failure(client: ControlClient, name: str) -> None:
