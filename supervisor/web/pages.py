@@ -65,6 +65,7 @@ def _environment() -> Environment:
             "headline": sentences.headline,
             "sentences": sentences.sentences,
             "story": sentences.story,
+            "goodput": sentences.goodput,
             "pieces": drawings.pieces_of,
             "size": size,
             "part": lambda text: quote(str(text), safe=""),
@@ -244,7 +245,6 @@ class Pages:
             "checkpoints": known,
             "lineage": drawings.lineage(known),
             "events": batch.events[::-1] if batch is not None else (),
-            "goodput": getattr(job, "goodput", None),
             "log_task": asked.query.get("task", ""),
             "samples": json.dumps(table(self.samples.of(name))),
         }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from supervisor.contract.incident import PHASES, Outcome
-from supervisor.contract.views.jobs import IncidentView, JobView
+from supervisor.contract.views.jobs import GoodputView, IncidentView, JobView
 
 CAUSES = {
     "submitted": "was submitted",
@@ -58,6 +58,21 @@ MS = {
 }
 
 
+SUBMITTED = "submitted"
+FIRST_MS = {
+    "decided": "the start was decided",
+    "ready": "everything was prepared",
+    "switched": "the generation was in force",
+    "restored": "its tasks ran",
+    "first_step": "the first step was made",
+}
+FIRST_OUTCOMES = {
+    Outcome.OPEN: "The start is still going on.",
+    Outcome.RECOVERED: "Training began.",
+}
+"""The words for a first start, which is no recovery."""
+
+
 def headline(incident: IncidentView) -> str:
     """What happened, to whom and where, in one sentence."""
     told = CAUSES.get(incident.cause, incident.cause.replace("_", " "))
@@ -68,30 +83,43 @@ def headline(incident: IncidentView) -> str:
 def sentences(incident: IncidentView) -> list[str]:
     """What was decided, what it cost, and how it ended."""
     lines = []
-    if incident.cause != "submitted":
+    if incident.cause != SUBMITTED:
         decided = DECIDED.get(incident.scope, f"The leader decided: restart {incident.scope}.")
         lines.append(f"{decided} The rule for it is “{incident.rule}”.")
     if incident.phases_ms:
         known = [(name, incident.phases_ms[name]) for name in PHASES if incident.phases_ms.get(name)]
-        told = ", then ".join(f"{MS[name]} after {seconds(ms)}" for name, ms in known)
+        words = MS | FIRST_MS if incident.cause == SUBMITTED else MS
+        told = ", then ".join(f"{words[name]} after {seconds(ms)}" for name, ms in known)
         if known:
             lines.append(f"{told[:1].upper()}{told[1:]}: {seconds(incident.total_ms)} in all.")
     lines += went_back(incident)
-    lines.append(OUTCOMES[incident.outcome])
+    outcomes = OUTCOMES | FIRST_OUTCOMES if incident.cause == SUBMITTED else OUTCOMES
+    lines.append(outcomes[incident.outcome])
     return lines
 
 
 def went_back(incident: IncidentView) -> list[str]:
     """The step from which training went on, and the steps that were lost."""
     base, lines = incident.base, []
-    if base is not None:
+    if incident.cause == SUBMITTED:
+        if base is not None or incident.from_scratch:
+            lines.append(f"It began from {f'checkpoint {base}' if base is not None else 'scratch'}.")
+        return [*lines, *([f"Its first step was {incident.to_step}."] if incident.to_step >= 0 else [])]
+    if base is not None and 0 <= incident.to_step < base.step:
+        lines.append(
+            f"Checkpoint {base} was in its checkpoint directory, but it began at step {incident.to_step}: "
+            "it does not restore, or counts its steps anew."
+        )
+    elif base is not None:
         lines.append(f"It went back to checkpoint {base}, at step {base.step}.")
     elif incident.from_scratch:
         lines.append("It began from scratch: there was no checkpoint to go back to.")
     if incident.lost_steps >= 0 and (lines or incident.lost_steps):
         lines.append(f"{counted(incident.lost_steps, 'step')} had to be made again.")
     if incident.to_step >= 0:
-        before = f"It was at step {incident.from_step}; the" if incident.from_step >= 0 else "The"
+        # A number below that of its base was printed once, when it began.
+        known = incident.from_step >= (base.step if base is not None else 0)
+        before = f"It was at step {incident.from_step}; the" if known else "The"
         lines.append(f"{before} first step after the restart was {incident.to_step}.")
     return lines
 
@@ -109,6 +137,12 @@ def story(job: JobView) -> list[str]:
     if job.commit_trouble:
         lines.append(f"Trouble with saves: {job.commit_trouble}.")
     return lines
+
+
+def goodput(found: GoodputView) -> str:
+    """`93.4 % of 1 h 2 min`, and what the time is spent on now if that is not training."""
+    now = f", now {found.now.replace('_', ' ')}" if found.now not in ("", "productive") else ""
+    return f"{100 * found.share:.1f} % of {seconds(found.elapsed_ms)}{now}"
 
 
 def counted(number: int, what: str) -> str:

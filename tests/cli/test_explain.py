@@ -53,7 +53,15 @@ LOST = IncidentView(
             replace(LOST, base=CheckpointRef(2, 140), from_step=-1, to_step=-1),
             (
                 "went back to checkpoint g2-s140: step 140, saved by generation 2",
-                "how many steps are made again is not known: none was reported",
+                "how many steps are made again is not known: none was seen before the restart",
+            ),
+        ),
+        (
+            replace(LOST, base=CheckpointRef(2, 140), from_step=187, to_step=1, lost_steps=186),
+            (
+                "checkpoint g2-s140 was in $CHECKPOINT_DIR, but its steps began at 1: it does not restore",
+                "186 steps are made again, up to step 187",
+                "was at step 187, first step after the restart: 1",
             ),
         ),
     ],

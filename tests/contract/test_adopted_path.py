@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from supervisor.contract.errors import UserError
-from supervisor.contract.job.adopted_path import check_adopted
+from supervisor.contract.job.adopted_path import check_adopted, holds_program
 
 
 @pytest.mark.parametrize(
@@ -56,3 +56,13 @@ def test_a_path_of_the_program_is_taken(given: str, taken: str) -> None:
 def test_what_is_the_systems_or_not_plain_is_refused(given: str) -> None:
     with pytest.raises(UserError):
         check_adopted(given)
+
+
+@pytest.mark.parametrize("path", ["/home/me/train", "/home/me/train/", "/home/me"])
+def test_the_directory_of_the_program_itself_cannot_be_adopted(path: str) -> None:
+    assert "{output_dir}" in holds_program(path, "/home/me/train")
+
+
+@pytest.mark.parametrize("path", ["/home/me/train/saves", "/home/me/tra", "saves", "/tmp/x"])
+def test_other_directories_can(path: str) -> None:
+    assert holds_program(path, "/home/me/train") == ""

@@ -6,10 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from supervisor.api.views import job_view
+from supervisor.api.views import explanation, job_view
 from supervisor.contract import codec, keys
 from supervisor.contract.desired import JobPhase
-from supervisor.contract.incident import Event
+from supervisor.contract.incident import Event, Outcome
+from supervisor.contract.job.bounds import objections
+from supervisor.contract.job.spec import Strategy
 from supervisor.contract.observed import Saves
 from supervisor.control.decide.plan import put
 from tests.control.world import Telling, World, says_of_saves
@@ -125,3 +127,109 @@ def test_a_forged_path_fits_the_event(world: World) -> None:
     world.tick()
     ((_, text),) = told(world)
     assert len(text) <= 1_500
+
+
+def test_nobody_is_advised_to_adopt_the_directory_of_the_program(world: World) -> None:
+    """The program could not be found there any more. `validate` and `submit` refuse it."""
+    says_of_saves(world, "worker.0", Saves(outside=1, elsewhere=("/work",)))
+    world.tick()
+    ((_, text),) = told(world)
+    assert "checkpoint.adopt" not in text
+    assert "write its other files to `{output_dir}`" in text
+    spec = replace(world.spec, checkpoint=replace(world.spec.checkpoint, adopt="/work"))
+    assert ["{output_dir}" in each.text for each in objections(spec)] == [True]
+
+
+def advised(world: World, kind: str) -> list[str]:
+    events = [codec.decode(Event, entry.value) for entry in world.store.select("events/")]
+    return [event.text for event in events if event.kind == kind]
+
+
+def begins_at(world: World, step: int, *, local: bool) -> None:
+    """Restart all; from then on the tasks say that they began at this step."""
+    before = world.switch().generation
+    world.end_task("worker.0", signal=9)
+    for agent in world.agents.values():
+        for member in ("worker.0",):
+            attempt = f"digits/{member.replace('.', ':')}@{before + 1}.1"
+            agent.tells[attempt] = lambda beat: replace(
+                beat, first_step=step, step=max(step, beat.step), is_local=local
+            )
+    world.until(lambda: world.switch().generation == before + 1)
+    world.until(lambda: all(each.outcome is not Outcome.OPEN for each in world.incidents().values()))
+    world.tick()
+
+
+def plain() -> World:
+    made = Telling(job_spec({"worker": 1}, Strategy.PLAIN))
+    made.start()
+    made.commit(1, 60)
+    made.steps["worker"] = 97
+    made.tick()
+    return made
+
+
+@pytest.mark.parametrize("local", [True, False])
+def test_a_program_that_does_not_restore_is_named_once(local: bool) -> None:
+    world = plain()
+    begins_at(world, 1, local=local)
+    if local:
+        assert advised(world, "does_not_restore") == [], "it may count its steps anew"
+        world.commit(2, 20)
+        world.tick()
+    (text,) = advised(world, "does_not_restore")
+    assert text.startswith("worker:0 began at step 1 although checkpoint g1-s60 was in $CHECKPOINT_DIR")
+    assert text in shown(world)
+    newest = explanation(world.snapshot(), "digits").incidents[-1]
+    assert (newest.to_step, newest.lost_steps) == (1, -1 if local else 96)
+    begins_at(world, 1, local=local)
+    assert len(advised(world, "does_not_restore")) == 1
+
+
+def test_a_program_that_restores_is_not_named() -> None:
+    world = plain()
+    begins_at(world, 61, local=False)
+    assert advised(world, "does_not_restore") == []
+    newest = explanation(world.snapshot(), "digits").incidents[-1]
+    assert (newest.to_step, newest.lost_steps) == (61, 37)
+
+
+def test_one_number_at_the_start_says_nothing_of_the_steps_that_are_lost() -> None:
+    """It is where training began, not how far it came."""
+    world = Telling(job_spec({"worker": 1}, Strategy.PLAIN))
+    world.steps["worker"] = 5
+    world.start()
+    world.until(lambda: all(each.outcome is Outcome.RECOVERED for each in world.incidents().values()))
+    begins_at(world, 5, local=False)
+    assert [each.lost_steps for each in explanation(world.snapshot(), "digits").incidents] == [-1, -1]
+
+
+def test_a_job_whose_learner_has_ended_asks_whether_its_actors_ever_end() -> None:
+    world = Telling(job_spec({"learner": 1, "actor": 2}, Strategy.IN_GRAPH))
+    world.start()
+    world.end_task("learner.0", code=0)
+    world.pass_time(20_000)
+    assert advised(world, "cannot_end") == []
+    world.until(lambda: advised(world, "cannot_end"), 60_000)
+    (text,) = advised(world, "cannot_end")
+    assert text == (
+        "the job waits for actor:0, actor:1, which may never end by themselves: learner:0 ended with exit "
+        "code 0; if so, write `roles.actor.serves: true` in the job file"
+    )
+    assert text in shown(world)
+    world.end_task("actor.0", code=0)
+    world.end_task("actor.1", code=0)
+    world.until(lambda: world.switch().phase is JobPhase.SUCCEEDED)
+    assert shown(world) == ()
+
+
+@pytest.mark.parametrize("steps", [True, False])
+def test_a_worker_that_makes_no_steps_after_the_others_have_ended_is_asked_about(steps: bool) -> None:
+    world = Telling(job_spec({"worker": 2}))
+    world.start()
+    for agent in world.agents.values():
+        agent.steps = steps
+    world.end_task("worker.0", code=0)
+    world.let_pass(40_000)
+    found = advised(world, "cannot_end")
+    assert [("`success_policy: worker_0`" in each) for each in found] == ([] if steps else [True])

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from supervisor.contract import keys
 from supervisor.contract.desired import LAST_LOOK, LOOK_FOR_JUDGES, JobPhase
-from supervisor.contract.job.spec import Limits
+from supervisor.contract.job.spec import Limits, Strategy, Wanted
 from supervisor.contract.observed import Exit, ExitReason, Saves
 from supervisor.contract.timing import FAST
 from supervisor.control.decide.plan import put
@@ -121,3 +121,24 @@ def test_saves_of_another_task_that_only_its_own_node_sees_are_named() -> None:
     apart = chief.node != worker.node
     assert apart == bool(world.switch().uncommitted)
     assert not apart or f"{worker.attempt.task} has saved below $CHECKPOINT_DIR" in world.switch().uncommitted
+
+
+def test_an_evaluator_that_was_ended_before_its_last_evaluation_is_named() -> None:
+    world = finishing()
+    world.until(lambda: world.switch().save_grace_ms == 0)
+    world.end_task("evaluator.0", signal=9)
+    world.until(lambda: world.switch().phase is JobPhase.SUCCEEDED)
+    assert "warning: evaluator:0 ended before it had judged g1-s500" in world.switch().reason
+    assert "not committed" not in world.switch().reason
+
+
+def test_a_stop_that_cuts_off_a_save_says_how_many_steps_are_lost() -> None:
+    world = World(job_spec({"worker": 1}, Strategy.PLAIN)).start()
+    ref = world.commit(1, 120)
+    world.steps["worker"] = 150
+    world.tick()
+    world.intend(Wanted.STOP, save=True)
+    world.until(lambda: world.switch().phase is JobPhase.STOPPING)
+    world.end_task("worker.0", signal=9)
+    world.until(lambda: world.switch().phase is JobPhase.STOPPED)
+    assert f"warning: it was ended before it had saved; steps lost: 30, after {ref}" in world.switch().reason

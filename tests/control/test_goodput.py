@@ -251,7 +251,7 @@ def test_a_program_without_steps_is_productive_while_it_runs() -> None:
 
 
 def test_saves_that_held_training_up_are_no_productive_time() -> None:
-    world = Clocked(nodes=4).start()
+    world = Clocked(job_spec(strategy=Strategy.SYNC), nodes=4).start()
     says_of_saves(world, "chief.0", Saves(inside=4, watched=True, pace=Pace(every_ms=2_000, cost_ms=250)))
     world.lasts(10_000)
     world.check()
@@ -262,6 +262,14 @@ def test_saves_that_held_training_up_are_no_productive_time() -> None:
     world.recover("g1-ps.0-a1")
     world.check()
     assert world.spent(Category.SAVING) == 1_000
+
+
+def test_a_save_of_one_task_does_not_hold_up_the_asynchronous_others() -> None:
+    world = Clocked(nodes=4).start()
+    says_of_saves(world, "chief.0", Saves(inside=4, watched=True, pace=Pace(every_ms=2_000, cost_ms=250)))
+    world.lasts(10_000)
+    world.check()
+    assert world.spent(Category.SAVING) == 0
 
 
 def test_a_job_without_room_waits_for_it() -> None:

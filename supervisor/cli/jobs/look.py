@@ -292,6 +292,14 @@ def _went_back(incident: IncidentView) -> list[str]:
     if incident.cause == Cause.SUBMITTED.value:
         lines.append(f"began from checkpoint {base}" if base is not None else "began from scratch")
         return [*lines, *((f"first step: {incident.to_step}",) if incident.to_step >= 0 else ())]
+    if base is not None and 0 <= incident.to_step < base.step:
+        lines.append(
+            f"checkpoint {base} was in $CHECKPOINT_DIR, but its steps began at {incident.to_step}: "
+            "it does not restore, or counts them anew"
+        )
+        if incident.lost_steps >= 0:
+            lines.append(f"{incident.lost_steps} steps are made again, up to step {incident.from_step}")
+        return [*lines, *_first_step(incident)]
     if base is not None:
         lines.append(
             f"went back to checkpoint {base}: step {base.step}, saved by generation {base.generation}"
@@ -304,11 +312,17 @@ def _went_back(incident: IncidentView) -> list[str]:
         reached = (base.step if base is not None else 0) + incident.lost_steps
         lines.append(f"{incident.lost_steps} steps are made again from there, up to step {reached}")
     elif lines:
-        lines.append("how many steps are made again is not known: none was reported")
-    if incident.to_step >= 0:
-        before = f"was at step {incident.from_step}, " if incident.from_step >= 0 else ""
-        lines.append(f"{before}first step after the restart: {incident.to_step}")
-    return lines
+        lines.append("how many steps are made again is not known: none was seen before the restart")
+    return [*lines, *_first_step(incident)]
+
+
+def _first_step(incident: IncidentView) -> list[str]:
+    if incident.to_step < 0:
+        return []
+    # A number below that of its base was printed once, when it began.
+    known = incident.from_step >= (incident.base.step if incident.base is not None else 0)
+    before = f"was at step {incident.from_step}, " if known else ""
+    return [f"{before}first step after the restart: {incident.to_step}"]
 
 
 def show_incident(incident: IncidentView) -> None:

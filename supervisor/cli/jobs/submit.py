@@ -212,10 +212,16 @@ async def _run(target: Target, order: Order, given: Globals) -> int:
         if given.json:
             emit_json(await client.explain(name))
         else:
-            click.echo(neutralise(f"{name}: {job.phase.value} at step {job.step}: {job.reason}"))
+            click.echo(neutralise(ending(job)))
             if job.phase is JobPhase.FAILED:
                 await _show_last_failure(client, name)
         return end_code(job)
+
+
+def ending(job: JobView) -> str:
+    """The line about a job that has ended."""
+    at = f" at step {job.step}" if job.step >= 0 else ""
+    return f"{job.name}: {job.phase.value}{at}: {job.reason}"
 
 
 async def _show_last_failure(client: ControlClient, name: str) -> None:

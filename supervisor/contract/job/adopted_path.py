@@ -27,6 +27,17 @@ _SYSTEM = (
 )
 
 
+def holds_program(path: str, workdir: str) -> str:
+    """Why a path cannot be adopted by a program that runs in `workdir`; empty if it can."""
+    normal, here = posixpath.normpath(path).rstrip("/"), posixpath.normpath(workdir)
+    if normal.startswith("/") and f"{here}/".startswith(f"{normal}/"):
+        return (
+            f"{path!r} holds the program itself, which could not be found there any more; "
+            "let it save to {checkpoint_dir}, and write its other files to {output_dir}"
+        )
+    return ""
+
+
 def check_adopted(path: str) -> str:
     """The path without superfluous parts, absolute or relative to the working directory.
 

@@ -18,6 +18,7 @@ from supervisor.contract.desired import ClusterSpec, RoleAddresses
 from supervisor.contract.errors import UserError
 from supervisor.contract.ids import check_name
 from supervisor.contract.job import container, data, environment, serving
+from supervisor.contract.job.adopted_path import holds_program
 from supervisor.contract.job.container import Objection, Where
 from supervisor.contract.job.file_pattern import compile_pattern
 from supervisor.contract.job.placeholders import fill, fill_earlier
@@ -176,6 +177,8 @@ def _checkpoint(spec: JobSpec) -> Iterator[Objection]:
     where: Where = ("checkpoint",)
     yield from _texts((*where, "uri"), (spec.checkpoint.uri,), bounds.MAX_PATH_LENGTH)
     yield from _texts((*where, "adopt"), (spec.checkpoint.adopt,), bounds.MAX_PATH_LENGTH)
+    if spec.checkpoint.adopt and (text := holds_program(spec.checkpoint.adopt, spec.workdir)):
+        yield Objection((*where, "adopt"), text)
     if spec.checkpoint.mode not in MODES:
         yield Objection((*where, "mode"), f"must be one of {', '.join(MODES)}")
     if spec.checkpoint.cadence not in CADENCES:

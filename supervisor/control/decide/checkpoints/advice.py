@@ -1,4 +1,6 @@
-"""Advice for users whose saves are not kept: one event, and a line in `status` as long as it holds. Pure.
+"""Advice for users: one event, and a line in `status` as long as it holds. Pure.
+
+It is about saves that are not kept, or not read after a restart, and about a job that may never end.
 
 The place of a program's saves is known from its own process alone (`Saves`). It is a hint: only this advice
 depends on it.
@@ -7,18 +9,24 @@ depends on it.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+from recovery.policy.roles import training_roles
+from supervisor.contract.desired import JobPhase
 from supervisor.contract.errors import UserError
-from supervisor.contract.ids import AttemptId
-from supervisor.contract.incident import Event
-from supervisor.contract.job.adopted_path import check_adopted
-from supervisor.contract.observed import AttemptState, Saves
+from supervisor.contract.ids import AttemptId, TaskId
+from supervisor.contract.incident import Cause, Event
+from supervisor.contract.job.adopted_path import check_adopted, holds_program
+from supervisor.contract.job.spec import Scope
+from supervisor.contract.observed import AttemptState, ExitReason, Saves
 from supervisor.control.decide.plan import Action, short, unchanged
 from supervisor.control.decide.snapshot import JobState, Snapshot
 
 ELSEWHERE, CHANGING = "saves_elsewhere", "saves_at_changing_places"
+NO_RESTORE, NO_END = "does_not_restore", "cannot_end"
+LEFT_ALONE_MS = 30_000
+"""The time for which tasks may run on after others have ended, before advice is given about them."""
 _MADE_UP = re.compile(r"/[t]mp[a-z0-9_]{8}(?:/|$)")
 """A directory that Python's `tempfile.mkdtemp` has named."""
 
@@ -34,8 +42,8 @@ class Advice:
 
 def advice(snap: Snapshot, job: JobState) -> tuple[Advice, ...]:
     """The advice that holds now."""
-    found = _elsewhere(snap, job)
-    return () if found is None else (found,)
+    found = (_elsewhere(snap, job), _no_restore(job), _no_end(snap, job))
+    return tuple(each for each in found if each is not None)
 
 
 def tell(snap: Snapshot, job: JobState) -> list[Action]:
@@ -94,7 +102,9 @@ def _elsewhere(snap: Snapshot, job: JobState) -> Advice | None:
         return Advice(CHANGING, short(text), fields)
     lost = "which is not read from there" if "://" in directory else "which is lost with its node"
     path = "" if job.record.value.spec.checkpoint.adopt else _adoptable(job, directory)
-    todo = f"write `checkpoint.adopt: {path}` in the job file" if path else f"let it {keeps}"
+    todo = f"write `checkpoint.adopt: {path}` in the job file, and empty that directory"
+    if not path:
+        todo = f"let it {keeps}, and write its other files to `{{output_dir}}`"
     return Advice(ELSEWHERE, short(f"{name} saves to {directory}, {lost}; {todo}"), fields)
 
 
@@ -104,10 +114,87 @@ def _adoptable(job: JobState, directory: str) -> str:
     if code is not None:
         # Each node has its own copy of the shipped directory, in which the program runs.
         directory = directory.partition(f"/{code.digest}/")[2] or directory
+        if directory.endswith(f"/{code.digest}"):
+            return ""
     try:
-        return check_adopted(directory)
+        path = check_adopted(directory)
     except UserError:
         return ""
+    return "" if holds_program(path, job.record.value.spec.workdir) else path
+
+
+def _no_restore(job: JobState) -> Advice | None:
+    """Advice about a program that began as a fresh one does although its generation has a base.
+
+    Step numbers of a program that does not call them global may begin anew although it restored. Then its
+    saves are evidence, too.
+    """
+    generation = job.switch.value.generation
+    incidents = [held.value for held in job.incidents.values() if held.value.scope is Scope.ALL]
+    fresh = max([1, *(each.to_step for each in incidents if each.cause is Cause.SUBMITTED)])
+    for each in incidents:
+        base = each.to_base
+        if each.generation != generation or base is None or not 0 <= each.to_step < base.step:
+            continue
+        saved = any(ref.generation == generation and ref.step < base.step for ref in job.commits)
+        known = saved or any(event.fields.get("incident") == each.id for event in _events(job))
+        if each.to_step > fresh or (each.lost_steps < 0 and not known):
+            continue
+        saver = job.saver
+        text = (
+            f"{saver.role}:{saver.index} began at step {each.to_step} although checkpoint {base} was in "
+            "$CHECKPOINT_DIR: it does not restore; let it load the newest checkpoint there when it starts, "
+            "or each restart trains from the beginning"
+        )
+        fields = {"uuid": job.record.value.uuid, "member": saver.member, "incident": each.id}
+        return Advice(NO_RESTORE, short(text), fields)
+    return None
+
+
+def _no_end(snap: Snapshot, job: JobState) -> Advice | None:
+    """Advice about tasks that run on after other training tasks have ended with 0: the job waits for them.
+
+    Either no task of their role has ended, or they make no steps since.
+    """
+    plan = job.plan_in_force
+    if plan is None or job.switch.value.phase is not JobPhase.RUNNING:
+        return None
+    trains, ended, left = training_roles(job.record.value.spec), dict[str, int](), list[AttemptId]()
+    for placed in plan.value.placements:
+        held = job.report(placed, plan.value)
+        if held is None or placed.role not in trains:
+            continue
+        end = held.value.exit
+        if end is not None and (end.reason, end.code) == (ExitReason.EXIT, 0):
+            ended[placed.member] = held.seen_ms
+        elif held.value.state is AttemptState.RUNNING:
+            left.append(held.value.attempt)
+    since_ms = snap.now_ms - max(ended.values(), default=snap.now_ms)
+    if not left or since_ms < LEFT_ALONE_MS:
+        return None
+    roles = {each.task.role for each in left}
+    if roles & {job.task(member).role for member in ended} and _steps(snap, job, left, since_ms):
+        return None
+    waits = f"the job waits for {_named(each.task for each in left)}, which may never end by themselves: "
+    after = f"{_named(job.task(member) for member in ended)} ended with exit code 0"
+    if roles == {"worker"} and "worker.0" in ended:
+        setting = "`success_policy: worker_0`, or give them a role of their own with `serves: true`"
+    else:
+        setting = ", ".join(f"`roles.{role}.serves: true`" for role in sorted(roles))
+    fields = {"uuid": job.record.value.uuid, "member": left[0].task.member}
+    return Advice(NO_END, short(f"{waits}{after}; if so, write {setting} in the job file"), fields)
+
+
+def _steps(snap: Snapshot, job: JobState, left: list[AttemptId], since_ms: int) -> bool:
+    """Whether one of the attempts has made a step within that time, or may have."""
+    beats = (snap.beat_of(job.attempts[each].value.node, each) for each in left)
+    return any(beat is None or 0 <= beat.step_age_ms < since_ms for beat in beats)
+
+
+def _named(tasks: Iterable[TaskId]) -> str:
+    """`actor:0, actor:1 and 3 more`."""
+    names = [f"{each.role}:{each.index}" for each in tasks]
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
 def _has_ended(job: JobState, attempt: AttemptId) -> bool:
@@ -128,5 +215,5 @@ def _other_place(job: JobState, fields: dict[str, str], saves: Saves) -> str:
 
 
 def _events(job: JobState) -> list[Event]:
-    kinds = (ELSEWHERE, CHANGING)
+    kinds = (ELSEWHERE, CHANGING, NO_RESTORE, NO_END)
     return [held.value for held in job.events if held.value.kind in kinds]

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from recovery.policy.roles import training_roles
 from supervisor.contract import keys
 from supervisor.contract.boundaries import Op
 from supervisor.contract.desired import JobPhase
 from supervisor.contract.job.goodput import Category, Goodput
+from supervisor.contract.job.spec import Strategy
 from supervisor.contract.views.jobs import GoodputView
 from supervisor.control.decide.assess.need import Need
 from supervisor.control.decide.checkpoints.advice import saves_of
@@ -163,6 +165,9 @@ def _folded(snap: Snapshot, job: JobState, held: Versioned[Goodput], course: Cou
 
 def _saves(snap: Snapshot, job: JobState, kept: Goodput) -> tuple[str, int, int]:
     """The saver's newest attempt, its saves so far, and how long those not counted yet held training up."""
+    spec = job.record.value.spec
+    if spec.strategy is Strategy.ASYNC and sum(spec.role(each).count for each in training_roles(spec)) > 1:
+        return kept.saver, kept.saves, 0  # the others train on meanwhile
     found = [(attempt, saves) for attempt, saves in saves_of(snap, job) if attempt.task == job.saver]
     if not found:
         return kept.saver, kept.saves, 0

@@ -228,9 +228,16 @@ def _lost_steps(snap: Snapshot, job: JobState, incident: Incident) -> int:
     """How far training had come beyond the base that it goes back to; -1 if nobody knows."""
     closing = job.switch.value.closing
     reached = max(incident.from_step, job_step(snap, job))
-    if reached < 0 or closing is None:
+    base = closing.base.step if closing is not None and closing.base is not None else 0
+    # A number that was printed once, at the start, is where training began, and not how far it came.
+    began = [each.value.to_step for each in job.incidents.values() if _began_here(job, each.value)]
+    if reached < 0 or closing is None or reached < base or reached in began:
         return -1
-    return max(0, reached - (closing.base.step if closing.base is not None else 0))
+    return reached - base
+
+
+def _began_here(job: JobState, incident: Incident) -> bool:
+    return incident.scope is Scope.ALL and incident.generation == job.switch.value.generation
 
 
 def failed(snap: Snapshot, job: JobState, need: Need, reason: str) -> tuple[Op, ...]:
@@ -371,6 +378,11 @@ def _recovered(
     # A count of its own is no step of the job.
     known = not first.is_local or job_step(snap, job) >= 0
     done = replace(record, outcome=Outcome.RECOVERED, to_step=first.first_step if known else -1)
+    base = record.to_base if record.scope is Scope.ALL else None
+    if base is not None and 0 <= first.first_step < base.step:
+        # It has not gone on from its checkpoint: what it makes again is more, if it counts steps of the job.
+        again = record.from_step - first.first_step if known and record.from_step >= 0 else -1
+        done = replace(done, to_step=first.first_step, lost_steps=max(-1, again))
     at = f" at step {done.to_step}" if done.to_step >= 0 else ""
     late = f", all its tasks run after {done.total_ms} ms" if done.total_ms > done.to_first_step_ms else ""
     text = (

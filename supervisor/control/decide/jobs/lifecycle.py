@@ -16,7 +16,7 @@ from supervisor.contract.observed import AttemptReport
 from supervisor.control.decide.assess.completion import Completion
 from supervisor.control.decide.checkpoints import saving, seen_saver
 from supervisor.control.decide.checkpoints.collecting import collect
-from supervisor.control.decide.facts.history import newest_commit
+from supervisor.control.decide.facts.history import job_step, newest_commit
 from supervisor.control.decide.facts.standing import Standing, standing
 from supervisor.control.decide.jobs.prepare import serves
 from supervisor.control.decide.plan import Action, Decision, delete_all, short, unchanged
@@ -71,7 +71,8 @@ def end(snap: Snapshot, job: JobState) -> list[Action]:
         if not overdue and not _has_looked(job, LAST_LOOK):
             return []
     left = _left(snap, job, alive)
-    text = f"{switch.reason}; warning: {left}" if left else switch.reason
+    warning = f"; warning: {left}" if left else ""
+    text = f"{switch.reason}{warning}{_cut_off(snap, job)}"
     if switch.phase is JobPhase.STOPPING:
         return [_to(job, Transition.END, JobPhase.STOPPED, text, uncommitted=left)]
     return [_to(job, Transition.SUCCEED, JobPhase.SUCCEEDED, text, uncommitted=left)]
@@ -94,6 +95,31 @@ def _left(snap: Snapshot, job: JobState, alive: list[Placement]) -> str:
         names = ", ".join(each.member for each in alive)
         found.append(f"{names} could not be confirmed dead, so that a later save would not be committed")
     return short("; ".join(found))
+
+
+def _cut_off(snap: Snapshot, job: JobState) -> str:
+    """What the tasks that were let end by themselves, and did not, leave undone; empty for nothing."""
+    plan, newest, switch = job.plan_in_force, newest_commit(job), job.switch.value
+    if plan is None or (switch.phase is JobPhase.STOPPING and not job.intent.value.save):
+        return ""
+    killed = _killed(job, plan.value)
+    if switch.phase is JobPhase.STOPPING:
+        step, saved = job_step(snap, job), newest.step if newest is not None else 0
+        since = f"after {newest}" if newest is not None else "as nothing was committed"
+        lost = f"; warning: it was ended before it had saved; steps lost: {step - saved}, {since}"
+        return lost if killed and step > saved else ""
+    late = [f"{each.role}:{each.index}" for each in killed if newest and each.last_step < newest.step]
+    return f"; warning: {', '.join(late)} ended before it had judged {newest}" if late else ""
+
+
+def _killed(job: JobState, plan: Plan) -> list[AttemptReport]:
+    """Of the attempts that may end by themselves, those that a signal has ended."""
+    reports = [job.report(placed, plan) for placed in plan.placements if _has_time(job, placed)]
+    return [
+        held.value
+        for held in reports
+        if held is not None and held.value.exit is not None and held.value.exit.signal is not None
+    ]
 
 
 def _no_more_time(snap: Snapshot, job: JobState) -> str:
@@ -143,6 +169,9 @@ def _has_judged(snap: Snapshot, job: JobState, placement: Placement, plan: Plan)
 def _time_is_over(job: JobState, why: str) -> Action:
     changed = turn(job.switch, Transition.END_GRACE, save_grace_ms=0)
     text = f"what still runs is stopped: {why}"
+    plan = job.plan_in_force
+    if plan is not None and job.switch.value.phase is JobPhase.STOPPING and _killed(job, plan.value):
+        text = f"its time to end by itself, {job.switch.value.save_grace_ms} ms, is over"
     return Action("time_is_over", job.name, text, (unchanged(job.switch),), (changed,))
 
 
