@@ -185,7 +185,9 @@ def test_a_page_follows_a_job_through_its_states(browser: Chrome, served: Served
     served.do(lambda: site.tick(20_000))
     until_told(browser, f"on {lost} lost its node.", "#part-story")
     until_told(browser, "running", "#part-state")
-    assert "went back to checkpoint g1-s100" in text_of(browser, "#part-story")
+    assert "Checkpoint g1-s100 was in its checkpoint directory, but it began at step 5" in text_of(
+        browser, "#part-story"
+    )
     assert browser.find_element(By.CSS_SELECTOR, "#part-checkpoints details").get_attribute("open"), (
         "it stays open"
     )

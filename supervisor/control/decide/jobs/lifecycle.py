@@ -24,6 +24,7 @@ from supervisor.control.decide.snapshot import JobState, Snapshot, Versioned
 from supervisor.control.decide.switch import Transition, turn
 
 STOP_PATIENCE = 2
+SIGKILL = 9
 
 
 def finish(job: JobState, done: Completion) -> Action:
@@ -113,12 +114,12 @@ def _cut_off(snap: Snapshot, job: JobState) -> str:
 
 
 def _killed(job: JobState, plan: Plan) -> list[AttemptReport]:
-    """Of the attempts that may end by themselves, those that a signal has ended."""
+    """Of the attempts that may end by themselves, those that were killed. SIGTERM may end one that saved."""
     reports = [job.report(placed, plan) for placed in plan.placements if _has_time(job, placed)]
     return [
         held.value
         for held in reports
-        if held is not None and held.value.exit is not None and held.value.exit.signal is not None
+        if held is not None and held.value.exit is not None and held.value.exit.signal == SIGKILL
     ]
 
 
