@@ -65,10 +65,11 @@ def end(snap: Snapshot, job: JobState) -> list[Action]:
     overdue = waited_ms > snap.timing.commit_deadline_ms and not saving.still_moves(snap, job)
     if alive and not overdue:
         return []
+    wanted = _wanted_look(alive)
     if _may_look(snap, job):
-        if switch.look < LAST_LOOK:
-            return [_look(job, LAST_LOOK)]
-        if not overdue and not _has_looked(job, LAST_LOOK):
+        if switch.look < wanted:
+            return [_look(job, wanted)]
+        if not overdue and not _has_looked(job, wanted):
             return []
     left = _left(snap, job, alive)
     warning = f"; warning: {left}" if left else ""
@@ -81,7 +82,7 @@ def end(snap: Snapshot, job: JobState) -> list[Action]:
 def _left(snap: Snapshot, job: JobState, alive: list[Placement]) -> str:
     """The finished saves that a job ends without, as far as its nodes know, for people; empty for none."""
     report, found = _saver_report(job), list(saving.elsewhere(snap, job))
-    if report is not None and _has_looked(job, LAST_LOOK):
+    if report is not None and _has_looked(job, _wanted_look(alive)):
         if report.value.uncommitted:
             found.append(
                 f"{report.value.uncommitted}{saving.kept_on(job, report.value.node)} is not committed"
@@ -256,6 +257,11 @@ def _may_look(snap: Snapshot, job: JobState) -> bool:
     """Whether a node can look for the last save: the saver has run there, and it is not lost."""
     saver = _saver_placed(job)
     return saver is not None and _saver_report(job) is not None and standing(snap, saver) is not Standing.LOST
+
+
+def _wanted_look(alive: list[Placement]) -> int:
+    """The look for the last save before the end. What may live can still write: the last look is after it."""
+    return LOOK_FOR_JUDGES if alive else LAST_LOOK
 
 
 def _has_looked(job: JobState, look: int) -> bool:
