@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from supervisor.contract import keys
 from supervisor.contract.desired import LAST_LOOK, LOOK_FOR_JUDGES, JobPhase
-from supervisor.contract.job.spec import Limits, Strategy, Wanted
+from supervisor.contract.job.spec import Limits, Scope, Strategy, Wanted
 from supervisor.contract.observed import AttemptReport, Exit, ExitReason, Saves
 from supervisor.contract.timing import FAST
 from supervisor.control.decide.plan import put
@@ -179,4 +179,17 @@ def test_a_job_ends_though_a_task_of_it_is_not_confirmed_dead() -> None:
     world, _ = unkillable()
     world.until(lambda: world.switch().phase is JobPhase.SUCCEEDED)
     left = "ps.0 could not be confirmed dead, so that a later save would not be committed"
+    assert world.switch().uncommitted == left
+
+
+def test_a_stop_between_two_attempts_of_the_saver_says_that_its_last_save_may_be_lost() -> None:
+    spec = job_spec()
+    world = World(replace(spec, restart=replace(spec.restart, scope={"chief": Scope.TASK}))).start()
+    for agent in world.agents.values():
+        agent.starts = False
+    world.end_task("chief.0", code=1)
+    world.until(lambda: "restart_in_place" in world.done)
+    world.intend(Wanted.STOP)
+    world.until(lambda: world.switch().phase is JobPhase.STOPPED)
+    left = "whether its last save is committed is not known: digits/chief:0 was to run again"
     assert world.switch().uncommitted == left

@@ -92,6 +92,8 @@ def _left(snap: Snapshot, job: JobState, alive: list[Placement]) -> str:
     elif report is not None:
         why = "has not looked for it in time" if _may_look(snap, job) else "is lost"
         found.append(f"whether its last save is committed is not known: {report.value.node} {why}")
+    elif (placed := _saver_placed(job)) is not None and _is_between_attempts(job, placed):
+        found.append(f"whether its last save is committed is not known: {job.saver} was to run again")
     if alive:
         names = ", ".join(each.member for each in alive)
         found.append(f"{names} could not be confirmed dead, so that a later save would not be committed")
@@ -273,6 +275,12 @@ def _saver_placed(job: JobState) -> Placement | None:
     plan, saver = job.plan_in_force, job.saver.member
     found = plan.value.placements if plan is not None else ()
     return next((each for each in found if each.member == saver), None)
+
+
+def _is_between_attempts(job: JobState, placed: Placement) -> bool:
+    """Whether an attempt of this generation has ended here, and nothing is known of the next one."""
+    held = job.assigned(job.switch.value.plan_id, placed.member)
+    return held is not None and held.value.attempt > 1
 
 
 def _saver_report(job: JobState) -> Versioned[AttemptReport] | None:
