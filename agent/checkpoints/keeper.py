@@ -330,7 +330,9 @@ class NodeCheckpoints:
     async def drain(self, job_uuid: str, generation: int, timeout_ms: int, *, clean: bool) -> str:
         """Commit the newest finished save; returns the save that could not be committed, empty for none."""
         saver = self._savers.get((job_uuid, generation))
-        return await saver.drain(timeout_ms, clean=clean) if saver is not None else ""
+        if saver is None:
+            return "the last save (its node cannot commit it: see the log of the agent there)"
+        return await saver.drain(timeout_ms, clean=clean)
 
     def beats(self, tell: Tell = raise_it) -> tuple[SaverBeat, ...]:
         """The state of this node's commits. `tell` gets errors that ended a job's background work.

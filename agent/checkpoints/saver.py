@@ -192,7 +192,7 @@ class Saver:
                 "the time for the last commit is over: the last save may be lost", job=self._job.job
             )
         self._warn_of_pending()
-        left = self._left(looked=watch.done())
+        left = self._left(looked=watch.done() and not self._stopped)
         self._cancel()
         await asyncio.wait(self._tasks)
         if not self._stopped:

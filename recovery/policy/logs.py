@@ -227,7 +227,7 @@ def raised(text: str) -> tuple[Raised, ...]:
 
 
 def bounded(errors: Iterable[Raised]) -> tuple[Raised, ...]:
-    """Errors with messages of a bounded length, and no more of them than MAX_ERRORS."""
+    """Errors with names and messages of a bounded length, and no more of them than MAX_ERRORS."""
     kept = list(errors)[:MAX_ERRORS]
     return tuple(_cut(each, MAX_NEXT_TEXT if number else MAX_TEXT) for number, each in enumerate(kept))
 
@@ -366,6 +366,8 @@ def _without_heading(lines: list[str]) -> list[Raised]:
 
 
 def _cut(error: Raised, most: int) -> Raised:
+    frames = tuple(each[:MAX_LINE] for each in error.frames)
+    error = Raised(error.name[:MAX_LINE], error.text, frames)
     if len(error.text) <= most:
         return error
     half = most // 2

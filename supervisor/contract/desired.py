@@ -430,10 +430,10 @@ class JobSwitch:
     the program's code may have come of the warm start. `saver`: the member of the plan in force whose node
     commits: the member that was seen to save, else the one that the job's roles let expect; empty before the
     first generation. `look`: the last look at the saver's directory that its node is to take (rule 7.8): 0
-    for none, `LOOK_FOR_JUDGES` while an evaluator may run on, `LAST_LOOK` when nothing of the job can write
-    any more. `uncommitted`: finished saves without which the job has ended, for people. `parked`: why no rule
-    looks at the job; its stored phase is FAILED then, which every release reads as: end its tasks, start
-    nothing (decision 0045).
+    for none, `LOOK_FOR_JUDGES` while an evaluator may run on, or what cannot be killed, `LAST_LOOK` when
+    nothing of the job can write any more. `uncommitted`: finished saves without which the job has ended, for
+    people. `parked`: why no rule looks at the job; its stored phase is FAILED then, which every release reads
+    as: end its tasks, start nothing (decision 0045).
     `edition`: that of the ClusterSpec in force; an agent that has an older one reads it again.
     """
 

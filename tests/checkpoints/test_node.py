@@ -20,7 +20,7 @@ from supervisor.contract.boundaries import ModifiedAt, Put
 from supervisor.contract.checkpoint import CheckpointRef, CommitHead, Verify
 from supervisor.contract.codec import encode
 from supervisor.contract.desired import JobPhase, JobSwitch
-from supervisor.contract.errors import NoRoom, OutOfSpace, StoreUnreachable
+from supervisor.contract.errors import NoRoom, OutOfSpace, StoreUnreachable, UserError
 from supervisor.contract.ids import TaskId
 from tests.checkpoints.moody_store import MoodyStore
 from tests.checkpoints.world import JOB, UUID, World, contents, save, snapshot, staged_form
@@ -53,6 +53,20 @@ def fill(directory: Path, left: int) -> None:
     """Until so many bytes are left."""
     with (directory / "filler").open("wb", buffering=0) as file:
         file.write(bytes(shutil.disk_usage(directory).free - left))
+
+
+async def test_a_node_that_cannot_use_the_store_says_that_the_last_save_is_not_committed(
+    world: World, tmp_path: Path
+) -> None:
+    def refuses(_uri: str) -> MemoryCheckpointStore:
+        raise UserError("no such store")
+
+    node = NodeCheckpoints(
+        "n1", tmp_path, world.coordination, refuses, world.clock, ListSink(), world.next_id
+    )
+    commit = Commit(JOB, UUID, 1, None, "x://", TaskId(JOB, "worker", 0), (), Verify.CRC)
+    node.commit(commit, lambda: ModifiedAt("", 1), "i1", lambda: 1)
+    assert (await node.drain(UUID, 1, 1_000, clean=True)).startswith("the last save (")
 
 
 async def test_a_base_that_does_not_fit_takes_the_place_of_copies(world: World, small: Path) -> None:

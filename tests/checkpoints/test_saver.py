@@ -112,7 +112,8 @@ async def test_attempts_that_end_within_one_commit_are_drained_one_after_the_oth
 
 async def test_a_drain_does_not_outlive_the_generation(world: World, saver: Saver) -> None:
     saver.stop()
-    await saver.drain(WAIT_S * 1000, clean=False)
+    left = await saver.drain(WAIT_S * 1000, clean=False)
+    assert left, "a look that was broken off is none"
     save(world.parent, CheckpointRef(1, 10))
     await asyncio.sleep(0)
     assert all(task.done() for task in saver._tasks)

@@ -6,10 +6,11 @@ from dataclasses import replace
 
 from supervisor.contract import keys
 from supervisor.contract.desired import LAST_LOOK, LOOK_FOR_JUDGES, JobPhase
-from supervisor.contract.job.spec import Limits, Strategy, Wanted
-from supervisor.contract.observed import Exit, ExitReason, Saves
+from supervisor.contract.job.spec import Limits, Scope, Strategy, Wanted
+from supervisor.contract.observed import AttemptReport, Exit, ExitReason, Saves
 from supervisor.contract.timing import FAST
 from supervisor.control.decide.plan import put
+from supervisor.control.decide.view import View
 from tests.control.world import World
 from tests.support.builders import job_spec, role
 
@@ -142,3 +143,53 @@ def test_a_stop_that_cuts_off_a_save_says_how_many_steps_are_lost() -> None:
     world.end_task("worker.0", signal=9)
     world.until(lambda: world.switch().phase is JobPhase.STOPPED)
     assert f"warning: it was ended before it had saved; steps lost: 30, after {ref}" in world.switch().reason
+
+
+def unkillable() -> tuple[World, AttemptReport]:
+    """A server cannot be killed for longer than the last commit may take, as where D is longer than that."""
+    world = finishing()
+    world.end_task("evaluator.0", code=0)
+    server = next(each for each in world.job().attempts.values() if each.value.role == "ps").value
+    world._exited(server, Exit(ExitReason.KILLED, None, 9, 0, confirmed_dead=False))
+    world.until(lambda: not world.switch().save_grace_ms)
+    world.new_leader()
+    world.view = View(replace(FAST, commit_deadline_ms=FAST.d_ms // 2))
+    world.until(lambda: world.switch().look > 0)
+    return world, server
+
+
+def test_a_look_while_something_may_write_is_not_the_last_one() -> None:
+    world, server = unkillable()
+    for _ in range(5):
+        world.tick()
+    world._exited(server, Exit(ExitReason.KILLED, None, 9, 0, confirmed_dead=True), drained=True)
+    for agent in world.agents.values():
+        agent.looks = False
+    for _ in range(5):
+        world.tick()
+    assert world.switch().phase is JobPhase.FINISHING, "it may have saved since"
+    for agent in world.agents.values():
+        agent.looks = True
+    world.until(lambda: world.switch().phase is JobPhase.SUCCEEDED)
+    assert world.switch().look == LAST_LOOK
+    assert not world.switch().uncommitted
+
+
+def test_a_job_ends_though_a_task_of_it_is_not_confirmed_dead() -> None:
+    world, _ = unkillable()
+    world.until(lambda: world.switch().phase is JobPhase.SUCCEEDED)
+    left = "ps.0 could not be confirmed dead, so that a later save would not be committed"
+    assert world.switch().uncommitted == left
+
+
+def test_a_stop_between_two_attempts_of_the_saver_says_that_its_last_save_may_be_lost() -> None:
+    spec = job_spec()
+    world = World(replace(spec, restart=replace(spec.restart, scope={"chief": Scope.TASK}))).start()
+    for agent in world.agents.values():
+        agent.starts = False
+    world.end_task("chief.0", code=1)
+    world.until(lambda: "restart_in_place" in world.done)
+    world.intend(Wanted.STOP)
+    world.until(lambda: world.switch().phase is JobPhase.STOPPED)
+    left = "whether its last save is committed is not known: digits/chief:0 was to run again"
+    assert world.switch().uncommitted == left

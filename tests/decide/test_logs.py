@@ -448,3 +448,7 @@ def test_any_output_is_judged_in_time_that_grows_with_it(text: str) -> None:
 def test_what_is_kept_of_exceptions_is_bounded() -> None:
     kept = bounded(Raised("a.B", "x" * 100_000) for _ in range(100))
     assert sum(len(each.text) for each in kept) < 8192
+    text = f'Traceback (most recent call last):\n  File "{"f" * 9999}", line 1, in g\n{"A" * 9999}: x\n'
+    ((error,), own) = raised(text), error_of_the_code(text)
+    assert max(map(len, (error.name, *error.frames))) <= MAX_LINE
+    assert own is None

@@ -162,7 +162,7 @@ ROWS = (
         7,
         "Success is declared when the last checkpoint is dealt with, or its deadline has passed.",
         "supervisor/control/decide/jobs/lifecycle.py",
-        "        if not overdue and not _has_looked(job, LAST_LOOK):\n",
+        "        if not overdue and not _has_looked(job, wanted):\n",
         "        if False:\n",
         LEADER + "test_success_waits_for_the_last_checkpoint_of_the_saver",
     ),

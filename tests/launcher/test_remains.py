@@ -38,6 +38,7 @@ kept = Remains((os.getcwd(),))
 kept.importing()
 told("imports")
 open("import", "w").close()
+assert libc.shmget(0, 4096, 0o1600) >= 0
 kept.imported()
 attempt()
 other = subprocess.Popen(["sleep", "1000"])
@@ -49,6 +50,8 @@ Remains(()).clear()
 told("of-all")
 kept.clear()
 told("cleared")
+Remains((os.getcwd(),)).clear()
+told("ended")
 """
 
 
@@ -67,10 +70,11 @@ def test_a_dead_attempt_leaves_nothing_in_memory_to_the_next(tmp_path: Path) -> 
         text=True,
         check=False,
     )
-    left = "cache import of-another-user psm_1 sem.x 3"
+    left = "cache import of-another-user psm_1 sem.x 4"
     assert done.stdout.splitlines() == [
         "imports of-another-user 0",
         f"shared {left}",
         f"of-all {left}",
-        "cleared import of-another-user 0",
+        "cleared import of-another-user 1",
+        "ended of-another-user 0",
     ], done.stderr

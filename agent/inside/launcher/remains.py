@@ -11,7 +11,7 @@ import ctypes
 import os
 import stat
 from contextlib import suppress
-from typing import Iterator, List, Set, Tuple
+from typing import Iterator, List, Set, Tuple, Union
 
 from ..failpoints import effect
 from ..processes import fence
@@ -25,6 +25,9 @@ _REMOVE = 0
 File = Tuple[int, int]
 """Device and inode."""
 
+Object = Tuple[str, int]
+"""A System V object: the call that removes it, and its number."""
+
 
 class Remains:
     """The remains of attempts in `directories`; without any nothing is removed, as others have the same user.
@@ -34,17 +37,17 @@ class Remains:
 
     def __init__(self, directories: Tuple[str, ...]) -> None:
         self._directories = directories
-        self._before: Set[File] = set()
-        self._own: Set[File] = set()
+        self._before: Set[Union[File, Object]] = set()
+        self._own: Set[Union[File, Object]] = set()
 
     def importing(self) -> None:
         """Remove what attempts of earlier launchers left. What is made from now on is the launcher's own."""
         self.clear()
-        self._before = {file for _, file, _ in self._files()}
+        self._before = self._all()
 
     def imported(self) -> None:
         """From now on nothing more is the launcher's own."""
-        self._own = {file for _, file, _ in self._files()} - self._before
+        self._own = self._all() - self._before
 
     def full(self) -> str:
         """The directories that are full, for people; empty if none is."""
@@ -62,7 +65,7 @@ class Remains:
             return
         # Listed before the look at processes: what one makes that starts meanwhile is not in the list.
         files = [each for each in self._files() if each[1] not in self._own]
-        objects = list(_objects())
+        objects = [each for each in _objects() if each not in self._own]
         if not (files or objects) or _somebody_lives():
             return
         for path, file, is_directory in files:
@@ -74,6 +77,9 @@ class Remains:
             with effect("launcher.clear_object"):
                 # The second argument of semctl is the number of a semaphore, which a removal ignores.
                 getattr(libc, call)(*((number, 0, _REMOVE) if call == "semctl" else (number, _REMOVE, None)))
+
+    def _all(self) -> Set[Union[File, Object]]:
+        return {file for _, file, _ in self._files()}.union(_objects())
 
     def _files(self) -> Iterator[Tuple[str, File, bool]]:
         """Each file and directory of this user, the deepest first; nothing that is mounted below."""
@@ -104,8 +110,8 @@ def _look(directory: str, device: int, found: List[Tuple[str, File, bool]]) -> L
     return below
 
 
-def _objects() -> Iterator[Tuple[str, int]]:
-    """The System V objects of this user, each with the call that removes it."""
+def _objects() -> Iterator[Object]:
+    """The System V objects of this user."""
     for kind, call in _SYSTEM_V:
         with suppress(OSError):
             with open(f"/proc/sysvipc/{kind}", encoding="utf-8") as table:

@@ -368,7 +368,7 @@ MUTANTS = (
         (
             Edit(
                 "supervisor/control/decide/jobs/lifecycle.py",
-                "        if not overdue and not _has_looked(job, LAST_LOOK):\n",
+                "        if not overdue and not _has_looked(job, wanted):\n",
                 "        if False:\n",
             ),
             Edit(

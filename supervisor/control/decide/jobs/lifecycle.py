@@ -66,10 +66,11 @@ def end(snap: Snapshot, job: JobState) -> list[Action]:
     overdue = waited_ms > snap.timing.commit_deadline_ms and not saving.still_moves(snap, job)
     if alive and not overdue:
         return []
+    wanted = _wanted_look(alive)
     if _may_look(snap, job):
-        if switch.look < LAST_LOOK:
-            return [_look(job, LAST_LOOK)]
-        if not overdue and not _has_looked(job, LAST_LOOK):
+        if switch.look < wanted:
+            return [_look(job, wanted)]
+        if not overdue and not _has_looked(job, wanted):
             return []
     left = _left(snap, job, alive)
     warning = f"; warning: {left}" if left else ""
@@ -82,7 +83,7 @@ def end(snap: Snapshot, job: JobState) -> list[Action]:
 def _left(snap: Snapshot, job: JobState, alive: list[Placement]) -> str:
     """The finished saves that a job ends without, as far as its nodes know, for people; empty for none."""
     report, found = _saver_report(job), list(saving.elsewhere(snap, job))
-    if report is not None and _has_looked(job, LAST_LOOK):
+    if report is not None and _has_looked(job, _wanted_look(alive)):
         if report.value.uncommitted:
             found.append(
                 f"{report.value.uncommitted}{saving.kept_on(job, report.value.node)} is not committed"
@@ -92,6 +93,8 @@ def _left(snap: Snapshot, job: JobState, alive: list[Placement]) -> str:
     elif report is not None:
         why = "has not looked for it in time" if _may_look(snap, job) else "is lost"
         found.append(f"whether its last save is committed is not known: {report.value.node} {why}")
+    elif (placed := _saver_placed(job)) is not None and _is_between_attempts(job, placed):
+        found.append(f"whether its last save is committed is not known: {job.saver} was to run again")
     if alive:
         names = ", ".join(each.member for each in alive)
         found.append(f"{names} could not be confirmed dead, so that a later save would not be committed")
@@ -259,6 +262,11 @@ def _may_look(snap: Snapshot, job: JobState) -> bool:
     return saver is not None and _saver_report(job) is not None and standing(snap, saver) is not Standing.LOST
 
 
+def _wanted_look(alive: list[Placement]) -> int:
+    """The look for the last save before the end. What may live can still write: the last look is after it."""
+    return LOOK_FOR_JUDGES if alive else LAST_LOOK
+
+
 def _has_looked(job: JobState, look: int) -> bool:
     report = _saver_report(job)
     return report is not None and report.value.look >= look
@@ -268,6 +276,12 @@ def _saver_placed(job: JobState) -> Placement | None:
     plan, saver = job.plan_in_force, job.saver.member
     found = plan.value.placements if plan is not None else ()
     return next((each for each in found if each.member == saver), None)
+
+
+def _is_between_attempts(job: JobState, placed: Placement) -> bool:
+    """Whether an attempt of this generation has ended here, and nothing is known of the next one."""
+    held = job.assigned(job.switch.value.plan_id, placed.member)
+    return held is not None and held.value.attempt > 1
 
 
 def _saver_report(job: JobState) -> Versioned[AttemptReport] | None:
