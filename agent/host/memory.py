@@ -7,6 +7,8 @@ from pathlib import Path
 MEMINFO = Path("/proc/meminfo")
 PROC = Path("/proc")
 CGROUPS = Path("/sys/fs/cgroup")
+_UNLIMITED = 1 << 60
+"""Version 1 writes the largest number of pages for no limit."""
 
 
 def free_bytes(meminfo: Path = MEMINFO) -> int:
@@ -47,6 +49,16 @@ class Cgroup:
         used = self._number("memory.current" if self.version == 2 else "memory.usage_in_bytes")
         idle = self._field("memory.stat", "inactive_file" if self.version == 2 else "total_inactive_file")
         return most, max(0, used - max(0, idle)) if used >= 0 else -1
+
+    def allowed(self, root: Path) -> int:
+        """The lowest limit of memory of this cgroup and of those above it, below `root`; -1 without one."""
+        found = []
+        directory = self.directory
+        while directory is not None and directory != root and root in directory.parents:
+            most, _ = Cgroup(directory, self.version).limits()
+            found += [most] if 0 <= most < _UNLIMITED else []
+            directory = directory.parent
+        return min(found, default=-1)
 
     def oom_kills(self) -> int:
         """The number of its processes that the OOM killer has ended; -1 if unknown."""

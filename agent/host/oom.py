@@ -34,7 +34,8 @@ def with_oom(end: Exit, *, killed: bool, beside: Beside) -> Exit:
     too.
     """
     if killed:
-        return replace(end, oom=True)
+        detail = "; ".join(filter(None, (end.detail, "the OOM killer ended it")))
+        return replace(end, oom=True, detail=detail)
     said = {
         Beside.OURS: "the OOM killer ended one of its processes",
         Beside.SOMEBODY: "meanwhile the OOM killer struck among the tasks of this node",
@@ -77,6 +78,10 @@ class OomNearby:
 
     def limit_met(self, pid: int) -> str:
         """The limit of its own cgroup that it has met since `began`, for people; empty if none."""
+        cgroup, _ = self._known.get(pid, (Cgroup(None), -1))
+        allowed = cgroup.allowed(self._root)
+        if allowed >= 0 and self.struck(pid) is Beside.OURS:
+            return f"its memory limit of {allowed >> 20} MiB was reached"
         pids, before = self._refused.get(pid, (Cgroup(None), -1))
         refused, most = pids.pids()
         return f"the pids limit of {most} was reached" if 0 <= before < refused else ""

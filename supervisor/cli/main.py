@@ -5,6 +5,7 @@ CONTRIBUTING.md lists the steps for a new verb.
 
 from __future__ import annotations
 
+import errno
 import sys
 from collections.abc import Mapping
 from typing import ClassVar
@@ -84,6 +85,9 @@ VERBS = {
 }
 
 
+_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+
+
 class Verbs(LazyGroup):
     """The verbs of `supervisorctl`."""
 
@@ -126,6 +130,11 @@ def main() -> None:
     except TfSupervisorError as error:
         click.echo(f"error: {neutralise(str(error))}", err=True)
         code = error.exit_code
+    except OSError as error:
+        if error.filename is not None or error.errno not in _FULL:
+            raise
+        click.echo(f"error: the output cannot be written: {error.strerror}", err=True)
+        code = 1
     sys.exit(code if isinstance(code, int) else 0)
 
 

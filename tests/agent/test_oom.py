@@ -109,6 +109,29 @@ def test_a_child_that_is_killed_before_the_agent_hears_of_its_attempt_counts(
 
 
 @pytest.mark.parametrize("version", [1, 2])
+def test_the_limit_of_memory_that_an_attempt_met_is_named_with_its_number(
+    tmp_path: Path, version: int
+) -> None:
+    kernel = Kernel(tmp_path, version)
+    for pid, path in (("self", "/agent"), (7, "/docker/abc/task"), (8, "/agent")):
+        kernel.put(pid, path)
+    for path, most in (
+        ("/docker/abc", str(200 << 20)),
+        ("/docker/abc/task", str(2**63 - 4096)),
+        ("/agent", "9"),
+    ):
+        kernel.counts(path, 0)
+        kernel.limit(path, most, 700, 200)
+    nearby = OomNearby(kernel.proc, kernel.cgroups)
+    for number in (7, 8):
+        nearby.began(number)
+    assert [nearby.limit_met(number) for number in (7, 8)] == ["", ""]
+    for path in ("/docker/abc/task", "/agent"):
+        kernel.counts(path, 1)
+    assert [nearby.limit_met(number) for number in (7, 8)] == ["its memory limit of 200 MiB was reached", ""]
+
+
+@pytest.mark.parametrize("version", [1, 2])
 def test_the_limit_of_processes_is_named_where_an_attempt_has_a_cgroup_to_itself(
     tmp_path: Path, version: int
 ) -> None:
@@ -155,7 +178,7 @@ def test_what_the_machine_has_left(tmp_path: Path) -> None:
         (False, Beside.NOBODY, Cause.PROGRAM_EXIT, ""),
         (False, Beside.OURS, Cause.OOM, "the OOM killer ended one of its processes"),
         (False, Beside.SOMEBODY, Cause.PROGRAM_EXIT, "meanwhile the OOM killer struck"),
-        (True, Beside.SOMEBODY, Cause.OOM, ""),
+        (True, Beside.SOMEBODY, Cause.OOM, "the OOM killer ended it"),
     ],
 )
 def test_an_attempt_that_fails_of_a_childs_death_is_out_of_memory(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -33,6 +35,21 @@ def test_help_and_version(tmp_path: Path) -> None:
     assert "Restart a job, or one task of it." in done.stdout
     assert ctl(tmp_path, "--version").stdout == ctl(tmp_path, "version").stdout
     assert json.loads(ctl(tmp_path, "version", "--output", "json").stdout)["api_protocol"] == 1
+
+
+@pytest.mark.parametrize("arguments", [("version",), ("--help",)])
+def test_an_output_that_cannot_be_written_is_named_without_a_traceback(arguments: tuple[str, ...]) -> None:
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "supervisor.cli.main", *arguments],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=30,
+            check=False,
+        )
+    assert done.returncode == 1
+    assert done.stderr == "error: the output cannot be written: No space left on device\n"
 
 
 @pytest.mark.parametrize(

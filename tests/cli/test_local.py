@@ -5,15 +5,17 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
-from supervisor.cli.local import processes
-from supervisor.cli.local.cluster import LocalCluster
+from supervisor.cli.local import keeper, processes
+from supervisor.cli.local.cluster import LocalCluster, LocalStatus, MemberView
 from supervisor.cli.local.layout import Layout, LocalSettings
-from supervisor.contract.errors import Conflict, NotFound
+from supervisor.contract.errors import Conflict, NotFound, Unreachable
 from tests.support.waiting import wait_until
 
 
@@ -84,3 +86,39 @@ def test_a_long_path_gets_its_sockets_elsewhere(tmp_path: Path) -> None:
     layout.write(LocalSettings(cluster="local", nodes=1, supervisors=1, profile="fast").check())
     assert layout.run.stat().st_mode & 0o777 == 0o700
     assert layout.read() == LocalSettings(cluster="local", nodes=1, supervisors=1, profile="fast")
+
+
+def test_a_member_is_started_again_although_no_line_can_be_written_of_its_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = LocalSettings(cluster="c", nodes=1, supervisors=1, profile="fast")
+    full = os.fdopen(os.open("/dev/full", os.O_WRONLY), "w")
+    monkeypatch.setattr(processes, "reap", lambda: [(4711, 1)])
+
+    async def lose_one() -> None:
+        kept = keeper.Keeper(Layout.of(tmp_path), settings, 0, 0.0)
+        (etcd, *_) = kept._members.values()
+        etcd.pid = 4711
+        with monkeypatch.context() as patched:
+            patched.setattr(sys, "stderr", full)
+            kept._children_ended()
+        assert etcd.timer is not None, "a disk that is full, which etcd died of, holds the keeper's log, too"
+        etcd.timer.cancel()
+
+    asyncio.run(lose_one())
+    with suppress(OSError):
+        full.close()
+
+
+def test_a_full_disk_that_keeps_a_member_from_starting_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster = LocalCluster(tmp_path / "state")
+    cluster.layout.log("etcd").parent.mkdir(parents=True)
+    said = '{"error":"write /st/etcd/db: no space left on device","stacktrace":"raft.go:513"}\npanic\n'
+    cluster.layout.log("etcd").write_text(said)
+    etcd = MemberView("etcd", "restarting", 0, 0, 4, 0, "exit code 2")
+    with pytest.raises(Unreachable) as failed:
+        cluster._check_members(LocalStatus("st", running=True, keeper_pid=1, members=(etcd,)))
+    why = "write /st/etcd/db: no space left on device; make room on that disk"
+    assert str(failed.value) == f"etcd does not start (exit code 2): {why}"

@@ -320,7 +320,8 @@ def fail_to_join(world: World, member: str = "worker.2") -> None:
     for agent in world.agents.values():
         agent.steps = False
     world.until(lambda: member in world.running())
-    world.end_task(member, code=1)
+    tail = 'Traceback (most recent call last):\n  File "train.py", line 3, in <module>\n'
+    world.end_task(member, code=1, tail=f"{tail}ValueError: this graph has 3 workers")
     for agent in world.agents.values():
         agent.steps = True
 
@@ -336,11 +337,13 @@ def test_a_worker_that_fails_before_its_first_step_leaves_again_and_costs_nothin
     undone = next_of(world, "resize_undone")
     assert "the job goes back to worker=3 and stays there until" in undone.text
     assert "`supervisorctl scale digits worker=4` asks again" in undone.text
+    assert "exited with code 1: ValueError: this graph has 3 workers; the job" in undone.text
     world.run(undone)
     assert world.running() == before
     (told,) = joins(world)
     assert told.outcome is Outcome.SUPERSEDED
     assert "left before it did any work" in told.detail
+    assert "ValueError: this graph has 3 workers" in told.detail
     assert world.switch().ledger.streak == 0
     for _ in range(20):
         world.tick()

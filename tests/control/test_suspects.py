@@ -30,7 +30,7 @@ from tests.control.failing import (
     settled,
     spec_with,
 )
-from tests.control.world import World
+from tests.control.world import Telling, World
 from tests.support.builders import job_spec, resources, role
 
 
@@ -219,7 +219,7 @@ def test_the_last_checkpoint_is_never_set_aside() -> None:
 
 
 def test_what_returns_from_two_checkpoints_is_the_programs_and_the_checkpoint_is_cleared() -> None:
-    world = World(spec_with(max_restarts=9)).start()
+    world = Telling(spec_with(max_restarts=9)).start()
     older, newer = world.commit(1, 100), world.commit(1, 200)
     kill(world, "ps.0")
     world.until(lambda: world.switch().generation == 2 and "chief.0" in world.running())
@@ -231,6 +231,8 @@ def test_what_returns_from_two_checkpoints_is_the_programs_and_the_checkpoint_is
     assert world.switch().base == newer
     restart_all(world, "chief.0", BUG)
     assert world.job().commits[newer].value.state is CommitState.QUARANTINED
+    told = next(held.value for held in world.snapshot().events if held.value.kind == "checkpoint_quarantined")
+    assert told.text.endswith("; the next start is from the one before it"), "also where the job ends now"
     assert world.switch().base == older
     restart_all(world, "chief.0", BUG)
     assert world.switch().phase is JobPhase.FAILED

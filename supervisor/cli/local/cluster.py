@@ -7,6 +7,7 @@ import fcntl
 import importlib
 import json
 import os
+import re
 import shutil
 import signal
 import socket
@@ -455,7 +456,9 @@ class LocalCluster:
         for member in status.members:
             if member.failures >= GIVE_UP_AFTER_FAILURES:
                 lines = _last_lines(self.layout.log(member.member))
-                raise Unreachable(f"{member.member} does not start ({member.last_exit}):\n{lines}")
+                full = _NO_SPACE.search(lines)
+                why = f"{full[0]}; make room on that disk" if full else f"\n{lines}"
+                raise Unreachable(f"{member.member} does not start ({member.last_exit}): {why}")
 
     def _request(self, body: dict[str, object]) -> dict[str, object]:
         """Ask the keeper; raises Unreachable, or NotFound with its answer."""
@@ -513,6 +516,9 @@ def _alive(pid: int) -> bool:
     except OSError:
         return False
     return state not in ("Z", "X")
+
+
+_NO_SPACE = re.compile(r"[^\"\n]*no space left on device", re.IGNORECASE)
 
 
 def _last_lines(path: Path, count: int = 15) -> str:

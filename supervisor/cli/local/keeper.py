@@ -124,11 +124,7 @@ class Keeper:
             member.wanted = False
         processes.kill_descendants(os.getpid(), KILL_GRACE_S)
         threading.Timer(LAST_WORD_S, os._exit, (1,)).start()
-        print(
-            f"{self._layout.lives} could not be written, or another machine has begun there: all is killed",
-            file=sys.stderr,
-            flush=True,
-        )
+        _say(f"{self._layout.lives} could not be written, or another machine has begun there: all is killed")
         os._exit(1)
 
     def _start(self, member: Member) -> None:
@@ -165,7 +161,7 @@ class Keeper:
             member.failures = member.failures + 1 if young else 1
             member.pid = 0
             member.last_exit = f"signal {-code}" if code < 0 else f"exit code {code}"
-            print(f"{member.name} (pid {pid}) ended: {member.last_exit}", file=sys.stderr, flush=True)
+            _say(f"{member.name} (pid {pid}) ended: {member.last_exit}")
             if member.wanted and not self._done.is_set():
                 member.restarts += 1
                 self._start_later(member)
@@ -228,7 +224,7 @@ class Keeper:
         await _terminate(late)
         left = processes.kill_descendants(os.getpid(), KILL_GRACE_S)
         if left:
-            print(f"still alive after SIGKILL: {left}", file=sys.stderr, flush=True)
+            _say(f"still alive after SIGKILL: {left}")
         return not left
 
     def _kill_rest(self, keep: set[int]) -> None:
@@ -236,6 +232,12 @@ class Keeper:
             if pid not in keep:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
+
+
+def _say(text: str) -> None:
+    """Write a line to the log, if its disk has room: a disk that is full keeps no member from its restart."""
+    with contextlib.suppress(OSError):
+        print(text, file=sys.stderr, flush=True)
 
 
 def members(layout: Layout, settings: LocalSettings) -> list[Member]:

@@ -10,7 +10,6 @@ from dataclasses import replace
 
 from recovery.policy.blame import NOTICE_LAG_MS, Failure, root_failures
 from recovery.policy.budget import charge
-from recovery.policy.causes import describe
 from recovery.policy.history import ASKED
 from recovery.policy.logs import error_of_the_code, left_lock
 from recovery.policy.scope import may_move, scope_of
@@ -19,7 +18,7 @@ from supervisor.contract.incident import Cause, Incident, Outcome
 from supervisor.contract.job.spec import Scope
 from supervisor.contract.observed import AttemptReport, Exit
 from supervisor.control.decide.assess.escalation import FailedTask, scope_of_failure
-from supervisor.control.decide.assess.members import Member, MemberState
+from supervisor.control.decide.assess.members import Member, MemberState, ended_as
 from supervisor.control.decide.assess.moving import moves_alone, why_it_stays
 from supervisor.control.decide.assess.need import Evidence, Need
 from supervisor.control.decide.assess.servers import are_together, comes_back, open_incidents
@@ -157,7 +156,7 @@ def _task_need(snap: Snapshot, job: JobState, member: Member) -> Need:
         member,
         cause,
         known_ms=held.seen_ms,
-        detail=describe(held.value) + (f": {member.line}" if member.line else ""),
+        detail=ended_as(member),
         end=exit_,
     )
     detected_ms = max(exit_.age_ms, _unseen_ms(snap, held))

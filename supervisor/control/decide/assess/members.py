@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from enum import Enum
 
-from recovery.policy.causes import Judged, classify
+from recovery.policy.causes import Judged, classify, describe
 from recovery.policy.rules import rule_of
 from supervisor.contract.desired import Placement, Plan
 from supervisor.contract.ids import TaskId
@@ -44,6 +44,13 @@ class Member:
     report: Versioned[AttemptReport] | None
     cause: Cause | None = None
     line: str = ""
+
+
+def ended_as(member: Member) -> str:
+    """How its attempt ended, with the line that says why, for people; empty without a report."""
+    if member.report is None:
+        return ""
+    return describe(member.report.value) + (f": {member.line}" if member.line else "")
 
 
 def members(snap: Snapshot, job: JobState, plan: Plan) -> tuple[Member, ...]:

@@ -58,7 +58,7 @@ def _set_aside(job: JobState, base: CheckpointRef, reason: str) -> list[Action]:
     why = short(f"suspected: {reason}")
     marked = replace(held.value, state=CommitState.QUARANTINED, reason=why, suspected=True)
     compares, ops = changed(job, marked)
-    text = f"checkpoint {base} is set aside: {reason}; the one before it is tried"
+    text = f"checkpoint {base} is set aside: {reason}; the next start is from the one before it"
     # A switch that is closed for this base is opened, so that the next close takes another.
     reopened = turn(job.switch, Transition.SUSPECT, closing=None)
     return [

@@ -316,12 +316,12 @@ def _measure(snap: Snapshot, job: JobState, held: Versioned[Incident]) -> list[A
     if not stepped:
         if training and not _steps_are_known(snap, job, incident) and _has_saved(job, held):
             done = replace(incident, outcome=Outcome.RECOVERED)
-            return [_close(job, held, done, f"{incident.id} recovered: a checkpoint was saved since")]
+            return [_close(job, held, done, f"a checkpoint was saved after: {incident.detail}")]
         waited_ms = snap.now_ms - held.seen_ms
         if training and (waited_ms < QUIET_PROGRAM_MS or _others_step(snap, job, incident)):
             return []
         done = replace(incident, outcome=Outcome.RECOVERED)
-        return [_close(job, held, done, f"{incident.id} recovered: its tasks run, no step is reported")]
+        return [_close(job, held, done, f"its tasks run, and report no step, after: {incident.detail}")]
     beat = _earliest(stepped)
     lasted_ms = snap.now_ms - beat.first_step_age_ms - held.seen_ms
     return [_recovered(snap, job, held, _phase(incident, "first_step", lasted_ms), beat)]
@@ -335,7 +335,7 @@ def _back(snap: Snapshot, job: JobState, held: Versioned[Incident]) -> list[Acti
     if found is None:
         quiet = snap.now_ms - held.seen_ms >= QUIET_PROGRAM_MS and not steps_are_read(snap, job)
         done = replace(held.value, outcome=Outcome.RECOVERED)
-        return [_close(job, held, done, f"{done.id} recovered: its tasks run, no step is reported")] * quiet
+        return [_close(job, held, done, f"its tasks run, and report no step, after: {done.detail}")] * quiet
     beat, stepped_ms = found
     if servers.is_too_low(job, held, beat):
         return [_close(job, held, replace(held.value, to_step=beat.step), "")]

@@ -16,7 +16,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from recovery.policy.causes import describe
 from supervisor.contract import keys
 from supervisor.contract.boundaries import Absent, Compare, Delete, ModifiedAt, Op
 from supervisor.contract.desired import ClusterSpec, JobPhase, Placement, Plan
@@ -27,7 +26,7 @@ from supervisor.contract.observed import AttemptReport
 from supervisor.control.decide.assess import sizing
 from supervisor.control.decide.assess.assessment import Assessment
 from supervisor.control.decide.assess.failures import judgement_of
-from supervisor.control.decide.assess.members import Member, MemberState
+from supervisor.control.decide.assess.members import Member, MemberState, ended_as
 from supervisor.control.decide.assess.need import Need
 from supervisor.control.decide.assess.progress import ran_ms
 from supervisor.control.decide.assess.sizing import WORKER
@@ -246,7 +245,7 @@ def _leave(
         # No other joins in its place by itself (rule 6.11).
         back, tried = {WORKER: placement.index}, {WORKER: placement.index + 1}
         ops.append(put(job.intent.key, having(job, back)))
-        why = describe(last.report.value) if last.report is not None else "it came to no work in time"
+        why = ended_as(last) or "it came to no work in time"
         kind, text = UNDONE, f"{last.task} left before it did any work: {why}; {goes_back(job, back, tried)}"
     compares = (*_unchanged(job, plan, spec), unchanged(held), reported, *compared)
     return [
@@ -321,8 +320,8 @@ def _ended_incidents(job: JobState, member: Member) -> list[Op]:
     if join is not None:
         ended = replace(join.value, not_joined=_fault(job, member))
         why = f"{ended.detail}; {member.task} left before it did any work"
-        if member.report is not None:
-            why = f"{why}: {describe(member.report.value)}"
+        if how := ended_as(member):
+            why = f"{why}: {how}"
         ops.append(put(join.key, replace(ended, outcome=Outcome.SUPERSEDED, detail=short(why))))
     ops += [
         put(held.key, replace(held.value, outcome=Outcome.SUPERSEDED))
