@@ -17,8 +17,8 @@ class Simulated:
             (two jobs that fill the nodes), "outage" (etcd gone for long, while supervisors promise),
             "flawed" (a rule raises for one of two jobs), "deleted" (two jobs that operators delete),
             "powered" (supervisors have fence devices that are late, or do not work), "stopped" (nodes
-            whose agents are stopped fence their tasks), or "served" (a job with two parameter servers, whose
-            sessions survive their loss).
+            whose agents are stopped fence their tasks), "served" (a job with two parameter servers, whose
+            sessions survive their loss), or "other saver" (the last worker saves).
         most: seeds after which the mutant has survived.
     """
 

@@ -65,6 +65,7 @@ def hunter_of(hunter: Hunter) -> str:
                 "powered": ", fence devices",
                 "stopped": ", nodes that fence their tasks",
                 "served": ", two parameter servers",
+                "other saver": ", another task saves",
             }.get(hunter.story, "")
             return f"simulator, {how}{where}"
         case CrashPoints():

@@ -28,6 +28,7 @@ from chaos.sim.run import (
     run_booked,
     run_deleted,
     run_flawed,
+    run_other_saver,
     run_powered,
     run_seed,
     run_served,
@@ -45,6 +46,7 @@ STORIES: dict[str, Callable[..., Result]] = {
     "powered": run_powered,
     "stopped": run_stopped,
     "served": run_served,
+    "other saver": run_other_saver,
 }
 
 

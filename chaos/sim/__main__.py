@@ -121,6 +121,7 @@ def _parser() -> argparse.ArgumentParser:
     for word, told in (
         (Length.DENSE, "each job has half of all traits"),
         (Length.SHORT, "few faults close together"),
+        (Length.BRIEF, "two faults at most, for many seeds in little time"),
         (Length.LONG, "more than ten minutes of virtual time in each seed"),
     ):
         length.add_argument(

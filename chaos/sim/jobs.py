@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from chaos.sim.cluster.programs import TRAINING, Temper
 from chaos.sim.swarm import ROOMY_NODES, Shape
-from chaos.sim.traits import Draft, served, varied
+from chaos.sim.traits import Draft, saved_by_another, served, varied
 from supervisor.contract.job.spec import (
     CheckpointSpec,
     JobSpec,
@@ -100,7 +100,8 @@ def first_job(rng: random.Random, seed: int, shape: Shape, *, fatal: bool) -> Dr
     )
     draft = Draft(spec, temper)
     draft = varied(draft, seed, shape) if shape.families else draft
-    return served(draft) if shape.served else draft
+    draft = served(draft) if shape.served else draft
+    return saved_by_another(draft) if shape.other_saver else draft
 
 
 def another_job(rng: random.Random, seed: int, shape: Shape, name: str) -> Draft:

@@ -141,6 +141,12 @@ def run_served(seed: int, script: Sequence[Fault] = ()) -> Result:
     return _run(seed, replace(shape, served=True), tuple(script) or None)
 
 
+def run_other_saver(seed: int, script: Sequence[Fault] = ()) -> Result:
+    """Run a seed in whose first job another task saves than its roles let expect."""
+    shape = plain(seed) if script else replace(swarm(seed), crowded=False)
+    return _run(seed, replace(shape, other_saver=True), tuple(script) or None)
+
+
 def run_swarm(
     seed: int, length: Length = Length.FULL, *, only: Sequence[int] | None = None, aim: Aim | None = None
 ) -> Result:

@@ -48,6 +48,7 @@ class Length(Enum):
     FULL = (6.0, 14.0), 11, SHARES
     DENSE = (6.0, 14.0), 11, (0.5,)
     SHORT = (1.5, 4.0), 4, SHARES
+    BRIEF = (0.5, 1.5), 2, SHARES
     LONG = (217.0, 230.0), 11, SHARES
     """Longer than the ten minutes for which leaders keep things, in the default profile."""
 
@@ -82,6 +83,7 @@ class Shape:
         device: how the fence devices behave.
         keeper: what a node does where its agent is stopped.
         served: the first job has two parameter servers, and its sessions survive their loss.
+        other_saver: the last of the first job's workers saves, of which there are two at least.
     """
 
     supervisors: int
@@ -101,6 +103,7 @@ class Shape:
     device: Device = Device.NONE
     keeper: Keeper = Keeper.NONE
     served: bool = False
+    other_saver: bool = False
 
     @property
     def layout(self) -> Layout:

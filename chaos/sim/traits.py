@@ -53,6 +53,24 @@ RULED_OUT = {
 }
 """Trait -> what it leaves out, and why. Each is a rule of the product, or of the run's length."""
 
+LEFT_OUT = {
+    "jobs.py": "A second job has one worker, and is neither a ring nor under a coordinator: both jobs have "
+    "to fit on three nodes. A cluster for a script has no style and no trait: scripts count its tasks.",
+    "swarm.py": "A crowded cluster has no second job, and one with GPUs is not crowded: there is no room. "
+    "A job with GPUs books no CPUs: either decides where it fits.",
+    "gpus.py": "Its jobs have no traits, so that none of them ends while GPUs fail; jobs of the swarm with "
+    "GPUs have traits.",
+    "outage.py": "Its job has no traits, as every task has to step while etcd is gone, and a trait may end "
+    "it; supervisors of the swarm promise tasks with traits, too.",
+    "run.py": "The first job of `--booked` has no trait, as it trains in a plain cluster; jobs that the "
+    "swarm books have traits.",
+    "trouble/surroundings.py": "The newest two checkpoints since an import do not rot: a job that has "
+    "nothing else to go back to fails, as it must.",
+    "cluster/saves.py": "Files of a program's own have a name for each step, whatever its saves are called: "
+    "the step of such a save is read from its name.",
+}
+"""Module -> what it leaves out beside the traits, and why."""
+
 
 def varied(draft: Draft, seed: int, shape: Shape) -> Draft:
     """The job with the traits that the seed gives to one of its name."""
@@ -94,7 +112,7 @@ def _networked(rng: random.Random, draft: Draft, shape: Shape) -> Draft:
 
 def _mute(rng: random.Random, draft: Draft, shape: Shape) -> Draft:
     """Its output shows no steps. Its recoveries take half a minute, too long for a short run."""
-    if shape.watched or shape.length is Length.SHORT:
+    if shape.watched or shape.length in (Length.SHORT, Length.BRIEF):
         return draft
     return replace(draft, temper=replace(draft.temper, mute=True))
 
@@ -204,6 +222,13 @@ def served(draft: Draft) -> Draft:
     spec = replace(draft.spec, strategy=Strategy.ASYNC, roles=roles, preload=(), restart=restart)
     temper = replace(draft.temper, recovers=True, dies_with_server=0.0, mute=False, last_step=10**9)
     return _with(replace(draft, temper=temper), spec)
+
+
+def saved_by_another(draft: Draft) -> Draft:
+    """The job with another worker beside the task that is expected to save: that one saves."""
+    roles = tuple(replace(role, count=2) if role.name == "worker" else role for role in draft.spec.roles)
+    temper = replace(draft.temper, another_saves=True, last_step=10**9)
+    return _with(replace(draft, temper=temper), replace(draft.spec, roles=roles))
 
 
 def _recovering(rng: random.Random, draft: Draft, shape: Shape) -> Draft:

@@ -62,15 +62,17 @@ def may_move(spec: JobSpec, task: TaskId, saver: TaskId | None = None) -> bool:
     """Whether a task may be started on another node while all others of its generation run on.
 
     A follower may: no other task needs its address. So may a worker of an asynchronous strategy that restarts
-    alone, if its program can join; but not the task that saves, whatever the job's `restart.scope` says.
-    Raises KeyError for a role that the job does not have.
+    alone, if its program can join; but not the task that saves, whatever the job's `restart.scope` says. Nor
+    may the task that its role lets expect to save, though another one was seen to: it may restore into the
+    parameter servers, and another node has no checkpoint for it. Raises KeyError for a role that the job does
+    not have.
     """
     role = spec.role(task.role)
     if role.follow:
         return True
     joins = spec.strategy in JOINS and task.role == "worker" and not role.outside
-    saves = task == (saver or spec.saver)
-    return joins and not saves and scope_of(spec, task, saver)[0] is Scope.TASK
+    restores = task in (saver, spec.saver)
+    return joins and not restores and scope_of(spec, task, saver)[0] is Scope.TASK
 
 
 def come_back_together(spec: JobSpec, task: TaskId, saver: TaskId | None = None) -> bool:

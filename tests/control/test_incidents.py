@@ -6,11 +6,12 @@ from dataclasses import replace
 
 from supervisor.contract import keys
 from supervisor.contract.incident import Cause, Event, Outcome
-from supervisor.contract.job.spec import Scope
+from supervisor.contract.job.spec import RestartPolicy, Scope, Strategy
 from supervisor.control.decide.facts.history import incident_id
 from supervisor.control.decide.jobs.incidents import KEPT_EVENTS
 from supervisor.control.decide.plan import put
 from tests.control.world import STEP_MS, World
+from tests.support.builders import job_spec
 
 UNAVAILABLE = "tensorflow.python.framework.errors_impl.UnavailableError: Socket closed"
 
@@ -158,6 +159,29 @@ def test_a_restart_is_charged_for_what_its_record_tells_of() -> None:
     switch = world.switch()
     assert world.incidents()[switch.incident].cause is Cause.NODE_LOST
     assert (switch.ledger.infrastructure, switch.ledger.program) == (1, 0)
+
+
+def test_a_failure_that_is_paid_for_is_not_charged_again_for_another_restart_in_between() -> None:
+    """The simulator: all tasks restarted for a server that had been restarted alone, and a chief since."""
+    restart = RestartPolicy(scope={"ps": Scope.TASK, "chief": Scope.TASK, "worker": Scope.ALL})
+    world = World(replace(job_spec({"chief": 1, "ps": 1, "worker": 2}, Strategy.ASYNC), restart=restart))
+    world.start()
+    world.end_task("ps.0", signal=9)
+    world.until(lambda: world.switch().incident == "g1-ps.0-a1")
+    for agent in world.agents.values():
+        agent.starts, agent.delay = False, "it is busy"
+    world.end_task("worker.1", code=1, tail=UNAVAILABLE)
+    world.until(lambda: world.job().next_plan is not None)
+    world.end_task("chief.0", code=1)
+    world.until(lambda: world.switch().incident == "g1-chief.0-a1")
+    world.end_task("worker.0", code=1, tail=UNAVAILABLE)
+    world.tick(5_000)
+    for agent in world.agents.values():
+        agent.starts, agent.delay = True, ""
+    world.until(lambda: world.switch().generation == 2)
+    switch = world.switch()
+    assert switch.incident == "g1-ps.0-a1"
+    assert (switch.ledger.infrastructure, switch.ledger.program) == (1, 1)
 
 
 def test_what_passes_and_comes_back_has_a_record_of_its_own() -> None:

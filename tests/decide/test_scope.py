@@ -152,6 +152,12 @@ def test_what_moves_is_a_worker_that_the_others_can_spare(
     assert may_move(spec, TaskId.parse(f"{spec.name}/{member}")) == moves
 
 
+def test_the_worker_that_may_restore_moves_no_more_than_the_one_that_was_seen_to_save() -> None:
+    spec = job_spec({"ps": 1, "worker": 3}, Strategy.ASYNC)
+    workers = [task for task in spec.tasks() if task.role == "worker"]
+    assert [may_move(spec, task, workers[2]) for task in workers] == [False, True, False]
+
+
 @pytest.mark.parametrize("strategy", Strategy)
 @pytest.mark.parametrize("asked", [None, *Scope])
 def test_parameter_servers_of_an_asynchronous_job_come_back_together_unless_it_says_all(

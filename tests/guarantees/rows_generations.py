@@ -240,6 +240,15 @@ ROWS = (
     ),
     Guarantee(
         6,
+        "The worker that its role lets expect to save never moves alone, even if another one saves.",
+        "recovery/policy/scope.py",
+        "    restores = task in (saver, spec.saver)\n",
+        "    restores = task == (saver or spec.saver)\n",
+        "tests/decide/test_scope.py"
+        "::test_the_worker_that_may_restore_moves_no_more_than_the_one_that_was_seen_to_save",
+    ),
+    Guarantee(
+        6,
         "A worker that moved and does not join takes a new generation.",
         "supervisor/control/decide/assess/escalation.py",
         "    Escalation(_did_not_join, follower=None),\n",

@@ -1,13 +1,15 @@
 """Seeds make jobs: every trait comes, in jobs that the product takes, and says what it means."""
 
 import random
+from pathlib import Path
 
 import pytest
 
+import chaos.sim
 from chaos.sim.cluster.programs import ENDINGS
 from chaos.sim.jobs import LATE, SECOND, another_job, first_job
 from chaos.sim.swarm import Length, Shape, swarm
-from chaos.sim.traits import RULED_OUT, TRAITS, Draft, varied
+from chaos.sim.traits import LEFT_OUT, RULED_OUT, TRAITS, Draft, varied
 from recovery.policy.logs import last_words
 from supervisor.control.decide.jobs.admission import check_spec
 
@@ -69,5 +71,6 @@ def test_last_words_say_what_they_are_meant_to(cause: str) -> None:
 
 def test_what_is_left_out_is_listed_by_trait_and_the_saver_of_an_elastic_job_may_be_another() -> None:
     assert RULED_OUT.keys() <= TRAITS.keys()
+    assert all((Path(chaos.sim.__file__).parent / module).exists() for module in LEFT_OUT)
     seen = [set(draft.traits) for seed in SEEDS for draft in drafts(seed, Length.DENSE)]
     assert any({"another task saves", "elastic workers"} <= traits for traits in seen)

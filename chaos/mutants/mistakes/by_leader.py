@@ -39,6 +39,9 @@ RESIZES = (
 )
 """An operator asks for three workers, and later for one. The nodes of those that are to leave do not hear."""
 
+FEWER = (Fault(3.0, "operator_reshape", 0, 0.1), Fault(5.0, "operator_restart", 0, 0.1))
+"""An operator asks for one worker."""
+
 SERVER_KILLS = tuple(Fault(3.0 + 3.0 * n, "task_kill", n, 0.1) for n in range(5))
 
 STUCK = tuple(Fault(0.5, "task_stuck", 0, 8.0) for _ in range(6))
@@ -359,7 +362,7 @@ MUTANTS = (
         7,
         ("a member of the plan in force saves",),
         (known("The saver is a member of the plan in force, whatever size the job gets."),),
-        Simulated(RESIZES, most=80),
+        Simulated(FEWER, "other saver"),
     ),
     Mutant(
         "success before the last commit",

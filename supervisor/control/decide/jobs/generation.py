@@ -358,13 +358,16 @@ def _flip(snap: Snapshot, job: JobState, plan: Versioned[Plan], need: Need, clos
 def _charged(job: JobState, plan: Plan, need: Need) -> Ledger:
     """The job's ledger after this restart: charged is what its record tells of, whatever has failed since.
 
-    Not where that is paid for, as it restarted one task before; nor where the budget would not allow it any
-    more. A wish of an operator's ends the count, even where the record is of something else.
+    Not where that is paid for, as it restarted one task before, also with another restart in between; nor
+    where the budget would not allow it any more. A wish of an operator's ends the count, even where the
+    record is of something else.
     """
     held = job.incidents.get(plan.incident)
     paid = plan.incident in (need.incident, job.switch.value.incident)
     if held is None or paid or need.cause in ASKED:
         return need.judgement.verdict.ledger
+    if held.value.attempt:
+        return job.switch.value.ledger
     policy = job.record.value.spec.restart
     verdict = charge(job.switch.value.ledger, held.value.cause, newest_commit(job), policy)
     return verdict.ledger if verdict.allowed else need.judgement.verdict.ledger
