@@ -16,10 +16,13 @@ from supervisor.contract.bounds import STEPS
 
 MOST_TEMPLATES = 64
 _NUMBER = rb"((?>\d{1,3}(?:,\d{3})++(?!\d)|\d{1,15}+))(?![\w%']|\.\d)"
-_GAP = rb"[\"']?[\s=:#/\[(]{0,4}"
-_GLOBAL = re.compile(rb"(?i)\bglobal[\s_-]?step\b" + _GAP + _NUMBER)
+_GAP = rb"[\"']?[\s=:#/\[(]{0,4} {0,12}"
+_NO_END = rb"(?<!until )(?<!until global )"
+_GLOBAL = re.compile(rb"(?i)" + _NO_END + rb"\bglobal[\s_-]?step\b" + _GAP + _NUMBER)
 _HOOK = re.compile(rb" = [^,]{1,40}, step = " + _NUMBER)
-_LOCAL = re.compile(rb"(?i)\b(?:train(?:ing)?[\s_-])?(?:step|iter|iteration)\b" + _GAP + _NUMBER)
+_LOCAL = re.compile(
+    rb"(?i)" + _NO_END + rb"\b(?:train(?:ing)?[\s_-])?(?:step|iter|iteration)\b" + _GAP + _NUMBER
+)
 _BATCH = re.compile(rb"(?i)\bbatch\b" + _GAP + _NUMBER + rb"\s?(?:/|of)\s?\d")
 _BATCH_ALONE = re.compile(rb"(?i)\bbatch\b" + _GAP + _NUMBER)
 _EPOCH = re.compile(rb"(?i)\bepoch\b" + _GAP + _NUMBER)
@@ -27,7 +30,7 @@ _OF_EPOCH = re.compile(rb"\[\s*" + _NUMBER + rb"/\d+")
 _BAR = re.compile(rb"^\s*" + _NUMBER + rb"/(?:\d+|Unknown)\s+(?:\[[=>. ]|\xe2\x94\x81|- |\d+m?s)")
 _TQDM = re.compile(rb"(?:\||^)\s*(\d{1,15}+)(?:/\d+|it) \[\d+:\d\d(?![^\]]*B/s)")
 _METRIC = re.compile(rb"(?i)(?:loss|acc|err|mse|mae|auc|reward|return|score|perplexity|ppl)\D{0,24}\d")
-_ANNOUNCES = re.compile(rb"(?i)\b(?:start|begin|resum|restor|load|continu|initial)")
+_ANNOUNCES = re.compile(rb"(?i)\b(?:start|begin|resum|restor|load|continu|initial|until)")
 _FIGURES = b"0123456789.,-+\r"
 _SKELETON_BYTES = 80
 

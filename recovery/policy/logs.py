@@ -130,12 +130,19 @@ _RULE = re.compile(r"={10,}")
 _NO_HEADER = re.compile(_TENSORFLOW + r"\w+Error: .*")
 _SYNTAX = re.compile(r"  File \".*\", line \d+")
 _ERRORS = re.compile(r"\d+ root error\(s\) found\.")
-_OF_A_GRAPH = re.compile(r".*\(most recent call last\):|Node: '.*'|={10,}")
-"""A line in which TensorFlow says where in a graph an error is, or nothing."""
+_ROOT = re.compile(r"  \(\d+\) [A-Z_]+: .*")
+"""An error of several that TensorFlow lists."""
+_OF_A_GRAPH = re.compile(
+    r".*\(most recent call last\):|Node: '.*'|={10,}"
+    r"|Additional GRPC error information .*|:[A-Z_]+:Error received from peer .*"
+)
+"""A line in which TensorFlow says where in a graph or a cluster an error is, or nothing."""
 
 
 _NO_FILES = "allow_missing_files was set to false and "
 _SHARD = re.compile(r"/part-\d{5}-of-\d{5}")
+_NO_TEMPORARY = re.compile(r"_temp(?:/part-\d{5}-of-\d{5}\S*)?; No such file or directory")
+_OF_A_SERVER = re.compile(r"(?:from remote target |From )/job:ps/")
 SHARDS_APART = (
     "its parameter servers each write their own shard of a checkpoint, and in mode staged each node has a "
     "directory of its own, so that no save is ever whole: set `checkpoint: {mode: mounted}` with a "
@@ -184,7 +191,11 @@ def lacks_protocol(told: str) -> bool:
 
 
 def has_shards_apart(told: str) -> bool:
-    """Whether TensorFlow reports that shards of a save were missing in its directory."""
+    """Whether TensorFlow reports that shards of a save were missing in its directory, or that a parameter
+    server found no directory for its shard: only the coordinator's node has it.
+    """
+    if _NO_TEMPORARY.search(told) and _OF_A_SERVER.search(told):
+        return True
     for after in told.split(_NO_FILES)[1:]:
         name, _, rest = after.partition(" ")
         directory, temporary, shard = name.partition("_temp")
@@ -426,7 +437,7 @@ def _in_a_line(error: Raised) -> str:
     said, *rest = map(str.rstrip, error.text.splitlines() or [""])
     rest = [line for line in rest if line and not _OF_A_GRAPH.fullmatch(line)]
     if not _ERRORS.fullmatch(said):
-        rest = [line for line in rest if not line.startswith((" ", "\t", "<"))] or rest
+        rest = [line for line in rest if not line.startswith((" ", "\t", "<")) or _ROOT.match(line)] or rest
     told = [said]
     for line in rest:
         if told[-1] and not told[-1].endswith(":") and not _ERRORS.fullmatch(told[-1]):

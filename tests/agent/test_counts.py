@@ -83,6 +83,14 @@ def read(*lines: bytes) -> Counts:
     return counts
 
 
+def test_the_step_at_which_training_ends_is_no_step_that_was_made() -> None:
+    goes_on = b"train | step:    110 | training until step 300..."
+    assert read(goes_on).reports == 0
+    counts = read(goes_on, b"train | step:    120 | steps/sec:   17.4 | output: ")
+    assert (counts.reports, counts.step, counts.first) == (1, 120, 120)
+    assert count_of(b"Training until global step 5000") is None
+
+
 def test_a_number_that_begins_anew_with_each_epoch_is_no_global_step() -> None:
     first = read(b"Epoch 1, Step 100", b"Epoch 1, Step 200")
     assert (first.reports, first.step, first.said) == (2, -1, "epoch 1, step 200")
@@ -133,6 +141,10 @@ def test_what_is_announced_is_no_step_that_was_made(line: bytes) -> None:
         (b"Starting training at step=100", b"step 101"),
         (b"Starting step 5", b"Starting step 6"),
         (b"Saved checkpoint for step 10: ck/ckpt-1",),
+        (
+            b"train | step:      0 | training until step 300...",
+            b"train | step:     10 | steps/sec:    6.9",
+        ),
         (b"step 0", b"step 1"),
         (b"  0%|          | 0/9 [00:00<?, ?it/s]", b" 10%|#         | 1/9 [00:01<00:08,  1.0it/s]"),
     ],

@@ -228,11 +228,29 @@ Detected at node MergeV2Checkpoints defined at (most recent call last):
 """
 
 
+NO_PLACE = """Traceback (most recent call last):
+  File "train.py", line 32, in <module>
+tensorflow.python.framework.errors_impl.NotFoundError: Graph execution error:
+
+Detected at node SaveV2 defined at (most recent call last):
+<stack traces unavailable>
+2 root error(s) found.
+  (0) NOT_FOUND:   /ckpt/u/g1/backup/chief/ckpt-1_temp; No such file or directory
+\t [[{{node SaveV2}}]]
+Additional GRPC error information from remote target /job:ps/replica:0/task:0 while calling RecvTensor:
+:UNKNOWN:Error received from peer  {grpc_status:5}
+0 successful operations.
+"""
+
+
 @pytest.mark.parametrize("trained", [True, False])
 @pytest.mark.parametrize(
     ("mode", "tail", "cause"),
     [
         ("staged", SHARDS, Cause.USER_ERROR),
+        ("staged", NO_PLACE, Cause.USER_ERROR),
+        ("mounted", NO_PLACE, Cause.PROGRAM_EXIT),
+        ("staged", NO_PLACE.replace("/job:ps/", "/job:chief/"), Cause.PROGRAM_EXIT),
         ("mounted", SHARDS, Cause.PROGRAM_EXIT),
         ("staged", SHARDS.replace("_temp/part", "/part"), Cause.PROGRAM_EXIT),
     ],

@@ -317,6 +317,12 @@ def test_a_program_that_ends_itself_says_why_in_its_output() -> None:
     assert (found.cause, found.line) == (Cause.PROGRAM_EXIT, "run prepare.py first")
 
 
+LISTED = (
+    "Graph execution error:\n\nDetected at node S defined at (most recent call last):\n  File S\n"
+    "\t [[{{node S}}]]\nAdditional GRPC error information from remote target /job:ps:\n"
+    ":UNKNOWN:Error received from peer  {grpc_status:5}\n"
+    "  (1) NOT_FOUND:  /c/ckpt-1_temp; No such file or directory\n0 successful operations."
+)
 GRAPH = (
     "Graph execution error:\n\nDetected at node a/b defined at (most recent call last):\n"
     "<stack traces unavailable>\nReceived a label value of 12\n"
@@ -341,6 +347,10 @@ GRAPH = (
         (
             "2 root error(s) found.\n  (0) INTERNAL: From /job:ps/replica:0/task:0:\nno memory\n",
             "2 root error(s) found. (0) INTERNAL: From /job:ps/replica:0/task:0: no memory",
+        ),
+        (
+            LISTED,
+            "Graph execution error: (1) NOT_FOUND:  /c/ckpt-1_temp; No such file or directory",
         ),
         ("shapes differ:\n  3\n  4", "shapes differ: 3"),
         ("wrong\nand more", "wrong"),
