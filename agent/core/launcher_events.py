@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from agent.core import code
+from agent.core import code, set_aside
 from agent.core.events import Fenced, LauncherGone, LauncherLeft, LauncherSaid, Spawned, SpawnFailed
 from agent.core.instructions import Fence, Say
 from agent.core.saved.record import End
@@ -96,6 +96,7 @@ def on_fenced(work: Work, event: Fenced) -> None:
     """A round of killing is over. With nothing left the launcher and its attempts are history."""
     launcher = work.state.launchers.get(event.launcher_id)
     if launcher is None:
+        set_aside.on_fenced(work, event)
         return
     dead = event.survivors == 0
     detail = "its launcher was fenced" if dead else f"{event.survivors} processes do not die"

@@ -49,8 +49,8 @@ from agent.core.instructions import (
 )
 from agent.core.prepared import refuse
 from agent.core.saved.record import End
-from agent.core.state import AgentState, Attempt, HoldState, Launcher, PortReservation
-from agent.core.step_context import Work
+from agent.core.state import AgentState, Attempt, Condemned, HoldState, Launcher, PortReservation
+from agent.core.step_context import FENCE_AGAIN_MS, Work
 from agent.inside.protocol import StartFailed
 from supervisor.contract.containment import frames_of
 from supervisor.contract.desired import Assignment, JobPhase, Spare
@@ -118,14 +118,35 @@ def tend(work: Work) -> None:
     present = {each.plan_id for each in view.assignments} | {_spares_of(each.job) for each in view.spares}
     for name in [each for each in state.aside if each not in present]:
         del state.aside[name]
+    for launcher_id, each in list(state.condemned.items()):
+        if not each.fencing and work.now_ms >= each.fence_ms + FENCE_AGAIN_MS:
+            _fence(work, launcher_id, each)
+    known = {attempt.id for each in state.condemned.values() for attempt in each.attempts}
+    known.update(state.attempts)
     switches = {each.job: each for each in view.switches} if state.aside else {}
     for order in view.assignments if state.aside else ():
         why, switch = state.aside.get(order.plan_id, ""), switches.get(order.job)
         wanted = switch is not None and switch.phase is JobPhase.RUNNING and switch.plan_id == order.plan_id
-        if why and wanted and me.acts_for(order.incarnation) and order.attempt_id not in state.attempts:
+        if why and wanted and me.acts_for(order.incarnation) and order.attempt_id not in known:
             end = _end(work, why, dead=True)
             attempt = Attempt(order.attempt_id, order.job_uuid, order.plan_id, "", 0, "", False, end=end)
             work.put_attempt(replace(attempt, drained=True))
+
+
+def on_fenced(work: Work, event: Fenced) -> None:
+    """Tell the leader of condemned attempts that are dead. An error that they meet now drops them unsaid."""
+    state = work.state
+    condemned = state.condemned.get(event.launcher_id)
+    if condemned is None:
+        return
+    if event.survivors:
+        state.condemned[event.launcher_id] = replace(condemned, fencing=False)
+        return
+    del state.condemned[event.launcher_id]
+    end = _end(work, condemned.why, dead=True)
+    for attempt in condemned.attempts:
+        work.end(replace(attempt, launcher_id=""), end)
+        state.aside[attempt.plan_id] = condemned.why
 
 
 def on_broken(work: Work, event: Broken) -> None:
@@ -235,7 +256,10 @@ def _refuse_plan(work: Work, plan_id: str, why: str) -> None:
 
 
 def _forget(work: Work, job: str, why: str) -> None:
-    """Fence all that the node has of a job, and report nothing of it any more."""
+    """Fence all that the node has of a job. It is told as ended once that is done (`on_fenced`).
+
+    No rule sees it before: what raised the error would raise it again, and the third one ends the agent.
+    """
     state = work.state
     work.note(
         "all of a job on this node is killed, after an unexpected error", "warning", job=job, reason=why
@@ -243,9 +267,15 @@ def _forget(work: Work, job: str, why: str) -> None:
     gone = [each for each in state.attempts.values() if each.id.task.job == job]
     for launcher in [each for each in state.launchers.values() if each.recipe.job == job]:
         del state.launchers[launcher.launcher_id]
-        known = [(launcher.pid, launcher.start_ticks)]
-        known += [(each.pid, each.start_ticks) for each in gone if each.launcher_id == launcher.launcher_id]
-        work.emit(Fence(launcher.launcher_id, tuple(each for each in known if each[0])))
+        _fence(
+            work,
+            launcher.launcher_id,
+            Condemned(
+                why,
+                (launcher.pid, launcher.start_ticks),
+                tuple(each for each in gone if each.launcher_id == launcher.launcher_id),
+            ),
+        )
     for attempt in gone:
         del state.attempts[attempt.id]
         work.emit(Unfollow(attempt.id))
@@ -255,6 +285,12 @@ def _forget(work: Work, job: str, why: str) -> None:
     for plan_id in {each.plan_id for each in view.assignments if each.job == job} if view is not None else ():
         state.aside[plan_id] = ""
     state.aside[_spares_of(job)] = ""
+
+
+def _fence(work: Work, launcher_id: str, condemned: Condemned) -> None:
+    work.state.condemned[launcher_id] = replace(condemned, fencing=True, fence_ms=work.now_ms)
+    known = (condemned.process, *((each.pid, each.start_ticks) for each in condemned.attempts))
+    work.emit(Fence(launcher_id, tuple(each for each in known if each[0])))
 
 
 def _spares_of(job: str) -> str:

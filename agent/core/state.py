@@ -214,6 +214,20 @@ class Attempt:
 
 
 @dataclass(frozen=True, slots=True)
+class Condemned:
+    """A launcher that is killed after an error that was about all of its job, and its attempts.
+
+    `why`: the error. `process`: its PID and start. `fencing`: a round of killing goes on, since `fence_ms`.
+    """
+
+    why: str
+    process: tuple[int, int]
+    attempts: tuple[Attempt, ...]
+    fencing: bool = False
+    fence_ms: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Staging:
     """One answer to a closing switch: once per job, plan and base; again at `again_ms` (-1: never) when the
     outcome was unknown (rule 8).
@@ -323,6 +337,7 @@ class AgentState:
         gpus: this node's, as far as they are known; gpus_told: the report that etcd has; gpus_telling: one is
             being written; gpus_awaited: since when an attempt waits for the memory of its GPUs.
         aside: why plans ask for nothing here any more, by plan id (`agent.core.set_aside`).
+        condemned: what no rule looks at before it is dead, by launcher.
         outputs, secrets: attempts that are about to start, and whether their output directories and secrets
             are there.
         addresses: of the plans whose attempts are here, where there is a firewall.
@@ -369,6 +384,7 @@ class AgentState:
     outputs: dict[AttemptId, bool] = field(default_factory=dict)
     secrets: dict[AttemptId, SecretStanding] = field(default_factory=dict)
     aside: dict[str, str] = field(default_factory=dict)
+    condemned: dict[str, Condemned] = field(default_factory=dict)
     promises: PromiseBook = field(default_factory=PromiseBook)
     kill_ms: int = 0
     addresses: dict[str, PlanAddresses] = field(default_factory=dict)

@@ -153,7 +153,6 @@ class Assignment:
     attempt: int
     gpus: tuple[str, ...] = ()
     gpus_shared: bool = False
-    outside: bool = False
     follow: bool = False
 
     @property

@@ -9,6 +9,7 @@ import pytest
 
 from agent.core import set_aside
 from agent.core.events import (
+    BeatSeen,
     Broken,
     Fenced,
     LauncherSaid,
@@ -187,3 +188,28 @@ def test_each_instruction_that_somebody_waits_for_has_an_answer() -> None:
     fence = set_aside.answer_of(Fence("l1", ()), "odd")
     assert fence == Fenced("l1", survivors=1), "it is fenced again"
     assert set_aside.answer_of(Say("l1", protocol.Kill("x", "y")), "odd") == Broken("odd", launcher_id="l1")
+
+
+def test_a_job_that_meets_an_error_everywhere_is_told_as_ended_once_it_is_dead(
+    two: TwoJobs, install: Callable[[Flaw], Flaw]
+) -> None:
+    """Seed 858319097: nobody told the leader, and the job hung with none of its tasks alive."""
+    launcher = two.state.attempts[ORDER.attempt_id].launcher_id
+    flaw = install(Flaw("agent.tasks._running", "job", lasts=True))
+    two.feed(Tick())
+    assert ORDER.attempt_id not in two.state.attempts
+    assert only(Fence, two.said)[-1].launcher_id == launcher
+    flaw.armed = False
+    two.seen = len(two.said)
+    two.feed(Fenced(launcher, survivors=1))
+    two.now_ms += 1_000
+    two.feed(BeatSeen(two.now_ms), Tick())
+    assert only(Fence, two.said[two.seen :])[0].launcher_id == launcher, "it is fenced again"
+    report = two.reports["job"]
+    assert report.exit is None, "it may live"
+    two.live(4)
+    end = two.reports["job"].exit
+    assert end is not None
+    assert (end.reason, end.confirmed_dead) == (ExitReason.START_FAILED, True)
+    assert "Flawed: agent.tasks._running for job" in end.detail
+    assert two.runs(OTHER)

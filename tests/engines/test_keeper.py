@@ -350,7 +350,7 @@ async def test_what_ends_the_node_hears_none_of_the_keepers_signals(
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.chdir(tmp_path)
     running = asyncio.create_task(keeper._run(60.0, "fencing"))
-    await until(lambda: Path("begun").exists() and Path("begun").read_text() != "")
+    await until(lambda: Path("begun").exists() and Path("begun").read_text() != "", DEADLINE_S)
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2):
         os.kill(int(Path("begun").read_text()), number)
     Path("signalled").touch()

@@ -6,6 +6,8 @@ import asyncio
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
 
+from aiohttp import ClientSession
+
 from supervisor.adapters.files.config.daemon import HttpConfig
 from supervisor.api.server import ControlService
 from supervisor.contract import keys
@@ -96,3 +98,12 @@ class Site:
                 put(keys.switch(name), JobSwitch(name, f"u{index}", JobPhase.WAITING, 0)),
             )
         self.show()
+
+
+async def get(site: Site, path: str, *, follow: bool = False) -> tuple[int, str, str]:
+    """Status, text, and the Location if there is one."""
+    async with (
+        ClientSession(headers={"Authorization": f"Bearer {TOKEN}"}) as session,
+        session.get(site.url(path), allow_redirects=follow) as answer,
+    ):
+        return answer.status, await answer.text(), answer.headers.get("Location", "")

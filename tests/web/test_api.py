@@ -28,7 +28,7 @@ from supervisor.web.source import Source
 from supervisor.wire.http import Asked
 from supervisor.wire.rpc import Guard
 from tests.control.world import Telling, World
-from tests.web.site import HOST, TOKEN, Site
+from tests.web.site import HOST, TOKEN, Site, get
 
 HOSTILE = "<script>alert(1)</script>\"'&\u202e\x1b[2J"
 
@@ -37,15 +37,6 @@ HOSTILE = "<script>alert(1)</script>\"'&\u202e\x1b[2J"
 async def site() -> AsyncIterator[Site]:
     async with AsyncExitStack() as stack:
         yield await Site(stack, World().start()).open()
-
-
-async def get(site: Site, path: str, *, follow: bool = False) -> tuple[int, str, str]:
-    """Status, text, and the Location if there is one."""
-    async with (
-        ClientSession(headers={"Authorization": f"Bearer {TOKEN}"}) as session,
-        session.get(site.url(path), allow_redirects=follow) as answer,
-    ):
-        return answer.status, await answer.text(), answer.headers.get("Location", "")
 
 
 def objection(schemas: dict[str, object], schema: object, value: object, where: str = "") -> str:

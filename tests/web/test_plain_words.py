@@ -22,8 +22,7 @@ from supervisor.contract.observed import Gpu
 from supervisor.control.decide.plan import put
 from tests.control.world import Telling, World
 from tests.support.builders import job_spec
-from tests.web.site import START_MS, Site
-from tests.web.test_api import get
+from tests.web.site import START_MS, Site, get
 
 BARE = re.compile(
     r"[A-Za-z]\w*\([a-z_]+=|<[\w.]+ object at|\b[A-Z][A-Za-z]+\.[A-Z][A-Z_]+\b|\bNone\b|(?<![\w-])-1\b(?!\.)"
