@@ -30,7 +30,7 @@ from supervisor.engines.keeper import Order
 from tests.cli.printing import JOB, PROGRAM, PrintingShell
 from tests.cli.shell import environment
 from tests.engines.fake_engine import FakeEngine
-from tests.support.waiting import until, wait_until
+from tests.support.waiting import DEADLINE_S, until, wait_until
 
 
 @pytest.fixture
