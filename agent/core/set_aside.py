@@ -52,11 +52,13 @@ from agent.core.saved.record import End
 from agent.core.state import AgentState, Attempt, Condemned, HoldState, Launcher, PortReservation
 from agent.core.step_context import FENCE_AGAIN_MS, Work
 from agent.inside.protocol import StartFailed
-from supervisor.contract.containment import frames_of
+from supervisor.contract.containment import contained, frames_of
 from supervisor.contract.desired import Assignment, JobPhase, Spare
 from supervisor.contract.ids import AttemptId
 from supervisor.contract.observed import ExitReason
 
+REFUSE_AGAIN_MS = 10_000
+"""After an error about what the leader was to be told."""
 WHAT = "cannot start or go on: the agent met an error of its own in it"
 
 
@@ -110,43 +112,66 @@ def set_aside(work: Work, subject: Subject, why: str) -> None:
 
 
 def tend(work: Work) -> None:
-    """Tell the leader of attempts that it wants of a plan that is set aside; forget plans that are gone."""
+    """Kill what is condemned until it is dead; end what is wanted of a plan that is set aside."""
     state = work.state
-    view, me = state.view, state.me
-    if view is None or me is None:
+    for part, condemned in list(state.condemned.items()):
+        if not condemned.fencing and work.now_ms >= condemned.again_ms:
+            state.condemned[part] = replace(condemned, fencing=True)
+            work.emit(Fence(part, tuple(each for each in condemned.processes if each[0])))
+    view = state.view
+    if view is None or state.me is None:
         return
     present = {each.plan_id for each in view.assignments} | {_spares_of(each.job) for each in view.spares}
     for name in [each for each in state.aside if each not in present]:
         del state.aside[name]
-    for launcher_id, each in list(state.condemned.items()):
-        if not each.fencing and work.now_ms >= each.fence_ms + FENCE_AGAIN_MS:
-            _fence(work, launcher_id, each)
-    known = {attempt.id for each in state.condemned.values() for attempt in each.attempts}
-    known.update(state.attempts)
-    switches = {each.job: each for each in view.switches} if state.aside else {}
-    for order in view.assignments if state.aside else ():
-        why, switch = state.aside.get(order.plan_id, ""), switches.get(order.job)
-        wanted = switch is not None and switch.phase is JobPhase.RUNNING and switch.plan_id == order.plan_id
-        if why and wanted and me.acts_for(order.incarnation) and order.attempt_id not in known:
+    for switch in view.switches if state.aside else ():
+        why = state.aside.get(switch.plan_id, "")
+        if why and switch.phase is JobPhase.RUNNING:
+            _end_wanted(work, switch.plan_id, why)
+
+
+def _end_wanted(work: Work, plan_id: str, why: str) -> None:
+    """End each attempt that the leader wants of a plan in force. The next ones are tried again.
+
+    One error must not use up the budget of the job.
+    """
+    state, view, me = work.state, work.state.view, work.state.me
+    condemned = {attempt.id for each in state.condemned.values() for attempt in each.attempts}
+    orders = [each for each in view.assignments if each.plan_id == plan_id] if view is not None else []
+    here = [each for each in orders if me is not None and me.acts_for(each.incarnation)]
+    for order in here:
+        if order.attempt_id not in state.attempts and order.attempt_id not in condemned:
             end = _end(work, why, dead=True)
-            attempt = Attempt(order.attempt_id, order.job_uuid, order.plan_id, "", 0, "", False, end=end)
+            attempt = Attempt(order.attempt_id, order.job_uuid, plan_id, "", 0, "", False, end=end)
             work.put_attempt(replace(attempt, drained=True))
+    attempts = [state.attempts.get(each.attempt_id) for each in here]
+    if all(each is not None and not each.alive for each in attempts):
+        del state.aside[plan_id]
 
 
 def on_fenced(work: Work, event: Fenced) -> None:
-    """Tell the leader of condemned attempts that are dead. An error that they meet now drops them unsaid."""
+    """Tell the leader of condemned attempts that are dead, and refuse the job's plans.
+
+    That is tried again later where it meets an error itself.
+    """
     state = work.state
     condemned = state.condemned.get(event.launcher_id)
     if condemned is None:
         return
     if event.survivors:
-        state.condemned[event.launcher_id] = replace(condemned, fencing=False)
+        again_ms = work.now_ms + FENCE_AGAIN_MS
+        state.condemned[event.launcher_id] = replace(condemned, fencing=False, again_ms=again_ms)
         return
     del state.condemned[event.launcher_id]
-    end = _end(work, condemned.why, dead=True)
     for attempt in condemned.attempts:
-        work.end(replace(attempt, launcher_id=""), end)
-        state.aside[attempt.plan_id] = condemned.why
+        work.end(replace(attempt, launcher_id=""), _end(work, condemned.why, dead=True))
+    errors: list[Exception] = []
+    with contained(errors.append):
+        for plan_id in _plans_of(state, condemned.job):
+            _refuse_plan(work, plan_id, condemned.why)
+    if errors:
+        later_ms = work.now_ms + REFUSE_AGAIN_MS
+        state.condemned[condemned.job] = Condemned(condemned.job, condemned.why, (), (), later_ms)
 
 
 def on_broken(work: Work, event: Broken) -> None:
@@ -166,13 +191,9 @@ def on_broken(work: Work, event: Broken) -> None:
     if event.launcher_id:
         break_launcher(work, event.launcher_id, event.reason)
     for attempt in list(work.state.attempts.values()):
-        if event.attempt == attempt.id or event.job_uuid == attempt.job_uuid:
-            if attempt.end is not None:
-                continue
-            if attempt.launcher_id in work.state.launchers:
-                break_launcher(work, attempt.launcher_id, event.reason)
-            else:
-                _end_alone(work, attempt.id, event.reason)
+        about = event.attempt == attempt.id or event.job_uuid == attempt.job_uuid
+        if about and attempt.end is None:
+            _break(work, attempt, event.reason)
 
 
 def answer_of(instruction: Instruction, why: str) -> Event | None:
@@ -234,6 +255,13 @@ def break_launcher(work: Work, launcher_id: str, why: str) -> None:
     work.doom(launcher, f"{WHAT}: {why}")
 
 
+def _break(work: Work, attempt: Attempt, why: str) -> None:
+    if attempt.launcher_id in work.state.launchers:
+        break_launcher(work, attempt.launcher_id, why)
+    else:
+        _end_alone(work, attempt.id, why)
+
+
 def _end_alone(work: Work, attempt_id: AttemptId, why: str) -> None:
     attempt = work.state.attempts.get(attempt_id)
     if attempt is not None:
@@ -249,6 +277,9 @@ def _refuse_plan(work: Work, plan_id: str, why: str) -> None:
         "a plan is refused on this node, after an unexpected error", "warning", plan=plan_id, reason=why
     )
     work.state.aside[plan_id] = why
+    for attempt in [each for each in work.state.attempts.values() if each.plan_id == plan_id]:
+        if attempt.end is None:
+            _break(work, attempt, why)
     view = work.state.view
     for assignment in view.assignments if view is not None else ():
         if assignment.plan_id == plan_id:
@@ -256,7 +287,7 @@ def _refuse_plan(work: Work, plan_id: str, why: str) -> None:
 
 
 def _forget(work: Work, job: str, why: str) -> None:
-    """Fence all that the node has of a job. It is told as ended once that is done (`on_fenced`).
+    """Fence all that the node has of a job. The leader is told once that is done (`on_fenced`).
 
     No rule sees it before: what raised the error would raise it again, and the third one ends the agent.
     """
@@ -264,33 +295,30 @@ def _forget(work: Work, job: str, why: str) -> None:
     work.note(
         "all of a job on this node is killed, after an unexpected error", "warning", job=job, reason=why
     )
-    gone = [each for each in state.attempts.values() if each.id.task.job == job]
+    plans = _plans_of(state, job)
+    # One that is here again was condemned before, and the error is about what was to be told of it.
+    again_ms = work.now_ms + (REFUSE_AGAIN_MS if plans <= state.aside.keys() else 0)
+    parts = {job: Condemned(job, why, (), (), again_ms)}
     for launcher in [each for each in state.launchers.values() if each.recipe.job == job]:
         del state.launchers[launcher.launcher_id]
-        _fence(
-            work,
-            launcher.launcher_id,
-            Condemned(
-                why,
-                (launcher.pid, launcher.start_ticks),
-                tuple(each for each in gone if each.launcher_id == launcher.launcher_id),
-            ),
-        )
-    for attempt in gone:
+        process = (launcher.pid, launcher.start_ticks)
+        parts[launcher.launcher_id] = Condemned(job, why, (process,), (), work.now_ms)
+    for attempt in [each for each in state.attempts.values() if each.id.task.job == job]:
         del state.attempts[attempt.id]
         work.emit(Unfollow(attempt.id))
+        name = attempt.launcher_id if attempt.launcher_id in parts else job
+        process = (attempt.pid, attempt.start_ticks)
+        part = parts[name]
+        parts[name] = replace(part, processes=(*part.processes, process), attempts=(*part.attempts, attempt))
+    state.condemned.update(parts)
     for hold in [each for each in state.holds.values() if each.job == job]:
         del state.holds[hold.name]
+    state.aside.update(dict.fromkeys((*plans, _spares_of(job)), ""))
+
+
+def _plans_of(state: AgentState, job: str) -> set[str]:
     view = state.view
-    for plan_id in {each.plan_id for each in view.assignments if each.job == job} if view is not None else ():
-        state.aside[plan_id] = ""
-    state.aside[_spares_of(job)] = ""
-
-
-def _fence(work: Work, launcher_id: str, condemned: Condemned) -> None:
-    work.state.condemned[launcher_id] = replace(condemned, fencing=True, fence_ms=work.now_ms)
-    known = (condemned.process, *((each.pid, each.start_ticks) for each in condemned.attempts))
-    work.emit(Fence(launcher_id, tuple(each for each in known if each[0])))
+    return {each.plan_id for each in view.assignments if each.job == job} if view is not None else set()
 
 
 def _spares_of(job: str) -> str:

@@ -215,16 +215,18 @@ class Attempt:
 
 @dataclass(frozen=True, slots=True)
 class Condemned:
-    """A launcher that is killed after an error that was about all of its job, and its attempts.
+    """Part of a job that is killed whole, after an error: a launcher with its attempts, or what had none.
 
-    `why`: the error. `process`: its PID and start. `fencing`: a round of killing goes on, since `fence_ms`.
+    `why`: the error. `processes`: PIDs and starts. `fencing`: a round of killing goes on; the next one begins
+    at `again_ms`.
     """
 
+    job: str
     why: str
-    process: tuple[int, int]
+    processes: tuple[tuple[int, int], ...]
     attempts: tuple[Attempt, ...]
+    again_ms: int
     fencing: bool = False
-    fence_ms: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -337,7 +339,7 @@ class AgentState:
         gpus: this node's, as far as they are known; gpus_told: the report that etcd has; gpus_telling: one is
             being written; gpus_awaited: since when an attempt waits for the memory of its GPUs.
         aside: why plans ask for nothing here any more, by plan id (`agent.core.set_aside`).
-        condemned: what no rule looks at before it is dead, by launcher.
+        condemned: what no rule looks at before it is dead, by launcher, or by job where there was none.
         outputs, secrets: attempts that are about to start, and whether their output directories and secrets
             are there.
         addresses: of the plans whose attempts are here, where there is a firewall.

@@ -114,9 +114,7 @@ def hold_ports(work: Work, wants: Wants) -> None:
         elif brought.done or there:
             _new_hold(work, assignment, None)
     for hold in list(work.state.holds.values()):
-        wanted = wants.prepare.get(hold.name) or _running(wants, hold)
-        if wanted is not None:
-            _pursue(work, hold, wanted)
+        _pursue_wanted(work, wants, hold)
     _release(work, wants)
 
 
@@ -195,6 +193,12 @@ def _new_hold(work: Work, assignment: Assignment, reuse: int | None) -> PortRese
             reuse=reuse,
         )
     )
+
+
+def _pursue_wanted(work: Work, wants: Wants, hold: PortReservation) -> None:
+    wanted = wants.prepare.get(hold.name) or _running(wants, hold)
+    if wanted is not None:
+        _pursue(work, hold, wanted)
 
 
 def _pursue(work: Work, hold: PortReservation, assignment: Assignment) -> None:
