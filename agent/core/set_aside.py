@@ -57,7 +57,7 @@ from supervisor.contract.desired import Assignment, JobPhase, Spare
 from supervisor.contract.ids import AttemptId
 from supervisor.contract.observed import ExitReason
 
-REFUSE_AGAIN_MS = 10_000
+REFUSE_AGAIN_MS = 1_000
 """After an error about what the leader was to be told."""
 WHAT = "cannot start or go on: the agent met an error of its own in it"
 
@@ -82,6 +82,11 @@ def subject_of(state: AgentState, error: BaseException, event: Event, known: lis
         if not whole[found.job]:
             return Subject(found.job, whole=True)
     return None
+
+
+def is_met_again(error: BaseException, known: list[Subject]) -> bool:
+    """Whether an event raises although all of a job is set aside: it is about that job, and is dropped."""
+    return any(each.whole for each in known) and any(name == "_take" for name, _ in frames_of(error))
 
 
 def jobs_here(state: AgentState) -> set[str]:
@@ -131,7 +136,7 @@ def tend(work: Work) -> None:
 
 
 def _end_wanted(work: Work, plan_id: str, why: str) -> None:
-    """End each attempt that the leader wants of a plan in force. The next ones are tried again.
+    """End each attempt that the leader wants of a plan in force, up to those that follow them.
 
     One error must not use up the budget of the job.
     """
@@ -139,14 +144,15 @@ def _end_wanted(work: Work, plan_id: str, why: str) -> None:
     condemned = {attempt.id for each in state.condemned.values() for attempt in each.attempts}
     orders = [each for each in view.assignments if each.plan_id == plan_id] if view is not None else []
     here = [each for each in orders if me is not None and me.acts_for(each.incarnation)]
+    ended = {each.id for each in state.attempts.values() if each.end and each.end.detail.startswith(WHAT)}
+    if any(replace(each.attempt_id, number=each.attempt - 1) in ended for each in here):
+        del state.aside[plan_id]
+        return
     for order in here:
         if order.attempt_id not in state.attempts and order.attempt_id not in condemned:
             end = _end(work, why, dead=True)
             attempt = Attempt(order.attempt_id, order.job_uuid, plan_id, "", 0, "", False, end=end)
             work.put_attempt(replace(attempt, drained=True))
-    attempts = [state.attempts.get(each.attempt_id) for each in here]
-    if all(each is not None and not each.alive for each in attempts):
-        del state.aside[plan_id]
 
 
 def on_fenced(work: Work, event: Fenced) -> None:
@@ -269,7 +275,12 @@ def _end_alone(work: Work, attempt_id: AttemptId, why: str) -> None:
 
 
 def _end(work: Work, why: str, *, dead: bool) -> End:
-    return End(ExitReason.START_FAILED, None, None, work.now_ms, dead, f"{WHAT}: {why}")
+    """Of the attempts that an error ends together, the first is charged, and the others were stopped."""
+    detail = f"{WHAT}: {why}"
+    ends = [each.end for each in work.state.attempts.values() if each.end is not None]
+    charged = any((each.ended_ms, each.detail) == (work.now_ms, detail) for each in ends)
+    reason = ExitReason.KILLED if charged else ExitReason.START_FAILED
+    return End(reason, None, None, work.now_ms, dead, detail)
 
 
 def _refuse_plan(work: Work, plan_id: str, why: str) -> None:

@@ -97,10 +97,14 @@ def step(
 def _step_of_one(state: AgentState, event: Event, now_ms: int) -> tuple[AgentState, tuple[Instruction, ...]]:
     known: list[tuple[set_aside.Subject, str]] = []
     met: dict[str, set[str]] = {}
+    taken = [event]
     while True:
         errors: list[Exception] = []
         with contained(errors.append):
-            return _step(state, [event], now_ms, known)
+            return _step(state, taken, now_ms, known)
+        if taken and set_aside.is_met_again(errors[0], [each for each, _ in known]):
+            taken = []
+            continue
         found = set_aside.subject_of(state, errors[0], event, [each for each, _ in known])
         if found is None or isinstance(errors[0], InvalidTransition):
             raise errors[0]

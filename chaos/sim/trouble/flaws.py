@@ -89,8 +89,9 @@ class Flaw:
         return self.struck and (self.job == job or self.rule.startswith("effect "))
 
     def meet(self, given: tuple[object, ...]) -> None:
-        """Raise, if this call is one to raise in."""
-        if not self.armed or all(job_of(each) != self.job for each in given):
+        """Raise, if this call is one to raise in. As in the rule itself, a variable holds the subject."""
+        about = next((each for each in given if job_of(each) == self.job), None)
+        if not self.armed or about is None:
             return
         self.hits += 1
         if self.hits == self.at or (self.lasts and self.hits > self.at):
