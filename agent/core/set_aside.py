@@ -314,7 +314,12 @@ def _forget(work: Work, job: str, why: str) -> None:
         del state.launchers[launcher.launcher_id]
         process = (launcher.pid, launcher.start_ticks)
         parts[launcher.launcher_id] = Condemned(job, why, (process,), (), work.now_ms)
-    for attempt in [each for each in state.attempts.values() if each.id.task.job == job]:
+    ends = [
+        work.end(each, _end(work, why, dead=False))
+        for each in list(state.attempts.values())
+        if each.id.task.job == job
+    ]
+    for attempt in ends:
         del state.attempts[attempt.id]
         work.emit(Unfollow(attempt.id))
         name = attempt.launcher_id if attempt.launcher_id in parts else job
