@@ -16,7 +16,6 @@ from agent.core.events import (
     Event,
     Fenced,
     FirewallSet,
-    LauncherSaid,
     Reported,
     SecretsFetched,
     SpawnFailed,
@@ -51,7 +50,6 @@ from agent.core.prepared import refuse
 from agent.core.saved.record import End
 from agent.core.state import AgentState, Attempt, Condemned, HoldState, Launcher, PortReservation
 from agent.core.step_context import FENCE_AGAIN_MS, Work
-from agent.inside.protocol import StartFailed
 from supervisor.contract.containment import contained, frames_of
 from supervisor.contract.desired import Assignment, JobPhase, Spare
 from supervisor.contract.ids import AttemptId
@@ -87,6 +85,12 @@ def subject_of(state: AgentState, error: BaseException, event: Event, known: lis
 def is_met_again(error: BaseException, known: list[Subject]) -> bool:
     """Whether an event raises although all of a job is set aside: it is about that job, and is dropped."""
     return any(each.whole for each in known) and any(name == "_take" for name, _ in frames_of(error))
+
+
+def ask_nothing(state: AgentState) -> set[str]:
+    """What asks for nothing here: what is set aside, and every plan of a job of which something may live."""
+    condemned = {each.job for each in state.condemned.values()}
+    return set(state.aside).union(*(_plans_of(state, job) for job in condemned))
 
 
 def jobs_here(state: AgentState) -> set[str]:
@@ -156,7 +160,7 @@ def _end_wanted(work: Work, plan_id: str, why: str) -> None:
 
 
 def on_fenced(work: Work, event: Fenced) -> None:
-    """Tell the leader of condemned attempts that are dead, and refuse the job's plans.
+    """Tell the leader of condemned attempts that are dead, and refuse the plans that the error had met.
 
     That is tried again later where it meets an error itself.
     """
@@ -173,7 +177,7 @@ def on_fenced(work: Work, event: Fenced) -> None:
         work.end(replace(attempt, launcher_id=""), _end(work, condemned.why, dead=True))
     errors: list[Exception] = []
     with contained(errors.append):
-        for plan_id in _plans_of(state, condemned.job):
+        for plan_id in _plans_of(state, condemned.job) & state.aside.keys():
             _refuse_plan(work, plan_id, condemned.why)
     if errors:
         later_ms = work.now_ms + REFUSE_AGAIN_MS
@@ -211,8 +215,8 @@ def answer_of(instruction: Instruction, why: str) -> Event | None:
         case Say():
             return Broken(why, launcher_id=instruction.launcher_id)
         case Launch():
-            failed = StartFailed(str(instruction.assignment.attempt_id), f"cannot start: {why}")
-            return LauncherSaid(instruction.launcher_id, failed)
+            # The launcher may have started it.
+            return Broken(why, launcher_id=instruction.launcher_id)
         case Follow() | PrepareOutputs():
             return Broken(why, attempt=instruction.attempt)
         case Commit() | FollowCommits():

@@ -361,7 +361,7 @@ def _on_reported(work: Work, event: Reported) -> None:
 
 def _wants(work: Work) -> Wants:
     view, me = work.state.view, work.state.me
-    return Wants() if view is None or me is None else wants(view, me, work.state.aside)
+    return Wants() if view is None or me is None else wants(view, me, set_aside.ask_nothing(work.state))
 
 
 def _reconcile(work: Work) -> None:
