@@ -154,7 +154,7 @@ def _end_wanted(work: Work, plan_id: str, why: str) -> None:
         return
     for order in here:
         if order.attempt_id not in state.attempts and order.attempt_id not in condemned:
-            end = _end(work, why, dead=True)
+            end = _end(work, order.job, why, dead=True)
             attempt = Attempt(order.attempt_id, order.job_uuid, plan_id, "", 0, "", False, end=end)
             work.put_attempt(replace(attempt, drained=True))
 
@@ -174,7 +174,7 @@ def on_fenced(work: Work, event: Fenced) -> None:
         return
     del state.condemned[event.launcher_id]
     for attempt in condemned.attempts:
-        work.end(replace(attempt, launcher_id=""), _end(work, condemned.why, dead=True))
+        work.end(replace(attempt, launcher_id=""), _end(work, condemned.job, condemned.why, dead=True))
     errors: list[Exception] = []
     with contained(errors.append):
         for plan_id in _plans_of(state, condemned.job) & state.aside.keys():
@@ -258,7 +258,7 @@ def break_launcher(work: Work, launcher_id: str, why: str) -> None:
     if launcher is None:
         return
     for attempt in work.live_on(launcher_id):
-        work.end(attempt, _end(work, why, dead=False))
+        work.end(attempt, _end(work, launcher.recipe.job, why, dead=False))
     for hold in [each for each in work.state.holds.values() if each.launcher_id == launcher_id]:
         if hold.state is not HoldState.FAILED:
             work.put_hold(replace(hold, state=HoldState.FAILED, failure=f"{WHAT}: {why}", answered=False))
@@ -275,14 +275,14 @@ def _break(work: Work, attempt: Attempt, why: str) -> None:
 def _end_alone(work: Work, attempt_id: AttemptId, why: str) -> None:
     attempt = work.state.attempts.get(attempt_id)
     if attempt is not None:
-        work.end(attempt, _end(work, why, dead=True))
+        work.end(attempt, _end(work, attempt_id.task.job, why, dead=True))
 
 
-def _end(work: Work, why: str, *, dead: bool) -> End:
+def _end(work: Work, job: str, why: str, *, dead: bool) -> End:
     """Of the attempts that an error ends together, the first is charged, and the others were stopped."""
     detail = f"{WHAT}: {why}"
-    ends = [each.end for each in work.state.attempts.values() if each.end is not None]
-    charged = any((each.ended_ms, each.detail) == (work.now_ms, detail) for each in ends)
+    ends = [each.end for each in work.state.attempts.values() if each.id.task.job == job]
+    charged = any(each and (each.ended_ms, each.detail) == (work.now_ms, detail) for each in ends)
     reason = ExitReason.KILLED if charged else ExitReason.START_FAILED
     return End(reason, None, None, work.now_ms, dead, detail)
 
@@ -319,7 +319,7 @@ def _forget(work: Work, job: str, why: str) -> None:
         process = (launcher.pid, launcher.start_ticks)
         parts[launcher.launcher_id] = Condemned(job, why, (process,), (), work.now_ms)
     ends = [
-        work.end(each, _end(work, why, dead=False))
+        work.end(each, _end(work, job, why, dead=False))
         for each in list(state.attempts.values())
         if each.id.task.job == job
     ]

@@ -19,6 +19,7 @@ from agent.core.events import (
 from agent.core.instructions import (
     Commit,
     Fence,
+    Launch,
     Say,
     StopCommit,
 )
@@ -28,7 +29,7 @@ from agent.inside import protocol
 from chaos.sim.trouble import flaws
 from chaos.sim.trouble.flaws import Flaw
 from supervisor.contract.observed import ExitReason
-from tests.agent.core import ORDER, RUNNING, SAVES, WAITING, Core, only
+from tests.agent.core import ORDER, RUNNING, SAVES, SPEC, WAITING, Core, only
 from tests.agent.two_jobs import OTHER, TwoJobs
 
 FEW = 4
@@ -213,3 +214,49 @@ def test_a_job_that_meets_an_error_everywhere_is_told_as_ended_once_it_is_dead(
     assert (end.reason, end.confirmed_dead) == (ExitReason.START_FAILED, True)
     assert "Flawed: agent.tasks._running for job" in end.detail
     assert two.runs(OTHER)
+
+
+def test_the_attempt_that_follows_an_error_is_tried(two: TwoJobs, install: Callable[[Flaw], Flaw]) -> None:
+    """One error used up the budget: each restart in place was ended unstarted."""
+    install(Flaw("agent.desired._place", "job"))
+    two.live(4)
+    assert not two.runs(ORDER)
+    again = replace(ORDER, attempt=2)
+    switches = [
+        replace(RUNNING, job=each.job, job_uuid=each.job_uuid, plan_id=each.plan_id)
+        for each in (ORDER, OTHER)
+    ]
+    two.feed(Observed((again, OTHER), tuple(switches), two.now_ms))
+    two.live()
+    assert two.runs(again)
+
+
+def test_of_the_tasks_that_an_error_ends_together_one_is_charged() -> None:
+    core = Core().running()
+    another = replace(ORDER, index=1).attempt_id
+    core.state.attempts[another] = replace(core.attempt, id=another)
+    core.feed(Broken("odd", job_uuid=ORDER.job_uuid))
+    ends = [core.state.attempts[each].end for each in (ORDER.attempt_id, another)]
+    assert [end.reason for end in ends if end is not None] == [ExitReason.START_FAILED, ExitReason.KILLED]
+
+
+def test_nothing_starts_beside_what_is_still_killed_of_its_job(
+    two: TwoJobs, install: Callable[[Flaw], Flaw]
+) -> None:
+    flaw = install(Flaw("agent.tasks._running", "job", lasts=True))
+    two.feed(Tick())
+    flaw.armed = False
+    again = replace(ORDER, plan_id="p3", generation=2)
+    switch = replace(RUNNING, plan_id="p3", generation=2)
+    other = replace(RUNNING, job="other", job_uuid="v", plan_id="p2")
+    two.feed(Observed((again, OTHER), (switch, other), two.now_ms))
+    assert again.attempt_id not in two.state.attempts
+    assert not [each for each in two.state.holds.values() if each.job == "job"]
+    two.live()
+    assert two.runs(again)
+
+
+def test_a_launch_that_raised_may_have_started_its_attempt() -> None:
+    launch = Launch("l1", ORDER, SPEC, None, "p1.worker.0", warm=True, address="")
+    answer = set_aside.answer_of(launch, "odd")
+    assert answer == Broken("odd", launcher_id="l1")

@@ -37,7 +37,7 @@ from supervisor.contract.desired import Assignment, ClusterSpec, JobSwitch, Role
 from supervisor.contract.observed import AttemptReport, Prepared
 from tests.agent.core import ORDER, RUNNING, SPEC, Core
 
-PORTS = {"p1": 20_000, "p2": 20_001}
+PORTS = {"p1": 20_000, "p2": 20_001, "p3": 20_002}
 OTHER = replace(ORDER, job="other", job_uuid="v", plan_id="p2")
 
 
@@ -110,5 +110,5 @@ class TwoJobs(Core):
 
 
 def spec_of(plan_id: str) -> ClusterSpec:
-    job = ORDER.job if plan_id == ORDER.plan_id else OTHER.job
+    job = OTHER.job if plan_id == OTHER.plan_id else ORDER.job
     return replace(SPEC, job=job, plan_id=plan_id, roles=(RoleAddresses("worker", (f"h:{PORTS[plan_id]}",)),))
