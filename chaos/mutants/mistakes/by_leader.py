@@ -577,6 +577,19 @@ MUTANTS = (
         Simulated(KILLS),
     ),
     Mutant(
+        "steps told as lost that a checkpoint holds",
+        13,
+        ("an incident tells what was seen",),
+        (
+            Edit(
+                "supervisor/control/decide/jobs/incidents.py",
+                "    return reached - base\n",
+                "    return reached\n",
+            ),
+        ),
+        Simulated(RESTARTS),
+    ),
+    Mutant(
         "a restart without a record",
         13,
         (CHARGED,),

@@ -17,7 +17,7 @@ from supervisor.contract.checkpoint import CheckpointRef, CommitRecord, CommitSt
 from supervisor.contract.desired import Assignment, Cordon, GpuQuarantine, JobPhase, JobSwitch, LostMark
 from supervisor.contract.ids import AttemptId, TaskId
 from supervisor.contract.incident import Cause, Incident, Outcome
-from supervisor.contract.job.spec import Rule
+from supervisor.contract.job.spec import Rule, Scope
 from supervisor.contract.observed import AttemptReport, Incarnation
 
 RECORDED = "a restart has a record and is charged"
@@ -95,6 +95,7 @@ class Records:
             case "incidents":
                 incident = codec.decode(Incident, raw)
                 self._check_spared(incident)
+                self._check_steps(incident)
                 if key not in effect.before:
                     self._check_cause(effect, incident)
             case _:
@@ -287,6 +288,31 @@ class Records:
         ended_s = next((self._ended_s[word] for word in words if word in self._ended_s), effect.at_s)
         if effect.at_s - ended_s > OBEYED_S:
             self._seen.broken("who obeys is not given up", f"{cordon.node}: {cordon.reason}")
+
+    def _check_steps(self, incident: Incident) -> None:
+        """Rule 13: no number of an incident is more than its programs have printed."""
+        ours = [each for each in self._world.training.programs if each.attempt.task.job == incident.job]
+        if any(each.mute or each.epochs for each in ours):
+            return
+        number = _ATTEMPT.search(incident.id)
+        member = (incident.member, incident.from_generation, int(number[1]) if number else 0)
+        printed = {step for each in ours for _, step in each.steps}
+        failed = [
+            each.last_step
+            for each in ours
+            if (each.attempt.task.member, each.attempt.generation, each.attempt.number) == member
+        ]
+        furthest = max(printed, default=-1)
+        began = incident.to_base.step if incident.to_base is not None and incident.scope is Scope.ALL else 0
+        wrong = {
+            "from_step": incident.from_step >= 0 and incident.from_step not in printed,
+            "to_step": incident.to_step >= 0 and incident.to_step not in printed,
+            "last_step": bool(failed) and incident.last_step > max(failed),
+            "lost_steps": incident.lost_steps > 0 and began + incident.lost_steps > furthest,
+        }
+        for name in [each for each in wrong if wrong[each]]:
+            text = f"{incident.id}: {name} is {getattr(incident, name)}; the furthest step is {furthest}"
+            self._seen.broken("an incident tells what was seen", text)
 
     def _check_cause(self, effect: Effect, incident: Incident) -> None:
         """Rules 10 and 13: what cannot be seen is not known to be wrong, and who steps does not hang."""
