@@ -102,10 +102,11 @@ def _step_of_one(state: AgentState, event: Event, now_ms: int) -> tuple[AgentSta
         errors: list[Exception] = []
         with contained(errors.append):
             return _step(state, taken, now_ms, known)
-        if taken and set_aside.is_met_again(errors[0], [each for each, _ in known]):
+        subjects = [each for each, _ in known]
+        found = set_aside.subject_of(state, errors[0], event, subjects)
+        if found is None and taken and set_aside.is_met_again(errors[0], subjects):
             taken = []
             continue
-        found = set_aside.subject_of(state, errors[0], event, [each for each, _ in known])
         if found is None or isinstance(errors[0], InvalidTransition):
             raise errors[0]
         jobs = met.setdefault(place_of(errors[0]), set())
