@@ -239,6 +239,11 @@ def _recovering(rng: random.Random, draft: Draft, shape: Shape) -> Draft:
     return _with(replace(draft, temper=temper), replace(draft.spec, preload=()))
 
 
+def _forgetful(rng: random.Random, draft: Draft, shape: Shape) -> Draft:
+    """It saves, and reads none of its checkpoints: each start trains from scratch."""
+    return replace(draft, temper=replace(draft.temper, restores=False))
+
+
 TRAITS: dict[str, Trait] = {
     "two parameter servers": _servers,
     "ordered starts": _ordered,
@@ -263,6 +268,7 @@ TRAITS: dict[str, Trait] = {
     "a priority": _urgent,
     "worker 0 decides": _first_worker,
     "deleted after its end": _limited("delete_after_ms", FORGOTTEN_S),
+    "no restore": _forgetful,
 }
 
 

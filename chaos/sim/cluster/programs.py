@@ -81,6 +81,7 @@ class Temper:
     anew with each, so that no step is known. `keeps`: so many saves stay on the disk, as with
     TensorFlow's `max_to_keep`. `plain`: they save files of their own. `named`: what they call their saves.
     `another_saves`: the last worker saves, and not the one that TensorFlow takes for the chief.
+    `restores`: it goes on from its newest checkpoint; else it begins anew at each start.
     `tensorflow`: the version that it imports. `deaf`: how often a chief that is told where a worker has moved
     cannot take it. `recovers`: its sessions survive the loss of a server, as its launcher can tell;
     `stuck`: how often one does not in the end.
@@ -99,6 +100,7 @@ class Temper:
     plain: bool = False
     named: str = NUMBERED
     another_saves: bool = False
+    restores: bool = True
     tensorflow: str = "2.21.0"
     deaf: float = 0.0
     recovers: bool = False
@@ -509,7 +511,8 @@ class Training:
 
     def _restore(self, program: Program) -> Weights:
         generation = program.attempt.generation
-        step, chain = self._newest(program) or (0, ())
+        restores = self.tempers[program.attempt.task.job].restores
+        step, chain = (self._newest(program) if restores else None) or (0, ())
         return (step, (*chain, generation))
 
     def _newest(self, program: Program) -> Weights | None:

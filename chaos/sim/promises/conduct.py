@@ -125,7 +125,7 @@ class Conduct:
             for each in spec.tasks()
         )
         own = alone and found[1] == program.attempt.generation
-        if found != wanted and not own:
+        if found != wanted and not own and self._world.tempers[switch.job].restores:
             self._seen.broken(
                 "training goes on from the base", f"{program.attempt}: {found}, base {switch.base}"
             )
@@ -149,7 +149,7 @@ class Conduct:
         base = switch.base if switch is not None else None
         if switch is None or base is None or switch.generation != program.attempt.generation:
             return
-        if program.last_step < base.step:
+        if program.last_step < base.step and self._world.tempers[switch.job].restores:
             self._seen.broken("no step before the base", f"{program.attempt} at {program.last_step}")
 
     async def poll(self) -> None:

@@ -304,6 +304,8 @@ class Records:
         ]
         furthest = max(printed, default=-1)
         began = incident.to_base.step if incident.to_base is not None and incident.scope is Scope.ALL else 0
+        if 0 <= incident.to_step < began:
+            began = incident.to_step  # it does not restore
         wrong = {
             "from_step": incident.from_step >= 0 and incident.from_step not in printed,
             "to_step": incident.to_step >= 0 and incident.to_step not in printed,
