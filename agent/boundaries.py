@@ -309,6 +309,16 @@ class Checkpoints(Protocol):
         `clean`: the saver's attempt ended by itself, without an error.
         """
 
+    async def look_aside(
+        self, commit: Commit, incarnation: str, step: int, timeout_ms: int, *, clean: bool
+    ) -> str:
+        """Keep the newest finished save of a task that is not the saver; gives up if nothing moves for
+        `timeout_ms`.
+
+        Returns it, for people, if it is newer than all commits; empty for none, or if the saver's node sees
+        the same directory. `step`: the newest that the task has reported.
+        """
+
     def beats(self, tell: Tell = ...) -> tuple[SaverBeat, ...]:
         """The state of this node's commits. `tell` gets jobs whose background work has failed."""
 

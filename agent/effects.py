@@ -491,7 +491,15 @@ class Effects:
     async def _drain(self, drain: Drain) -> None:
         checkpoints, generation = self._out.checkpoints, drain.attempt.generation
         try:
-            left = await checkpoints.drain(drain.job_uuid, generation, drain.timeout_ms, clean=drain.clean)
+            if drain.aside is not None:
+                step = self._out.files.newest_step(drain.attempt.task, generation)
+                left = await checkpoints.look_aside(
+                    drain.aside, drain.life, step, drain.timeout_ms, clean=drain.clean
+                )
+            else:
+                left = await checkpoints.drain(
+                    drain.job_uuid, generation, drain.timeout_ms, clean=drain.clean
+                )
         except TfSupervisorError as error:
             self._out.sink.warning(
                 "an attempt's last save is not committed", attempt=str(drain.attempt), reason=str(error)

@@ -16,17 +16,17 @@ from agent.checkpoints.allowed import Places
 from agent.checkpoints.follower import CommitFollower
 from agent.checkpoints.local_copies import UNLIMITED, LocalCopies, LocalDisk
 from agent.checkpoints.mounts import NodeMounts
-from agent.checkpoints.saver import Saver, SaverSite
+from agent.checkpoints.saver import Saver, SaverSite, base_of, newest_save, watcher_of
 from agent.core.instructions import Commit, FollowCommits, Stage
 from agent.host.ownership import give, give_tree
 from agent.host.task_users import TaskUsers
 from agent.outputs.directories import ASIDE, OWN, OWNER
 from agent.outputs.leftover_work import NodeWork
 from agent.retry_log import Tell, raise_it
-from recovery.commit.follow import mark_saver, unmark_saver
-from recovery.commit.outbox import TakenCheckpoint, generation_directory, newest_taken
+from recovery.commit.follow import mark_saver, saved_here, unmark_saver
+from recovery.commit.outbox import SavingJob, TakenCheckpoint, generation_directory, newest_taken
 from recovery.commit.stage import Stager, clean_parent
-from recovery.io.deadline import until
+from recovery.io.deadline import until, while_moving
 from recovery.io.files import mapped_errors
 from recovery.io.trees import remove_tree
 from recovery.mount.base import stage_live
@@ -98,6 +98,7 @@ class NodeCheckpoints:
         self._disk = disk
         self._copies = LocalCopies(parent, disk.budget_bytes)
         self._given_up: dict[str, TakenCheckpoint] = {}
+        self._brought: set[tuple[str, int]] = set()
         self._own: set[str] = set()
         self.mounts: NodeMounts | None = None
         self.users: TaskUsers | None = None
@@ -283,6 +284,8 @@ class NodeCheckpoints:
             following, parent, stager, self._coordination, self._clock, self._sink, self._new_id
         )
         self._followers[key] = follower
+        if following.brings:
+            self._brought.add(key)
         follower.start(partial(self._make_for_tasks, following))
 
     def _make_for_tasks(self, following: FollowCommits) -> None:
@@ -333,6 +336,35 @@ class NodeCheckpoints:
         if saver is None:
             return "the last save (its node cannot commit it: see the log of the agent there)"
         return await saver.drain(timeout_ms, clean=clean)
+
+    async def look_aside(
+        self, commit: Commit, incarnation: str, step: int, timeout_ms: int, *, clean: bool
+    ) -> str:
+        """Keep the newest finished save of a task that is not the saver; returns it if it is newer than all
+        commits, empty for none.
+
+        Where commits are brought in, a file's name or its tensors must give the step.
+        """
+        job_uuid, generation, parent = commit.job_uuid, commit.generation, self._parent / commit.job_uuid
+        if commit.mode == MOUNTED or await asyncio.to_thread(saved_here, parent, generation):
+            return ""
+        who = SavingJob(job_uuid, commit.job, self._node, incarnation, adopt=commit.adopt)
+        base = await base_of(parent, generation)
+        watcher = watcher_of(commit, parent, who, base, self._clock, self._disk.executor)
+        step = -1 if (job_uuid, generation) in self._brought else step
+        async with while_moving(watcher.motion, self._clock, timeout_ms, "looking for the last save"):
+            taken = await newest_save(watcher, step, clean=clean)
+        newer = await self._last_save(commit.job, taken)
+        if newer is None:
+            return ""
+        self._given_up[job_uuid] = newer
+        self._sink.warning(
+            "a save of a task that is not the saver is not committed: it stays on this node",
+            job=commit.job,
+            checkpoint=str(newer.manifest.ref),
+            kept=str(newer.directory),
+        )
+        return str(newer.manifest.ref)
 
     def beats(self, tell: Tell = raise_it) -> tuple[SaverBeat, ...]:
         """The state of this node's commits. `tell` gets errors that ended a job's background work.
@@ -394,6 +426,7 @@ class NodeCheckpoints:
                 # An earlier life may have given something up, or another agent of this machine.
                 given_up = await asyncio.to_thread(newest_taken, parent)
             self._own.discard(job_uuid)
+            self._brought = {each for each in self._brought if each[0] != job_uuid}
             await self._forget_adopted(job, parent)
             last = await self._last_save(job, given_up)
             kept = await self._keep_work(job, job_uuid, (), ended=True)

@@ -273,10 +273,8 @@ class Saver:
         last = await self._last_step()
         if site.mounted is not None:
             return MountedWatcher(site.mounted, who, site.clock, site.new_id, last)
-        base = await self._base()
-        if not job.patterns:
-            return CheckpointWatcher(site.parent, who, generation, base, site.clock, site.threads, last)
-        return PlainWatcher(site.parent, who, generation, base, job.patterns, site.clock, site.threads, last)
+        base = await base_of(site.parent, generation)
+        return watcher_of(job, site.parent, who, base, site.clock, site.threads, last)
 
     async def _last_step(self) -> int:
         """The highest step with a record in this generation; -1 without any. No later save may get it."""
@@ -290,12 +288,6 @@ class Saver:
         if isinstance(watcher, CheckpointWatcher | MountedWatcher):
             return await watcher.look(step, final=ending is not None)
         return await watcher.look(step, final=ending is not None, clean=ending is not None and ending.clean)
-
-    async def _base(self) -> Manifest | None:
-        try:
-            return await asyncio.to_thread(read_base, self._site.parent, self._job.generation)
-        except NotFound:
-            return None
 
     async def _offer(self, taken: TakenCheckpoint) -> None:
         good = taken.manifest.bundles
@@ -409,6 +401,47 @@ class Saver:
             site.sink.warning(
                 "old local copies of checkpoints cannot be removed", job=self._job.job, reason=str(error)
             )
+
+
+async def base_of(parent: Path, generation: int) -> Manifest | None:
+    """The base that is staged in a generation's directory; None without one."""
+    try:
+        return await asyncio.to_thread(read_base, parent, generation)
+    except NotFound:
+        return None
+
+
+def watcher_of(
+    commit: Commit,
+    parent: Path,
+    who: SavingJob,
+    base: Manifest | None,
+    clock: Clock,
+    threads: Executor | None,
+    last: int = -1,
+) -> CheckpointWatcher | PlainWatcher:
+    """The watcher of a directory that is no mount. `last`: the highest step of this generation's commits."""
+    if not commit.patterns:
+        return CheckpointWatcher(parent, who, commit.generation, base, clock, threads, last)
+    return PlainWatcher(parent, who, commit.generation, base, commit.patterns, clock, threads, last)
+
+
+async def newest_save(
+    watcher: CheckpointWatcher | PlainWatcher, step: int, *, clean: bool
+) -> TakenCheckpoint | None:
+    """After the program's end: take all that is finished; returns the newest. See `PlainWatcher.look`."""
+    newest: TakenCheckpoint | None = None
+    while True:
+        if isinstance(watcher, PlainWatcher):
+            found = await watcher.look(step, final=True, clean=clean)
+        else:
+            found = await watcher.look(step, final=True)
+        if isinstance(found, Idle):
+            return newest
+        if isinstance(found, TakenCheckpoint):
+            newest = found
+        elif isinstance(found, Unfinished):
+            await asyncio.sleep(LOOK_S)
 
 
 def _committer(commit: Commit, site: SaverSite) -> Committer:

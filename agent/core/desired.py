@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from agent.core.events import Observed
 from agent.core.instructions import First, Recipe
 from agent.core.state import hold_name
-from supervisor.contract.desired import Assignment, Closing, JobPhase, JobSwitch, Spare
+from supervisor.contract.desired import LOOK_ASIDE, Assignment, Closing, JobPhase, JobSwitch, Spare
 from supervisor.contract.ids import TaskId
 from supervisor.contract.job.placeholders import without_placeholders
 from supervisor.contract.job.spec import ContainerSpec, Resources
@@ -27,6 +27,7 @@ class Wants:
         run: exactly this attempt of the task, by task.
         stage: the base of a closing switch, by plan id, and one of the plan's assignments here.
         commit: the saver's assignment here, by job.
+        aside: the assignment of a task that is not the saver and whose directory is to be looked at, by task.
         follow: a reader of commits that runs here, by job; else a task that has moved here.
         linger: a task that the switch ends after some time, by task.
         held: a stopped task of a failed job, kept for inspection, by task.
@@ -39,6 +40,7 @@ class Wants:
     run: dict[TaskId, Assignment] = field(default_factory=dict)
     stage: dict[str, tuple[Assignment, Closing]] = field(default_factory=dict)
     commit: dict[str, Assignment] = field(default_factory=dict)
+    aside: dict[TaskId, Assignment] = field(default_factory=dict)
     linger: dict[TaskId, Assignment] = field(default_factory=dict)
     held: dict[TaskId, Assignment] = field(default_factory=dict)
     follow: dict[str, Assignment] = field(default_factory=dict)
@@ -155,12 +157,11 @@ def _place(result: Wants, assignment: Assignment, switch: JobSwitch) -> None:
     there = assignment.task in result.run or assignment.task in result.linger
     if there and (assignment.follow or (assignment.joins and assignment.job not in result.follow)):
         result.follow[assignment.job] = assignment
-    if switch.saver == assignment.task.member and switch.phase in {
-        JobPhase.RUNNING,
-        JobPhase.FINISHING,
-        JobPhase.STOPPING,
-    }:
-        result.commit[assignment.job] = assignment
+    if switch.phase in {JobPhase.RUNNING, JobPhase.FINISHING, JobPhase.STOPPING}:
+        if switch.saver == assignment.task.member:
+            result.commit[assignment.job] = assignment
+        elif switch.look >= LOOK_ASIDE and not assignment.serves:
+            result.aside[assignment.task] = assignment
 
 
 def _has_time(assignment: Assignment, switch: JobSwitch) -> bool:

@@ -219,7 +219,7 @@ class StageDone:
 
 @dataclass(frozen=True, slots=True)
 class Drained:
-    """The last look number `look` for a saver's attempt is over. `uncommitted`: as in its report."""
+    """The last look number `look` for an attempt is over. `uncommitted`: as in its report."""
 
     attempt: AttemptId
     look: int

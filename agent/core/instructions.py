@@ -320,17 +320,20 @@ class StopFollowing:
 
 @dataclass(frozen=True, slots=True)
 class Drain:
-    """Take the last look number `look` at the saver's directory, and commit what is finished there, within
-    `timeout_ms`; answered by Drained.
+    """Take the last look number `look` at a generation's directory, within `timeout_ms`; answered by Drained.
 
-    `clean`: the saver's attempt ended by itself, without an error.
+    What is finished there is committed. `aside`: another task is the saver, so nothing is committed; how this
+    task's node would commit. `life`: the incarnation of this agent. `clean`: the attempt ended by itself,
+    without an error.
     """
 
     attempt: AttemptId
     job_uuid: str
     look: int
     timeout_ms: int
+    life: str
     clean: bool
+    aside: Commit | None = None
 
 
 @dataclass(frozen=True, slots=True)

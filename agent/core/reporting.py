@@ -21,7 +21,7 @@ from agent.core.instructions import (
 from agent.core.state import AgentState, Attempt, ReportLevel, Staging
 from agent.core.step_context import Work
 from supervisor.contract import keys
-from supervisor.contract.desired import Assignment, Closing
+from supervisor.contract.desired import LAST_LOOK, Assignment, Closing, JobPhase, JobSwitch
 from supervisor.contract.observed import AttemptReport, AttemptState, Staged, StageFailure
 
 STAGE_AGAIN_MS = 1_000
@@ -52,46 +52,69 @@ def staged(
 
 
 def commit_and_drain(work: Work, wants: Wants) -> None:
-    """The saver's node commits while its generation is in force, and takes the last looks."""
+    """The saver's node commits while its generation is in force. Last looks are taken."""
     for job, assignment in wants.commit.items():
         mark = (assignment.job_uuid, assignment.generation, assignment.task.member)
         if work.state.commits.get(job) != mark:
             _stop_commit(work, job)
             work.state.commits[job] = mark
-            base = wants.switches[job].base
-            work.emit(
-                Commit(
-                    job,
-                    assignment.job_uuid,
-                    assignment.generation,
-                    base,
-                    assignment.checkpoint_uri,
-                    assignment.task,
-                    assignment.checkpoint_patterns,
-                    assignment.checkpoint_verify,
-                    assignment.checkpoint_mode,
-                    assignment.plan_id,
-                    assignment.checkpoint_adopt,
-                )
-            )
+            work.emit(_commit(assignment, wants.switches[job]))
     for job in [each for each in work.state.commits if each not in wants.commit]:
         _stop_commit(work, job)
     for attempt in list(work.state.attempts.values()):
         if attempt.alive or attempt.draining:
             continue
-        job = attempt.id.task.job
-        saves = wants.commit.get(job)
-        if saves is None or (saves.job_uuid, saves.attempt_id) != (attempt.job_uuid, attempt.id):
+        saves, aside = wants.commit.get(attempt.id.task.job), wants.aside.get(attempt.id.task)
+        if saves is not None and _is_last(work, wants, attempt, saves):
+            _look(work, wants, attempt)
+        elif saves is None and aside is not None and _is_last(work, wants, attempt, aside):
+            _look(work, wants, attempt, aside)
+        elif not attempt.drained:
             # Another attempt follows it, or another task saves: nothing of this one is committed any more.
-            if not attempt.drained:
-                work.put_attempt(replace(attempt, drained=True))
-        elif wants.switches[job].look > attempt.look and attempt.telling is ReportLevel.NOTHING:
-            # Its report is written again after the look, also if another task was the saver before.
-            told = min(attempt.told, ReportLevel.LOOKED if attempt.look else ReportLevel.DEAD)
-            work.put_attempt(replace(attempt, draining=True, drained=False, told=told))
-            timeout_ms = work.state.settings.timing.commit_deadline_ms
-            clean = attempt.end is not None and attempt.end.code == 0
-            work.emit(Drain(attempt.id, attempt.job_uuid, wants.switches[job].look, timeout_ms, clean))
+            work.put_attempt(replace(attempt, drained=True))
+
+
+def _is_last(work: Work, wants: Wants, attempt: Attempt, assignment: Assignment) -> bool:
+    """Whether nothing is started of this assignment's task after this attempt."""
+    wanted = assignment.attempt_id
+    if (assignment.job_uuid, wanted) == (attempt.job_uuid, attempt.id):
+        return True
+    known = work.state.attempts
+    if wants.switches[assignment.job].phase is JobPhase.RUNNING or wanted in known:
+        return False
+    # The job ends between two attempts: the next one will not be started.
+    ours = [each for each in known if (each.task, each.generation) == (wanted.task, wanted.generation)]
+    return attempt.job_uuid == assignment.job_uuid and attempt.id == max(ours, default=None)
+
+
+def _look(work: Work, wants: Wants, attempt: Attempt, aside: Assignment | None = None) -> None:
+    switch = wants.switches[attempt.id.task.job]
+    look = switch.look if aside is not None else min(switch.look, LAST_LOOK)
+    if look <= attempt.look or attempt.telling is not ReportLevel.NOTHING:
+        return
+    # Its report is written again after the look, also if another task was the saver before.
+    told = min(attempt.told, ReportLevel.LOOKED if attempt.look else ReportLevel.DEAD)
+    work.put_attempt(replace(attempt, draining=True, drained=False, told=told))
+    timeout_ms = work.state.settings.timing.commit_deadline_ms
+    clean = attempt.end is not None and attempt.end.code == 0
+    how = _commit(aside, switch) if aside is not None else None
+    work.emit(Drain(attempt.id, attempt.job_uuid, look, timeout_ms, work.state.life, clean, how))
+
+
+def _commit(assignment: Assignment, switch: JobSwitch) -> Commit:
+    return Commit(
+        assignment.job,
+        assignment.job_uuid,
+        assignment.generation,
+        switch.base,
+        assignment.checkpoint_uri,
+        assignment.task,
+        assignment.checkpoint_patterns,
+        assignment.checkpoint_verify,
+        assignment.checkpoint_mode,
+        assignment.plan_id,
+        assignment.checkpoint_adopt,
+    )
 
 
 def leave_checkpoints(work: Work) -> None:

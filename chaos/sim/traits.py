@@ -47,6 +47,8 @@ RULED_OUT = {
     "unread steps": "its recoveries take half a minute: too long for a short run, and where a hang "
     "has to be found",
     "another task saves": "there has to be another worker that trains",
+    "a parting save": "there has to be a worker that trains beside the saver; in a ring TensorFlow throws "
+    "away the saves of all but one",
     "elastic workers": "it is about workers; a job without them has nobody to add",
     "worker 0 decides": "`validate` refuses it where a role of chiefs decides",
     "cold starts, and sessions that recover": "only asynchronous jobs with servers have such sessions",
@@ -185,6 +187,12 @@ def _another_saves(rng: random.Random, draft: Draft, shape: Shape) -> Draft:
     return replace(draft, temper=replace(draft.temper, another_saves=True)) if _has_another(draft) else draft
 
 
+def _parting(rng: random.Random, draft: Draft, shape: Shape) -> Draft:
+    """A worker beside the saver saves at its end, in a way that no hook sees: only its directory shows it."""
+    another = _has_another(draft) and not draft.temper.ring
+    return replace(draft, temper=replace(draft.temper, parting=5)) if another else draft
+
+
 def _elastic(rng: random.Random, draft: Draft, shape: Shape) -> Draft:
     """It has as many workers as there is room for."""
     roles = tuple(
@@ -269,6 +277,7 @@ TRAITS: dict[str, Trait] = {
     "worker 0 decides": _first_worker,
     "deleted after its end": _limited("delete_after_ms", FORGOTTEN_S),
     "no restore": _forgetful,
+    "a parting save": _parting,
 }
 
 

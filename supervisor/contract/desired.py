@@ -413,7 +413,7 @@ class DeletedJob:
     store_uri: str = ""
 
 
-LOOK_FOR_JUDGES, LAST_LOOK = 1, 2
+LOOK_FOR_JUDGES, LAST_LOOK, LOOK_ASIDE = 1, 2, 3
 """Values of `JobSwitch.look`."""
 
 
@@ -431,9 +431,10 @@ class JobSwitch:
     commits: the member that was seen to save, else the one that the job's roles let expect; empty before the
     first generation. `look`: the last look at the saver's directory that its node is to take (rule 7.8): 0
     for none, `LOOK_FOR_JUDGES` while an evaluator may run on, or what cannot be killed, `LAST_LOOK` when
-    nothing of the job can write any more. `uncommitted`: finished saves without which the job has ended, for
-    people. `parked`: why no rule looks at the job; its stored phase is FAILED then, which every release reads
-    as: end its tasks, start nothing (decision 0045).
+    nothing of the job can write any more; then, by `LOOK_ASIDE`, the nodes of other tasks look at their own.
+    `uncommitted`: finished saves without which the job has ended, for people. `parked`: why no rule looks at
+    the job; its stored phase is FAILED then, which every release reads as: end its tasks, start nothing
+    (decision 0045).
     `edition`: that of the ClusterSpec in force; an agent that has an older one reads it again.
     """
 

@@ -315,8 +315,8 @@ class AttemptReport:
     """One attempt, as last reported.
 
     `drained`: its node has no more to commit of it. `look`: the last look, of those that `JobSwitch` asks
-    for, that its node has taken at the saver's directory. `uncommitted`: the finished save that this look
-    found and the node could not commit, for people; empty for none.
+    for, that its node has taken. `uncommitted`: the finished save that this look found and the node did not
+    commit, for people; empty for none.
 
     `last_step` is -1 too if no number of its steps behaves like a global step. Then `stepped` shows that it
     has made a step.

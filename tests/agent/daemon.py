@@ -262,6 +262,11 @@ class NoCheckpoints:
     async def drain(self, job_uuid: str, generation: int, timeout_ms: int, *, clean: bool) -> str:
         return ""
 
+    async def look_aside(
+        self, commit: Commit, incarnation: str, step: int, timeout_ms: int, *, clean: bool
+    ) -> str:
+        return ""
+
     def beats(self, tell: Tell = raise_it) -> tuple[SaverBeat, ...]:
         return ()
 

@@ -8,7 +8,7 @@ from agent.core.events import Drained, Reported
 from agent.core.instructions import Commit, Drain, Instruction, Report, StopCommit
 from agent.core.state import ReportLevel
 from agent.inside import protocol
-from supervisor.contract.desired import LAST_LOOK, LOOK_FOR_JUDGES, JobPhase, JobSwitch
+from supervisor.contract.desired import LAST_LOOK, LOOK_ASIDE, LOOK_FOR_JUDGES, JobPhase, JobSwitch
 from supervisor.contract.observed import AttemptReport
 from tests.agent.core import ORDER, RUNNING, SAVES, Core, only
 
@@ -78,6 +78,38 @@ def test_what_had_ended_before_it_was_seen_to_save_is_looked_at_and_reported_aga
     assert len(only(Commit, core.see(FINISHING, ORDER))) == 1
     last = looks(core, replace(FINISHING, look=LAST_LOOK))
     assert (last.drained, last.look) == (True, LAST_LOOK)
+
+
+def test_a_task_that_is_not_the_saver_is_looked_at_aside_and_reported_again() -> None:
+    core = Core().running()
+    core.see(ANOTHER, ORDER)
+    assert exits(core)[-1].drained
+    ends = replace(ANOTHER, phase=JobPhase.FINISHING)
+    core.see(replace(ends, look=LAST_LOOK), ORDER)
+    assert not only(Drain, core.said), "the saver's node looks first"
+    last = looks(core, replace(ends, look=LOOK_ASIDE), "g1-s20")
+    assert (last.drained, last.look, last.uncommitted) == (True, LOOK_ASIDE, "g1-s20")
+    (drain,) = only(Drain, core.said)
+    assert drain.aside is not None
+    assert drain.aside.saver == ORDER.task
+    assert not only(Commit, core.said)
+
+
+def test_a_node_that_has_the_saver_does_not_look_aside() -> None:
+    core = Core().running()
+    core.see(SAVES, ORDER)
+    exits(core)
+    looks(core, replace(FINISHING, look=LAST_LOOK))
+    assert not only(Drain, core.see(replace(FINISHING, look=LOOK_ASIDE), ORDER)), "it has looked"
+
+
+def test_the_last_attempt_is_looked_at_if_the_job_ends_before_the_next_one_starts() -> None:
+    core = Core().running()
+    core.see(SAVES, ORDER)
+    exits(core)
+    following = replace(ORDER, attempt=2)
+    (drain,) = only(Drain, core.see(replace(SAVES, phase=JobPhase.STOPPING, look=LAST_LOOK), following))
+    assert drain.attempt == ORDER.attempt_id
 
 
 def test_an_attempt_that_another_has_followed_is_not_looked_at() -> None:

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from agent.checkpoints.keeper import NodeCheckpoints
-from agent.core.instructions import Commit, Stage
+from agent.core.instructions import Commit, FollowCommits, Stage
+from recovery.commit.follow import mark_saver
 from recovery.commit.outbox import outbox_directory
 from recovery.families.commit_rule import Committed
 from recovery.stores.memory import MemoryCheckpointStore, Moment
@@ -193,6 +194,51 @@ async def test_a_copy_that_is_not_whole_is_no_last_save(world: World, tmp_path: 
     await world.coordination.txn((), [Put(keys.switch(JOB), encode(ended))])
     await node_of(world, tmp_path / "node").clean(JOB, UUID, 1, ended=True)
     assert not parent.exists()
+
+
+@pytest.mark.parametrize(
+    ("newest", "marked", "named"),
+    [
+        (None, "", True),
+        (CheckpointRef(1, REF.step - 1), "", True),
+        (REF, "", False),
+        # The saver's node sees this directory.
+        (None, "n2", False),
+    ],
+)
+async def test_a_save_of_a_task_that_is_not_the_saver_is_named_and_kept_if_it_is_newer_than_all_commits(
+    world: World, tmp_path: Path, newest: CheckpointRef | None, marked: str, named: bool
+) -> None:
+    node, parent = node_of(world, tmp_path / "node"), tmp_path / "node" / UUID
+    commit = Commit(JOB, UUID, 1, None, "memory://", TaskId(JOB, "worker", 1), (), Verify.CRC)
+    save(parent, CheckpointRef(1, 4))
+    save(parent, REF)
+    if newest is not None:
+        await world.coordination.txn((), [Put(keys.head(JOB), encode(CommitHead(9, newest)))])
+    if marked:
+        mark_saver(parent, 1, marked)
+    assert await node.look_aside(commit, "i1", 99, 5_000, clean=True) == (str(REF) if named else "")
+    ended = JobSwitch(JOB, UUID, JobPhase.SUCCEEDED, 1)
+    await world.coordination.txn((), [Put(keys.switch(JOB), encode(ended))])
+    await node.clean(JOB, UUID, 1, ended=True)
+    assert outbox_directory(parent, REF).exists() == named
+
+
+@pytest.mark.parametrize("brings", [True, False])
+async def test_files_of_a_commit_that_was_brought_here_are_no_save_of_its_own(
+    world: World, tmp_path: Path, brings: bool
+) -> None:
+    """Only the reported step says how old a file without a number is."""
+    node = node_of(world, tmp_path / "node")
+    task = TaskId(JOB, "evaluator", 0)
+    await world.coordination.txn((), [Put(keys.head(JOB), encode(CommitHead(9, REF)))])
+    node.follow(FollowCommits(JOB, UUID, 1, None, "memory://", brings=brings))
+    directory = Path(node.directory(UUID, 1))
+    directory.mkdir(parents=True)
+    (directory / "model.npy").write_bytes(b"0")
+    commit = Commit(JOB, UUID, 1, None, "memory://", task, ("model.npy",), Verify.CRC)
+    node.stop_following(UUID, 1)
+    assert bool(await node.look_aside(commit, "i1", REF.step + 1, 5_000, clean=True)) != brings
 
 
 async def test_what_jobs_have_left_here_is_found(world: World, tmp_path: Path) -> None:

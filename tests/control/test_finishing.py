@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from supervisor.contract import keys
-from supervisor.contract.desired import LAST_LOOK, LOOK_FOR_JUDGES, JobPhase
+from supervisor.contract.desired import LAST_LOOK, LOOK_ASIDE, LOOK_FOR_JUDGES, JobPhase
 from supervisor.contract.job.spec import Limits, Scope, Strategy, Wanted
 from supervisor.contract.observed import AttemptReport, Exit, ExitReason, Saves
 from supervisor.contract.timing import FAST
@@ -124,6 +124,49 @@ def test_saves_of_another_task_that_only_its_own_node_sees_are_named() -> None:
     assert not apart or f"{worker.attempt.task} has saved below $CHECKPOINT_DIR" in world.switch().uncommitted
 
 
+def apart(world: World) -> list[str]:
+    """Each node has files of its own; those that have a task, but not the saver."""
+    for node in world.agents:
+        held = world.snapshot().nodes[node].incarnation
+        assert held is not None
+        world.write(put(held.key, replace(held.value, boot_id=node)))
+    nodes = {each.value.role: each.value.node for each in world.job().attempts.values()}
+    others = {each.value.node for each in world.job().attempts.values()} - {nodes["chief"]}
+    assert others
+    return sorted(others)
+
+
+def test_a_save_that_only_the_node_of_another_task_sees_is_looked_for_and_named() -> None:
+    """Nothing notes saves of a program without hooks: only a look at the directory finds them."""
+    world = finishing()
+    others = apart(world)
+    world.agents[others[0]].aside = "g1-s600"
+    world.end_task("evaluator.0", code=0)
+    world.until(lambda: world.switch().look == LAST_LOOK)
+    world.until(lambda: world.switch().phase is JobPhase.SUCCEEDED)
+    assert world.switch().look == LOOK_ASIDE, "after the saver's node, which may have committed a newer one"
+    assert f"(a copy stays on {others[0]}) is not committed" in world.switch().uncommitted
+    assert world.switch().uncommitted.startswith("g1-s600 of ")
+    assert "only saves of digits/chief:0 are" in world.switch().reason
+
+
+def test_nodes_that_see_the_savers_files_are_not_asked_for_their_own() -> None:
+    world = finishing()
+    world.end_task("evaluator.0", code=0)
+    world.until(lambda: world.switch().phase is JobPhase.SUCCEEDED)
+    assert (world.switch().look, world.switch().uncommitted) == (LAST_LOOK, "")
+
+
+def test_a_node_that_does_not_look_for_saves_of_its_own_in_time_is_named() -> None:
+    world = finishing()
+    others = apart(world)
+    world.end_task("evaluator.0", code=0)
+    world.agents[others[0]].looks = False
+    took = world.until(lambda: world.switch().phase is JobPhase.SUCCEEDED)
+    assert took >= FAST.commit_deadline_ms
+    assert f"is not known: {others[0]} has not looked for it in time" in world.switch().uncommitted
+
+
 def test_an_evaluator_that_was_ended_before_its_last_evaluation_is_named() -> None:
     world = finishing()
     world.until(lambda: world.switch().save_grace_ms == 0)
@@ -182,14 +225,26 @@ def test_a_job_ends_though_a_task_of_it_is_not_confirmed_dead() -> None:
     assert world.switch().uncommitted == left
 
 
-def test_a_stop_between_two_attempts_of_the_saver_says_that_its_last_save_may_be_lost() -> None:
+def stopped_between_attempts(*, looks: bool) -> World:
     spec = job_spec()
     world = World(replace(spec, restart=replace(spec.restart, scope={"chief": Scope.TASK}))).start()
     for agent in world.agents.values():
-        agent.starts = False
+        agent.starts, agent.looks = False, looks
     world.end_task("chief.0", code=1)
     world.until(lambda: "restart_in_place" in world.done)
+    for _ in range(20):
+        world.tick()
     world.intend(Wanted.STOP)
     world.until(lambda: world.switch().phase is JobPhase.STOPPED)
-    left = "whether its last save is committed is not known: digits/chief:0 was to run again"
-    assert world.switch().uncommitted == left
+    return world
+
+
+def test_the_last_save_is_looked_for_at_a_stop_between_two_attempts_of_the_saver() -> None:
+    world = stopped_between_attempts(looks=True)
+    assert (world.switch().look, world.switch().uncommitted) == (LAST_LOOK, "")
+
+
+def test_a_stop_between_two_attempts_of_the_saver_says_that_its_last_save_may_be_lost() -> None:
+    left = stopped_between_attempts(looks=False).switch().uncommitted
+    assert left.startswith("whether its last save is committed is not known: n")
+    assert left.endswith(" has not looked for it in time")

@@ -14,7 +14,7 @@ from supervisor.control.decide.checkpoints.notices import MOST_TOLD
 from tests.control.world import Telling, World
 from tests.support.builders import job_spec
 
-KEPT = Notice("digits", "an-earlier-life", WORK_KEPT, "/ckpt/u/summaries (3, 100)", "3 files stay on n0")
+KEPT = Notice("digits", "uuid", WORK_KEPT, "/ckpt/u/summaries (3, 100)", "3 files stay on n0")
 
 
 @pytest.fixture
@@ -46,6 +46,13 @@ def test_each_is_told_once_also_by_another_leader_and_shown_while_it_is_so(world
     assert job_view(world.snapshot(), world.job()).notices == ("3 files stay on n0", "1 file")
     agent.notices = ()
     ticks(world)
+    assert job_view(world.snapshot(), world.job()).notices == ()
+
+
+def test_what_an_earlier_job_of_this_name_has_left_is_told_as_such_and_is_not_in_status(world: World) -> None:
+    world.agents["n0"].notices = (replace(KEPT, job_uuid="deleted since"),)
+    ticks(world)
+    assert told(world) == [(WORK_KEPT, "n0", "of an earlier job digits: 3 files stay on n0")]
     assert job_view(world.snapshot(), world.job()).notices == ()
 
 

@@ -8,6 +8,7 @@ import pytest
 
 from supervisor.api.views import explanation, job_view
 from supervisor.contract import codec, keys
+from supervisor.contract.boundaries import Delete
 from supervisor.contract.checkpoint import CheckpointRef, CommitState
 from supervisor.contract.desired import JobPhase
 from supervisor.contract.incident import Event
@@ -82,6 +83,17 @@ def test_trouble_that_lasts_is_told_once_and_its_end_once(world: Saving) -> None
     world.tick()
     assert world.told() == ["commits_failing", "commits_work_again"]
     assert job_view(world.snapshot(), world.job()).commit_trouble == ""
+
+
+def test_what_was_told_of_a_deleted_job_of_this_name_is_not_about_this_one(world: Saving) -> None:
+    world.says(replace(FINE, trouble=TROUBLE, trouble_ms=saving.TELL_MS))
+    world.tick()
+    record = world.job().record
+    world.write(Delete(record.key))
+    world.write(put(record.key, record.value))
+    assert world.job().events == ()
+    world.tick()
+    assert world.told() == ["commits_failing", "commits_failing"]
 
 
 def test_a_commit_that_does_not_move_is_trouble_before_it_fails(world: Saving) -> None:

@@ -14,6 +14,7 @@ from supervisor.contract.boundaries import Delete, KeyDeleted, KeyValue, Op, Put
 from supervisor.contract.checkpoint import CheckpointRef, CommitHead, CommitRecord
 from supervisor.contract.desired import (
     LAST_LOOK,
+    LOOK_ASIDE,
     Assignment,
     ClusterRecord,
     ClusterTime,
@@ -67,8 +68,8 @@ class Agent:
     are those that it says nothing of. `no_code`: its refusal is about the code. `hopeless`: it is for ever.
     `starts`: it starts attempts. `delay`: why it prepares nothing for now. `segment`: of its docker network.
     `read_ms`: when etcd, which answers it no more, did so last; -1 where it does. `blocked`: why nothing new
-    can start there. `stages`: it brings bases in. `looks`: it takes the last looks for saves. `spares`: jobs
-    for which it has a launcher in reserve.
+    can start there. `stages`: it brings bases in. `looks`: it takes the last looks for saves; `aside`: what
+    it finds of a task that is not the saver. `spares`: jobs for which it has a launcher in reserve.
     """
 
     node: str
@@ -93,6 +94,7 @@ class Agent:
     boot_id: str = "boot"
     stages: bool = True
     looks: bool = True
+    aside: str = ""
     spares: tuple[str, ...] = ()
 
 
@@ -529,8 +531,11 @@ class World:
                 self._exited(report, Exit(ExitReason.KILLED, None, 9, 0, confirmed_dead=True), drained=True)
             elif report.state is AttemptState.EXITED and not wanted:
                 saves = in_force and report.attempt.task.member == switch.saver and not switch.phase.ended
-                look = switch.look if saves and agent.looks else report.look
-                told = replace(report, look=look, drained=not saves or look >= LAST_LOOK)
+                aside = in_force and not saves and switch.look >= LOOK_ASIDE and not switch.phase.ended
+                look = min(switch.look, LAST_LOOK) if saves else LOOK_ASIDE if aside else 0
+                look = max(look, report.look) if agent.looks else report.look
+                left = agent.aside if aside and agent.looks else report.uncommitted
+                told = replace(report, look=look, drained=not saves or look >= LAST_LOOK, uncommitted=left)
                 if told != report:
                     self.write(put(keys.attempt(report.attempt), told))
 

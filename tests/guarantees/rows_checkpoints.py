@@ -131,6 +131,34 @@ ROWS = (
     ),
     Guarantee(
         7,
+        "A finished save that only the node of another task than the saver sees is named when the job ends.",
+        "supervisor/control/decide/jobs/lifecycle.py",
+        "    if switch.look < LOOK_ASIDE and not all(each.lost for each in aside):\n",
+        "    if False:\n",
+        "tests/control/test_finishing.py"
+        "::test_a_save_that_only_the_node_of_another_task_sees_is_looked_for_and_named",
+    ),
+    Guarantee(
+        7,
+        "A save beside the saver's is named, and kept on its node, only if it is newer than all commits.",
+        "agent/checkpoints/keeper.py",
+        "        newer = await self._last_save(commit.job, taken)\n",
+        "        newer = taken\n",
+        "tests/checkpoints/test_node.py"
+        "::test_a_save_of_a_task_that_is_not_the_saver_is_named_and_kept_if_it_is_newer_than_all_commits"
+        "[newest2--False-memory]",
+    ),
+    Guarantee(
+        7,
+        "A stop between two attempts of the saver takes the last look, too.",
+        "agent/core/reporting.py",
+        "attempt.id == max(ours, default=None)",
+        "False",
+        "tests/agent/test_seen_saver.py"
+        "::test_the_last_attempt_is_looked_at_if_the_job_ends_before_the_next_one_starts",
+    ),
+    Guarantee(
+        7,
         "A job in which nothing is committed for too long says so, also if no node speaks of saves.",
         "supervisor/control/decide/checkpoints/saving.py",
         "    found = [_missing(snap, job, beat, told)]\n",

@@ -82,6 +82,7 @@ class Temper:
     TensorFlow's `max_to_keep`. `plain`: they save files of their own. `named`: what they call their saves.
     `another_saves`: the last worker saves, and not the one that TensorFlow takes for the chief.
     `restores`: it goes on from its newest checkpoint; else it begins anew at each start.
+    `parting`: the last worker, if it is not the saver, saves at its end, so many steps later, unnoted.
     `tensorflow`: the version that it imports. `deaf`: how often a chief that is told where a worker has moved
     cannot take it. `recovers`: its sessions survive the loss of a server, as its launcher can tell;
     `stuck`: how often one does not in the end.
@@ -101,6 +102,7 @@ class Temper:
     named: str = NUMBERED
     another_saves: bool = False
     restores: bool = True
+    parting: int = 0
     tensorflow: str = "2.21.0"
     deaf: float = 0.0
     recovers: bool = False
@@ -124,6 +126,7 @@ class Program:
         terminated: it got SIGTERM.
         saved: (virtual seconds, step) of each finished save; the last is the newest.
         saves: the steps of all whose files it has not removed.
+        parts: it saves at its end, and nothing notes that; `parted`: when, and the step.
         joined: it has found all whom it needs.
         joins: it can be with others that were not told of its address. `workers`: the addresses of those that
             it can send work to.
@@ -165,6 +168,8 @@ class Program:
     workers: frozenset[str] = frozenset()
     saved: list[tuple[float, int]] = field(default_factory=list)
     saves: list[int] = field(default_factory=list)
+    parts: bool = False
+    parted: tuple[float, int] | None = None
     slow: float = 1.0
     told: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -199,6 +204,11 @@ class Program:
         return self.steps[-1][1] if self.steps else -1
 
     @property
+    def last_save(self) -> int:
+        """The step of its last save; -1 without one."""
+        return self.parted[1] if self.parted is not None else self.saved[-1][1] if self.saved else -1
+
+    @property
     def told_steps(self) -> list[tuple[float, int]]:
         """The steps that can be read."""
         return [] if self.mute else self.steps
@@ -215,6 +225,11 @@ def _chief_of(cluster: Mapping[str, Sequence[str]]) -> tuple[str, int]:
 def _saver_in(cluster: Mapping[str, Sequence[str]], temper: Temper) -> tuple[str, int]:
     workers = len(cluster.get("worker", ()))
     return ("worker", workers - 1) if temper.another_saves and workers else _chief_of(cluster)
+
+
+def _parting_in(cluster: Mapping[str, Sequence[str]], temper: Temper) -> tuple[str, int] | None:
+    last = ("worker", len(cluster.get("worker", ())) - 1)
+    return last if last != _saver_in(cluster, temper) else None
 
 
 class Training:
@@ -254,15 +269,15 @@ class Training:
         """Who made the last save of the training that ended last, and ended by itself or when asked to."""
         done = self.finished(job)
         generation = done[-1].attempt.generation if done else -1
-        ours = [each for each in self.programs if each.attempt.task.job == job and each.saved]
+        ours = [each for each in self.programs if each.attempt.task.job == job and each.last_save >= 0]
         ended = [each for each in ours if each.row.code in ENDED_WELL and each.machine.up]
         last = [each for each in ended if each.attempt.generation == generation]
-        return max(last, key=lambda each: each.saved[-1][1], default=None)
+        return max(last, key=lambda each: each.last_save, default=None)
 
     def last_save(self, job: str) -> int:
         """The step of that save; -1 without one."""
         program = self.last_saver(job)
-        return program.saved[-1][1] if program is not None else -1
+        return program.last_save if program is not None else -1
 
     def serving(self, address: str) -> Program | None:
         """The server that answers there."""
@@ -292,6 +307,7 @@ class Training:
             trains=attempt.task.role in temper.trainers,
             leads=(attempt.task.role, index) == _chief_of(cluster),
             saver=(attempt.task.role, index) == _saver_in(cluster, temper),
+            parts=bool(temper.parting) and (attempt.task.role, index) == _parting_in(cluster, temper),
             mute=temper.mute,
             epochs=temper.epochs,
             gpus=tuple(each for each in start.env["CUDA_VISIBLE_DEVICES"].split(",") if each != "-1"),
@@ -434,6 +450,8 @@ class Training:
                     await self._save(program, step, chain, temper)
                     saved = step
                 if step >= temper.last_step:
+                    if program.parts:
+                        await self._save(program, step + temper.parting, chain, temper)
                     return 0
                 await self._compute(program, temper)
                 if all(each.alive for each in filled):
@@ -530,6 +548,9 @@ class Training:
             await write_plain(directory, files, temper.save_s, program.row.at_end)
         else:
             await write_bundle(directory, files, temper.save_s, program.machine.clock.wall_ms)
+        if program.parts:
+            program.parted = program.machine.loop.time(), step
+            return
         program.saved.append((program.machine.loop.time(), step))
         program.saves.append(step)
         while temper.keeps < len(program.saves):

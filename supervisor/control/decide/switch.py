@@ -214,7 +214,7 @@ class Transition(Enum):
         _ENDING,
     )
     LOOK = Row(
-        "what may write checkpoints is dead: the saver's node looks for the last save",
+        "what may write checkpoints is dead: the saver's node looks for the last save, then others do",
         ("7.8",),
         _stay(SwitchState.FINISHING, SwitchState.STOPPING),
         ("look",),

@@ -377,6 +377,12 @@ class View:
             (held.value for held in self._of_job("specs/", ClusterSpec, name)),
         )
 
+    def _events_of(self, record: Versioned[JobRecord], name: str) -> tuple[Versioned[Event], ...]:
+        """The events about a job, oldest first. Those of a deleted job of this name are about another one."""
+        found = self._of_job("events/", Event, name)
+        own = [held for held in found if held.create_revision >= record.create_revision]
+        return tuple(sorted(own, key=lambda held: held.key))
+
     def _of_job(self, prefix: str, record: type[R], name: str) -> list[Versioned[R]]:
         return _of(self._about_jobs, prefix, record, name)
 
@@ -442,7 +448,7 @@ class View:
             switch=switch,
             head=self.get(CommitHead, keys.head(name)),
             **parts,
-            events=tuple(sorted(self._of_job("events/", Event, name), key=lambda held: held.key)),
+            events=self._events_of(record, name),
             goodput=self.get(Goodput, keys.goodput_of(name)),
         )
 

@@ -15,7 +15,11 @@ and must not keep a trouble from being told.
 
 
 def notices_of(snap: Snapshot, job: JobState) -> tuple[tuple[str, Notice], ...]:
-    """(node, what it tells) of this job, in any of its lives; of nodes that are not silent."""
+    """Node and notice of this job as it was submitted last; of nodes that are not silent."""
+    return tuple(each for each in _of_name(snap, job) if each[1].job_uuid == job.record.value.uuid)
+
+
+def _of_name(snap: Snapshot, job: JobState) -> tuple[tuple[str, Notice], ...]:
     return tuple((node, notice) for node, notice in snap.once(_all_notices) if notice.job == job.name)
 
 
@@ -33,10 +37,11 @@ def _all_notices(snap: Snapshot) -> tuple[tuple[str, Notice], ...]:
 def tell(snap: Snapshot, job: JobState) -> list[Action]:
     """An event for each that has none yet, one at a time.
 
+    An earlier job of this name has its own, too: work that it has left is removed only after its event.
     A node's notices make no more events while `MOST_TOLD` of them are kept, so that they drive no others
     out. `status` shows all that the node tells now.
     """
-    found = notices_of(snap, job)
+    found = _of_name(snap, job)
     if not found:
         return []
     told = {
@@ -50,6 +55,7 @@ def tell(snap: Snapshot, job: JobState) -> list[Action]:
         room = MOST_TOLD - by_node[node, notice.kind == MODEL_PUBLISHED]
         if (notice.kind, node, about) not in told and room > 0:
             fields = {"node": node, "about": about}
-            text = short(notice.text, MAX_TEXT)
+            earlier = notice.job_uuid != job.record.value.uuid
+            text = short(f"of an earlier job {job.name}: {notice.text}" if earlier else notice.text, MAX_TEXT)
             return [Action(notice.kind, job.name, text, (unchanged(job.switch),), (), fields)]
     return []

@@ -94,13 +94,19 @@ def kept_on(job: JobState, node: str) -> str:
     return f" (a copy stays on {node})" if job.record.value.spec.checkpoint.mode == STAGED else ""
 
 
-def elsewhere(snap: Snapshot, job: JobState) -> Iterator[str]:
-    """A line for each task beside the saver that has saved where only its own node sees the files.
+def files_differ(job: JobState) -> bool:
+    """Whether saves on another node than the saver's may be ones that the saver's node does not have.
 
     In a ring all save at once, and TensorFlow throws away the saves of all but one.
     """
-    plan, spec, saver = job.plan_in_force, job.record.value.spec, job.saver
-    if plan is None or spec.checkpoint.mode != STAGED or spec.strategy is Strategy.MULTIWORKER:
+    spec = job.record.value.spec
+    return spec.checkpoint.mode == STAGED and spec.strategy is not Strategy.MULTIWORKER
+
+
+def elsewhere(snap: Snapshot, job: JobState) -> Iterator[tuple[str, str]]:
+    """For each task beside the saver that has saved where only its own node sees the files: node and line."""
+    plan, saver = job.plan_in_force, job.saver
+    if plan is None or not files_differ(job):
         return
     nodes = {each.member: each.node for each in plan.value.placements}
     seen = {attempt.task: saves for attempt, saves in sorted(saves_of(snap, job), key=lambda each: each[0])}
@@ -108,7 +114,8 @@ def elsewhere(snap: Snapshot, job: JobState) -> Iterator[str]:
         node = nodes.get(task.member)
         if not saves.inside or task == saver or node is None or share_files(snap, nodes[saver.member], node):
             continue
-        yield f"{task} has saved below $CHECKPOINT_DIR on {node}, and only saves of {saver} are committed"
+        line = f"{task} has saved below $CHECKPOINT_DIR on {node}, and only saves of {saver} are committed"
+        yield node, line
 
 
 def share_files(snap: Snapshot, one: str, other: str) -> bool:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from supervisor.contract.desired import (
     LAST_LOOK,
+    LOOK_ASIDE,
     LOOK_FOR_JUDGES,
     Assignment,
     JobPhase,
@@ -51,10 +54,10 @@ def stop(job: JobState) -> Action:
 
 def end(snap: Snapshot, job: JobState) -> list[Action]:
     """Finishing or stopping: done when all attempts are dead, and the last save was looked for after that."""
-    changed = seen_saver.follow(snap, job)
+    switch = job.switch.value
+    changed = seen_saver.follow(snap, job) if switch.look < LOOK_ASIDE else []
     if changed:
         return changed
-    switch = job.switch.value
     if switch.save_grace_ms:
         trains = any(not _has_time(job, each) for each in _alive(snap, job))
         if switch.phase is JobPhase.FINISHING and not (switch.look or trains) and _may_look(snap, job):
@@ -72,6 +75,11 @@ def end(snap: Snapshot, job: JobState) -> list[Action]:
             return [_look(job, wanted)]
         if not overdue and not _has_looked(job, wanted):
             return []
+    aside = _aside(snap, job) if not alive else []
+    if switch.look < LOOK_ASIDE and not all(each.lost for each in aside):
+        return [_look(job, LOOK_ASIDE)]
+    if not overdue and not all(each.looked or each.lost for each in aside):
+        return []
     left = _left(snap, job, alive)
     warning = f"; warning: {left}" if left else ""
     text = f"{switch.reason}{warning}{_cut_off(snap, job)}"
@@ -80,9 +88,25 @@ def end(snap: Snapshot, job: JobState) -> list[Action]:
     return [_to(job, Transition.SUCCEED, JobPhase.SUCCEEDED, text, uncommitted=left)]
 
 
+@dataclass(frozen=True, slots=True)
+class _Aside:
+    """A node whose tasks may have saved where the saver's node does not see it. They share one directory."""
+
+    node: str
+    reports: tuple[AttemptReport, ...]
+    lost: bool
+
+    @property
+    def looked(self) -> bool:
+        """Whether it has looked: any of the tasks may look there."""
+        return any(report.look >= LOOK_ASIDE for report in self.reports)
+
+
 def _left(snap: Snapshot, job: JobState, alive: list[Placement]) -> str:
     """The finished saves that a job ends without, as far as its nodes know, for people; empty for none."""
-    report, found = _saver_report(job), list(saving.elsewhere(snap, job))
+    named = {each.node: _left_aside(job, each) for each in _aside(snap, job)} if not alive else {}
+    report, found = _saver_report(job), [each for each in named.values() if each]
+    found += [line for node, line in saving.elsewhere(snap, job) if not named.get(node)]
     if report is not None and _has_looked(job, _wanted_look(alive)):
         if report.value.uncommitted:
             found.append(
@@ -99,6 +123,33 @@ def _left(snap: Snapshot, job: JobState, alive: list[Placement]) -> str:
         names = ", ".join(each.member for each in alive)
         found.append(f"{names} could not be confirmed dead, so that a later save would not be committed")
     return short("; ".join(found))
+
+
+def _aside(snap: Snapshot, job: JobState) -> list[_Aside]:
+    plan, saver, found = job.plan_in_force, _saver_placed(job), dict[str, list[AttemptReport]]()
+    if plan is None or saver is None or not saving.files_differ(job):
+        return []
+    for placed in plan.value.placements:
+        held = _last_report(job, plan.value, placed)
+        if held is None or placed.node == saver.node or serves(job.record.value.spec.role(placed.role)):
+            continue
+        if not saving.share_files(snap, saver.node, placed.node):
+            found.setdefault(placed.node, []).append(held.value)
+    lost = {each.node for each in plan.value.placements if standing(snap, each) is Standing.LOST}
+    return [_Aside(node, tuple(reports), node in lost) for node, reports in found.items()]
+
+
+def _left_aside(job: JobState, aside: _Aside) -> str:
+    """A save that only this node sees and that is newer than all commits, for people; empty for none."""
+    tasks = ", ".join(f"{each.role}:{each.index}" for each in aside.reports)
+    if aside.looked:
+        left = next((each.uncommitted for each in aside.reports if each.uncommitted), "")
+        kept = saving.kept_on(job, aside.node)
+        return left and f"{left} of {tasks}{kept} is not committed, as only saves of {job.saver} are"
+    if all(each.saves.watched for each in aside.reports):
+        return ""  # what such tasks have saved they have said
+    why = "is lost" if aside.lost else "has not looked for it in time"
+    return f"whether {tasks} has a later save is not known: {aside.node} {why}"
 
 
 def _cut_off(snap: Snapshot, job: JobState) -> str:
@@ -286,7 +337,21 @@ def _is_between_attempts(job: JobState, placed: Placement) -> bool:
 
 def _saver_report(job: JobState) -> Versioned[AttemptReport] | None:
     plan, placed = job.plan_in_force, _saver_placed(job)
-    return job.report(placed, plan.value) if plan is not None and placed is not None else None
+    return _last_report(job, plan.value, placed) if plan is not None and placed is not None else None
+
+
+def _last_report(job: JobState, plan: Plan, placed: Placement) -> Versioned[AttemptReport] | None:
+    """The report of the attempt that ran last here: the next one is not started once a job ends."""
+    held = job.report(placed, plan)
+    if held is not None:
+        return held
+    before = [
+        each
+        for each in job.attempts.values()
+        if (each.value.plan_id, each.value.attempt.task.member) == (plan.plan_id, placed.member)
+        and each.value.node == placed.node
+    ]
+    return max(before, key=lambda each: each.value.number, default=None)
 
 
 def _stale(snap: Snapshot, job: JobState) -> list[Versioned[AttemptReport]]:
@@ -306,7 +371,7 @@ def _forgettable(snap: Snapshot, job: JobState, held: Versioned[AttemptReport]) 
     """Whether an attempt's report has said its last: it is dead for sure, and its end needs no telling."""
     report = held.value
     switch = job.switch.value
-    superseded = report.generation < switch.generation or report.number < _wanted_number(job, report)
+    superseded = report.generation < switch.generation or _is_followed(job, report)
     if not superseded and (not switch.phase.ended or report.confirmed_dead):
         # How the last attempts of a job have ended stays.
         return False
@@ -321,9 +386,12 @@ def _forgettable(snap: Snapshot, job: JobState, held: Versioned[AttemptReport]) 
     return over and snap.now_ms - held.seen_ms > STOP_PATIENCE * snap.timing.d_ms
 
 
-def _wanted_number(job: JobState, report: AttemptReport) -> int:
+def _is_followed(job: JobState, report: AttemptReport) -> bool:
+    """Whether a later attempt of this generation has started: until then this one may have to look."""
     held: Versioned[Assignment] | None = job.assigned(report.plan_id, f"{report.role}.{report.index}")
-    return held.value.attempt if held is not None else 0
+    if held is None or held.value.attempt_id not in job.attempts:
+        return False
+    return report.number < held.value.attempt
 
 
 def wants_stop(job: JobState) -> bool:
