@@ -11,8 +11,8 @@ from supervisor.contract import codec, keys
 from supervisor.contract.desired import JobPhase
 from supervisor.contract.incident import Event, Outcome
 from supervisor.contract.job.bounds import objections
-from supervisor.contract.job.spec import Strategy
-from supervisor.contract.observed import Saves
+from supervisor.contract.job.spec import Limits, Strategy
+from supervisor.contract.observed import Saves, Sign, TaskBeat
 from supervisor.control.decide.plan import put
 from tests.control.world import Telling, World, says_of_saves
 from tests.support.builders import job_spec
@@ -205,12 +205,23 @@ def test_one_number_at_the_start_says_nothing_of_the_steps_that_are_lost() -> No
 
 
 def test_a_job_whose_learner_has_ended_asks_whether_its_actors_ever_end() -> None:
-    world = Telling(job_spec({"learner": 1, "actor": 2}, Strategy.IN_GRAPH))
+    spec = replace(job_spec({"learner": 1, "actor": 2}, Strategy.IN_GRAPH), limits=Limits(startup_ms=40_000))
+    world = Telling(spec)
     world.start()
+    for member in ("actor.0", "actor.1"):
+        report = world.running()[member]
+        world.agents[report.node].tells[str(report.attempt)] = lambda beat: TaskBeat(
+            beat.attempt, signs=(Sign("output", 0, 0),)
+        )
     world.end_task("learner.0", code=0)
     world.pass_time(20_000)
     assert advised(world, "cannot_end") == []
     world.until(lambda: advised(world, "cannot_end"), 60_000)
+    world.let_pass(60_000)
+    assert advised(world, "hang_suspected") == [], "they wait for nothing that will come"
+    assert not any(
+        each.detail for each in job_view(world.snapshot(), world.job()).tasks if each.role == "actor"
+    )
     (text,) = advised(world, "cannot_end")
     assert text == (
         "the job waits for actor:0, actor:1, which may never end by themselves: learner:0 ended with exit "
