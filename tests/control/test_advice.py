@@ -179,11 +179,24 @@ def test_a_program_that_does_not_restore_is_named_once(local: bool) -> None:
         world.tick()
     (text,) = advised(world, "does_not_restore")
     assert text.startswith("worker:0 began at step 1 although checkpoint g1-s60 was in $CHECKPOINT_DIR")
+    assert "it does not restore, or counts its steps anew; let it" in text, "its own process was not seen"
     assert text in shown(world)
     newest = explanation(world.snapshot(), "digits").incidents[-1]
     assert (newest.to_step, newest.lost_steps) == (1, -1 if local else 96)
     begins_at(world, 1, local=local)
     assert len(advised(world, "does_not_restore")) == 1
+
+
+@pytest.mark.parametrize("restored", [True, False])
+def test_a_program_that_numbers_its_saves_anew_restores_if_it_was_seen_to_read_one(restored: bool) -> None:
+    """As `ModelCheckpoint` by epochs does, after `load_weights`."""
+    world = plain()
+    begins_at(world, 1, local=True)
+    says_of_saves(world, "worker.0", Saves(inside=1, watched=True, restored=restored))
+    world.commit(2, 20)
+    world.tick()
+    found = advised(world, "does_not_restore")
+    assert ["it does not restore; let it load" in each for each in found] == ([] if restored else [True])
 
 
 def test_a_program_that_restores_is_not_named() -> None:

@@ -39,7 +39,7 @@ class Advice:
 
 def advice(snap: Snapshot, job: JobState) -> tuple[Advice, ...]:
     """The advice that holds now."""
-    found = (_elsewhere(snap, job), _no_restore(job), _no_end(snap, job))
+    found = (_elsewhere(snap, job), _no_restore(snap, job), _no_end(snap, job))
     return tuple(each for each in found if each is not None)
 
 
@@ -120,12 +120,17 @@ def _adoptable(job: JobState, directory: str) -> str:
     return "" if holds_program(path, job.record.value.spec.workdir) else path
 
 
-def _no_restore(job: JobState) -> Advice | None:
+def _no_restore(snap: Snapshot, job: JobState) -> Advice | None:
     """Advice about a program that began as a fresh one does although its generation has a base.
 
     Step numbers of a program that does not call them global may begin anew although it restored. Then its
-    saves are evidence, too.
+    saves are evidence, too, unless it numbers those anew: one that was seen to read a checkpoint restores.
     """
+    noted = [saves for _, saves in saves_of(snap, job)]
+    if any(saves.restored for saves in noted):
+        return None
+    # Where its saves are seen, its restores would be, too.
+    seen = any(saves.inside for saves in noted)
     generation = job.switch.value.generation
     incidents = [held.value for held in job.incidents.values() if held.value.scope is Scope.ALL]
     fresh = max([1, *(each.to_step for each in incidents if each.cause is Cause.SUBMITTED)])
@@ -140,8 +145,8 @@ def _no_restore(job: JobState) -> Advice | None:
         saver = job.saver
         text = (
             f"{saver.role}:{saver.index} began at step {each.to_step} although checkpoint {base} was in "
-            "$CHECKPOINT_DIR: it does not restore; let it load the newest checkpoint there when it starts, "
-            "or each restart trains from the beginning"
+            f"$CHECKPOINT_DIR: it does not restore{'' if seen else ', or counts its steps anew'}; let it "
+            "load the newest checkpoint there when it starts, or each restart trains from the beginning"
         )
         fields = {"uuid": job.record.value.uuid, "member": saver.member, "incident": each.id}
         return Advice(NO_RESTORE, short(text), fields)
