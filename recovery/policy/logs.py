@@ -52,6 +52,12 @@ EXCEPTIONS = (
     # A peer that came back with a new life, which no session or context of this task knows.
     Pattern(_TENSORFLOW + "InvalidArgumentError", Cause.PEER_LOST, "Unable to find a context_id"),
     Pattern(_TENSORFLOW + "(?:UnavailableError|AbortedError)", Cause.PEER_LOST),
+    # So is a dispatcher of tf.data's service that came back without fault_tolerant_mode.
+    Pattern(
+        _TENSORFLOW + "NotFoundError",
+        Cause.PEER_LOST,
+        r"could be caused by a dispatcher restart|iteration for job .*Dataset id \d+ not found",
+    ),
     # A torn input file, not the checkpoint.
     Pattern(_TENSORFLOW + "DataLossError", Cause.PROGRAM_EXIT, "(?:corrupted|truncated) record"),
     Pattern(_TENSORFLOW + "DataLossError", Cause.DATA_LOSS),
