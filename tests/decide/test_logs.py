@@ -365,6 +365,10 @@ GRAPH = (
             LISTED,
             "Graph execution error: (1) NOT_FOUND:  /c/ckpt-1_temp; No such file or directory",
         ),
+        (
+            "{{function_node __wrapped__Fill_device_/job:a/task:0/device:CPU:0}} OOM [Op:Fill] name: ",
+            "OOM [Op:Fill] name:",
+        ),
         ("shapes differ:\n  3\n  4", "shapes differ: 3"),
         ("wrong\nand more", "wrong"),
         ("", ""),
