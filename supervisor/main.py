@@ -176,7 +176,7 @@ def _care(
         clock=BootClock(),
         sink=sink,
     )
-    daemon.job_service.etcd_lines = lambda: care.lines
+    daemon.job_service.etcd_lines = lambda: (*daemon.troubles(), *care.lines)
     return care
 
 

@@ -78,8 +78,10 @@ def _saves(body: dict[str, object]) -> Saves:
     if not isinstance(told, list):
         return Saves()
     places = [each for each in told[:MOST_PLACES] if isinstance(each, dict)]
-    inside, outside, elsewhere = 0, 0, []
+    inside, outside, elsewhere, restored = 0, 0, [], False
     for place in places:
+        count = place.get("restored")
+        restored |= place.get("below") == KEPT[0] and type(count) is int and count > 0
         below, saved, directory = place.get("below"), place.get("saved"), _plain(place.get("directory"))
         if type(saved) is not int or not 0 < saved < _MOST_COUNT:
             continue
@@ -90,7 +92,7 @@ def _saves(body: dict[str, object]) -> Saves:
             elsewhere.append(directory)
     kept = tuple(elsewhere[:_MOST_ELSEWHERE])
     pace, recovers = _pace(body.get("pace")), body.get("recovers") is True
-    return Saves(inside, outside, kept, watched=True, pace=pace, recovers=recovers)
+    return Saves(inside, outside, kept, watched=True, pace=pace, recovers=recovers, restored=restored)
 
 
 def _made_again(body: dict[str, object]) -> int:

@@ -17,6 +17,8 @@ from supervisor.contract.observed import Prepared
 LONGEST_DELAY = 400
 IMPORT_MS = 20_000
 """For so long an import is not worth a word, on a busy machine either."""
+OUTPUTS_MS = 2_000
+"""For so long the wait for earlier outputs is not worth a word."""
 
 
 def answer_plans(work: Work, wants: Wants) -> None:
@@ -61,6 +63,17 @@ def _importing(work: Work, hold: PortReservation | None) -> str:
     return f"its launcher still imports {', '.join(launcher.recipe.preload)}; after {limit} it starts cold"
 
 
+def _bringing(work: Work, assignment: Assignment) -> str:
+    """The store that the wanted attempt's earlier outputs are still to come from; empty for a moment, or if
+    they are there.
+    """
+    since_ms = work.state.outputs.get(assignment.attempt_id, -1)
+    if since_ms < 0 or work.now_ms - since_ms < OUTPUTS_MS:
+        return ""
+    store = assignment.checkpoint_uri
+    return f"it waits for its earlier outputs from {store}, and starts without them if nothing comes for long"
+
+
 def tell_delays(work: Work, wants: Wants) -> None:
     """Tell the leader what a launcher or an attempt waits for here, and when it does no more."""
     wanted = {name_of(each): each for each in (*wants.prepare.values(), *wants.run.values())}
@@ -69,7 +82,8 @@ def tell_delays(work: Work, wants: Wants) -> None:
         hold, known, preparing = work.state.holds.get(name), delays.get(name), name in wants.prepare
         brought = code.standing_at(work, assignment, launcher=hold is not None)
         reason = (hold.delay if hold is not None else "") or brought.delay
-        reason = reason or secrets.delay(work, assignment) or _importing(work, hold)
+        reason = reason or secrets.delay(work, assignment) or _bringing(work, assignment)
+        reason = reason or _importing(work, hold)
         # When it is prepared after all, the answer itself says so.
         news = reason != (known.reason if known is not None else "") and (reason or not preparing)
         if not news or (known is not None and known.telling) or (hold is not None and hold.answering):

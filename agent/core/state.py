@@ -340,8 +340,10 @@ class AgentState:
             being written; gpus_awaited: since when an attempt waits for the memory of its GPUs.
         aside: why plans ask for nothing here any more, by plan id (`agent.core.set_aside`).
         condemned: what no rule looks at before it is dead, by launcher, or by job where there was none.
-        outputs, secrets: attempts that are about to start, and whether their output directories and secrets
-            are there.
+        condemned: what no rule looks at before it is dead, by launcher.
+        outputs: attempts that are about to start, and since when their output directories are asked for; -1:
+            they are there.
+        secrets: attempts that are about to start, and whether their secrets are there.
         addresses: of the plans whose attempts are here, where there is a firewall.
     """
 
@@ -383,7 +385,7 @@ class AgentState:
     gpus_told: GpuReport | None = None
     gpus_telling: bool = False
     gpus_awaited: dict[AttemptId, int] = field(default_factory=dict)
-    outputs: dict[AttemptId, bool] = field(default_factory=dict)
+    outputs: dict[AttemptId, int] = field(default_factory=dict)
     secrets: dict[AttemptId, SecretStanding] = field(default_factory=dict)
     aside: dict[str, str] = field(default_factory=dict)
     condemned: dict[str, Condemned] = field(default_factory=dict)

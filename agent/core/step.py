@@ -299,7 +299,7 @@ def _on_answer(
             _on_staged(work, event)
         case OutputsReady():
             if event.attempt in state.outputs:
-                state.outputs[event.attempt] = True
+                state.outputs[event.attempt] = -1
         case Drained():
             attempt = state.attempts.get(event.attempt)
             if attempt is not None:

@@ -356,7 +356,7 @@ def _outputs_ready(work: Work, assignment: Assignment) -> bool:
     if not assignment.output_budget_bytes:
         return True  # an earlier release has decided on it
     if attempt not in outputs:
-        outputs[attempt] = False
+        outputs[attempt] = work.now_ms
         work.emit(
             PrepareOutputs(
                 attempt,
@@ -368,7 +368,7 @@ def _outputs_ready(work: Work, assignment: Assignment) -> bool:
                 _exports(assignment),
             )
         )
-    return outputs[attempt]
+    return outputs[attempt] < 0
 
 
 def _exports(assignment: Assignment) -> Exports | None:

@@ -41,9 +41,12 @@ FIRST_PID = 1
 ONE_MACHINE = "bridge"
 """The driver of networks whose addresses are valid on one machine only."""
 SETTLE_S = protocol.LauncherConfig.settle_ms / 1000
+_IS_REMOVED = "removing"
+"""The state of a container that docker has killed in order to remove it."""
 _NO_PROGRAM = ("executable file not found", "no such file or directory", "permission denied")
 SOON_S = 0.25
 """How long a launcher that may have an attempt is not told of, for docker to say how it ended."""
+_REMOVED = "its container was removed by somebody else, as `docker rm -f` does"
 _UNKNOWN = "docker does not say how it ended; it ends containers when it is restarted without live-restore"
 _BY_SIGNAL = 128
 """docker adds it to the signal that ended a container's first process."""
@@ -276,13 +279,18 @@ class DockerRuntime(LocalLaunchers):
         What it printed before its first Hello, when its own log was not open yet, only docker has, too.
         """
         met, end = launcher_id in self._met, LauncherGone(launcher_id, _UNKNOWN)
+        removed = LauncherGone(launcher_id, _REMOVED, -signal.SIGKILL)
         try:
             async with asyncio.timeout(SOON_S if met else None):
-                for each in await self._engine.list({**self._node.labels, LAUNCHER: launcher_id}):
+                containers = await self._engine.list({**self._node.labels, LAUNCHER: launcher_id})
+                end = end if containers else removed
+                for each in containers:
                     found = await self._engine.ended(each.id)
                     end = _gone(launcher_id, found, b"" if met else await self._engine.output(each.id))
         except TimeoutError:
             pass
+        except NotFound:
+            end = removed
         except TfSupervisorError as error:
             end = LauncherGone(launcher_id, f"{_UNKNOWN} ({error})")
         post(end)
@@ -342,7 +350,8 @@ def _gone(launcher_id: str, found: Container, printed: bytes) -> LauncherGone:
     """The end of a launcher by docker's record of its container. With nothing `printed` its log says more."""
     by_signal = _BY_SIGNAL < found.code < _BY_SIGNAL + signal.NSIG
     code = _BY_SIGNAL - found.code if by_signal else found.code
-    why = "; ".join(filter(None, (how_it_ended(code), found.error)))
+    how = _REMOVED if found.status == _IS_REMOVED else how_it_ended(code)
+    why = "; ".join(filter(None, (how, found.error)))
     return LauncherGone(launcher_id, why, code, words(printed) if printed.strip() else "")
 
 

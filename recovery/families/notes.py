@@ -13,7 +13,9 @@ MAX_NOTES = 100
 
 
 SHARDS_ELSEWHERE = (
-    "data files are missing: where parameter servers write their own shards, set checkpoint.mode: mounted"
+    "data files are missing: if parameter servers write their own shards, save without (TF1: "
+    "`scaffold=tf.train.Scaffold(saver=tf.train.Saver())`), or set checkpoint.mode: mounted with a "
+    "checkpoint.uri in HDFS"
 )
 
 

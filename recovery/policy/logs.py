@@ -52,6 +52,12 @@ EXCEPTIONS = (
     # A peer that came back with a new life, which no session or context of this task knows.
     Pattern(_TENSORFLOW + "InvalidArgumentError", Cause.PEER_LOST, "Unable to find a context_id"),
     Pattern(_TENSORFLOW + "(?:UnavailableError|AbortedError)", Cause.PEER_LOST),
+    # So is a dispatcher of tf.data's service that came back without fault_tolerant_mode.
+    Pattern(
+        _TENSORFLOW + "NotFoundError",
+        Cause.PEER_LOST,
+        r"could be caused by a dispatcher restart|iteration for job .*Dataset id \d+ not found",
+    ),
     # A torn input file, not the checkpoint.
     Pattern(_TENSORFLOW + "DataLossError", Cause.PROGRAM_EXIT, "(?:corrupted|truncated) record"),
     Pattern(_TENSORFLOW + "DataLossError", Cause.DATA_LOSS),
@@ -137,6 +143,8 @@ _OF_A_GRAPH = re.compile(
     r"|Additional GRPC error information .*|:[A-Z_]+:Error received from peer .*"
 )
 """A line in which TensorFlow says where in a graph or a cluster an error is, or nothing."""
+_NODE = re.compile(r"^\{\{function_node [^\s{}]{1,300}\}\} ")
+"""The head of a message: the operation that it is of, which may be as long as what may be shown."""
 
 
 _NO_FILES = "allow_missing_files was set to false and "
@@ -434,7 +442,7 @@ def _by_its_class(error: Raised) -> Finding:
 
 def _in_a_line(error: Raised) -> str:
     """Class and reason. The first line of a message may only name a task, or announce what follows."""
-    said, *rest = map(str.rstrip, error.text.splitlines() or [""])
+    said, *rest = map(str.rstrip, _NODE.sub("", error.text).splitlines() or [""])
     rest = [line for line in rest if line and not _OF_A_GRAPH.fullmatch(line)]
     if not _ERRORS.fullmatch(said):
         rest = [line for line in rest if not line.startswith((" ", "\t", "<")) or _ROOT.match(line)] or rest

@@ -46,6 +46,9 @@ class Retries:
 
     A failure is logged at once, and once a minute while its reason lasts. The success after it is logged too,
     with the time since the first failure and the number of failures.
+
+    Attributes:
+        trouble: the reason of the last failure; empty after a success.
     """
 
     def __init__(self, clock: Clock, sink: Logger) -> None:
@@ -54,10 +57,12 @@ class Retries:
         self._since_ms: int | None = None
         self._failures = 0
         self._said: dict[tuple[str, str], int] = {}
+        self.trouble = ""
 
     def failed(self, event: str, error: TfSupervisorError, **fields: object) -> None:
         """Log a failure, unless the last minute has a line about it."""
         now_ms, line = self._clock.now_ms(), (event, str(error))
+        self.trouble = line[1]
         if self._since_ms is None:
             self._since_ms, self._failures = now_ms, 0
         self._failures += 1
@@ -74,3 +79,4 @@ class Retries:
             self._sink.info(event, **fields, after_ms=after_ms, failures=self._failures)
             self._since_ms = None
             self._said.clear()
+            self.trouble = ""

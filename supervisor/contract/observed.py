@@ -296,6 +296,7 @@ class Saves:
         pace: how often it saves there.
         recovers: its sessions are replaced where a parameter server is lost. A chief's then restores all
             variables from `$CHECKPOINT_DIR`.
+        restored: it has read a checkpoint below `$CHECKPOINT_DIR`.
     """
 
     inside: int = 0
@@ -304,6 +305,7 @@ class Saves:
     watched: bool = False
     pace: Pace = Pace()
     recovers: bool = False
+    restored: bool = False
 
 
 STAYS = "its agent is of an earlier release"

@@ -167,9 +167,11 @@ async def test_watches_that_alone_fail_are_one_outage() -> None:
     waiting = asyncio.create_task(second.campaign())
     await until(lambda: client.tries > 5)
     assert [event for _, event, _ in sink.lines] == ["cannot campaign to lead; trying again"]
+    assert second.trouble == sink.lines[0][2]["reason"]
     client.tries, client.fails = 0, False
     await until(lambda: len(sink.lines) > 1)
     assert sink.lines[1][1] == "etcd answers again: campaigns to lead"
+    assert second.trouble == ""
     await first.resign()
     await waiting
     await second.resign()

@@ -18,6 +18,7 @@ from agent.core.events import (
     Reported,
     SpecRead,
     Tick,
+    Written,
 )
 from agent.core.instructions import (
     Fence,
@@ -37,6 +38,7 @@ from supervisor.contract.desired import JobPhase
 from supervisor.contract.errors import InvalidTransition
 from supervisor.contract.job.serving import Exports
 from supervisor.contract.job.spec import ServingSpec
+from supervisor.contract.observed import Prepared
 from supervisor.contract.timing import FAST
 from tests.agent.core import ME, NO_SPARES, ORDER, RUNNING, SPEC, WAITING, Core, kills, only
 
@@ -175,17 +177,33 @@ def test_the_next_attempt_waits_until_the_one_before_is_confirmed_dead() -> None
     assert only(Launch, core.said)[-1].assignment.attempt == 2
 
 
+def delays_told(core: Core) -> list[str]:
+    """The reasons for which the wanted attempt waits, as the leader is told of them."""
+    written = [each.record for each in only(Write, core.said) if each.tag.startswith("delayed/")]
+    return [each.delay for each in written if isinstance(each, Prepared)]
+
+
 def test_an_attempt_starts_once_its_output_directory_is_there() -> None:
     core, order = Core(), replace(ORDER, output_budget_bytes=1000)
     core.prepared(order)
+    core.feed(Written("prepared/p1.worker.0", ok=True))
     core.see(RUNNING, order)
     core.feed(SpecRead("p1", SPEC))
     assert [each.attempt for each in only(PrepareOutputs, core.said)] == [order.attempt_id]
     core.feed(Tick(), Tick())
     assert len(only(PrepareOutputs, core.said)) == 1, "it is asked for once"
     assert not only(Launch, core.said)
+    assert delays_told(core) == []
+    core.state = core.state.but(deadline_ms=core.now_ms + 10_000)
+    core.later(2_000, Tick())
+    (delay,) = delays_told(core)
+    assert delay.startswith(f"it waits for its earlier outputs from {order.checkpoint_uri}, and starts")
+    (written,) = [each for each in only(Write, core.said) if each.tag.startswith("delayed/")]
+    core.feed(Written(written.tag, ok=True))
     core.feed(OutputsReady(order.attempt_id))
     assert [each.assignment for each in only(Launch, core.said)] == [order]
+    core.feed(Tick())
+    assert delays_told(core) == [delay, ""], "it waits no more"
 
 
 def test_a_task_that_exports_models_has_its_python_named_for_trying_them() -> None:

@@ -33,6 +33,9 @@ def test_saves_are_told_apart_by_where_they_are() -> None:
         place("gs://bucket/x", 1),
     )
     assert parse(raw) == Saves(5, 5, ("/tmp/x", "gs://bucket/x"), watched=True)
+    read = [place("/c/a", 0, "CHECKPOINT_DIR"), place("/models/pretrained", 0)]
+    found = [parse(said({**each, "restored": 1}, *read)).restored for each in read]
+    assert found == [True, False], "a pretrained model is no checkpoint of the job's"
 
 
 @pytest.mark.parametrize(
@@ -49,6 +52,7 @@ def test_saves_are_told_apart_by_where_they_are() -> None:
         said(place("/x", "1"), place("/x", -1), place("/x", 1 << 40), place("/x", True)),
         said(place("/x\x1b[2J"), place("/x\n"), place("relative"), place("/" + "x" * 1_000), place(None)),
         said(place("/x", below=["CHECKPOINT_DIR"])),
+        said({**place("/x", 0, "CHECKPOINT_DIR"), "restored": "1"}),
     ],
 )
 def test_nothing_is_taken_from_what_no_launcher_of_ours_would_write(raw: bytes) -> None:

@@ -82,6 +82,8 @@ def test_the_first_start_of_a_job_is_told_as_a_start(capsys: pytest.CaptureFixtu
     assert "decided: start all, by the rule submit.all" in printed
     assert "began from scratch\n    first step: 1\n" in printed
     assert "again" not in printed
+    show_incident(replace(LOST, cause="submitted", rule="submit.all", from_step=-1, outcome=Outcome.OPEN))
+    assert "began" not in capsys.readouterr().out, "it has not begun"
 
 
 def test_steps_that_lost_servers_took_back_are_counted_up_to_the_step_of_the_failure(

@@ -11,8 +11,8 @@ from supervisor.contract import codec, keys
 from supervisor.contract.desired import JobPhase
 from supervisor.contract.incident import Event, Outcome
 from supervisor.contract.job.bounds import objections
-from supervisor.contract.job.spec import Strategy
-from supervisor.contract.observed import Saves
+from supervisor.contract.job.spec import Limits, Strategy
+from supervisor.contract.observed import Saves, Sign, TaskBeat
 from supervisor.control.decide.plan import put
 from tests.control.world import Telling, World, says_of_saves
 from tests.support.builders import job_spec
@@ -179,11 +179,24 @@ def test_a_program_that_does_not_restore_is_named_once(local: bool) -> None:
         world.tick()
     (text,) = advised(world, "does_not_restore")
     assert text.startswith("worker:0 began at step 1 although checkpoint g1-s60 was in $CHECKPOINT_DIR")
+    assert "it does not restore, or counts its steps anew; let it" in text, "its own process was not seen"
     assert text in shown(world)
     newest = explanation(world.snapshot(), "digits").incidents[-1]
     assert (newest.to_step, newest.lost_steps) == (1, -1 if local else 96)
     begins_at(world, 1, local=local)
     assert len(advised(world, "does_not_restore")) == 1
+
+
+@pytest.mark.parametrize("restored", [True, False])
+def test_a_program_that_numbers_its_saves_anew_restores_if_it_was_seen_to_read_one(restored: bool) -> None:
+    """As `ModelCheckpoint` by epochs does, after `load_weights`."""
+    world = plain()
+    begins_at(world, 1, local=True)
+    says_of_saves(world, "worker.0", Saves(inside=1, watched=True, restored=restored))
+    world.commit(2, 20)
+    world.tick()
+    found = advised(world, "does_not_restore")
+    assert ["it does not restore; let it load" in each for each in found] == ([] if restored else [True])
 
 
 def test_a_program_that_restores_is_not_named() -> None:
@@ -205,12 +218,23 @@ def test_one_number_at_the_start_says_nothing_of_the_steps_that_are_lost() -> No
 
 
 def test_a_job_whose_learner_has_ended_asks_whether_its_actors_ever_end() -> None:
-    world = Telling(job_spec({"learner": 1, "actor": 2}, Strategy.IN_GRAPH))
+    spec = replace(job_spec({"learner": 1, "actor": 2}, Strategy.IN_GRAPH), limits=Limits(startup_ms=40_000))
+    world = Telling(spec)
     world.start()
+    for member in ("actor.0", "actor.1"):
+        report = world.running()[member]
+        world.agents[report.node].tells[str(report.attempt)] = lambda beat: TaskBeat(
+            beat.attempt, signs=(Sign("output", 0, 0),)
+        )
     world.end_task("learner.0", code=0)
     world.pass_time(20_000)
     assert advised(world, "cannot_end") == []
     world.until(lambda: advised(world, "cannot_end"), 60_000)
+    world.let_pass(60_000)
+    assert advised(world, "hang_suspected") == [], "they wait for nothing that will come"
+    assert not any(
+        each.detail for each in job_view(world.snapshot(), world.job()).tasks if each.role == "actor"
+    )
     (text,) = advised(world, "cannot_end")
     assert text == (
         "the job waits for actor:0, actor:1, which may never end by themselves: learner:0 ended with exit "

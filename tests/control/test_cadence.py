@@ -7,10 +7,12 @@ from dataclasses import replace
 import pytest
 
 from supervisor.api.views import job_view
-from supervisor.contract.desired import Assignment, Cadence
+from supervisor.contract import keys
+from supervisor.contract.desired import Assignment, Cadence, JobPhase
 from supervisor.contract.job.spec import JobSpec, Strategy
 from supervisor.contract.observed import Pace, Saves
 from supervisor.control.decide.checkpoints.cadence import DAY_MS, PRIOR_WEIGHT, text
+from supervisor.control.decide.plan import put
 from tests.control.world import World, says_of_saves
 from tests.support.builders import job_spec
 
@@ -99,6 +101,13 @@ def test_status_says_how_often_it_saves_and_what_a_failure_would_cost(spec: JobS
     world.tick(5_000)
     shown = job_view(world.snapshot(), world.job()).cadence
     assert shown == "saves every 9 s (0.4 % of the time); a failure now would cost 5 s"
+    chief = world.running()["chief.0"]
+    world.end_task("chief.0", code=0)
+    ended = world.job().attempts[chief.attempt].value
+    saves = Saves(inside=3, watched=True, pace=STEERED)
+    world.write(put(keys.attempt(chief.attempt), replace(ended, saves=saves)))
+    assert world.switch().phase is JobPhase.RUNNING
+    assert job_view(world.snapshot(), world.job()).cadence == "", "it saves no more"
 
 
 @pytest.mark.parametrize(

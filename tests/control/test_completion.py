@@ -56,7 +56,12 @@ def test_the_grace_counts_from_when_the_chief_was_first_seen_done() -> None:
     after = judge(now_ms=60_000, first_done_ms=50_000, chief_0=OK, worker_0=None, worker_1=None)
     assert before.state is CompletionState.NOT_YET
     assert after.state is CompletionState.DONE
-    assert "2 training tasks did not end within 10000 ms" in after.detail
+    assert (
+        "2 training tasks did not end within 10 s after; to train longer, let the chief wait" in after.detail
+    )
+    spec = replace(job_spec({"worker": 2}), success_policy=SuccessPolicy.WORKER_0)
+    first = completion(spec, reports(worker_0=OK, worker_1=None), 60_000, 50_000, GRACE_MS)
+    assert first.detail.endswith("10 s after; to train longer, write `success_policy: all_workers`")
 
 
 def test_after_the_chief_nobody_is_left_to_wait_for() -> None:

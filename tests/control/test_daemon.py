@@ -16,7 +16,7 @@ from supervisor.contract import codec, keys
 from supervisor.contract.boundaries import Compare, KeyDeleted, KeyValue, Op, Put, TxnResult
 from supervisor.contract.checkpoint import CheckpointRef, CommitRecord
 from supervisor.contract.desired import ClusterRecord, Cordon, JobPhase, JobSwitch, LeaderToken
-from supervisor.contract.errors import Fenced, Refused, UserError
+from supervisor.contract.errors import CoordinationUnreachable, Fenced, Refused, UserError
 from supervisor.contract.incident import Event
 from supervisor.contract.job.spec import JobIntent, JobRecord, Wanted
 from supervisor.contract.observed import (
@@ -293,6 +293,18 @@ async def test_a_new_leader_decides_only_on_a_snapshot_that_shows_its_own_electi
     assert daemon.job_service.snapshot() is None
     daemon._view.apply((), 100, 0)
     assert daemon.job_service.snapshot() is not None
+
+
+async def test_a_supervisor_says_what_keeps_it_from_leading_and_from_its_disk() -> None:
+    daemon = Supervisor().daemon()
+    assert daemon.troubles() == ()
+    daemon._election._retries.failed("cannot campaign", CoordinationUnreachable("etcd is away"))
+    daemon._etcd.trouble = "cannot write etcd.json: No space left on device"
+    first, second = daemon.troubles()
+    assert first.endswith(": it cannot campaign to lead: etcd is away")
+    assert second.endswith(
+        ": it cannot write to its own disk: cannot write etcd.json: No space left on device"
+    )
 
 
 async def test_after_its_own_freeze_a_leader_listens_afresh() -> None:

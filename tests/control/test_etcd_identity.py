@@ -164,7 +164,10 @@ class FullDisk(StateDirMarkFile):
 async def test_a_full_disk_is_told_once_and_tried_again(tmp_path: Path) -> None:
     life = Life(MemoryStore(), FullDisk(tmp_path))
     life.guard.take(C1, AT_40)
+    await life.until(lambda: bool(life.guard.trouble))
+    assert life.guard.trouble == "cannot write etcd.json: No space left on device"
     await life.until(lambda: life.file.read() == Mark("c1", 40))
+    await life.until(lambda: not life.guard.trouble)
     assert [event for _, event, _ in life.sink.lines] == [
         "cannot write etcd's newest revision to disk; trying again"
     ]

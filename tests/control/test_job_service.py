@@ -95,6 +95,23 @@ async def test_resuming_goes_on_above_every_generation_in_etcd_and_in_the_store(
     assert (fresh.uuid, fresh.generation_floor) == ("new-uuid", 7)
 
 
+async def test_a_job_that_begins_afresh_loses_no_steps_of_the_life_before() -> None:
+    """They were counted as lost, and as made again."""
+    leader = Leader()
+    world = leader.world
+    world.until(lambda: world.switch().generation == 1 and len(world.running()) == len(world.spec.tasks()))
+    await leader.job_service.stop("digits")
+    world.until(lambda: world.switch().phase is JobPhase.STOPPED)
+    for attempt, held in world.job().attempts.items():
+        world.write(put(keys.attempt(attempt), replace(held.value, last_step=97)))
+    await leader.job_service.submissions.submit(SubmitRequest(world.spec, SubmitMode.FRESH))
+    world.until(
+        lambda: world.switch().generation == 2 and "switched" in world.incidents()["submit"].phases_ms
+    )
+    submitted = world.incidents()["submit"]
+    assert (submitted.from_step, submitted.lost_steps) == (-1, -1)
+
+
 async def test_a_restart_from_a_checkpoint_names_one_that_is_there() -> None:
     leader = Leader()
     world = leader.world

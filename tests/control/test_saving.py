@@ -187,7 +187,7 @@ def test_a_mounted_job_that_never_commits_anything_is_told_like_any_other() -> N
 
 def test_what_cannot_be_committed_is_told_once_and_shown_as_long_as_it_is_so(world: Saving) -> None:
     bad = UnusableSave("best/ckpt-3", "data files are missing")
-    world.says(replace(FINE, unusable=(bad,)))
+    world.says(replace(FINE, unusable=(replace(bad, path="best/ckpt-2"), bad)))
     world.tick()
     world.tick()
     world.new_leader()

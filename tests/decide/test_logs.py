@@ -91,11 +91,24 @@ def test_a_real_tail(path: Path) -> None:
     assert set(found.line.split()[:-1]) <= set(path.read_text().split())
 
 
+FORGOTTEN_CLIENT = (
+    "{{function_node __wrapped__IteratorGetNext}} Failed to get tasks: Unknown iteration client id 3000. The "
+    "dispatcher is not configured to be fault tolerant, so this could be caused by a dispatcher restart. [Op"
+)
+FORGOTTEN_DATASET = (
+    "{{function_node __wrapped__Make}} Failed to get or create iteration for job with id 5000: Dataset "
+    "id 1000 not found [Op:MakeIterator] name: "
+)
+
+
 @pytest.mark.parametrize(
     ("line", "cause"),
     [
         (f"{ERRORS}.AbortedError: Session 12 is not found.", Cause.PEER_LOST),
         (f"{ERRORS}.InvalidArgumentError: Unable to find a context_id matching 7", Cause.PEER_LOST),
+        (f"{ERRORS}.NotFoundError: {FORGOTTEN_CLIENT}", Cause.PEER_LOST),
+        (f"{ERRORS}.NotFoundError: {FORGOTTEN_DATASET}", Cause.PEER_LOST),
+        (f"{ERRORS}.NotFoundError: /data/x.tfrecord; No such file or directory", Cause.PROGRAM_EXIT),
         (f"{ERRORS}.InvalidArgumentError: loss is bad : Tensor had NaN values", Cause.NAN_LOSS),
         (f"{ERRORS}.InvalidArgumentError: shapes do not match", Cause.PROGRAM_EXIT),
         (f"{ERRORS}.DataLossError: corrupted record at 1024", Cause.PROGRAM_EXIT),
@@ -351,6 +364,10 @@ GRAPH = (
         (
             LISTED,
             "Graph execution error: (1) NOT_FOUND:  /c/ckpt-1_temp; No such file or directory",
+        ),
+        (
+            "{{function_node __wrapped__Fill_device_/job:a/task:0/device:CPU:0}} OOM [Op:Fill] name: ",
+            "OOM [Op:Fill] name:",
         ),
         ("shapes differ:\n  3\n  4", "shapes differ: 3"),
         ("wrong\nand more", "wrong"),

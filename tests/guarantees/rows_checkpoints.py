@@ -208,9 +208,9 @@ ROWS = (
     Guarantee(
         13,
         "A job that waits for tasks that may never end names them, and the setting that helps.",
-        "supervisor/control/decide/checkpoints/advice.py",
-        "if not left or since_ms < LEFT_ALONE_MS:",
-        "if True:",
+        "supervisor/control/decide/assess/hanging.py",
+        "    if since_ms < LEFT_ALONE_MS:",
+        "    if True:",
         ADVICE + "test_a_job_whose_learner_has_ended_asks_whether_its_actors_ever_end",
     ),
     Guarantee(

@@ -49,6 +49,7 @@ async def test_a_container_that_somebody_removes_is_made_again(node: DockerNode)
     ended = await job.exited()
     assert ended.exit is not None
     assert ended.exit.confirmed_dead
+    assert "its container was removed by somebody else" in ended.exit.detail
     job.next_generation()
     assert not (await job.prepare()).failure
     assert await node.container() != container

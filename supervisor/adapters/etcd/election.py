@@ -61,6 +61,11 @@ class Election:
         self._token: LeaderToken | None = None
         self._holding: asyncio.Task[None] | None = None
 
+    @property
+    def trouble(self) -> str:
+        """Why this candidate cannot campaign now; empty if it can, or leads."""
+        return self._retries.trouble
+
     async def campaign(self) -> LeaderToken:
         """Wait until we hold the key; etcd's outages are waited out too."""
         assert self.lost.is_set(), "this candidate leads already"

@@ -290,7 +290,8 @@ def _went_back(incident: IncidentView) -> list[str]:
     """Lines about the step from which training went on, and the steps that are made again."""
     base, lines = incident.base, []
     if incident.cause == Cause.SUBMITTED.value:
-        lines.append(f"began from checkpoint {base}" if base is not None else "began from scratch")
+        if base is not None or incident.from_scratch:
+            lines.append(f"began from checkpoint {base}" if base is not None else "began from scratch")
         return [*lines, *((f"first step: {incident.to_step}",) if incident.to_step >= 0 else ())]
     if base is not None and 0 <= incident.to_step < base.step:
         lines.append(

@@ -252,6 +252,14 @@ class ControlDaemon:
         """A sentence about the promises in force, for people; empty without any."""
         return self._promiser.told()
 
+    def troubles(self) -> tuple[str, ...]:
+        """What keeps this supervisor from leading, or from writing to its own disk, for people."""
+        found = (
+            ("it cannot campaign to lead", self._election.trouble),
+            ("it cannot write to its own disk", self._etcd.trouble),
+        )
+        return tuple(f"{self._settings.supervisor}: {what}: {why}" for what, why in found if why)
+
     def promises(self) -> int:
         """The number of nodes that this supervisor has promised to leave alone."""
         return len(self._promiser.in_force())

@@ -43,6 +43,9 @@ class EtcdGuard:
     """Guards one supervisor. Without a file it knows what it has seen itself.
 
     `mirror`: of all of etcd.
+
+    Attributes:
+        trouble: why how far etcd has come cannot be kept on this machine; empty if it can be.
     """
 
     def __init__(self, file: MarkFile | None, mirror: Mirror, sink: Logger) -> None:
@@ -51,6 +54,7 @@ class EtcdGuard:
         self._sink = sink
         self._earlier: Mark | None = None
         self._saved = Mark("", 0)
+        self.trouble = ""
         self.identity = EtcdIdentity()
 
     def open(self) -> None:
@@ -99,7 +103,6 @@ class EtcdGuard:
 
     async def keep(self) -> NoReturn:
         """Write down, now and then, how far etcd has come."""
-        refused = ""
         while True:
             await asyncio.sleep(KEEP_S)
             mark = Mark(self.identity.cluster, self.identity.revision)
@@ -109,10 +112,10 @@ class EtcdGuard:
             try:
                 await self._file.save(with_write)
             except Refused as error:
-                if str(error) != refused:
+                if str(error) != self.trouble:
                     self._sink.warning(
                         "cannot write etcd's newest revision to disk; trying again", reason=str(error)
                     )
-                refused = str(error)
+                self.trouble = str(error)
                 continue
-            self._saved, refused = mark, ""
+            self._saved, self.trouble = mark, ""

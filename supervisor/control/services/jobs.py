@@ -38,7 +38,7 @@ class JobService:
         submissions: takes new jobs.
         uploads: the archives of code.
         nodes, pauses, pools, checkpoints: the requests about these.
-        etcd_lines: what operators must know of etcd.
+        etcd_lines: what operators must know of etcd, and of what keeps this supervisor from it.
         open_logs: opens the store of a job's logs; raises UserError.
         stacks_wanted: tells the attempts on a node whose stacks are wanted; None while this supervisor does
             not lead.

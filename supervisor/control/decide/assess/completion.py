@@ -90,7 +90,11 @@ def completion(
     if not left:
         detail = f"{ended}, and every other training task has ended"
     elif now_ms >= until_ms:
-        detail = f"{ended}, and {_count(left)} did not end within {grace_ms} ms after"
+        role = chiefs[0].role
+        setting = "write `success_policy: all_workers`"
+        longer = f"let the {role} wait for them" if role in CHIEF_ROLES else setting
+        late = f"{_count(left)} did not end within {grace_ms / 1000:g} s after"
+        detail = f"{ended}, and {late}; to train longer, {longer}"
     else:
         detail = f"{ended}; {_count(left)} may end by itself"
         return Completion(CompletionState.NOT_YET, detail, chief_done=True)

@@ -24,13 +24,14 @@ from recovery.policy.hangs import (
     slow_starts,
     waits_for_data,
 )
-from recovery.policy.roles import RoleKind, kind_of
+from recovery.policy.roles import RoleKind, kind_of, training_roles
 from recovery.policy.rules import rule_of
 from supervisor.contract.bounds import MAX_DURATION_MS
-from supervisor.contract.ids import TaskId
+from supervisor.contract.desired import JobPhase
+from supervisor.contract.ids import AttemptId, TaskId
 from supervisor.contract.incident import Cause
 from supervisor.contract.job.spec import JobSpec, Limits, Rule, Scope
-from supervisor.contract.observed import AttemptReport, Sign, TaskBeat
+from supervisor.contract.observed import AttemptReport, AttemptState, ExitReason, Sign, TaskBeat
 from supervisor.control.decide.assess import servers, verdicts
 from supervisor.control.decide.assess.assessment import Assessment, Liveness
 from supervisor.control.decide.assess.failures import need_of
@@ -41,6 +42,8 @@ from supervisor.control.decide.plan import Action, unchanged
 from supervisor.control.decide.snapshot import JobState, NodeState, Snapshot, Versioned
 
 MOST_NAMED = 8
+LEFT_ALONE_MS = 30_000
+"""The time for which tasks may run on after others have ended, before the job is said to wait for them."""
 
 
 def find_hang(snap: Snapshot, job: JobState, there: tuple[Member, ...], liveness: Liveness) -> Need | None:
@@ -222,8 +225,44 @@ def liveness_of(snap: Snapshot, job: JobState, there: tuple[Member, ...]) -> Liv
     slow = slow_starts(tasks, spec.limits.startup_ms, steps_are_read=steps_are_read(snap, job))
     idle = idle_starts(tasks, spec.limits.startup_ms) if held_to_it else frozenset[TaskId]()
     acted, left = _sorted_out(snap, job, there, judgement)
-    judgement = replace(judgement, suspected=judgement.suspected | slow | idle, busy=judgement.busy | slow)
+    # `cannot_end` names the others: they wait for nothing that will come, and seem to hang therefore.
+    left_alone = {attempt.task for attempt in left_behind(snap, job)[0]}
+    suspected = (judgement.suspected | slow | idle) - left_alone
+    judgement = replace(judgement, suspected=suspected, busy=judgement.busy | slow)
     return Liveness(tasks, judgement, slow, acted, left)
+
+
+def left_behind(snap: Snapshot, job: JobState) -> tuple[tuple[AttemptId, ...], tuple[str, ...]]:
+    """The attempts that run on after other training tasks have ended with 0, and the members that have ended.
+
+    None before they have for a while. Either no task of their role has ended, or they make no steps since.
+    """
+    plan = job.plan_in_force
+    if plan is None or job.switch.value.phase is not JobPhase.RUNNING:
+        return (), ()
+    trains, ended, left = training_roles(job.record.value.spec), dict[str, int](), list[AttemptId]()
+    for placed in plan.value.placements:
+        held = job.report(placed, plan.value)
+        if held is None or placed.role not in trains:
+            continue
+        end = held.value.exit
+        if end is not None and (end.reason, end.code) == (ExitReason.EXIT, 0):
+            ended[placed.member] = held.seen_ms
+        elif held.value.state is AttemptState.RUNNING:
+            left.append(held.value.attempt)
+    since_ms = snap.now_ms - max(ended.values(), default=snap.now_ms)
+    if since_ms < LEFT_ALONE_MS:
+        return (), ()
+    roles = {each.task.role for each in left}
+    if roles & {job.task(member).role for member in ended} and _steps_since(snap, job, left, since_ms):
+        return (), ()
+    return tuple(left), tuple(ended)
+
+
+def _steps_since(snap: Snapshot, job: JobState, left: list[AttemptId], since_ms: int) -> bool:
+    """Whether one of the attempts has made a step within that time, or may have."""
+    beats = (snap.beat_of(job.attempts[each].value.node, each) for each in left)
+    return any(beat is None or 0 <= beat.step_age_ms < since_ms for beat in beats)
 
 
 def _tasks(snap: Snapshot, job: JobState, there: tuple[Member, ...]) -> tuple[Running, ...]:

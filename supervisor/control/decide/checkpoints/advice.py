@@ -12,21 +12,18 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from recovery.policy.roles import training_roles
-from supervisor.contract.desired import JobPhase
 from supervisor.contract.errors import UserError
 from supervisor.contract.ids import AttemptId, TaskId
 from supervisor.contract.incident import Cause, Event
 from supervisor.contract.job.adopted_path import check_adopted, holds_program
 from supervisor.contract.job.spec import Scope
-from supervisor.contract.observed import AttemptState, ExitReason, Saves
+from supervisor.contract.observed import AttemptState, Saves
+from supervisor.control.decide.assess.hanging import left_behind
 from supervisor.control.decide.plan import Action, short, unchanged
 from supervisor.control.decide.snapshot import JobState, Snapshot
 
 ELSEWHERE, CHANGING = "saves_elsewhere", "saves_at_changing_places"
 NO_RESTORE, NO_END = "does_not_restore", "cannot_end"
-LEFT_ALONE_MS = 30_000
-"""The time for which tasks may run on after others have ended, before advice is given about them."""
 _MADE_UP = re.compile(r"/[t]mp[a-z0-9_]{8}(?:/|$)")
 """A directory that Python's `tempfile.mkdtemp` has named."""
 
@@ -42,7 +39,7 @@ class Advice:
 
 def advice(snap: Snapshot, job: JobState) -> tuple[Advice, ...]:
     """The advice that holds now."""
-    found = (_elsewhere(snap, job), _no_restore(job), _no_end(snap, job))
+    found = (_elsewhere(snap, job), _no_restore(snap, job), _no_end(snap, job))
     return tuple(each for each in found if each is not None)
 
 
@@ -123,12 +120,17 @@ def _adoptable(job: JobState, directory: str) -> str:
     return "" if holds_program(path, job.record.value.spec.workdir) else path
 
 
-def _no_restore(job: JobState) -> Advice | None:
+def _no_restore(snap: Snapshot, job: JobState) -> Advice | None:
     """Advice about a program that began as a fresh one does although its generation has a base.
 
     Step numbers of a program that does not call them global may begin anew although it restored. Then its
-    saves are evidence, too.
+    saves are evidence, too, unless it numbers those anew: one that was seen to read a checkpoint restores.
     """
+    noted = [saves for _, saves in saves_of(snap, job)]
+    if any(saves.restored for saves in noted):
+        return None
+    # Where its saves are seen, its restores would be, too.
+    seen = any(saves.inside for saves in noted)
     generation = job.switch.value.generation
     incidents = [held.value for held in job.incidents.values() if held.value.scope is Scope.ALL]
     fresh = max([1, *(each.to_step for each in incidents if each.cause is Cause.SUBMITTED)])
@@ -143,8 +145,8 @@ def _no_restore(job: JobState) -> Advice | None:
         saver = job.saver
         text = (
             f"{saver.role}:{saver.index} began at step {each.to_step} although checkpoint {base} was in "
-            "$CHECKPOINT_DIR: it does not restore; let it load the newest checkpoint there when it starts, "
-            "or each restart trains from the beginning"
+            f"$CHECKPOINT_DIR: it does not restore{'' if seen else ', or counts its steps anew'}; let it "
+            "load the newest checkpoint there when it starts, or each restart trains from the beginning"
         )
         fields = {"uuid": job.record.value.uuid, "member": saver.member, "incident": each.id}
         return Advice(NO_RESTORE, short(text), fields)
@@ -152,29 +154,11 @@ def _no_restore(job: JobState) -> Advice | None:
 
 
 def _no_end(snap: Snapshot, job: JobState) -> Advice | None:
-    """Advice about tasks that run on after other training tasks have ended with 0: the job waits for them.
-
-    Either no task of their role has ended, or they make no steps since.
-    """
-    plan = job.plan_in_force
-    if plan is None or job.switch.value.phase is not JobPhase.RUNNING:
-        return None
-    trains, ended, left = training_roles(job.record.value.spec), dict[str, int](), list[AttemptId]()
-    for placed in plan.value.placements:
-        held = job.report(placed, plan.value)
-        if held is None or placed.role not in trains:
-            continue
-        end = held.value.exit
-        if end is not None and (end.reason, end.code) == (ExitReason.EXIT, 0):
-            ended[placed.member] = held.seen_ms
-        elif held.value.state is AttemptState.RUNNING:
-            left.append(held.value.attempt)
-    since_ms = snap.now_ms - max(ended.values(), default=snap.now_ms)
-    if not left or since_ms < LEFT_ALONE_MS:
+    """Advice about tasks that run on after other training tasks have ended with 0: the job waits for them."""
+    left, ended = left_behind(snap, job)
+    if not left:
         return None
     roles = {each.task.role for each in left}
-    if roles & {job.task(member).role for member in ended} and _steps(snap, job, left, since_ms):
-        return None
     waits = f"the job waits for {_named(each.task for each in left)}, which may never end by themselves: "
     after = f"{_named(job.task(member) for member in ended)} ended with exit code 0"
     if roles == {"worker"} and "worker.0" in ended:
@@ -183,12 +167,6 @@ def _no_end(snap: Snapshot, job: JobState) -> Advice | None:
         setting = ", ".join(f"`roles.{role}.serves: true`" for role in sorted(roles))
     fields = {"uuid": job.record.value.uuid, "member": left[0].task.member}
     return Advice(NO_END, short(f"{waits}{after}; if so, write {setting} in the job file"), fields)
-
-
-def _steps(snap: Snapshot, job: JobState, left: list[AttemptId], since_ms: int) -> bool:
-    """Whether one of the attempts has made a step within that time, or may have."""
-    beats = (snap.beat_of(job.attempts[each].value.node, each) for each in left)
-    return any(beat is None or 0 <= beat.step_age_ms < since_ms for beat in beats)
 
 
 def _named(tasks: Iterable[TaskId]) -> str:

@@ -88,9 +88,18 @@ def _saves_alone(spec: JobSpec) -> bool:
 
 
 def line(snap: Snapshot, job: JobState) -> str:
-    """The interval of a job's saves, their cost and the cost of a failure, for people; empty if unknown."""
+    """The interval of a job's saves, their cost and the cost of a failure, for people.
+
+    Empty if unknown, and once the saver has ended: it saves no more, and what it has made is not lost.
+    """
     switch = job.switch.value
-    return text(_pace(snap, job), lag_ms(snap, job)) if switch.phase is JobPhase.RUNNING else ""
+    mine = [
+        (attempt.number, held.value.exit)
+        for attempt, held in job.attempts.items()
+        if (attempt.task, attempt.generation) == (job.saver, switch.generation)
+    ]
+    saves = any(mine) and max(mine, key=itemgetter(0))[1] is None
+    return text(_pace(snap, job), lag_ms(snap, job)) if switch.phase is JobPhase.RUNNING and saves else ""
 
 
 def _pace(snap: Snapshot, job: JobState) -> Pace:

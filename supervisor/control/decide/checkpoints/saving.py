@@ -13,7 +13,7 @@ from supervisor.contract.checkpoint import CommitState
 from supervisor.contract.desired import JobPhase
 from supervisor.contract.incident import Event
 from supervisor.contract.job.spec import Strategy
-from supervisor.contract.observed import SaverBeat
+from supervisor.contract.observed import SaverBeat, UnusableSave
 from supervisor.control.decide.checkpoints.advice import saves_of
 from supervisor.control.decide.plan import Action, short, unchanged
 from supervisor.control.decide.snapshot import JobState, Snapshot, Versioned
@@ -214,10 +214,13 @@ def _skipped(job: JobState, beat: SaverBeat, told: list[Versioned[Event]]) -> Ac
 
 
 def unusable(beat: SaverBeat | None) -> tuple[str, ...]:
-    """A line for each save that cannot be committed, with the reason and the remedy."""
-    return tuple(
-        f"a save cannot be committed: {each}" for each in (beat.unusable if beat is not None else ())
-    )
+    """A line for each reason for which saves cannot be committed, with the newest save and the remedy."""
+    newest = _newest_unusable(beat) if beat is not None else ()
+    return tuple(f"a save cannot be committed: {each}" for each in newest)
+
+
+def _newest_unusable(beat: SaverBeat) -> tuple[UnusableSave, ...]:
+    return tuple({each.reason: each for each in beat.unusable}.values())
 
 
 def _missing(
@@ -233,12 +236,12 @@ def _missing(
 
 
 def _unusable(job: JobState, beat: SaverBeat, told: list[Versioned[Event]]) -> list[Action]:
-    """Each once, as long as its event is kept: a restart finds the same files again."""
-    before = {held.value.fields.get("path", "") for held in told if held.value.kind == UNUSABLE}
+    """Each reason once, as long as its event is kept: each save of the program may have the same one."""
+    before = {held.value.fields.get("reason", "") for held in told if held.value.kind == UNUSABLE}
     return [
-        _event(job, UNUSABLE, short(text), {"path": each.path})
-        for each, text in zip(beat.unusable, unusable(beat), strict=True)
-        if each.path not in before
+        _event(job, UNUSABLE, short(text), {"path": each.path, "reason": short(each.reason, 300)})
+        for each, text in zip(_newest_unusable(beat), unusable(beat), strict=True)
+        if short(each.reason, 300) not in before
     ]
 
 

@@ -173,7 +173,10 @@ def _beats_of_training(snap: Snapshot, job: JobState) -> Iterator[TaskBeat]:
 
 def _reports_of_training(job: JobState) -> list[AttemptReport]:
     """The reports of the training tasks of the generation in force."""
-    roles, generation = _training_roles(job), job.switch.value.generation
+    roles, switch = _training_roles(job), job.switch.value
+    generation = switch.generation
+    if not switch.plan_id and switch.base is None:
+        return []  # those of an earlier life, from which this one does not go on
     return [
         held.value
         for attempt, held in job.attempts.items()
