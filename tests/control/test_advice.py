@@ -218,7 +218,7 @@ def test_one_number_at_the_start_says_nothing_of_the_steps_that_are_lost() -> No
 
 
 def test_a_job_whose_learner_has_ended_asks_whether_its_actors_ever_end() -> None:
-    spec = replace(job_spec({"learner": 1, "actor": 2}, Strategy.IN_GRAPH), limits=Limits(startup_ms=40_000))
+    spec = replace(job_spec({"learner": 1, "actor": 2}, Strategy.IN_GRAPH), limits=Limits(startup_ms=15_000))
     world = Telling(spec)
     world.start()
     for member in ("actor.0", "actor.1"):

@@ -209,7 +209,7 @@ ROWS = (
         13,
         "A job that waits for tasks that may never end names them, and the setting that helps.",
         "supervisor/control/decide/assess/hanging.py",
-        "    if since_ms < LEFT_ALONE_MS:",
+        "    if not ended or since_ms < for_ms:",
         "    if True:",
         ADVICE + "test_a_job_whose_learner_has_ended_asks_whether_its_actors_ever_end",
     ),

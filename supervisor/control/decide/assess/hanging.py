@@ -42,8 +42,6 @@ from supervisor.control.decide.plan import Action, unchanged
 from supervisor.control.decide.snapshot import JobState, NodeState, Snapshot, Versioned
 
 MOST_NAMED = 8
-LEFT_ALONE_MS = 30_000
-"""The time for which tasks may run on after others have ended, before the job is said to wait for them."""
 
 
 def find_hang(snap: Snapshot, job: JobState, there: tuple[Member, ...], liveness: Liveness) -> Need | None:
@@ -232,10 +230,12 @@ def liveness_of(snap: Snapshot, job: JobState, there: tuple[Member, ...]) -> Liv
     return Liveness(tasks, judgement, slow, acted, left)
 
 
-def left_behind(snap: Snapshot, job: JobState) -> tuple[tuple[AttemptId, ...], tuple[str, ...]]:
+def left_behind(
+    snap: Snapshot, job: JobState, for_ms: int = 0
+) -> tuple[tuple[AttemptId, ...], tuple[str, ...]]:
     """The attempts that run on after other training tasks have ended with 0, and the members that have ended.
 
-    None before they have for a while. Either no task of their role has ended, or they make no steps since.
+    None before they have for that time. Either no task of their role has ended, or they make no steps since.
     """
     plan = job.plan_in_force
     if plan is None or job.switch.value.phase is not JobPhase.RUNNING:
@@ -251,7 +251,7 @@ def left_behind(snap: Snapshot, job: JobState) -> tuple[tuple[AttemptId, ...], t
         elif held.value.state is AttemptState.RUNNING:
             left.append(held.value.attempt)
     since_ms = snap.now_ms - max(ended.values(), default=snap.now_ms)
-    if since_ms < LEFT_ALONE_MS:
+    if not ended or since_ms < for_ms:
         return (), ()
     roles = {each.task.role for each in left}
     if roles & {job.task(member).role for member in ended} and _steps_since(snap, job, left, since_ms):

@@ -24,6 +24,8 @@ from supervisor.control.decide.snapshot import JobState, Snapshot
 
 ELSEWHERE, CHANGING = "saves_elsewhere", "saves_at_changing_places"
 NO_RESTORE, NO_END = "does_not_restore", "cannot_end"
+LEFT_ALONE_MS = 30_000
+"""The time for which tasks may run on after others have ended, before advice is given about them."""
 _MADE_UP = re.compile(r"/[t]mp[a-z0-9_]{8}(?:/|$)")
 """A directory that Python's `tempfile.mkdtemp` has named."""
 
@@ -155,7 +157,7 @@ def _no_restore(snap: Snapshot, job: JobState) -> Advice | None:
 
 def _no_end(snap: Snapshot, job: JobState) -> Advice | None:
     """Advice about tasks that run on after other training tasks have ended with 0: the job waits for them."""
-    left, ended = left_behind(snap, job)
+    left, ended = left_behind(snap, job, LEFT_ALONE_MS)
     if not left:
         return None
     roles = {each.task.role for each in left}
