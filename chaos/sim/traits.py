@@ -39,6 +39,9 @@ class Draft:
     traits: tuple[str, ...] = ()
 
 
+PARTING = 5
+"""Steps by which a save at the end of another task is newer than the saver's."""
+
 Trait = Callable[[random.Random, Draft, Shape], Draft]
 
 RULED_OUT = {
@@ -51,7 +54,8 @@ RULED_OUT = {
     "away the saves of all but one",
     "elastic workers": "it is about workers; a job without them has nobody to add",
     "worker 0 decides": "`validate` refuses it where a role of chiefs decides",
-    "cold starts, and sessions that recover": "only asynchronous jobs with servers have such sessions",
+    "cold starts, and sessions that recover": "only asynchronous jobs with servers have such sessions; none "
+    "is stuck for good where a narrow window allows no restart for it",
 }
 """Trait -> what it leaves out, and why. Each is a rule of the product, or of the run's length."""
 
@@ -190,7 +194,7 @@ def _another_saves(rng: random.Random, draft: Draft, shape: Shape) -> Draft:
 def _parting(rng: random.Random, draft: Draft, shape: Shape) -> Draft:
     """A worker beside the saver saves at its end, in a way that no hook sees: only its directory shows it."""
     another = _has_another(draft) and not draft.temper.ring
-    return replace(draft, temper=replace(draft.temper, parting=5)) if another else draft
+    return replace(draft, temper=replace(draft.temper, parting=PARTING)) if another else draft
 
 
 def _elastic(rng: random.Random, draft: Draft, shape: Shape) -> Draft:
@@ -233,9 +237,13 @@ def served(draft: Draft) -> Draft:
 
 
 def saved_by_another(draft: Draft) -> Draft:
-    """The job with another worker beside the task that is expected to save: that one saves."""
+    """The job with another worker beside the task that is expected to save: that one saves.
+
+    At the end another one does, too, on its own node, and nothing notes it.
+    """
     roles = tuple(replace(role, count=2) if role.name == "worker" else role for role in draft.spec.roles)
-    temper = replace(draft.temper, another_saves=True, last_step=10**9)
+    parting = 0 if draft.temper.ring else PARTING
+    temper = replace(draft.temper, another_saves=True, last_step=10**9, parting=parting)
     return _with(replace(draft, temper=temper), replace(draft.spec, roles=roles))
 
 
@@ -243,7 +251,9 @@ def _recovering(rng: random.Random, draft: Draft, shape: Shape) -> Draft:
     """Each start imports, and its sessions survive the loss of a parameter server, or nearly always."""
     if draft.temper.ring or draft.spec.strategy is not Strategy.ASYNC:
         return draft
-    temper = replace(draft.temper, recovers=True, dies_with_server=0.0, stuck=rng.choice((0.0, 0.3)))
+    # A hang is charged: a narrow window leaves the task as it is, for its owner to look at.
+    stuck = 0.0 if "a narrow window" in draft.traits else rng.choice((0.0, 0.3))
+    temper = replace(draft.temper, recovers=True, dies_with_server=0.0, stuck=stuck)
     return _with(replace(draft, temper=temper), replace(draft.spec, preload=()))
 
 

@@ -122,7 +122,7 @@ def job_view(snap: Snapshot, job: JobState) -> JobView:
     newest = newest_commit(job)
     saved = newest.step if newest is not None else -1
     base = switch.base.step if switch.base is not None else -1
-    step = max(job_step(snap, job), saved, base)
+    step = _newest_step(job_step(snap, job), saved, base)
     return JobView(
         name=job.name,
         uuid=job.record.value.uuid,
@@ -157,6 +157,12 @@ def job_view(snap: Snapshot, job: JobState) -> JobView:
         paused_wall_ms=hold.since_wall_ms(snap, job),
         goodput=ledger.view(snap, job, found.need),
     )
+
+
+def _newest_step(seen: int, saved: int, base: int) -> int:
+    """The newest step that is known. Some programs number a save by the step that comes next."""
+    newest = max(saved, base)
+    return seen if newest == seen + 1 and seen >= 0 else max(seen, newest)
 
 
 def _budget(snap: Snapshot, job: JobState) -> BudgetView:
@@ -368,7 +374,7 @@ def _incident_view(incident: Incident) -> IncidentView:
         rule=incident.rule,
         scope=incident.scope.value,
         detail=incident.detail,
-        from_step=incident.from_step,
+        from_step=incident.reached,
         to_step=incident.to_step,
         phases_ms=dict(incident.phases_ms),
         total_ms=incident.total_ms,

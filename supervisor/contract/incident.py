@@ -171,6 +171,13 @@ class Incident:
         return sum(self.phases_ms.values())
 
     @property
+    def reached(self) -> int:
+        """The newest step before the restart: others may train on after a failure. -1: none is known."""
+        base = self.to_base.step if self.to_base is not None else 0
+        anew = 0 <= self.to_step < base  # then the steps are counted from there
+        return self.from_step if anew or self.lost_steps <= 0 else max(self.from_step, base + self.lost_steps)
+
+    @property
     def to_first_step_ms(self) -> int:
         """Sum of the phases up to the first new step."""
         return self.total_ms - self.phases_ms.get("all_running", 0)

@@ -111,7 +111,7 @@ def went_back(incident: IncidentView) -> list[str]:
             "it does not restore, or counts its steps anew."
         )
     elif base is not None:
-        lines.append(f"It went back to checkpoint {base}, at step {base.step}.")
+        lines.append(f"It went back to checkpoint {base}.")
     elif incident.from_scratch:
         lines.append("It began from scratch: there was no checkpoint to go back to.")
     if incident.lost_steps >= 0 and (lines or incident.lost_steps):

@@ -37,7 +37,7 @@ LOST = IncidentView(
         (
             replace(LOST, base=CheckpointRef(2, 140), lost_steps=47),
             (
-                "went back to checkpoint g2-s140: step 140, saved by generation 2",
+                "went back to checkpoint g2-s140, saved by generation 2",
                 "47 steps are made again from there, up to step 187",
                 "was at step 187, first step after the restart: 141",
             ),
@@ -52,8 +52,15 @@ LOST = IncidentView(
         (
             replace(LOST, base=CheckpointRef(2, 140), from_step=-1, to_step=-1),
             (
-                "went back to checkpoint g2-s140: step 140, saved by generation 2",
+                "went back to checkpoint g2-s140, saved by generation 2",
                 "how many steps are made again is not known: none was seen before the restart",
+            ),
+        ),
+        (
+            replace(LOST, base=CheckpointRef(2, 21), from_step=20, to_step=-1),
+            (
+                "went back to checkpoint g2-s21, saved by generation 2",
+                "steps are made again is not known: the last one seen was 20 before the restart",
             ),
         ),
         (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from supervisor.api.views import explanation, job_view
 from supervisor.contract import keys
 from supervisor.contract.incident import Cause, Event, Outcome
 from supervisor.contract.job.spec import RestartPolicy, Scope, Strategy
@@ -75,6 +76,46 @@ def test_a_checkpoint_before_the_first_step_does_not_end_the_incident_of_a_progr
     world.commit(2, 0)
     world.tick(1_000)
     assert world.incidents()["g1-ps.0-a1"].outcome is Outcome.OPEN
+
+
+def test_a_start_whose_program_has_saved_is_not_superseded_by_the_next_failure() -> None:
+    world = World()
+    for agent in world.agents.values():
+        agent.steps = False
+    world.start()
+    world.commit(1, 5)
+    world.tick()
+    assert world.incidents()["submit"].outcome is Outcome.OPEN, "a first step may still come"
+    world.end_task("ps.0", signal=9)
+    world.until(lambda: world.switch().generation == 2)
+    assert world.incidents()["submit"].outcome is Outcome.RECOVERED
+
+
+def test_both_sentences_about_the_steps_before_a_restart_name_the_newest_one() -> None:
+    """Others train on between the failure and the flip."""
+    world = World().start()
+    world.steps["worker"] = 72
+    world.commit(1, 60)
+    world.tick()
+    world.end_task("ps.0", signal=9)
+    world.until(lambda: "g1-ps.0-a1" in world.incidents())
+    world.steps["worker"] = 82
+    world.until(lambda: world.switch().generation == 2)
+    found = world.incidents()["g1-ps.0-a1"]
+    assert (found.from_step, found.lost_steps, found.reached) == (72, 22, 82)
+    assert replace(found, to_step=1, lost_steps=71).reached == 72, "it counts from its first step"
+    told = explanation(world.snapshot(), world.spec.name).incidents
+    assert [each.from_step for each in told if each.id == found.id] == [82]
+
+
+def test_a_save_that_has_the_number_of_the_next_step_is_no_step_that_was_made() -> None:
+    world = World().start()
+    step = job_view(world.snapshot(), world.job()).step
+    assert step == 10
+    world.commit(1, step + 1)
+    assert job_view(world.snapshot(), world.job()).step == step
+    world.commit(1, step + 90)
+    assert job_view(world.snapshot(), world.job()).step == step + 90, "steps are printed now and then"
 
 
 def test_a_silent_task_that_came_back_in_place_needs_a_checkpoint_after_that() -> None:

@@ -403,6 +403,18 @@ MUTANTS = (
         ),
     ),
     Mutant(
+        "saves beside the saver's that nobody looks for",
+        7,
+        ("success comes after the last commit",),
+        (
+            known(
+                "A finished save that only the node of another task than the saver sees is named when the "
+                "job ends."
+            ),
+        ),
+        Simulated((Fault(2.0, "job_ends", 0, 0.1),), "other saver"),
+    ),
+    Mutant(
         "an evaluator's word taken for a step",
         8,
         (GIVEN_UP,),

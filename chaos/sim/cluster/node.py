@@ -370,7 +370,7 @@ class SimTaskFiles:
         program = self._find(attempt)
         if program is None:
             return Saves()
-        return Saves(inside=len(program.saved), watched=not program.parts, recovers=program.recovers)
+        return Saves(inside=len(program.saved), watched=True, recovers=program.recovers)
 
     def tail(self, attempt: AttemptId) -> str:
         """The last lines."""

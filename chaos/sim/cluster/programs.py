@@ -82,7 +82,7 @@ class Temper:
     TensorFlow's `max_to_keep`. `plain`: they save files of their own. `named`: what they call their saves.
     `another_saves`: the last worker saves, and not the one that TensorFlow takes for the chief.
     `restores`: it goes on from its newest checkpoint; else it begins anew at each start.
-    `parting`: the last worker, if it is not the saver, saves at its end, so many steps later, unnoted.
+    `parting`: the last worker beside the saver saves at its end, so many steps later, unnoted.
     `tensorflow`: the version that it imports. `deaf`: how often a chief that is told where a worker has moved
     cannot take it. `recovers`: its sessions survive the loss of a server, as its launcher can tell;
     `stuck`: how often one does not in the end.
@@ -204,9 +204,9 @@ class Program:
         return self.steps[-1][1] if self.steps else -1
 
     @property
-    def last_save(self) -> int:
-        """The step of its last save; -1 without one."""
-        return self.parted[1] if self.parted is not None else self.saved[-1][1] if self.saved else -1
+    def last_saved(self) -> tuple[float, int]:
+        """When it has saved last, and the step; -1 without a save."""
+        return self.parted or (self.saved[-1] if self.saved else (0.0, -1))
 
     @property
     def told_steps(self) -> list[tuple[float, int]]:
@@ -228,8 +228,9 @@ def _saver_in(cluster: Mapping[str, Sequence[str]], temper: Temper) -> tuple[str
 
 
 def _parting_in(cluster: Mapping[str, Sequence[str]], temper: Temper) -> tuple[str, int] | None:
-    last = ("worker", len(cluster.get("worker", ())) - 1)
-    return last if last != _saver_in(cluster, temper) else None
+    """The last worker that is not the saver."""
+    found = (("worker", index) for index in reversed(range(len(cluster.get("worker", ())))))
+    return next((each for each in found if each != _saver_in(cluster, temper)), None)
 
 
 class Training:
@@ -266,18 +267,22 @@ class Training:
         return [each for each in ours if each.leads and each.row.code == 0]
 
     def last_saver(self, job: str) -> Program | None:
-        """Who made the last save of the training that ended last, and ended by itself or when asked to."""
+        """Who made the last save of the training that ended last, and ended by itself or when asked to.
+
+        In one directory the last one counts, whatever its step.
+        """
         done = self.finished(job)
         generation = done[-1].attempt.generation if done else -1
-        ours = [each for each in self.programs if each.attempt.task.job == job and each.last_save >= 0]
+        ours = [each for each in self.programs if each.attempt.task.job == job and each.last_saved[1] >= 0]
         ended = [each for each in ours if each.row.code in ENDED_WELL and each.machine.up]
         last = [each for each in ended if each.attempt.generation == generation]
-        return max(last, key=lambda each: each.last_save, default=None)
+        newest = {each.directory: each for each in sorted(last, key=lambda each: each.last_saved[0])}
+        return max(newest.values(), key=lambda each: each.last_saved[1], default=None)
 
     def last_save(self, job: str) -> int:
         """The step of that save; -1 without one."""
         program = self.last_saver(job)
-        return program.last_save if program is not None else -1
+        return program.last_saved[1] if program is not None else -1
 
     def serving(self, address: str) -> Program | None:
         """The server that answers there."""

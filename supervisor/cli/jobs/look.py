@@ -302,18 +302,18 @@ def _went_back(incident: IncidentView) -> list[str]:
             lines.append(f"{incident.lost_steps} steps are made again, up to step {incident.from_step}")
         return [*lines, *_first_step(incident)]
     if base is not None:
-        lines.append(
-            f"went back to checkpoint {base}: step {base.step}, saved by generation {base.generation}"
-        )
+        lines.append(f"went back to checkpoint {base}, saved by generation {base.generation}")
     elif incident.from_scratch:
         lines.append("began from scratch: there was no checkpoint to go back to")
     if incident.lost_steps >= 0 and not lines:
         lines.append(f"{incident.lost_steps} steps are made again, up to step {incident.from_step}")
     elif incident.lost_steps >= 0:
-        reached = (base.step if base is not None else 0) + incident.lost_steps
-        lines.append(f"{incident.lost_steps} steps are made again from there, up to step {reached}")
+        lines.append(
+            f"{incident.lost_steps} steps are made again from there, up to step {incident.from_step}"
+        )
     elif lines:
-        lines.append("how many steps are made again is not known: none was seen before the restart")
+        last = f"the last one seen was {incident.from_step}" if incident.from_step >= 0 else "none was seen"
+        lines.append(f"how many steps are made again is not known: {last} before the restart")
     return [*lines, *_first_step(incident)]
 
 

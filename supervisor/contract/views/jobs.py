@@ -413,6 +413,7 @@ class ClusterStatus:
 class IncidentView:
     """One failure and its recovery, for `explain`. `stack`: the stacks of a task that hung.
 
+    `from_step`: the newest step before the restart; -1: none is known.
     `base`: the checkpoint that the restart went back to; `from_scratch`: there was none. `lost_steps`: number
     of steps that are made again; -1: unknown.
     """

@@ -19,7 +19,7 @@ from supervisor.contract.observed import StageFailure
 from supervisor.control.decide.assess import servers
 from supervisor.control.decide.assess.need import Need
 from supervisor.control.decide.facts import hold
-from supervisor.control.decide.goodput.training import Span, reached, started_ms, training, went_on_ms
+from supervisor.control.decide.goodput.training import Span, started_ms, training, went_on_ms
 from supervisor.control.decide.snapshot import JobState, Snapshot, Versioned
 
 _PHASES: Mapping[str, Category] = {
@@ -142,7 +142,7 @@ def _of_need(snap: Snapshot, job: JobState, kept: Goodput, need: Need) -> tuple[
 def _of_incident(snap: Snapshot, job: JobState, kept: Goodput, held: Versioned[Incident]) -> Course:
     """The phases of an incident that the ledger does not have yet, and the training after it."""
     incident = held.value
-    kept = replace(kept, reached=max(kept.reached, reached(incident)))
+    kept = replace(kept, reached=max(kept.reached, incident.reached))
     over, trains_ms = incident.outcome is not Outcome.OPEN, went_on_ms(snap, job, held)
     if incident.cause in ASKED:
         runs = _waits(snap, job, incident) or Span(Category.STARTING, snap.now_ms)

@@ -50,12 +50,6 @@ def _passed_ms(snap: Snapshot, job: JobState, step: int) -> int:
     return received_ms - max(0, beat.step_age_ms) - round(since_ms)
 
 
-def reached(incident: Incident) -> int:
-    """The furthest step before the restart, as far as its record tells."""
-    base = incident.to_base.step if incident.to_base is not None else 0
-    return max(incident.from_step, base + incident.lost_steps if incident.lost_steps > 0 else -1)
-
-
 def went_on_ms(snap: Snapshot, job: JobState, held: Versioned[Incident]) -> int | None:
     """When training went on after an incident; None: it has not, or nobody has seen when."""
     incident = held.value

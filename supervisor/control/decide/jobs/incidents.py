@@ -149,10 +149,16 @@ def _of_others(job: JobState, need: Need) -> frozenset[str]:
 def _supersede(job: JobState, by: str, kept: frozenset[str] = frozenset()) -> tuple[Op, ...]:
     """Close the open incidents that another one overtook, but those that are `kept`."""
     return tuple(
-        put(held.key, replace(held.value, outcome=Outcome.SUPERSEDED))
+        put(held.key, replace(held.value, outcome=_outcome_of(job, held)))
         for held in job.incidents.values()
         if held.value.outcome is Outcome.OPEN and held.value.id != by and held.value.id not in kept
     )
+
+
+def _outcome_of(job: JobState, held: Versioned[Incident]) -> Outcome:
+    """How an incident ended that waited for a first step: what was saved since then was trained."""
+    whole = held.value.scope is Scope.ALL and held.value.plan_id == job.switch.value.plan_id
+    return Outcome.RECOVERED if whole and _has_saved(job, held) else Outcome.SUPERSEDED
 
 
 def at_close(snap: Snapshot, job: JobState, need: Need, plan: Plan) -> tuple[Op, ...]:
