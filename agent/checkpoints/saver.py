@@ -91,6 +91,7 @@ class Saver:
         self._skipped = 0
         self._last_skipped: CheckpointRef | None = None
         self._unusable: tuple[UnusableSave, ...] = ()
+        self._useless: UnusableSave | None = None
         self._put_off = ("", "")
         self._taking = Trouble("checkpoints cannot be taken", commit.job, site.clock, site.sink)
         self._committing = Trouble(
@@ -205,6 +206,8 @@ class Saver:
         pending = self._committer.pending
         if pending is not None:
             return f"{pending.manifest.ref} ({self._committing.text or 'the time for its commit was over'})"
+        if looked and self._useless is not None:
+            return f"{self._useless.path} ({self._useless.reason})"
         return "" if looked else f"the last save ({self._taking.text or 'the time to look for it was over'})"
 
     def _warn_of_pending(self) -> None:
@@ -252,6 +255,9 @@ class Saver:
         one = UnusableSave(found.prefix[:MAX_PATH], found.reason[:MAX_REASON])
         others = (each for each in self._unusable if each.path != one.path)
         self._unusable = (*others, one)[-MAX_UNUSABLE:]
+        if self._ending is None or self._ending.clean:
+            # Else a kill may have cut it off: then it is no finished save.
+            self._useless = one
 
     async def _timed_look(self, watcher: Watcher) -> TakenCheckpoint | Idle | Unfinished | Unusable:
         self._look_began_ms = self._site.clock.now_ms()
@@ -292,6 +298,7 @@ class Saver:
     async def _offer(self, taken: TakenCheckpoint) -> None:
         good = taken.manifest.bundles
         self._unusable = tuple(each for each in self._unusable if each.path not in good)
+        self._useless = None
         self._offered_ms = self._site.clock.now_ms()
         self._waits(self._offered_ms)
         self._committer.offer(taken)

@@ -128,9 +128,11 @@ async def test_what_cannot_be_used_is_said_in_the_beat_until_it_can(
     path.write_bytes(whole[:40] + bytes([whole[40] ^ 1]) + whole[41:])
     await until(lambda: saver.beat().unusable != ())
     assert saver.beat().unusable[0].path == "model.ckpt-10"
+    assert (await saver.drain(WAIT_S * 1000, clean=True)).startswith("model.ckpt-10 (")
     path.write_bytes(whole)
     assert await sink.next() == "g1-s10"
     assert saver.beat().unusable == ()
+    assert not await saver.drain(WAIT_S * 1000, clean=True)
 
 
 class FullDisk(Saver):
