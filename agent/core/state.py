@@ -340,7 +340,6 @@ class AgentState:
             being written; gpus_awaited: since when an attempt waits for the memory of its GPUs.
         aside: why plans ask for nothing here any more, by plan id (`agent.core.set_aside`).
         condemned: what no rule looks at before it is dead, by launcher, or by job where there was none.
-        condemned: what no rule looks at before it is dead, by launcher.
         outputs: attempts that are about to start, and since when their output directories are asked for; -1:
             they are there.
         secrets: attempts that are about to start, and whether their secrets are there.

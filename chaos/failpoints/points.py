@@ -28,7 +28,7 @@ _LEADER = _words(
     " last_look time_is_over work_kept logs_late model_published"
     " commits_missing saves_unusable"
     " joined left stays servers_end etcd_defragmented"
-    " saver_changed saves_at_changing_places saves_elsewhere"
+    " cannot_end does_not_restore resize_undone saver_changed saves_at_changing_places saves_elsewhere"
     " goodput brake_changed"
     " checkpoint_parked job_parked node_parked job_deleted records_removed deletion_forgotten"
 )

@@ -656,7 +656,7 @@ ROWS = (
         13,
         "An error that an agent meets about one launcher ends its attempt, and no other.",
         "agent/core/step.py",
-        "        found = set_aside.subject_of(state, errors[0], event, [each for each, _ in known])\n",
+        "        found = set_aside.subject_of(state, errors[0], event, subjects)\n",
         "        found = None\n",
         "tests/agent/test_set_aside.py::"
         "test_an_error_about_what_a_launcher_said_ends_its_attempt_with_the_place[agent.launcher_events._on_pull]",
