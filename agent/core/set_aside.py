@@ -88,7 +88,7 @@ def is_met_again(error: BaseException, known: list[Subject]) -> bool:
 
 
 def ask_nothing(state: AgentState) -> set[str]:
-    """What asks for nothing here: what is set aside, and every plan of a job of which something may live."""
+    """The plans and spares that ask for nothing: those set aside, and all plans of a condemned job."""
     condemned = {each.job for each in state.condemned.values()}
     return set(state.aside).union(*(_plans_of(state, job) for job in condemned))
 

@@ -184,7 +184,11 @@ class Pages:
         gpus: dict[str, list[GpuView]] = {}
         for gpu in (await self.source.gpus()).gpus:
             gpus.setdefault(gpu.node, []).append(gpu)
-        troubled = [name for name, state in states.items() if state in _TROUBLED]
+        troubled = [
+            name
+            for name, state in states.items()
+            if state in _TROUBLED or snap.jobs[name].switch.value.uncommitted
+        ]
         batch = await self.source.events(last=LAST_EVENTS)
         return {
             "status": status,

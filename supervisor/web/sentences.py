@@ -52,7 +52,7 @@ MS = {
     "decided": "the restart was decided",
     "ready": "everything was prepared and fenced",
     "switched": "the job was switched over",
-    "restored": "the checkpoint was restored",
+    "restored": "its tasks ran",
     "first_step": "the first new step was made",
     "all_running": "all tasks ran",
 }
@@ -63,7 +63,6 @@ FIRST_MS = {
     "decided": "the start was decided",
     "ready": "everything was prepared",
     "switched": "the generation was in force",
-    "restored": "its tasks ran",
     "first_step": "the first step was made",
 }
 FIRST_OUTCOMES = {

@@ -137,7 +137,7 @@ def apart(world: World) -> list[str]:
 
 
 def test_a_save_that_only_the_node_of_another_task_sees_is_looked_for_and_named() -> None:
-    """Nothing notes saves of a program without hooks: only a look at the directory finds them."""
+    """A program without hooks notes no save: a look at the directory finds it."""
     world = finishing()
     others = apart(world)
     world.agents[others[0]].aside = "g1-s600"

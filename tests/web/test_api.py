@@ -15,7 +15,7 @@ from supervisor.api import views
 from supervisor.api.server import ControlService
 from supervisor.contract import codec, keys
 from supervisor.contract.access import Caller, Kind
-from supervisor.contract.desired import LeaderRecord
+from supervisor.contract.desired import JobPhase, LeaderRecord
 from supervisor.contract.incident import PHASES, Cause, Event, Outcome
 from supervisor.contract.job.spec import JobRecord, Scope
 from supervisor.contract.observed import Gpu
@@ -211,6 +211,18 @@ async def test_followers_send_callers_to_the_leader(site: Site) -> None:
         status, text, _ = await get(site, "/jobs")
         assert (status, told in text, 'http-equiv="refresh"' in text) == (503, True, True)
         assert (await get(site, "/api/v1/jobs"))[0] == 503
+
+
+async def test_a_job_that_ended_without_its_last_save_needs_a_look(site: Site) -> None:
+    assert "All jobs are well." in (await get(site, "/"))[1]
+    ended = replace(
+        site.world.switch(), phase=JobPhase.SUCCEEDED, reason="over; warning: g1-s9", uncommitted="g1-s9"
+    )
+    site.world.write(put(keys.switch("digits"), ended))
+    site.tick()
+    _, text, _ = await get(site, "/")
+    assert "All jobs are well." not in text
+    assert "over; warning: g1-s9" in text
 
 
 async def test_hostile_names_and_output_stay_text(site: Site) -> None:

@@ -267,7 +267,7 @@ class Training:
         return [each for each in ours if each.leads and each.row.code == 0]
 
     def last_saver(self, job: str) -> Program | None:
-        """Who made the last save of the training that ended last, and ended by itself or when asked to.
+        """The program with the last save of the training that ended last, by itself or when asked to.
 
         In one directory the last one counts, whatever its step.
         """

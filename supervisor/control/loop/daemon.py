@@ -253,7 +253,7 @@ class ControlDaemon:
         return self._promiser.told()
 
     def troubles(self) -> tuple[str, ...]:
-        """What keeps this supervisor from leading, or from writing to its own disk, for people."""
+        """The reasons why this supervisor cannot lead, or cannot write to its own disk, for people."""
         found = (
             ("it cannot campaign to lead", self._election.trouble),
             ("it cannot write to its own disk", self._etcd.trouble),
